@@ -1,8 +1,9 @@
-"""What `prepare()` measures before it builds a plan, within a budget, and remembers: chains of others and of relatives, which are checked,
-and with BEAM= kernels that the database does not know, or whose search is unfinished, which are searched.
+"""The measurements that `prepare()` makes before it builds a plan, within a budget. The database keeps their results.
 
-One warning says so before it starts (kernels, budget, how to stop) and one when it ends; Ctrl-C ends it, keeps what it found and goes on
-with the best known. A terminal shows a bar of progress. Where no worker starts, the plan is built with what is known.
+Chains of other machines and of related kernels are checked. With BEAM=, kernels that the database does not know, or whose search is
+unfinished, are searched. A warning before the work names the kernels, the budget and the way to stop, and another one its result. Ctrl-C
+ends the work: its results are kept, and the plan is built with the best known chains. A terminal shows a progress bar. If no worker
+starts, the plan is built with the known chains.
 """
 from __future__ import annotations
 
@@ -45,15 +46,15 @@ from svod.tune.workers.start import make_executor
 
 log = logging.getLogger("svod")
 
-LEAST_SECONDS = 1.0     # With less left of a budget no workers are started.
-CHECK_SECONDS = 0.3     # the confirmation of one kernel's checked chains
-SETTLE_SECONDS = 2.0    # the timing of a whole plan with and without what a search found, at most …
-SETTLE_SHARE = 0.05     # … and of the budget
-MOST_SETTLED = 1 << 30  # bytes of a plan's buffers, of which that makes copies
+LEAST_SECONDS = 1.0     # With fewer seconds left of a budget no workers are started.
+CHECK_SECONDS = 0.3     # seconds of the confirmation of one kernel's checked chains
+SETTLE_SECONDS = 2.0    # most seconds for timing a whole plan with the heuristic's and with the tuned chains
+SETTLE_SHARE = 0.05     # largest share of the search budget for timing a whole plan
+MOST_SETTLED = 1 << 30  # A plan whose buffers have more bytes is not timed as a whole, as that copies its buffers.
 
-_lock = threading.Lock()          # one search at a time in a process
+_lock = threading.Lock()          # allows one search at a time in a process
 remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
-_interrupted = 0                  # searches and checks of this process that Ctrl-C ended
+_interrupted = 0                  # number of searches and checks of this process that Ctrl-C ended
 remake_after_fork(sys.modules[__name__], "_interrupted", int)
 
 
@@ -63,7 +64,7 @@ class _Clock:
 
     spent: float = 0.0
     before: float = 0.0         # seconds of `spent` that are no longer charged to the budget
-    told: bool = False          # whether it was said that the budget is used up
+    told: bool = False          # whether a warning has said that the budget is used up
 
     def left(self, budget: float) -> float:
         """Seconds left of a budget; 0 where that is too little to start workers and measure anything."""
@@ -83,7 +84,7 @@ def seconds_searched() -> float:
 
 
 def begin_budget() -> None:
-    """Let the budgets of `BeamConfig.budget` and `PrepareConfig.check_budget` begin anew."""
+    """Reset the time that this process has spent of `BeamConfig.budget` and `PrepareConfig.check_budget`."""
     with _lock:
         for clock in (_searching, _checking):
             clock.before, clock.told = clock.spent, False
@@ -96,11 +97,11 @@ def searches_interrupted() -> int:
 
 # -- checking ----------------------------------------------------------------------------------------------------------------
 def check_at_prepare(unbound: UnboundPlan, keys: Collection[str], resolved: Resolved) -> None:
-    """Measure the chains that are proposed for the kernels with these keys; the database has what became of them. Never raises for a check
-    that fails: the log says why."""
+    """Measure the chains that are proposed for the kernels with these keys. The results are in the database. Never raises for a check that
+    fails: the log says why."""
     kernels, budget = {key: unbound.kernels[key] for key in keys}, resolved.config.check_budget
     with _lock:
-        # another thread may have measured the same while this one waited for its turn
+        # another thread may have measured the same chains while this one waited for the lock
         proposed = chains_to_check(kernels, choose_each(kernels, resolved), resolved)
         what = count(len(proposed), "kernel")
         left = _checking.left(budget)
@@ -124,16 +125,17 @@ def check_at_prepare(unbound: UnboundPlan, keys: Collection[str], resolved: Reso
 
 # -- searching ---------------------------------------------------------------------------------------------------------------
 class Searched(NamedTuple):
-    """The chains to use after a search, by kernel; those that are missing stay as they are known. `ran`: whether anything was searched."""
+    """The result of `search_at_prepare`. `choices`: the chains to use, by kernel key; a kernel that is not in it keeps its known chain.
+    `ran`: whether any kernel was searched."""
 
     choices: dict[str, Choice]
     ran: bool
 
 
 def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], resolved: Resolved, beam: BeamConfig) -> Searched:
-    """Search kernels. Never raises for a search that fails: the log says why."""
+    """Search the unfinished ones of `kernels`. Never raises for a search that fails: the log says why."""
     with _lock:
-        # another thread may have searched them while this one waited for its turn
+        # another thread may have searched the kernels while this one waited for the lock
         now = choose_each(kernels, resolved)
         found = {key: choice for key, choice in now.items() if choice.source == "database"}
         unknown = {key: k for key, k in kernels.items() if is_to_be_searched(now[key], key, resolved, beam)}
@@ -159,15 +161,15 @@ def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], resol
 
 
 def _tell_used_up(clock: _Clock, text: str) -> None:
-    """Say once that a budget is used up."""
+    """Warn once that a budget is used up."""
     if not clock.told:
         clock.told = True
         log.warning("%s", text)
 
 
 def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved, beam: BeamConfig) -> dict[str, Choice]:
-    """The chains to use for a plan whose kernels were searched: those that are slower inside it than the heuristic's are given up. Never
-    raises for a plan that cannot be timed: the log says why."""
+    """The chains to use for a plan whose kernels were searched, after giving up chains that are slower inside the plan than the
+    heuristic's. Never raises for a plan that cannot be timed: the log says why."""
     found, kernels, compiler = dict(choices), unbound.kernels, resolved.compiler
     tuned = {k: kernels[k] for k, c in choices.items() if c.source in ("beam", "database")}
     if not tuned or bytes_touched(unbound) > MOST_SETTLED or unbound.functions or unbound.copies:
@@ -232,8 +234,8 @@ def _summary(result: SessionResult, chosen: Mapping[str, Choice], asked: int, db
 # -- what both do ------------------------------------------------------------------------------------------------------------
 @dataclass
 class _Work:
-    """A session over kernels of a plan. `verb`: what is done with them, in words. `given`: the chains to measure, where nothing is
-    searched."""
+    """A session over kernels of a plan. `verb`: "searched" or "checked", for messages. `given`: the chains to measure for each kernel, if
+    chains are checked and nothing is searched."""
 
     verb: str
     unbound: UnboundPlan
@@ -244,12 +246,12 @@ class _Work:
     given: Mapping[str, Proposed] = field(default_factory=dict)
 
     def run(self, clock: _Clock) -> SessionResult | str:
-        """The result, or why there is none."""
+        """Run the session. Returns its result, or the reason why there is none."""
         global _interrupted
         started = time.monotonic()
         try:
             result = self._run()
-        except KeyboardInterrupt:       # during the search itself it is the session's; this one came before, while the workers started
+        except KeyboardInterrupt:       # came while the workers started: during the search the session itself handles Ctrl-C
             _interrupted += 1
             return "Ctrl-C"
         except Exception as e:          # the border of an optional step

@@ -1,4 +1,4 @@
-"""Captures: the plans that a process prepared, as files. They can be tuned and timed without the model, its data or its script.
+"""Captures: files with the plans that a process prepared, which can be tuned and timed without the model, its data or its script.
 
 With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `announce` before it compiles its kernels, and `append` when it
 has a plan. Both add lines of JSON to this process's file in that directory. `read_capture` reads a file, or a directory with the files of
@@ -59,9 +59,9 @@ from svod.system.process.streams import tell
 log = logging.getLogger("svod")
 
 FORMAT, VERSION = "svod-capture", 3
-RECORDS_FORMAT = "svod-tune-db"     # the format of tuning records, which people may mistake for this one
+RECORDS_FORMAT = "svod-tune-db"     # the format of tuning records, which users may give by mistake
 STOP_FILE = "stop"
-FLUSH_SECONDS = 0.5         # how often the runs of live plans are written
+FLUSH_SECONDS = 0.5         # seconds between writes of the numbers of runs
 MAKE_ONE = "make a capture with svod-tune --capture-to FILE SCRIPT"
 MAX_ELEMENTS = 1 << 40      # the largest buffer that a file may ask for
 
@@ -84,7 +84,7 @@ Seconds = Annotated[float, Meta(gt=0, le=float_info.max)]
 
 
 class BufferRow(NamedTuple):
-    """A buffer of a plan."""
+    """A buffer of a plan: its dtype, number of elements and kind."""
 
     dtype: str
     size: Elements
@@ -92,7 +92,7 @@ class BufferRow(NamedTuple):
 
 
 class CallRow(NamedTuple):
-    """A `Call` of a plan."""
+    """A `Call` of a plan, with the same fields; `args` and `offsets`: indices of its buffers, and elements at which it begins in them."""
 
     kernel: str
     args: tuple[Number, ...]
@@ -106,7 +106,7 @@ class CallRow(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelLine:
-    """A kernel: its key, and its AST as data."""
+    """A line that describes a kernel: its key, and its AST as data."""
 
     kernel: str
     ast: Any
@@ -114,7 +114,7 @@ class KernelLine:
 
 @dataclass(frozen=True)
 class PlanLine:
-    """A plan, named by its digest. `seconds` are of one call of each kernel."""
+    """A line that describes a plan, named by its digest. `seconds`: the seconds of one call, by kernel key."""
 
     plan: str
     target: str
@@ -138,14 +138,15 @@ def append(directory: str | os.PathLike[str], unbound: UnboundPlan, seconds: Map
            plan: Counted | None = None) -> None:
     """Add a prepared plan to this process's file in `directory`, which is created if need be.
 
-    `seconds`: the seconds of one call, by key, of the kernels that were timed. `target`: of the plan. `plan` counts its
-    `runs`, at least one. Raises TuneError when nothing can be written, StopCapture when the capture has ended."""
+    `seconds`: the seconds of one call, by key, of the kernels that were timed. `target`: the plan's target. `plan`: an object whose `runs`
+    are counted, as at least one; None counts as one run. Raises TuneError when nothing can be written, StopCapture when the capture has
+    ended."""
     _recorder_for(Path(directory)).append(unbound, seconds, target, plan)
     check_stop(directory)
 
 
 def announce(directory: str | os.PathLike[str], unbound: UnboundPlan, *, target: Target) -> None:
-    """Add the kernels of a plan before they are compiled, so that a watcher of the capture can get ready. Raises what `append` raises."""
+    """Add the kernels of a plan before they are compiled, so that a watcher of the capture can get ready. Raises the errors of `append`."""
     _recorder_for(Path(directory)).announce(unbound, target)
     check_stop(directory)
 
@@ -163,7 +164,7 @@ def request_stop(directory: str | os.PathLike[str]) -> None:
 
 
 class _Runs:
-    """Counts the runs, in this process, of all plans with one digest. Runs of plans that no longer exist stay counted."""
+    """Counts the runs in this process of all plans with the same digest, also of plans that have been deleted since."""
 
     def __init__(self) -> None:
         self.finished = 0
@@ -221,7 +222,7 @@ class _Recorder:
                 self._write([*kernel_lines(unbound, target.key, self._kernels), plan_line(unbound, seconds, target.key)])
 
     def flush(self) -> None:
-        """Write the counts that have changed. Never raises, as it runs at exit and beside the script."""
+        """Write the counts that have changed. Never raises, as it runs at exit and in a thread of the captured script."""
         if os.getpid() != self.pid:
             return
         with self._lock:
@@ -261,7 +262,7 @@ remake_after_fork(sys.modules[__name__], "_recorders", dict)
 def _recorder_for(directory: Path) -> _Recorder:
     with _recorders_lock:
         recorder = _recorders.get(directory)
-        if recorder is None or recorder.pid != os.getpid():       # after a fork the file is the parent's
+        if recorder is None or recorder.pid != os.getpid():       # after a fork the file belongs to the parent
             recorder = _recorders[directory] = _Recorder(directory)
         return recorder
 
@@ -291,7 +292,8 @@ def to_text(lines: Iterable[dict[str, Any]]) -> str:
 
 
 def kernel_lines(unbound: UnboundPlan, target: str, written: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    """The lines of a plan's kernels, named as in their first calls. `written`, by key and target, lacks them and gets them."""
+    """The lines of a plan's kernels, named as in their first calls, without the kernels in `written`, a set of (key, target); the others
+    are added to it."""
     names = {call.kernel: call.name for call in reversed(unbound.calls)}
     for key, kernel in unbound.kernels.items():
         if (key, target) not in written:
@@ -313,7 +315,7 @@ def _variables(call: Call) -> list[Any]:
 
 
 def plan_digest(unbound: UnboundPlan, target: str) -> str:
-    """The identity of a plan: what it computes, on which buffers and target. Names are not part of it."""
+    """A digest of a plan's calls, buffers, outputs and target, without names. It identifies the plan."""
     content = [target, [[c.kernel, list(c.args), c.level, list(c.offsets), _variables(c)] for c in unbound.calls],
                [[b.dtype.name, b.size, b.kind] for b in unbound.buffers], list(unbound.outputs)]
     return hashlib.blake2b(json.dumps(content, separators=(",", ":")).encode(), digest_size=16).hexdigest()
@@ -323,7 +325,7 @@ def plan_digest(unbound: UnboundPlan, target: str) -> str:
 
 @dataclass
 class CapturedPlan:
-    """One plan. `runs`: how often all processes have run it. `seconds`: of one call, by kernel key, where it was timed."""
+    """One captured plan. `runs`: its runs in all processes. `seconds`: seconds of one call, by key, of the kernels that were timed."""
 
     digest: str
     target: str
@@ -349,7 +351,7 @@ class Capture:
 def read_capture(path: str | os.PathLike[str]) -> Capture:
     """The plans in a capture file, or in all capture files of a directory, merged.
 
-    Raises FormatError for a file that is not a capture or of a newer version, TuneError where there is nothing to read."""
+    Raises FormatError for a file that is no capture or has another version, TuneError where nothing can be read."""
     root = Path(path)
     try:
         files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
@@ -399,7 +401,7 @@ class _Reader:
                     self._header(value)
                 else:
                     self._line(value)
-            except Exception as e:  # the border: whatever a stranger's line is, the others are read
+            except Exception as e:  # the border: an untrusted line may raise anything, and the others are still read
                 if number == 1:
                     raise FormatError(f"{self.file} is not a capture of svod that can be used: line 1{' is cut off' * cut}: {e}; "
                                       f"{MAKE_ONE}") from e
@@ -529,7 +531,7 @@ class News:
 
 
 class CaptureWatch:
-    """Reports what appears in a capture directory while it is written."""
+    """Reports new kernels and plans in a capture directory while it is written."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -546,7 +548,7 @@ class CaptureWatch:
             end = data.rfind(b"\n") + 1
             self._read[file] = self._read.get(file, 0) + end
             for line in data[:end].splitlines():
-                # these prefixes are the writer's own: the AST behind them need not be parsed
+                # svod writes exactly these prefixes, so that the long AST after them need not be parsed
                 if line.startswith(b'{"kernel":"'):
                     key = line[11:11 + 64].split(b'"', 1)[0].decode(errors="replace")
                     if key not in self.seen:
@@ -559,7 +561,7 @@ class CaptureWatch:
 
 
 def _spent(plan: dict[str, Any]) -> dict[str, float]:
-    """The seconds that one run of a plan, given as its line, spends in each kernel."""
+    """The seconds that one run of a plan spends in each kernel. `plan`: the plan's line, parsed."""
     spent: dict[str, float] = {}
     for key, *_ in plan["calls"]:
         if key in plan["seconds"]:

@@ -1,12 +1,12 @@
-"""Which chain of opts a kernel gets when nothing is searched.
+"""The choice of a kernel's chain of opts without a search. The first source in this order that has a chain decides:
 
-    SVOD_NOOPT: none → lock file → tuning database → heuristic
+    SVOD_NOOPT (no opts) → lock file → tuning database → heuristic
 
 A chain that is given for a kernel (PrepareConfig.opts) goes before all of them (`svod.tune.plan_chains`).
 
-A chain of others' records is used when it was measured here (`svod.tune.checks`), or where SVOD_IMPORTED=trust says so. One that was not
-measured here, of a lock file or of such records, is not used where the cost model predicts that it takes several times what the heuristic's
-does: a mistake or a forgery.
+A chain from the records of other machines is used only after it was measured on this one (`svod.tune.checks`), or with
+SVOD_IMPORTED=trust. A chain that was not measured here, from a lock file or from such records, is not used if the cost model predicts that
+it takes more than SUSPICIOUS times as long as the heuristic's: it would be a mistake or a forgery.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from svod.tune.resolved import Resolved
 log = logging.getLogger("svod.tune")
 
 NOT_CHECKED = "the chain was measured elsewhere and has not been checked here yet; the next prepare, svod-tune or svod-db verify does"
-MOST_TARGETS = 2        # most targets of a lock file that are named
+MOST_TARGETS = 2        # most targets of a lock file that a warning names
 SUSPICIOUS = 4.0        # The cost model is within this factor for sensible chains; forged ones were up to 1,278 times slower.
 
 
@@ -43,10 +43,10 @@ def chain_of(given: Sequence[Any] | str) -> Chain:
 
 
 def opts_by_key(opts: Mapping[str, Sequence[Any] | str], unbound: UnboundPlan) -> dict[str, Chain]:
-    """The chains of `PrepareConfig.opts` by whole kernel key. A kernel's name in the plan wins over the beginning of a key, a longer
-    beginning over a shorter one.
+    """The chains of `PrepareConfig.opts` by full kernel key. Its keys are kernels' names in the plan or beginnings of kernel keys; for a
+    kernel that several of them fit, its name wins, then the longest beginning.
 
-    Raises ConfigError for chains that fit no kernel of the plan, KernelOptError for what is no chain."""
+    Raises ConfigError for an entry that fits no kernel of the plan, KernelOptError for an invalid chain."""
     kernels = [(name, c.kernel) for name, c in zip(unbound.names, unbound.calls, strict=True) if c.kernel in unbound.kernels]
     ranked: dict[str, tuple[float, Chain]] = {}
     for asked, given in opts.items():
@@ -61,7 +61,7 @@ def opts_by_key(opts: Mapping[str, Sequence[Any] | str], unbound: UnboundPlan) -
 
 
 def describe_kernels(kernels: Sequence[tuple[str, str]]) -> str:
-    """For an error: the names and the keys of a plan's kernels, at most 12 of them."""
+    """The names and keys of a plan's kernels, at most 12 of them, as text for an error message."""
     if not kernels:
         return "the plan has none: its tensors are computed already, or need no kernel; build the graph anew from its inputs"
     shown = ", ".join(f"{name} ({key[:12]})" for name, key in kernels[:12])
@@ -69,7 +69,7 @@ def describe_kernels(kernels: Sequence[tuple[str, str]]) -> str:
 
 
 def choose(kernel: Kernel, resolved: Resolved) -> Choice:
-    """The chain of a kernel for which none is given, without a search."""
+    """Choose a kernel's chain without a search, by the order in the module's docstring."""
     config = resolved.config
     if kernel.library_kernel is not None:
         return Choice((), "library", "a library kernel has one form")
@@ -90,12 +90,12 @@ def choose(kernel: Kernel, resolved: Resolved) -> Choice:
 
 
 def choose_each(kernels: Mapping[str, Kernel], resolved: Resolved) -> dict[str, Choice]:
-    """`choose` for each of these kernels, by their keys."""
+    """The result of `choose` for each of the kernels, by their keys."""
     return {key: choose(kernel, resolved) for key, kernel in kernels.items()}
 
 
 def usable_winner(kernel: Kernel, resolved: Resolved) -> Winner | str:
-    """The best chain that the database has for this kernel and target and that may be used today, or why there is none."""
+    """The best chain in the database for this kernel and target that may be used, or the reason why there is none."""
     target, reasons = resolved.target.key, []
     for winner in resolved.db.ranking(kernel.key, target):
         reason = objection(winner, kernel, resolved)
@@ -112,7 +112,7 @@ def winner_in_use(kernel: Kernel, resolved: Resolved) -> Winner | None:
 
 
 def objection(winner: Winner, kernel: Kernel, resolved: Resolved) -> str | None:
-    """Why a chain of the database may not be used today; None: it may. `NOT_CHECKED`: nothing else speaks against it."""
+    """Why a chain of the database may not be used; None if it may. NOT_CHECKED if the only reason is that it was not measured here yet."""
     foreign, compiler = winner.layer != OWN, resolved.compiler
     if foreign and resolved.config.imported == "ignore":
         return "the chain was measured elsewhere, and SVOD_IMPORTED=ignore uses none of these"
@@ -125,13 +125,13 @@ def objection(winner: Winner, kernel: Kernel, resolved: Resolved) -> str | None:
 
 
 def fault(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:
-    """Why a chain of the database cannot be used, wherever it was measured; None: no fault of it is known."""
+    """Why a chain of the database cannot be used, wherever it was measured; None if there is no such reason."""
     if winner.slower_here:
         return "the chain of others is slower than the heuristic here"
     try:
         chain = chain_of(winner.chain)
         suspicion = _suspicion(kernel, chain, compiler) if winner.layer != OWN else None
-        if suspicion is not None:       # before it is lowered, which may take as long as it likes
+        if suspicion is not None:       # returned before lowering, which may take very long for such a chain
             return f"a chain of others {suspicion}; a search measures it here"
         linear = compiler.linear_of(kernel, chain)
     except KernelOptError as e:
@@ -143,7 +143,8 @@ def fault(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:
 
 
 def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
-    """Why a chain that was not measured here is not trusted; None: it is. Raises KernelOptError where it does not apply."""
+    """Why a chain that was not measured here is not trusted: its predicted time. None if it is trusted. Raises KernelOptError where it does
+    not apply."""
     base = Scheduler(kernel, compiler.target)
     cost = compiler.backend.cost
     times = cost(apply_opts(base, chain)).cycles / cost(apply_opts(base, compiler.heuristic(kernel))).cycles
@@ -153,7 +154,7 @@ def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
 
 
 def _say_other_targets(lines: Iterable[Locked], target: Target, path: str | None) -> None:
-    """Say once that a lock file has lines, but for other targets alone."""
+    """Warn once if all lines of a lock file are for other targets."""
     targets = Counter(line.target for line in lines)
     if targets and target.key not in targets:
         most = ", ".join(f"{count(n, 'kernel')} for {key}" for key, n in targets.most_common(MOST_TARGETS))
@@ -163,7 +164,7 @@ def _say_other_targets(lines: Iterable[Locked], target: Target, path: str | None
 
 
 def _from_lock(kernel: Kernel, resolved: Resolved) -> Chain | None:
-    """The chain that the lock file has for this kernel and target, or None. One that cannot be used is said once."""
+    """The chain that the lock file has for this kernel and target, or None. A chain that cannot be used is reported once, as a warning."""
     path, target = resolved.config.lock, resolved.target
     locked = resolved.locked.get((kernel.key, target.key))
     if locked is None:
@@ -182,6 +183,7 @@ def _from_lock(kernel: Kernel, resolved: Resolved) -> Chain | None:
 
 
 def _is_barred(kernel: Kernel, chain: Chain, resolved: Resolved) -> bool:
-    """Whether what the database knows forbids the code that a chain gives today. Raises KernelOptError where the chain does not apply."""
+    """Whether the LINEAR that a chain gives today is barred by the database's records. Raises KernelOptError where the chain does not
+    apply."""
     barred = resolved.db.barred(kernel.key, resolved.target.key)
     return bool(barred) and resolved.compiler.pair.revision <= barred.get(resolved.compiler.linear_of(kernel, chain), -1)

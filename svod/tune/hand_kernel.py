@@ -1,10 +1,10 @@
-"""A kernel in the hands of a person: its loop nest, opts one by one, predictions, times, code, and a search from there.
+"""A kernel to be optimised by hand: its loop nest, opts one by one, predictions, times, code, and a search.
 
-    k = HandKernel.of(kernel, target)               what `svod.kernel(a @ b)` makes
-    k = k.apply("UPCAST", "o0", 8)                  a new one; k itself never changes
+    k = HandKernel.of(kernel, target)               also returned by `svod.kernel(a @ b)`
+    k = k.apply("UPCAST", "o0", 8)                  returns a new object; k itself never changes
     print(k.nest()); print(k.time()); k.check()
 
-Times are taken in a worker process, as a search takes them: a chain that is wrong, or never ends, harms nobody.
+Times are taken in a worker process, as a search takes them: a chain whose code is wrong or never ends does no harm to this process.
 """
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TIME_SECONDS, CONFIRM_SECONDS = 0.3, 1.0
 
 @cache
 def _worker() -> Executor:
-    """The process that times kernels, started when it is first needed and ended with this one."""
+    """The worker process that times kernels, started when it is first needed and ended together with this process."""
     executor = LocalExecutor(1)
     atexit.register(executor.close)
     return executor
@@ -65,8 +65,8 @@ def _worker() -> Executor:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one run, with the work it does: floating-point operations, and bytes of the operands. `bound`: the least time that the
-    machine's ceilings allow, where they are known."""
+    """Seconds of one run of a kernel, its floating-point operations, and the bytes of its operands. `bound`: the least time that the
+    machine's ceilings allow; None where they are not known."""
 
     seconds: float
     flops: float
@@ -86,7 +86,7 @@ class Timing:
 
     @property
     def ceiling_share(self) -> float | None:
-        """bound / seconds."""
+        """The share of the machine's ceiling that the kernel reaches, bound / seconds; None where the ceiling is not known."""
         return None if self.bound is None else self.bound.seconds / self.seconds
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Check:
-    """Whether a kernel computes what it should. `how`: what was compared; `reason`: what differed."""
+    """Whether a kernel's outputs are right. `how`: what was compared; `reason`: what differed."""
 
     right: bool
     how: str
@@ -110,9 +110,9 @@ class Check:
 
 
 class HandKernel:
-    """A kernel under a chain of opts. Methods that change the chain return another one.
+    """A kernel under a chain of opts. Methods that change the chain return a new HandKernel.
 
-    `kernel` is the one without any opt; `state.kernel` is another one after ONLINE, which rewrites it."""
+    `kernel` is the kernel without any opt. `state.kernel` differs from it after ONLINE, an opt that rewrites the AST."""
 
     def __init__(self, kernel: Kernel, state: Scheduler, name: str, db: TuningDB) -> None:
         self.kernel, self.state, self.name, self._db = kernel, state, name, db
@@ -133,12 +133,12 @@ class HandKernel:
 
     @property
     def opts(self) -> tuple[Opt, ...]:
-        """The chain: [op, axis or stage, argument] one by one."""
+        """The opts of the chain in order, each as (op, axis or stage, argument)."""
         return self.state.applied_opts
 
     @property
     def chain(self) -> str:
-        """The chain as text that `apply` and PrepareConfig.opts take."""
+        """The chain as text, in the form that `apply` and PrepareConfig.opts take."""
         return chain_text(self.opts)
 
     def __repr__(self) -> str:
@@ -152,16 +152,17 @@ class HandKernel:
 
     @property
     def template(self) -> str:
-        """The template that made the chain and its amounts, "CONTRACTION: lanes 32, rows 12"; "" for a chain by hand or of a search."""
+        """The template that made the chain, with its amounts, such as "CONTRACTION: lanes 32, rows 12"; "" for a chain made by hand or by a
+        search."""
         return made_by(self.state)
 
     def cost(self) -> Cost:
-        """The predicted cost of one run: printed, the cycles of each stage (of each phase on a GPU) and of each resource."""
+        """The predicted cost of one run. Printed, it shows the cycles of each stage (on a GPU of each phase) and of each resource."""
         return backend_named(self.state.target.device).cost(self.state)
 
     # -- other chains -------------------------------------------------------------------------------
     def apply(self, op: str, axis: str | None = None, arg: Any = None) -> HandKernel:
-        """The kernel with one more opt, `apply("UPCAST", "o0", 8)`, or with a chain as text, `apply("UPCAST(o0, 8) THREAD(o1, 2)")`.
+        """The kernel with one more opt, `apply("UPCAST", "o0", 8)`, or several as text, `apply("UPCAST(o0, 8) THREAD(o1, 2)")`.
 
         Raises KernelOptError, which says why, for an opt that does not apply."""
         if axis is None:
@@ -178,17 +179,17 @@ class HandKernel:
         return self._with(apply_opts(self.untouched().state, kept))
 
     def heuristic(self) -> HandKernel:
-        """The kernel under the chain that svod takes when it knows nothing."""
+        """The kernel under the heuristic's chain, which svod uses when neither lock file nor database has one."""
         return self._with(backend_named(self.state.target.device).heuristic(self.untouched().state))
 
     def sketches(self) -> list[HandKernel]:
-        """The chains that a search starts from, the best predicted first."""
+        """The kernel under each of the chains that a search starts from, the fastest by prediction first."""
         backend = backend_named(self.state.target.device)
         return [self._with(s) for s in sorted(backend.sketches(self.untouched().state), key=lambda s: backend.cost(s).cycles)]
 
     def search(self, beam: int = 4, budget: float = 60.0) -> HandKernel:
-        """Search for `budget` seconds with a beam of this width, and return the kernel under the best chain. The database keeps what was
-        found. Raises TuneError where no worker can be started."""
+        """Search for `budget` seconds with a beam of width `beam`, and return the kernel under the best chain. The results are stored in
+        the database. Raises TuneError where no worker can be started."""
         result = self._session(BeamConfig(width=beam, budget=budget), budget)
         finding = result.findings.get(self.key)
         if finding is None:
@@ -203,8 +204,8 @@ class HandKernel:
 
     # -- numbers and times --------------------------------------------------------------------------
     def time(self) -> Timing:
-        """Time the kernel in a worker process: the median of at least `BenchConfig.rounds` runs, with LLVM's passes, over operands that
-        caches may hold. Raises TuneError for a kernel that cannot be timed."""
+        """Time the kernel in a worker process: the median of at least `BenchConfig.rounds` runs, compiled with LLVM's passes, with operands
+        that may be in the caches. Raises TuneError for a kernel that cannot be timed."""
         measurer, (mine,) = self._built(self)
         screened = measurer.screen([mine], None)[0]
         confirmed: Confirmed | Failure | None = None
@@ -228,8 +229,8 @@ class HandKernel:
         return Check(bool(verification.right), verification.how, verification.reason)
 
     def save(self) -> Timing:
-        """Verify the kernel, time it against the heuristic, and keep both in the tuning database: `prepare` takes the chain from there if
-        it is the fastest. Returns its time. Raises TuneError for a kernel that is wrong or cannot be timed."""
+        """Verify the kernel, time it against the heuristic's chain, and store the results in the tuning database: `prepare` uses the chain
+        if it is the fastest there. Returns its time. Raises TuneError for a kernel that is wrong or cannot be timed."""
         measurer, (heuristic, mine) = self._built(self.heuristic(), self)
         for c in (heuristic, mine):
             screened = measurer.screen([c], None)[0]
@@ -263,7 +264,7 @@ class HandKernel:
         return measurer, candidates
 
     def _record(self, timed: list[tuple[Candidate, Confirmed]]) -> None:
-        """Store the confirmed times of the heuristic, which is first, and of a chain, with their verdicts."""
+        """Store confirmed times and verdicts. `timed`: first the heuristic's candidate, then that of this kernel's chain."""
         db, target, kernel = self._db, self.state.target, self.kernel
         pair = device_named(target.device).pair
         against = timed[0][1]
@@ -297,15 +298,16 @@ class HandKernel:
         return KernelForm(self.kernel, self.state.target, self.opts, self.state.target.device)
 
     def linear(self) -> str:
-        """LINEAR, the instructions that code is made of, as text."""
+        """LINEAR as text: svod's instructions, from which the machine code is generated."""
         return self._form.linear()
 
     def llvm(self, optimized: bool = False) -> str:
-        """LLVM IR, as svod writes it, or after LLVM's passes. Raises UnsupportedError for a device whose code is not made by LLVM."""
+        """The LLVM IR that svod generates, or with `optimized` the IR after LLVM's passes. Raises UnsupportedError for a device whose code
+        is not made by LLVM."""
         return self._form.llvm(optimized)
 
     def asm(self) -> str:
-        """The assembly of the kernel, as it runs. Raises UnsupportedError as `llvm` does."""
+        """The assembly of the code that runs. Raises UnsupportedError for the same devices as `llvm`."""
         return self._form.asm()
 
     def sass(self) -> str:
@@ -313,13 +315,13 @@ class HandKernel:
         return self._form.sass()
 
     def resources(self) -> tuple[PhaseResources, ...]:
-        """The resources of each phase on a device with groups of threads, and its share of a unit: threads, shared memory, and registers,
-        spills and occupancy where the compiler says them; () for other devices."""
+        """The resources of each phase on a device with groups of threads: threads, shared memory, and, where the compiler reports them,
+        registers, spills and occupancy; () for other devices."""
         return self._form.resources()
 
     def steps(self) -> KernelSteps:
-        """The kernel from its AST over each opt to machine code, what changed marked. Printed it is text, in a notebook a page, which
-        `steps().save("steps.html")` writes to a file. A step that cannot be made has its error in its place."""
+        """The forms of the kernel from its AST over each opt to machine code, with changes marked. They are shown as text when printed and
+        as a page in a notebook; `steps().save("steps.html")` writes the page to a file. A step that fails shows its error instead."""
         return KernelSteps(part_of_kernel(self._form, self.name))
 
     def _repr_html_(self) -> str:

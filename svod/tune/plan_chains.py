@@ -1,8 +1,8 @@
-"""The chains of all kernels of a plan: the given ones, those that are known, and what is measured before the plan is made.
+"""The choice of chains for all kernels of a plan: given chains, known chains, and chains that are measured before the plan is made.
 
-    PrepareConfig.opts → `choose` → chains of others or of relatives are checked → with BEAM, unfinished kernels are searched
+    PrepareConfig.opts → `choose` → chains of other machines or of relatives are checked → with BEAM, unfinished kernels are searched
 
-The second half is optional: whatever it raises becomes one line, and the plan is made with what is known.
+Checks and searches are optional: an exception that one of them raises is logged in one line, and the plan is made with the known chains.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("svod")
 
 
 def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Choice]:
-    """The chain of every kernel of a plan. `given`: chains that are not asked about, by kernel."""
+    """The chain of every kernel of a plan. `given`: chains of PrepareConfig.opts, by kernel key, which are used as they are."""
     choices = {key: Choice(given[key], "explicit", "given by PrepareConfig.opts") if key in given else choose(kernel, resolved)
                for key, kernel in unbound.kernels.items()}
     choices |= optional(log, "chains of others or of relatives are not looked for", lambda: checked(unbound, choices, resolved),
@@ -34,7 +34,7 @@ def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Res
 
 
 def checked(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved) -> dict[str, Choice]:
-    """The chains of kernels whose proposals were measured now."""
+    """Measure chains of other machines and of relatives that may be faster. Returns the new choices for the kernels concerned."""
     proposed = chains_to_check(unbound.kernels, choices, resolved)
     if not proposed:
         return {}
@@ -44,7 +44,7 @@ def checked(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resol
 
 
 def searched(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved, beam: BeamConfig) -> dict[str, Choice]:
-    """The chains of all kernels, after a search of the unfinished ones within this process's budget."""
+    """Search the unfinished kernels within this process's budget. Returns the choices of all kernels after it; {} if none is unfinished."""
     unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, resolved, beam)}
     if not unknown:
         return {}

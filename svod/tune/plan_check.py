@@ -1,13 +1,13 @@
-"""Times the whole plan with heuristic and with tuned chains against each other, and compares its gain with the gains of its kernels.
+"""Timing of a whole plan with the heuristic's and with tuned chains, and comparison of its gain with the gains of its kernels.
 
     promised   Σ calls × (heuristic − tuned seconds), each kernel timed alone: what the searches found
     measured   the two plans in interleaved rounds over the same memory (bench/race.py, confirm)
 
-Then both plans are run kernel by kernel in their order, so that each kernel finds the caches as the one before leaves them. Kernels are
-timed alone with their operands warm; in a plan other data passes through the caches between two runs, which one chain may bear better
-than the other. Where the two figures above differ by more than 15 %, either way, each kernel's gain inside is held against its promise,
-and the kernels that make the difference are named. A chain that is slower than the heuristic's inside the plan is given up
-(`svod.tune.settle`).
+Then each plan is run kernel by kernel in its order, so that each kernel finds the caches as the one before left them. Searches time kernels
+alone, with their operands in the caches. In a plan other data passes through the caches between two runs of a kernel, and that may slow
+one of the two chains more than the other. If the two figures above differ by more than 15 %, either way, each kernel's gain inside the plan
+is compared with the promised gain, and the kernels that make the difference are named. A chain that is slower inside the plan than the
+heuristic's is given up (`svod.tune.settle`).
 """
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from svod.core.machine.target import Target
 from svod.system.quantities import seconds as duration
 from svod.tune.measure.plan_sizes import plan_sizes
 
-TOLERANCE = 0.15            # share of the promised gain; a larger difference, either way, is looked into
-WORTH_EXPLAINING = 0.02     # share of the plan's time; a plan varies by smaller differences
-MIN_ROUNDS = 7              # interleaved rounds: enough for an interval
-MOST_PASSES = 25            # kernel by kernel
-EXPLAINED = 3               # kernels that are named
-MOVED = 1.1                 # times its time alone: a chain that takes more inside the plan lacks something there …
-MOVED_SECONDS = 1e-6        # … if it is more than this: a single call is not timed more exactly
+TOLERANCE = 0.15            # a difference above this share of the promised gain, either way, is explained
+WORTH_EXPLAINING = 0.02     # a difference below this share of the plan's time is not: plans vary as much by themselves
+MIN_ROUNDS = 7              # least number of interleaved rounds: enough for a confidence interval
+MOST_PASSES = 25            # most passes in which each plan is run kernel by kernel
+EXPLAINED = 3               # most kernels that are named
+MOVED = 1.1                 # a kernel that takes more than this many times its time alone is slowed by the plan
+MOVED_SECONDS = 1e-6        # it must also take this many seconds more, as single calls are not timed more exactly
 UNKNOWN = Ratio(1.0, 0.0, math.inf)
 
 
@@ -53,9 +53,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class InPlan:
-    """One kernel inside the plan, of which one run calls it `calls` times. `alone`: what the search says, None where it says nothing about
-    today's heuristic; `inside`: timed in the plan's order. `low`, `high`: 95 % interval of the seconds that one run of the plan gains by
-    it."""
+    """One kernel inside the plan; a run of the plan calls it `calls` times. `alone`: its times as the search measured them, None if they
+    are not for today's heuristic; `inside`: its times in the plan's order. `low`, `high`: 95 % interval of the seconds that its tuned
+    chain saves in a run of the plan."""
 
     kernel: str
     calls: int
@@ -64,11 +64,11 @@ class InPlan:
     low: float
     high: float
     reason: str = ""
-    ratio: Ratio = UNKNOWN      # tuned over heuristic, inside
+    ratio: Ratio = UNKNOWN      # tuned time over heuristic's time, both inside the plan
 
     @property
     def promised(self) -> float:
-        """Seconds of one run of the plan."""
+        """Seconds that the kernel should save in one run of the plan, by its times alone."""
         return 0.0 if self.alone is None else self.calls * self.alone.seconds
 
     @property
@@ -77,16 +77,17 @@ class InPlan:
 
     @property
     def differs(self) -> bool:
-        """It gains more or less than it promised, beyond noise."""
+        """Whether its gain inside the plan is larger or smaller than the promised one, beyond noise."""
         slack = TOLERANCE * abs(self.promised)
         return self.high < self.promised - slack or self.low > self.promised + slack
 
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """`heuristic`: seconds of one run of the plan. `ratio`: tuned over heuristic, paired, with its 95 % interval. `predicted`: the
-    heuristic plan's time less the promised gain. `changed`: kernels with another chain than the heuristic's. `kernels`: those whose
-    chains changed or that promise something, timed inside the plan, if there was time; those that differ most from their promise first."""
+    """The result of a check. `heuristic`: seconds of one run of the plan with the heuristic's chains. `ratio`: tuned time over heuristic's
+    time, paired, with its 95 % interval. `predicted`: the heuristic's time less the promised gain. `changed`: number of kernels with
+    another chain than the heuristic's. `kernels`: the kernels with another chain or with a promised gain, timed inside the plan if there
+    was time, sorted by the difference from the promised gain, largest first."""
 
     heuristic: float
     ratio: Ratio
@@ -96,7 +97,7 @@ class PlanCheck:
     bytes_touched: int
     changed: int
     kernels: tuple[InPlan, ...] = field(default=())
-    at: Mapping[str, int] = field(default_factory=dict)     # the values of its variables
+    at: Mapping[str, int] = field(default_factory=dict)     # the values of the plan's variables in the check
     given_up: tuple[str, ...] = ()      # the chains that were slower inside the plan and are not used any more, in words
 
     @property
@@ -105,7 +106,8 @@ class PlanCheck:
 
     @property
     def measured(self) -> float:
-        """Seconds with the tuned chains: the heuristic's by the paired ratio, as the two medians are of different moments."""
+        """Seconds of one run with the tuned chains: the heuristic's seconds times the paired ratio, as the medians of both plans' times may
+        come from different moments."""
         return self.heuristic * self.ratio.median
 
     @property
@@ -114,7 +116,7 @@ class PlanCheck:
 
     @property
     def differs(self) -> bool:
-        """More or less arrived than was promised, by 15 % of it and beyond noise."""
+        """Whether the gain of the whole plan differs from the promised gain by more than 15 % of it, beyond noise."""
         return differs(self.heuristic, self.ratio, self.promised)
 
     @property
@@ -128,7 +130,8 @@ class PlanCheck:
 
     @property
     def explanation(self) -> tuple[str, ...]:
-        """Why the gain is not what was promised, a line for each of the kernels that make most of it; empty where it is."""
+        """Why the gain differs from the promised one, with a line for each of the kernels that make most of the difference; empty if it
+        does not differ."""
         if not self.differs:
             return ()
         if not self.kernels:
@@ -143,7 +146,8 @@ class PlanCheck:
 
 
 def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
-    """Whether the nearer end of a measured ratio's interval misses the promised gain by 15 % of it, and by 2 % of the plan's time."""
+    """Whether the promised gain is outside of the interval of the measured gain, by more than 15 % of the promise and more than 2 % of the
+    plan's time."""
     if ratio.low <= 0.0:        # too few rounds for an interval say nothing
         return False
     least, most = heuristic * (1.0 - ratio.high), heuristic * (1.0 - ratio.low)
@@ -151,22 +155,23 @@ def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
 
 
 def promised_gain(unbound: UnboundPlan, gains: Mapping[str, Gain]) -> float:
-    """Seconds of one run of the plan that the kernels promise."""
+    """Seconds that the kernels together should save in one run of the plan, by their times alone."""
     return sum(n * gains[k].seconds for k, n in unbound.counts.items() if k in gains)
 
 
 def check_values(unbound: UnboundPlan) -> dict[str, int]:
-    """The values of variables that a plan is timed with: those in the middle of the sizes that its kernels are timed at."""
+    """The values of its variables that a plan is timed with: the middle one of `plan_sizes`."""
     sizes = plan_sizes(c.variables for c in unbound.calls)
     return sizes[len(sizes) // 2]
 
 
 def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: Mapping[str, Compiled], gains: Mapping[str, Gain],
                target: Target, *, seconds: float = 3.0, bench: BenchConfig | None = None, rng: random.Random | None = None) -> PlanCheck:
-    """Time the plan both ways within about `seconds`, over made-up inputs, and look into a gain that is not what was promised.
+    """Time the plan with the heuristic's and with tuned code within about `seconds`, over synthetic inputs, and explain a gain that differs
+    from the promised one.
 
-    `heuristic`, `tuned`: code by kernel key; kernels whose chains are equal share it. `gains`: of kernels timed alone, with these very
-    chains. Raises LaunchError when the plan cannot be built."""
+    `heuristic`, `tuned`: code by kernel key; kernels whose chains are equal share it. `gains`: the gains of kernels timed alone with the
+    same chains. Raises LaunchError when the plan cannot be built."""
     bench = bench or BenchConfig()
     rng = rng or random.Random(0)
     started = time.monotonic()
@@ -197,8 +202,8 @@ def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
 
 def time_inside(base: ExecutionPlan, best: ExecutionPlan, unbound: UnboundPlan, left: Callable[[], float],
                 rng: random.Random) -> dict[str, list[Gain]]:
-    """By kernel key, per pass, the mean seconds of its calls with either plan's code, each plan run kernel by kernel in its order after a
-    run that leaves the caches as it does; less what an empty call takes (median). Ends when `left` says that no time is."""
+    """Kernel key → for each pass the mean seconds of its calls with either plan's code, less the median time of an empty call. In a pass
+    each plan is run once, which fills the caches, and then kernel by kernel in its order. Ends when `left` returns no more seconds."""
     passes: dict[str, list[Gain]] = {k: [] for k in unbound.kernels}
     plans = [base, best]
     first = [Contestant(partial(plan.repeat_kernel, 0), "the first kernel") for plan in plans]
@@ -222,7 +227,7 @@ def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence
     calls = unbound.counts[key]
     low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
     inside = Gain(statistics.median(g.heuristic for g in passes), statistics.median(g.tuned for g in passes))
-    timed = [g for g in passes if g.heuristic > 0.0]        # less than an empty call says nothing
+    timed = [g for g in passes if g.heuristic > 0.0]        # a time below that of an empty call says nothing
     ratio = paired_ratio([g.tuned for g in timed], [g.heuristic for g in timed]) if timed else UNKNOWN
     comparison = InPlan(key, calls, alone, inside, calls * low, calls * high, ratio=ratio)
     return replace(comparison, reason=_reason(unbound, comparison, touched, target))

@@ -1,11 +1,11 @@
-"""Chains that did well on relatives of a kernel, re-derived for it: seeds of its search, and candidates where nothing is searched.
+"""Winning chains of related kernels, adapted to a kernel: seeds of its search, and candidates where nothing is searched.
 
-    the same structure with other extents, on the same target       gemm 512³ for gemm 768×512×2048
-    the same kernel on a similar target                             two threads for eight
+    the same structure with other extents, on the same target       a chain of gemm 512³ for gemm 768×512×2048
+    the same kernel on a similar target                             a chain for two threads on a machine with eight
 
-Chains name axes, which relatives share. An amount that does not fit here becomes the nearest one that does: the whole axis where it is
-longer than the axis, a divisor that is near, as many threads as there are. An opt that fits in no way is left out. Nothing is used because
-a relative used it: the caller measures.
+Chains name axes, and related kernels have the same axes. An amount that does not fit becomes the nearest one that does: the whole axis
+if the amount is larger, a divisor of the extent that is near, or the number of this machine's threads. An opt that fits with no amount is
+left out. The caller measures the chains before it uses them.
 """
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from svod.tune.db.records import Chain
 from svod.tune.measure.slices import kernel_bytes
 from svod.tune.search.actions import WHOLE, divisors, wasted
 
-MOST_RELATIVES = 8      # kernels and targets whose chains are re-derived, the nearest first
-OF_EACH = 2             # chains of one relative
-MOST_SEEDS = 6          # re-derived chains that are proposed, those with the best predictions
-NEAR = 1.5              # An amount may become a divisor within this factor.
-MOST_AMOUNTS = 4        # amounts that are tried in place of one that does not fit
+MOST_RELATIVES = 8      # most related kernels, and most similar targets, whose chains are adapted; the nearest are taken
+OF_EACH = 2             # most chains of one related kernel or target
+MOST_SEEDS = 6          # most adapted chains that are proposed; those with the best predictions are taken
+NEAR = 1.5              # An amount that does not divide the extent may be replaced by a divisor within this factor.
+MOST_AMOUNTS = 4        # most divisors that are tried instead of an amount that does not apply
 
 
 def seeds_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Target], bool] | None, *,
                        shipped: bool = True) -> list[Scheduler]:
-    """The states of an untouched kernel that the chains of its relatives lead to, the best prediction first. `alike`: whether the target
-    with a key is one whose chains for this kernel count as well (`is_similar`, `is_compatible`); None: no other target's do. `shipped`:
-    whether kernels that only ship with svod are relatives."""
+    """The states of a kernel under the adapted chains of its relatives, the best prediction first. `base`: its state without opts. `alike`:
+    tells for the key of another target whether the kernel's chains for it are used (`is_similar`, `is_compatible`); None: for no other
+    target. `shipped`: whether kernels that only ship with svod count as relatives."""
     cost = backend_named(base.target.device).cost
     states: dict[bytes, Scheduler] = {}
     for winner in _winners_of_relatives(base, db, alike, shipped):
@@ -71,7 +71,7 @@ def _winners_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, T
 
 
 def work_of(base: Scheduler) -> tuple[float, float]:
-    """Operations and least bytes of one run of a kernel, at least 1 each: what tells how near relatives are."""
+    """Operations and least bytes of one run of a kernel, at least 1 each. Relatives are compared by these numbers."""
     return max(1.0, float(count_operations(base.kernel.ast).flops)), max(1.0, float(kernel_bytes(base.kernel)))
 
 
@@ -82,7 +82,8 @@ def is_similar(key: str, target: Target) -> bool:
 
 
 def is_compatible(key: str, target: Target) -> bool:
-    """Whether the target with this key differs from `target` in its name and its number of threads alone: same instructions and caches."""
+    """Whether the target with this key differs from `target` only in the CPU's name and the number of threads, and so has the same
+    instructions and caches."""
     theirs, ours = parse_key(key), parse_key(target.key)
     return all(theirs.get(name) == ours[name] for name in ours if name not in ("CPU", "threads"))
 
@@ -98,8 +99,8 @@ def _distance(key: str, target: Target) -> int:
 
 # -- re-deriving a chain ---------------------------------------------------------------------------------------------------
 def derived(base: Scheduler, chain: Chain, threads: int | None = None) -> Iterator[Scheduler]:
-    """The states that a relative's chain leads to: with its amounts where they fit, and with amounts that divide the extents. `threads`: of
-    the relative's target; an opt that takes all of them takes all that are here."""
+    """The two states that a relative's chain leads to: one with its own amounts where they fit, one with amounts that divide the extents.
+    `threads`: the threads of the relative's target; a THREAD opt that uses all of them gets all threads of this target."""
     opts = []
     for data in chain:
         try:
@@ -140,5 +141,5 @@ def _amounts(state: Scheduler, opt: Opt, snapped: bool) -> Iterable[object]:
 
 
 def _near(amount: int, extent: int) -> list[int]:
-    """The divisors of an extent above 1, the nearest to `amount` first."""
+    """The divisors of an extent, without 1, the nearest to `amount` first."""
     return sorted((d for d in divisors(extent) if d > 1), key=lambda d: (abs(math.log(d / amount)), d))

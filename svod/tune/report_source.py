@@ -1,7 +1,7 @@
-"""From the tuning database to the plain data that a report shows: `read_tuning`.
+"""`read_tuning`: reads the tuning database and returns the plain data that a report shows.
 
-Above `svod.bench` and `svod.tune`, which do not know each other in this direction. Winning chains are replayed with today's opts to show
-their loop nests; one that does not apply any more is shown with the reason.
+It is in a module of its own because `svod.bench`, which draws reports, must not import `svod.tune`. Winning chains are replayed with
+today's opts to show their loop nests; a chain that does not apply any more is shown with the reason.
 """
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from svod.tune.measure.sizes import Size, work_of
 from svod.tune.session import bound_at
 from svod.tune.unfinished import what_is_left
 
-NO_LIMIT = 1e6              # seconds: a budget of at least this many is none
+NO_LIMIT = 1e6              # a budget of at least this many seconds counts as no budget
 _STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
 _STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
-_FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # the later one says more
+_FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # of two fates of a candidate the later here counts
 
 
 def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | None = None) -> Tuning | None:
@@ -67,7 +67,7 @@ def _facts_of(db: TuningDB, target: str) -> dict[str, str]:
 
 def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Sequence[Measurement],
              searches: Sequence[Search], ceilings: Ceilings | None) -> list[TunedKernel]:
-    """The kernels that were measured or searched on a target, those first that gained most."""
+    """The kernels that were measured or searched on a target, sorted by their gain, largest first."""
     records: dict[str, KernelRecord] = {}
     for k, _ in db.select(KernelRecord):
         if k.kernel not in records or k.ast_version > records[k.kernel].ast_version:
@@ -85,7 +85,7 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
         winner = db.winner(key, target)
         own = [s for s in searches if s.kernel == key]
         evidence = next((m for m in by_kernel.get(key, ()) if winner is not None and m.id == winner.measurement), None)
-        if winner is not None and evidence is None:     # it ships with svod
+        if winner is not None and evidence is None:     # its measurement ships with svod
             evidence = next((m for m, _ in db.select(Measurement, key, target, shipped=True) if m.id == winner.measurement), None)
         found = _kernel(records.get(key) or KernelRecord(key), sorted(origins.get(key, ())), winner, evidence, machine, ceilings)
         kernels.append(replace(found, courses=tuple(_courses(own, by_kernel.get(key, []))), left=what_is_left(own, asked),
@@ -96,7 +96,7 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
 
 def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None, evidence: Measurement | None, machine: Target | None,
             ceilings: Ceilings | None) -> TunedKernel:
-    """A kernel without its searches. `evidence`: the measurement that confirmed the winner."""
+    """The report's data about a kernel, without its searches. `evidence`: the measurement that confirmed the winner."""
     shape = dtype = nest = problem = ""
     flops, moved = record.flops, record.bytes
     share: float | None = None
@@ -129,7 +129,7 @@ def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None,
 
 
 def _sizes(kernel: Kernel, evidence: Measurement | None) -> tuple[Size, ...]:
-    """The sizes that the winner of a kernel was confirmed at: the one that a kernel without variables has; () where they are unknown."""
+    """The sizes that the winner of a kernel was confirmed at; () where they are unknown. A kernel without variables has the one size ()."""
     if not kernel.variables:
         return ((),)
     times = evidence.sizes if evidence is not None else ()
@@ -156,7 +156,7 @@ def _share(kernel: Kernel, sizes: Sequence[Size], machine: Target | None, ceilin
 
 
 def _courses(searches: Sequence[Search], measurements: Sequence[Measurement]) -> list[Course]:
-    """The searches of one kernel in order of time. A search has one record from its start and one from its end."""
+    """The searches of one kernel, oldest first. A search may have two records, from its start and from its end: the latter is used."""
     ids: dict[str, Search] = {}
     for s in searches:
         if s.search not in ids or s.ended_at is not None:

@@ -1,17 +1,17 @@
-"""The search of a list of kernels within one budget: what `svod-tune` runs, and `prepare()` with BEAM=.
+"""The search of a list of kernels within one budget. `svod-tune` runs it, and `prepare()` with BEAM=.
 
     session = TuneSession(tasks, executor=…, db=…, config=…, budget=ModelBudget(120.0), ceilings=…, listener=…)
     results = session.run()          # kernel key → Finding
 
-Kernels advance in interleaved rounds (budget.py). What costs seconds for many kernels, their sketches, and the machine's ceilings
-where they are still to be measured, waits until it is needed: the first kernel is searched at once.
+Kernels advance in interleaved rounds (budget.py). Steps that would take seconds for many kernels are done only when they are needed, so
+that the search of the first kernel begins at once: making sketches, and measuring the machine's ceilings if they are unknown.
 
 The process that runs a session is the only one that writes the database: after each round the measurements of that round, after the
-confirmation of a kernel its confirmed times and verdicts. A kernel that another process is searching is left to it and looked at
-again at the end.
+confirmation of a kernel its confirmed times and verdicts. A kernel that another process is searching is skipped, and looked at again at
+the end.
 
-Ctrl-C (KeyboardInterrupt) ends the search: the round in flight is lost, what was found is confirmed in a few tenths of a second a
-kernel, and `run` returns with `interrupted` set. A second one skips that confirmation.
+Ctrl-C (KeyboardInterrupt) ends the search: the current round is lost, the best chains are confirmed in a few tenths of a second per
+kernel, and `run` returns with `interrupted` set. A second Ctrl-C skips the confirmations.
 """
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ from svod.tune.workers.executor import Executor
 
 log = logging.getLogger("svod.tune")
 
-STORED_SEEDS = 4              # at least this many chains of the database start a search: as many as its beam is wide
-CONFIRM_SHARE = 0.25          # share of a session's budget that is kept for the confirmations
-MIN_CONFIRM_SECONDS = 0.2
+STORED_SEEDS = 4              # a search starts from max(this, the width of its beam) chains of the database, if there are so many
+CONFIRM_SHARE = 0.25          # largest share of a session's budget that is reserved for confirmations
+MIN_CONFIRM_SECONDS = 0.2     # least seconds of the confirmation of one kernel
 OVERRUN = 6.0                 # seconds past its budget after which a session abandons unanswered candidates (`TuneSession._may_overrun`)
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
 _RECORDED: dict[Status, RecordedStatus] = {
@@ -71,10 +71,10 @@ _RECORDED: dict[Status, RecordedStatus] = {
 
 @dataclass(frozen=True)
 class KernelTask:
-    """A kernel to tune. `calls`: how often the model runs it; `share`: of the model's time, where known (it orders the warm-up). `sizes`:
-    what a kernel with variables is timed at (`svod.tune.measure.sizes`); (): at what its bounds say. `variables`: the user's names of its
-    variables, by the kernel's. `given`: the states to measure; where there are any, nothing else is proposed. `strategy`: what chose
-    them."""
+    """A kernel to tune. `calls`: its calls in one run of the model; `share`: its share of the model's time, 0 if unknown, by which the
+    warm-up is ordered. `sizes`: the sizes that a kernel with variables is timed at (`svod.tune.measure.sizes`); (): sizes from the bounds
+    of the variables. `variables`: the kernel's names of its variables → the user's. `given`: states to measure; if there are any, nothing
+    else is proposed. `strategy`: the source of these states, CHECK or TRANSFER."""
 
     kernel: Kernel
     calls: float = 1.0
@@ -92,21 +92,22 @@ class KernelTask:
 
     @property
     def timed_at(self) -> tuple[Size, ...]:
-        """The sizes of a kernel with variables; of another kernel the one size that has no values."""
+        """The sizes that the kernel is timed at; a kernel without variables has the one size ()."""
         return self.sizes or merged_sizes(self.kernel, ())
 
 
 @dataclass
 class SessionResult:
-    """The results of a session. `pending`: keys of kernels that another process searches. `unbegun`: keys of kernels that got no round."""
+    """The results of a session. `pending`: keys of kernels that another process searches. `unbegun`: keys of kernels whose search has not
+    begun."""
 
     findings: dict[str, Finding] = field(default_factory=dict)
     pending: tuple[str, ...] = ()
     unbegun: tuple[str, ...] = ()
     interrupted: bool = False
-    candidates: int = 0           # proposed ones, and the heuristics
-    timed: int = 0                # candidates with new LINEAR that were compiled and run, and have a sample
-    searches: int = 0             # ended searches
+    candidates: int = 0           # number of proposed candidates, the heuristic's of each kernel included
+    timed: int = 0                # number of candidates with a new LINEAR that compiled, ran and have a sample
+    searches: int = 0             # number of searches that have ended
     seconds: float = 0.0
     rows: int = 0                 # measurements stored
     expected_gain: float = 0.0    # seconds of model time that more search may still save
@@ -119,7 +120,8 @@ class SessionResult:
 
 
 def bound_at(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings: Ceilings | None) -> Bound | None:
-    """The roofline bound of a kernel: of its largest size, with the geometric mean of the sizes' seconds. None without ceilings."""
+    """The roofline bound of a kernel, None without ceilings. For several sizes it is the bound at the last one, the largest, with the
+    geometric mean of the seconds at all sizes."""
     if ceilings is None:
         return None
     works = [count_operations(at_size(kernel, size).ast if size else kernel.ast) for size in sizes]
@@ -129,7 +131,7 @@ def bound_at(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings: Ce
 
 @dataclass
 class _Planned:
-    """A kernel whose search has not begun, as the budget sees it."""
+    """A kernel whose search has not begun, with the fields that the budget reads (`Budgeted`)."""
 
     task: KernelTask
     history: Sequence[float] = ()
@@ -149,11 +151,11 @@ class _Planned:
 
 
 class TuneSession:
-    """One budget, many kernels. `ceilings`: what the machine can do,
-    or what tells it, which is called at most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
+    """The search of many kernels within one budget. `ceilings`: the machine's ceilings, or a function that returns them; it is called at
+    most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
 
-    `measurer_of` makes what measures a kernel; the default uses the executor's workers. `device`: the target's, where its name selects
-    another compiler than the first of its backend."""
+    `measurer_of`: a function that makes the measurer of a kernel; by default one that uses the executor's workers. `device`: the name of
+    the target's device, if it is to be another compiler than the first of the device's backend."""
 
     def __init__(self, tasks: Sequence[KernelTask], target: Target, *, executor: Executor, db: TuningDB, config: BeamConfig,
                  bench: BenchConfig | None = None, budget: ModelBudget | None = None,
@@ -173,7 +175,7 @@ class TuneSession:
         self.result = SessionResult()
         self._claims: dict[str, Any] = {}
         self._searches: dict[str, str] = {}     # kernel key → id in the database
-        self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that times it, of the latest round
+        self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that timed its latest round
         self._confirming = False
         self._made: list[KernelSearch] = []     # kernel searches that have begun
         self._about: Mapping[str, str] = {}     # facts about the target's machines that were last recorded
@@ -186,7 +188,8 @@ class TuneSession:
 
     @property
     def _may_overrun(self) -> bool:
-        """Whether answers are waited for beyond the budget's end: those of confirmations, and others while there is nothing to confirm."""
+        """Whether to wait for workers' answers beyond the end of the budget: during confirmations, and while no search has found a better
+        chain that could be confirmed."""
         return self._confirming or not any(s.lead.improved for s in self._made)
 
     def _bound(self, task: KernelTask) -> float:
@@ -195,7 +198,7 @@ class TuneSession:
 
     # -- running ----------------------------------------------------------------------------------------------------------
     def run(self) -> SessionResult:
-        """Search all tasks until they end or the budget does. Raises TuneError when no worker can be started."""
+        """Search all kernels until their searches end or the budget is spent. Raises TuneError when no worker can be started."""
         started = time.monotonic()
         self.listener(SessionStarted("", len(self.tasks), self.budget.total, self.executor.description, self.target.key))
         searches: list[KernelSearch | _Planned] = []
@@ -215,7 +218,7 @@ class TuneSession:
         finally:
             for task in self.tasks:
                 self.db.claims.release_all(task.key, self.target.key)
-            for search in self._searches.values():      # begun, and broken off before there was anything to store
+            for search in self._searches.values():      # searches that ended before there was anything to store
                 self.db.end_search(search, INTERRUPTED if self.result.interrupted else FAILED)
         self.result.pending = tuple(waiting)
         self.result.unbegun = tuple(t.key for t in self.tasks if t.key not in waiting and t.key not in self.result.findings)
@@ -224,18 +227,18 @@ class TuneSession:
         return self.result
 
     def _is_done(self, task: KernelTask) -> bool:
-        """Whether a process that searched a kernel meanwhile has left nothing to search."""
+        """Whether a kernel needs no more search, as another process has searched it meanwhile."""
         if self.config.ignore_cache or not any(s.ended_at is not None for s, _ in self.db.select(Search, task.key, self.target.key)):
             return False
         return left_to_search(self.db, task.key, self.target.key, self.config) is None
 
     def _search(self, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask]) -> None:
-        """Search all, in place of their plans. A kernel is claimed when its search begins. One that another process is searching leaves
-        `searches`, and stands in `waiting`."""
+        """Search all kernels. Each entry of `searches` begins as a `_Planned`, and is replaced by a KernelSearch when its kernel's search
+        begins and the kernel is claimed. A kernel that another process is searching is moved from `searches` to `waiting`."""
         total = self.budget.total
         while True:
             open_ = [s for s in searches if not s.finished]
-            # a share of the budget belongs to the confirmations; it is given back as they get done
+            # a share of the budget is reserved for the confirmations that are still to come
             ends = sum(CONFIRM_SECONDS + (closing_seconds(s) if isinstance(s, KernelSearch) else 0.0)
                        for s in searches if s.key not in self.result.findings)
             left = self.budget.left - min(CONFIRM_SHARE * total, ends)
@@ -264,7 +267,7 @@ class TuneSession:
             self._finish(s, searches)
 
     def _record_unbegun(self, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask], why: str) -> None:
-        """Record that kernels had no turn, so that `--resume` goes on with them."""
+        """Record for the kernels whose search has not begun that it ended for the reason `why`, so that `--resume` searches them."""
         for s in list(searches):
             if isinstance(s, _Planned) and (s.key in self._claims or self._claim(s, searches, waiting)):
                 if s.key not in self._searches and not self._is_done(s.task):
@@ -273,7 +276,8 @@ class TuneSession:
 
     def _begun(self, entry: KernelSearch | _Planned, searches: list[KernelSearch | _Planned],
                waiting: dict[str, KernelTask]) -> KernelSearch | None:
-        """The search of an entry, which takes the place of its plan; None where another process has its kernel."""
+        """The search of an entry. The search of a `_Planned` is created now and replaces it in `searches`. None where another process has
+        claimed the kernel."""
         if isinstance(entry, KernelSearch):
             return entry
         if not self._claim(entry, searches, waiting):
@@ -283,7 +287,7 @@ class TuneSession:
         return made
 
     def _claim(self, entry: _Planned, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask]) -> bool:
-        """Claim a kernel. One that another process has leaves `searches`, and stands in `waiting`."""
+        """Claim a kernel. Returns False if another process has claimed it; the kernel is then moved from `searches` to `waiting`."""
         claim = self.db.claims.take(entry.key, self.target.key)
         if claim is None:
             waiting[entry.key] = entry.task
@@ -294,7 +298,8 @@ class TuneSession:
         return True
 
     def _begin_again(self, search: KernelSearch, searches: list[KernelSearch | _Planned], why: MachineChanged) -> KernelSearch:
-        """A new search in place of one whose machine changed: times of two machines are not compared. What was stored are its seeds."""
+        """Replace a search whose timing machine has changed by a new one, as times of two machines are not compared. The new search starts
+        from the chains that the old one has stored."""
         log.warning("%s: %s; its search starts anew there", search.name, why)
         self.db.end_search(self._searches.pop(search.key), f"the machine changed: {why}")
         self._machines.pop(search.key, None)
@@ -304,7 +309,7 @@ class TuneSession:
         return made
 
     def _learn_ceilings(self, searches: Sequence[KernelSearch | _Planned]) -> None:
-        """Have the ceilings told, and tell the searches that began without them."""
+        """Get the machine's ceilings, if they are still unknown, and give the searches that began without them their bounds."""
         if self._tell_ceilings is None:
             return
         self.listener(DriverBusy("", "measuring what this machine can do"))
@@ -329,8 +334,8 @@ class TuneSession:
         self._store(search, finding, search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
-        """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C, or the loss of the workers, leaves the rest
-        unconfirmed."""
+        """After Ctrl-C: confirm each search that has found a better chain in a short time, and store the results. After a second Ctrl-C, or
+        if the workers are lost, the remaining results are stored unconfirmed."""
         quick = self._confirming = True
         self.listener(SessionEnding("", sum(s.lead.improved for s in searches)))
         for s in searches:
@@ -366,7 +371,7 @@ class TuneSession:
         return search
 
     def _begin_record(self, task: KernelTask) -> str:
-        """Store a kernel and the begin of its search, whose id is the result."""
+        """Store a kernel and the start of its search. Returns the search's id."""
         kernel = task.kernel
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
                                      structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
@@ -376,12 +381,12 @@ class TuneSession:
 
     @cached_property
     def _evidence(self) -> list[Evidence]:
-        """The training samples that the database has for a learned cost model, read once."""
+        """The training samples from the database for a learned cost model, read once; [] for another cost model."""
         learns = self.config.cost_model == "learned" and not self.config.ignore_cache
         return evidence_from(self.db, self.target, self.backend) if learns else []
 
     def _stored_seeds(self, base: Scheduler, known: Mapping[str, Measurement]) -> list[tuple[Scheduler, Origin]]:
-        """The chains that did best here before: those that may win, then the fastest raced ones."""
+        """Seeds from the database: first the chains that may win, then the fastest of the chains that were only raced."""
         chains = [w.chain for w in self.db.ranking(base.kernel.key, self.target.key)]
         raced = [m for m in known.values() if m.status == "ok" and m.step == "race" and m.ratio is not None]
         chains += [m.chain for m in sorted(raced, key=lambda m: (m.ratio or 0.0, m.chain_key))]
@@ -409,7 +414,7 @@ class TuneSession:
             host={"executor": self.executor.description, **self._machines.get(search.key, {}), **host}, **more)
 
     def _look_at_machine(self, search: KernelSearch) -> None:
-        """Ask the machine that times a kernel for its state; what stays as it is belongs to the target."""
+        """Ask the machine that times a kernel for its state. The facts that do not change (`about`) are stored as facts of the target."""
         facts = dict(search.measurer.machine())
         about = facts.pop("about", self._about)
         if about != self._about:
@@ -440,7 +445,7 @@ class TuneSession:
                        taken_at=time.time())
 
     def _store(self, search: KernelSearch, finding: Finding, outcome: str) -> None:
-        """The end of one kernel: confirmed times with their ratios to the heuristic's, and verdicts."""
+        """Store the end of one kernel's search: confirmed times with their ratios to the heuristic's, and verdicts; release the kernel."""
         records: list[Any] = []
         for c, t in finding.finalists:
             against = search.lead.baseline.known.get("confirmed")

@@ -1,14 +1,15 @@
-"""Where records are read from: databases, JSON Lines files, and memory, in the order of SVOD_TUNE_DB.
+"""The layers that records are read from: databases, JSON Lines files, and memory, in the order of SVOD_TUNE_DB.
 
-A spec is a list of paths joined by `os.pathsep`. A colon inside a path that is there, or in the name of a directory that is there,
-separates nothing. An entry is a database file, a `.jsonl` file, here or on a server (`remote.py`), or a directory with such files. The
-first entry is written, and all are read. The rank of a layer is 0 (own) for the first entry, 1 (team) for the others, and 2 for the
-records that ship with svod. `:none:` turns all of them off.
+A spec is a list of paths joined by `os.pathsep`; a colon that is part of an existing path does not separate. An entry is a database file,
+a `.jsonl` file on this machine or on a server (`remote.py`), or a directory with such files. New records are written to the first entry,
+and all entries are read. The rank of a layer is 0 (own) for the first entry, 1 (team) for the others, and 2 for the records that ship with
+svod. `:none:` turns all of them off.
 
-The *user's records* are those of the entries (`DatabasePaths.write` and `read`). *All layers* are these and what ships with svod
-(`DatabasePaths.shipped`). Which method of `TuningDB` reads which is told there.
+The *user's records* are the records of the entries (`DatabasePaths.write` and `read`). *All layers* also include the files that ship with
+svod (`DatabasePaths.shipped`). The docstring of `TuningDB`'s module says which of its methods read which of the two.
 
-On a network file system WAL does not work between machines, so each host writes `NAME.HOST.db` beside `NAME.db` and reads all of them.
+On a network file system WAL does not work between machines, so each host writes its own file `NAME.HOST.db`, in the directory of
+`NAME.db`, and reads the files of all hosts.
 """
 from __future__ import annotations
 
@@ -37,11 +38,11 @@ FILE_NAME = "tuning.db"
 # INDEXED BY: without it SQLite may choose the index of all measurements and read hundreds of rows to drop them
 SELECT_DECIDING = ("SELECT * FROM measurements INDEXED BY measurements_deciding "
                    "WHERE {place}(step = 'confirm' OR status = 'wrong') LIMIT {most}")
-MOST_DECIDING = 20_000      # measurements that may decide about one kernel on one target
+MOST_DECIDING = 20_000      # most measurements that are read to decide about one kernel on one target
 
 SELECT_TARGETS = ("SELECT DISTINCT target FROM measurements INDEXED BY measurements_deciding "
                   "WHERE kernel = ? AND (step = 'confirm' OR status = 'wrong') LIMIT 1000")
-MOST_OF_A_FAMILY = 1000     # descriptions of relatives that are read
+MOST_OF_A_FAMILY = 1000     # most descriptions of related kernels that are read
 
 Source = Path | Remote
 
@@ -49,8 +50,8 @@ Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements w
 
 
 class DatabasePaths(NamedTuple):
-    """The files that a spec names: the file to write (None: memory only), whether it uses WAL, the team's files, the files that ship with
-    svod, and the problem with the spec (None: there is none)."""
+    """The files that a spec names. `write`: the file to write (None: memory only); `wal`: whether it uses SQLite's write-ahead log; `read`:
+    the team's files; `shipped`: the files that ship with svod; `problem`: what is wrong with the spec, or None."""
 
     write: Path | None
     wal: bool
@@ -75,7 +76,7 @@ def resolve(spec: str | None) -> DatabasePaths:
     if spec is None or not spec.strip(os.pathsep + " "):
         directory = config.data_dir()
         usual = directories.user_data()
-        # a usual file that cannot be written is still read
+        # where another directory is used because the user's data directory cannot be written, its file is still read
         others = () if usual is None or usual == directory or not os.path.exists(usual / FILE_NAME) else (usual / FILE_NAME,)
         return _resolve_first(directory / FILE_NAME, others)
     entries = [Remote(e) if directories.is_address(e) else Path(directories.absolute(e)) for e in directories.split_paths(spec)]
@@ -93,8 +94,8 @@ def resolve(spec: str | None) -> DatabasePaths:
 
 
 def name_problem(plan: DatabasePaths) -> str | None:
-    """Why the first entry of a spec is no database and none can be created there; None: it is one, or one can. An existing database that
-    cannot be written is not a problem: it can be read."""
+    """Why the first entry of a spec cannot be used as a database: it is another kind of file, or cannot be created. None if it can be used.
+    An existing database that cannot be written is no problem, as it can be read."""
     if plan.problem is not None or plan.write is None:
         return plan.problem
     if os.path.exists(plan.write):
@@ -114,7 +115,7 @@ def _resolve_first(path: Path, read: tuple[Source, ...]) -> DatabasePaths:
 def _files_of(entry: Source) -> Sequence[Source]:
     if isinstance(entry, Remote):
         return [entry]
-    # not Path.is_dir, which raises where a directory on the way may not be searched
+    # not Path.is_dir, which raises if permissions forbid to search a parent directory
     if os.path.isdir(entry) and os.access(entry, os.R_OK | os.X_OK):
         return sorted(p for p in entry.iterdir() if p.suffix in (".db", ".jsonl") and p.is_file())
     return [entry]
@@ -211,7 +212,7 @@ class SqliteLayer:
         if self.rank != OWN:
             content.check_id(row["id"])
         elif isinstance(row["id"], str):
-            content.__dict__["id"] = row["id"]      # svod wrote it; to compute it takes as long as everything else
+            content.__dict__["id"] = row["id"]      # svod wrote this row; to compute the digest would double the time of reading
         return content, max(self.rank, layer)
 
     def version(self) -> int:
@@ -226,8 +227,8 @@ STRUCTURE = re.compile(r'"structure"\s*:\s*"([^"\\]*)"')
 
 
 class JsonlLayer:
-    """A .jsonl file. Its lines are read when records of a target that its header names are first needed, and a line is parsed when its
-    kernel is asked for: a file of 20,000 records costs a look-up its own records."""
+    """A .jsonl file. Its lines are read when records of a target that its header names are first needed, and a line is parsed only when its
+    kernel is looked up, so that a look-up in a file of 20,000 records parses only the few that it needs."""
 
     def __init__(self, path: Path, rank: int, report: list[Skipped]) -> None:
         self.path, self.name, self.rank, self.report = path, str(path), rank, report
@@ -236,7 +237,7 @@ class JsonlLayer:
         self._families: dict[str, list[str]] | None = None      # kernels by structure
 
     def _lines_of(self, target: str | None) -> dict[str, list[tuple[int, str]]]:
-        target = None if None in self._lines else target    # everything is read
+        target = None if None in self._lines else target    # the lines of all targets have been read already
         if target not in self._lines:
             lines: dict[str, list[tuple[int, str]]] = {}
             try:
@@ -301,13 +302,13 @@ class JsonlLayer:
 
 
 def open_layers(paths: Iterable[Source], rank: int, report: list[Skipped]) -> list[Layer]:
-    """The layers at these paths, for reading. What cannot be read, or is not there, is added to `report`."""
+    """The layers at these paths, for reading. Files that do not exist or cannot be read are added to `report`."""
     opened = (_open_layer(path, rank, report) for path in paths)
     return [layer for layer in opened if layer is not None]
 
 
 def _open_layer(path: Source, rank: int, report: list[Skipped]) -> Layer | None:
-    """The layer at `path`; None where there is nothing."""
+    """The layer at `path`; None where nothing can be read."""
     if isinstance(path, Remote):
         copy, problem = path.fetched()
         report.extend([Skipped(str(path), problem)] if problem else [])

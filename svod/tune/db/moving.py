@@ -1,10 +1,10 @@
-"""Records on their way into and out of a database, and the removal of those that decide nothing any more.
+"""Export and import of records, merging of databases, and removal of records that no decision depends on.
 
-    export, export_unstored   → a .jsonl file (`transfer.py`)
-    import_file, merge        ← a .jsonl file, another database
-    gc                        records that no winner needs
+    export, export_unstored   write records to a .jsonl file (`transfer.py`)
+    import_file, merge        add the records of a .jsonl file or of another database
+    gc                        removes records that no winner needs
 
-What is exported and removed are the user's records; what is taken in is the team's from then on.
+Only the user's records are exported and removed. Imported and merged records get the layer TEAM.
 """
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from svod.tune.db.transfer import Skipped
 
 R = TypeVar("R", bound=Record)
 
-MERGE_CACHE_BYTES = 256 << 20   # pages that a merge keeps in memory
+MERGE_CACHE_BYTES = 256 << 20   # size of SQLite's page cache during a merge
 MERGED_AT_ONCE = 10_000         # records of a merge that are in memory at once
-SOUGHT_AT_ONCE = 500            # ids that are looked for at once
+SOUGHT_AT_ONCE = 500            # ids that one query looks for
 
-Incoming = tuple[Record, tuple[Any, ...]]       # a record of others, and its row for INSERT
+Incoming = tuple[Record, tuple[Any, ...]]       # a record to add, and its row for INSERT
 Known = Callable[[type[Record], Sequence[Any]], set[Any]]   # (kind, ids) → the ids that the user's or the team's layer has
 
 
 class Merged(NamedTuple):
-    """The result of a merge or an import: how many records were new, how many were known, and which were skipped."""
+    """The result of a merge or an import: the numbers of new and of known records, and the skipped ones."""
 
     added: int
     known: int
@@ -51,9 +51,9 @@ class Collected(NamedTuple):
 
 
 def export(db: TuningDB, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False, anonymous: bool = False) -> int:
-    """Write the user's records of all kernels, or of those given, to a .jsonl file. `winners_only`: only those that decide about the
-    winners, which are their measurements, their verifications, and all wrong and retracted verdicts. Returns the number of records.
-    Claims are never exported. `anonymous`: without people, machines, files and searches. Raises OSError."""
+    """Write the user's records of all kernels, or of the given ones, to a .jsonl file. `winners_only`: only the winners' measurements and
+    verifications, and all wrong and retracted verdicts. `anonymous`: without names of people, machines, files and searches. Claims are
+    never exported. Returns the number of records. Raises OSError."""
     asked = None if kernels is None else set(kernels)
     measurements = [m for m, _ in db.select(Measurement) if asked is None or m.kernel in asked]
     chosen = _records_of_winners(db, measurements, asked) if winners_only else _records_of(db, measurements, asked)
@@ -61,19 +61,19 @@ def export(db: TuningDB, path: Path, kernels: Iterable[str] | None = None, *, wi
 
 
 def _records_of(db: TuningDB, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
-    """These measurements and all other records of the kernels `asked` for (None: of all)."""
+    """The given measurements and all other records of the kernels `asked` for (None: of all kernels)."""
     return [*measurements, *_described(db, measurements, asked),
             *(v for v, _ in db.select(Verdict) if asked is None or v.kernel in asked),
             *(s for s, _ in db.select(Search) if asked is None or s.kernel in asked)]
 
 
 def _records_of_winners(db: TuningDB, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
-    """The records that decide about the winners among these measurements."""
+    """The measurements of winners among the given ones, and the other records that decide about these winners."""
     winners = {ranking[0].measurement for ranking in db.all_rankings(alone=True).values() if ranking}
     kept = [m for m in measurements if m.id in winners]
     code = {(m.kernel, m.target, m.linear) for m in kept}
     verdicts = [v for v, _ in db.select(Verdict) if asked is None or v.kernel in asked]
-    # a search verifies a chain in its races and again when it confirms it: one of these decides as much as all
+    # a search verifies a chain in its races and again when it confirms it: one of these verdicts is enough
     verified = {(v.kernel, v.target, v.linear, v.codegen): v for v in verdicts if v.verdict == "verified"}
     return [*kept, *_described(db, kept, {m.kernel for m in kept}), *(v for v in verdicts if v.verdict != "verified"),
             *(v for (*place, _), v in verified.items() if tuple(place) in code)]
@@ -89,7 +89,8 @@ def _described(db: TuningDB, measurements: Sequence[Measurement], kernels: set[s
 
 
 def import_file(db: TuningDB, path: Path) -> Merged:
-    """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that cannot be read or stored, or is foreign."""
+    """Add the records of a .jsonl file to the team's layer. Raises DatabaseError for another kind of file, or if it cannot be read or its
+    records cannot be stored."""
     def read(skipped: list[Skipped], known: Known) -> Iterator[Incoming | None]:
         try:
             yield from ((r, insert_values(r, TEAM)) for r in transfer.iterate_records(path, skipped))
@@ -99,7 +100,8 @@ def import_file(db: TuningDB, path: Path) -> Merged:
 
 
 def merge(db: TuningDB, path: Path) -> Merged:
-    """Add the records of another database file, as the team's. Raises DatabaseError where it is none, or cannot be read or stored."""
+    """Add the records of another database file to the team's layer. Raises DatabaseError if it is no database or cannot be read, or if its
+    records cannot be stored."""
     if db.plan.write is not None and path.exists() and db.plan.write.exists() and path.samefile(db.plan.write):
         raise DatabaseError(f"{path} is the database that is merged into; name another one")
 
@@ -118,11 +120,11 @@ def merge(db: TuningDB, path: Path) -> Merged:
 
 
 def _take_in(db: TuningDB, read: Callable[[list[Skipped], Known], Iterator[Incoming | None]]) -> Merged:
-    """Add the records that `read` gives, as the team's, all or none, without holding them in memory; None stands for one that is here.
-    What `gc` removed stays away."""
+    """Add the records that `read` yields to the team's layer, all or none, without holding all in memory. `read` yields None for a record
+    that the database has. Measurements that `gc` has removed are not added again."""
     def add(conn: sqlite3.Connection) -> Merged:
         skipped: list[Skipped] = []
-        conn.execute(f"PRAGMA cache_size = -{MERGE_CACHE_BYTES >> 10}")      # random keys go to random pages
+        conn.execute(f"PRAGMA cache_size = -{MERGE_CACHE_BYTES >> 10}")      # digests as keys access pages at random
         pruned = {(kernel, target): before for kernel, target, before in conn.execute("SELECT kernel, target, before FROM pruned")
                   if isinstance(before, float)}
         added = count = 0
@@ -140,8 +142,8 @@ def _take_in(db: TuningDB, read: Callable[[list[Skipped], Known], Iterator[Incom
 
 
 def gc(db: TuningDB, older_than: float) -> Collected:
-    """Remove void claims, and measurements that can no longer decide anything: those screened or raced more than `older_than` seconds
-    ago, of kernels that have a winner. Verdicts and confirmed measurements are never removed. Raises DatabaseError."""
+    """Remove void claims, and measurements that can no longer decide anything: of kernels with a winner those that were only screened or
+    raced, more than `older_than` seconds ago. Verdicts and confirmed measurements are never removed. Raises DatabaseError."""
     settled = sorted(place for place, ranking in db.all_rankings(alone=True).items() if ranking)
     horizon = time.time() - older_than
 
@@ -175,7 +177,7 @@ def _known(conn: sqlite3.Connection, kind: type[Record], ids: Sequence[Any]) -> 
 
 
 def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped: list[Skipped], known: Known) -> Iterator[Incoming | None]:
-    """The records in a table of a stranger's database, whose ids are checked; None for a row whose id is `known`, as it adds nothing."""
+    """Yield the records in a table of an untrusted database after checking their ids; None for a row whose id is `known` already."""
     cursor = conn.execute(f"SELECT id, * FROM {record.table}")
     cursor.row_factory = None       # plain tuples, which become dictionaries faster than sqlite3.Row
     names = [name for name, *_ in cursor.description][1:]
@@ -196,5 +198,5 @@ def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped
 
 
 def _is_prunable(m: Measurement) -> bool:
-    """Whether a measurement decides nothing once its kernel has a winner: what `gc` removes."""
+    """Whether `gc` may remove a measurement: it decides nothing once its kernel has a winner."""
     return m.step != "confirm" and m.status != "wrong"

@@ -7,9 +7,9 @@ and report it. Nothing read here is executed or unpickled.
 Digest: blake2b-128 of the record's canonical JSON (sorted keys, no spaces, floats in the shortest form that gives the same bits), in
 which fields that have their default are left out.
 
-Fields come and go without a new format. A new field needs a default that means "not said": a record that does not say it has the same
-content and the same digest for every svod. A field that this svod does not know is kept in `extra`, belongs to the digest, and travels
-on. Records of format 1, whose digests cover the defaults as well, are read and get the digest of today.
+Fields come and go without a new format. A new field needs a default that means "unknown": a record without it has the same content and the
+same digest in every version of svod. A field that this svod does not know is kept in `extra`, is part of the digest, and is exported again.
+Records of format 1, whose digests also cover fields with default values, are read and get a digest of the current format.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from svod.system.checked import checked
 
 Chain = tuple[tuple[Any, ...], ...]
 
-MAX_TEXT = 1 << 22  # characters of one field; a longer text is an accident, not evidence
+MAX_TEXT = 1 << 22  # most characters of one field; a longer text can only be a mistake
 
 
 class RecordError(DatabaseError):
@@ -73,8 +73,8 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[float, Meta(ge=0, le=float_info.max)]
 Positive = Annotated[float, Meta(gt=0, le=float_info.max)]
 Facts = Mapping[str, Any]
-#: The outcome of a candidate: measured; wrong numbers; over a deadline; killed by a signal; an exception; timing stopped because it was far
-#: behind; its worker was lost too often.
+#: The outcome of a candidate. ok: measured; wrong: wrong numbers; timeout: over a deadline; crash: killed by a signal; error: an exception;
+#: slow: its timing was stopped because it was far behind; lost: its worker was lost too often.
 RecordedStatus = Literal["ok", "wrong", "timeout", "crash", "error", "slow", "lost"]
 #: How a candidate was timed: alone (screen), against its round (race), against the heuristic at full size (confirm).
 Step = Literal["screen", "race", "confirm"]
@@ -98,12 +98,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kind, name
     "measurement": "kernel target chain linear status codegen compiler protocol step reason time samples anchor baseline "
                    "baseline_linear ratio ratio_low ratio_high noisy search host taken_at",
     "verdict": "kernel target linear verdict codegen compiler by method reason search taken_at"}.items()}
-MAX_EXTRA = 64      # unknown fields of one record; more are an accident
+MAX_EXTRA = 64      # most unknown fields of one record; more can only be a mistake
 
 
 @cache
 def _defaults(kind: str) -> dict[str, Any]:
-    """The defaults of the fields that have one."""
+    """Field → default, for all fields of this kind of record that have a default."""
     record = BY_KIND[kind]
     made = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(record)}
     return {name: value for name, value in made.items() if value is not MISSING and name != "extra"}
@@ -111,15 +111,15 @@ def _defaults(kind: str) -> dict[str, Any]:
 
 @cache
 def _defaults_or_none(kind: str) -> tuple[tuple[str, Any], ...]:
-    """Every field with its default, or with a value that no field has."""
+    """Every field with its default, or with MISSING, which equals no value."""
     defaults = _defaults(kind)
     return tuple((name, defaults.get(name, MISSING)) for name in BY_KIND[kind].types)
 
 
 @dataclass(frozen=True)
 class Record:
-    """Base of all records. The fields of a subclass, in order, are the fields of its JSON form. `json_fields` are JSON text in a row.
-    `extra` has the fields of another svod that this one does not know."""
+    """Base of all records. The fields of a subclass, in order, are the fields of its JSON form. `json_fields`: the fields that are stored
+    as JSON text in a row. `extra`: fields that another version of svod wrote and this one does not know."""
 
     extra: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
@@ -127,8 +127,8 @@ class Record:
     table: ClassVar[str]
     json_fields: ClassVar[frozenset[str]] = frozenset()
     types: ClassVar[dict[str, Any]]         # type of each field, in order
-    switches: ClassVar[frozenset[str]]      # the fields that are true or false, 0 or 1 in a row
-    shape: ClassVar[type[Struct]]           # the same as a structure, by which all fields are checked at once
+    switches: ClassVar[frozenset[str]]      # the boolean fields, which are 0 or 1 in a row
+    shape: ClassVar[type[Struct]]           # a msgspec structure with these types, which checks all fields at once
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls, include_extras=True)
@@ -145,7 +145,7 @@ class Record:
 
     @classmethod
     def _of_json(cls: type[R], values: Mapping[str, Any], extra: Mapping[str, Any]) -> R:
-        """The record with these values, which come out of JSON: nothing nested in them needs to be made plain. Raises RecordError."""
+        """The record with these values, which were parsed from JSON, so that nested values need no conversion. Raises RecordError."""
         record = object.__new__(cls)
         object.__setattr__(record, "extra", extra)
         record._check({**_defaults(cls.kind), **values})
@@ -226,7 +226,7 @@ class SizeTime:
         return ", ".join(f"{name}={value}" for name, value in self.at.items())
 
     def named(self, names: Mapping[str, str]) -> SizeTime:
-        """The same with the user's names of the variables, by the kernel's (v0, v1, …)."""
+        """The same time with the user's names of the variables. `names`: the kernel's names (v0, v1, …) → the user's."""
         return replace(self, at={names.get(name, name): value for name, value in self.at.items()})
 
 
@@ -242,8 +242,9 @@ class Measurement(Record):
     heuristic itself is confirmed with the ratio 1 and the interval [1, 1]. `anchor` is the incumbent's time in the same batch. `codegen`
     is the revision of svod's code generator, `protocol` that of the timing rules. `host` holds what may explain a time (load, steal,
     governor…). `taken_at` is seconds since 1970. For a kernel with variables `time`, `samples` and `ratio` are geometric means over the
-    sizes, which are in `host`, as are the names of the variables. `strategy` is what proposed the chain where that was no search of this
-    kernel (`CHECK`, `TRANSFER`). `inside`: the digest of the plan inside which the chain and the heuristic's were timed; "": alone."""
+    sizes, which are in `host`, as are the names of the variables. `strategy` is CHECK or TRANSFER if the chain was not proposed by a search
+    of this kernel, else "". `inside`: the digest of the plan inside which the chain and the heuristic's were timed; "" if the kernel was
+    timed alone."""
 
     kernel: Name
     target: Name
@@ -279,7 +280,7 @@ class Measurement(Record):
         if not all(isinstance(opt[0], str) and opt[0] for opt in self.chain):
             raise RecordError("chain: an opt begins with its name, as in [op, axis, argument]")
         if "sizes" in self.host or "variables" in self.host:
-            _ = self.sizes, self.variables              # raises for unfit ones
+            _ = self.sizes, self.variables              # both raise RecordError for invalid values
 
     @cached_property
     def sizes(self) -> tuple[SizeTime, ...]:
@@ -303,8 +304,8 @@ class Measurement(Record):
 class Verdict(Record):
     """A judgement on one LINEAR of a kernel on a target: `verified`, `wrong`, `retracted` or `restored`.
 
-    A wrong or retracted verdict holds for all measurements of that LINEAR up to its own code generator revision; a later revision needs a
-    new verification. A `restored` verdict takes back the records whose ids are in `lifts`. `by` is user@host or the name of a tool,
+    A wrong or retracted verdict holds for all measurements of that LINEAR up to the verdict's code generator revision; a later revision
+    needs a new verification. A `restored` verdict revokes the records whose ids are in `lifts`. `by` is user@host or the name of a tool,
     `method` says how it was judged (oracle, inputs, bound)."""
 
     kernel: Name
@@ -326,9 +327,9 @@ class Verdict(Record):
 
 @dataclass(frozen=True)
 class KernelRecord(Record):
-    """The description of a kernel. `ast` is the kernel AST as JSON data, `structure` the key without extents (of its family), `flops` and
-    `bytes` the work and least traffic of one run. Of several descriptions of one kernel the one with the greatest `ast_version` is
-    shown."""
+    """The description of a kernel. `ast` is the kernel AST as JSON data, `structure` its key without extents, which it shares with related
+    kernels, `flops` and `bytes` the operations and least memory traffic of one run. Of several descriptions of one kernel the one with the
+    greatest `ast_version` is shown."""
 
     kernel: Name
     name: Text = ""
@@ -368,7 +369,7 @@ class TargetFacts(Record):
 
 #: Outcomes of searches that had more to try: the budget or Ctrl-C ended them, or an error.
 BUDGET_SPENT, INTERRUPTED, FAILED = "budget spent", "interrupted", "failed"
-#: Strategies that propose given chains only, those of others and those of relatives: what they measure is no search of the kernel.
+#: Strategies that only measure given chains, winners of other machines (CHECK) or chains of related kernels (TRANSFER): no searches.
 CHECK, TRANSFER = "check", "transfer"
 #: The outcome of a search whose best chain is as fast as the machine allows: a wider search finds nothing better.
 AT_BOUND = "at the roofline bound"
@@ -376,9 +377,9 @@ AT_BOUND = "at the roofline bound"
 
 @dataclass(frozen=True)
 class Search(Record):
-    """One search: who, with what, and how it ended. `config` has the fields of BeamConfig, with the width and the budget that the user
-    asked for; `result` has counts and times. `outcome` is `BUDGET_SPENT`, `INTERRUPTED` or `FAILED` where the search had more to try,
-    else what ended it. A search has one record from its start, without `ended_at`, and one from its end."""
+    """One search of a kernel: its user, its settings and its end. `config` has the fields of BeamConfig, with the width and the budget that
+    the user asked for; `result` has counts and times. `outcome` is BUDGET_SPENT, INTERRUPTED or FAILED if the search had more to try, else
+    the reason why it ended. A search has one record from its start, without `ended_at`, and one from its end."""
 
     search: Name
     kernel: Name
@@ -399,8 +400,8 @@ class Search(Record):
 
 
 def anonymised(record: Record) -> Record | None:
-    """A record without names of people, machines, files, programs and searches; None for one that is nothing else. Of what a time was
-    measured on, only the sizes of a kernel with variables stay; a copy counts as one measurement with its original."""
+    """A copy of a record without names of people, machines, files, programs and searches; None for records that have nothing else. Of a
+    measurement's `host` only the sizes of a kernel with variables stay. The copy and its original count as one measurement."""
     if isinstance(record, Measurement):
         return replace(record, search="", host={k: v for k, v in record.host.items() if k == "sizes"}, extra={})
     if isinstance(record, Verdict):
@@ -409,7 +410,8 @@ def anonymised(record: Record) -> Record | None:
 
 
 def changed(records: Iterable[Record], change: Callable[[Record], Record | None]) -> list[Record]:
-    """Apply `change` to each record, and drop those that become None. Ids are digests of contents, so verdicts name new ones in `lifts`."""
+    """Apply `change` to each record, and drop the records for which it returns None. Ids are digests of contents, so they change as well:
+    `lifts` of verdicts gets the new ids."""
     pairs = [(r, new) for r in records if (new := change(r)) is not None]
     digests = {old.id: new.id for old, new in pairs}
     return [replace(new, lifts=tuple(sorted(digests.get(i, i) for i in new.lifts))) if isinstance(new, Verdict) and new.lifts else new
@@ -421,7 +423,7 @@ BY_KIND: dict[str, type[Record]] = {r.kind: r for r in RECORDS}
 
 
 def record_from_json(data: Any) -> Record:
-    """The record in a JSON object, of whatever kind. Raises RecordError."""
+    """The record in a JSON object, whose `kind` says of which class it is. Raises RecordError."""
     if not isinstance(data, Mapping):
         raise RecordError(f"a record should be an object, found {data!r:.60}")
     kind = data.get("kind")

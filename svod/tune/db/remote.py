@@ -1,9 +1,9 @@
-"""Layers over https: a `.jsonl` file on a server, with a copy here that serves while the server does not answer.
+"""Layers over https: a `.jsonl` file on a server, with a local copy that is used while the server does not answer.
 
     SVOD_TUNE_DB=tuning.db:https://tuning.example.com/team.jsonl
 
-The server is asked at most once an hour, and sends the file where it has changed (ETag). What it sends is data of strangers, like every
-layer: its records are checked one by one. Plain http is refused, but for this machine itself.
+The server is asked at most once an hour, and sends the file if it has changed (ETag). The file is untrusted, like every layer: its records
+are checked one by one. Plain http is refused except for servers on this machine.
 """
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from svod.tune.db.transfer import read_header
 
 log = logging.getLogger("svod.tune.db")
 
-ASKED_EVERY = 3600.0        # seconds
-ASKED_AGAIN = 300.0         # seconds after a failure, where there is a copy
-PATIENCE = 5.0              # seconds without a byte
+ASKED_EVERY = 3600.0        # seconds between requests to the server
+ASKED_AGAIN = 300.0         # seconds until the next request after one that failed, if there is a local copy
+PATIENCE = 5.0              # seconds without a byte after which a request fails
 MOST_SECONDS = 60.0         # longest time of a whole transfer
 MOST_BYTES = 256 << 20
 LONGEST_HEADER, CHUNK = 1 << 20, 1 << 16     # bytes
@@ -53,11 +53,11 @@ class Remote(NamedTuple):
         return self.url
 
     def exists(self) -> bool:
-        """Whether there is a copy of it."""
+        """Whether there is a local copy of the file."""
         return self.copy.exists()
 
     def fetched(self) -> tuple[Path | None, str | None]:
-        """The copy, as new as it can be had, or None; and what went wrong, or None."""
+        """(the path of the local copy, brought up to date if possible, or None if there is none; what went wrong, or None)."""
         state = _read_state(self.copy)
         if self.exists() and time.time() < state.get("ask_after", 0.0):
             return self.copy, None
@@ -74,18 +74,18 @@ class Remote(NamedTuple):
 
 
 def _fetch(url: str, path: Path, etag: str) -> None:
-    """Bring the copy up to date. Raises OSError, HTTPException, ValueError, and DatabaseError for what is no file of tuning records."""
+    """Bring the copy up to date. Raises OSError, HTTPException, ValueError, and DatabaseError for another kind of file."""
     _check_scheme(url)
     path.parent.mkdir(parents=True, exist_ok=True)
     request = urllib.request.Request(url, headers={"User-Agent": "svod", **({"If-None-Match": etag} if etag else {})})
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            _check_scheme(answer.url)       # it may have been sent on
+            _check_scheme(answer.url)       # the server may have redirected the request
             body = _Bounded(answer)
             start = b""
             while b"\n" not in start and len(start) < LONGEST_HEADER and (more := body.read(CHUNK)):
                 start += more
-            # a page that asks to log in replaces no copy
+            # the header is checked first, so that a login page does not replace the copy
             read_header(start.partition(b"\n")[0].decode(errors="surrogateescape"), url)
 
             def write(f: IO[bytes]) -> None:
@@ -106,7 +106,7 @@ def _check_scheme(url: str) -> None:
 
 
 class _Bounded:
-    """The body of an answer, for at most so many bytes and seconds."""
+    """The body of an answer; reading raises ValueError above MOST_BYTES bytes or after MOST_SECONDS seconds."""
 
     def __init__(self, answer: Any) -> None:
         self.answer, self.bytes, self.end = answer, 0, time.monotonic() + MOST_SECONDS

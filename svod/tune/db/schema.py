@@ -1,20 +1,21 @@
 """The tables, their version, and the upgrades from older versions.
 
-The tables of evidence hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that
-records had in format 1, nested values are JSON text, and fields that came later are in the JSON object `extra`: a new field needs no new
-schema. Rows of records are only inserted, so merging two databases is set union. The column `layer` is local and no part of the content:
-0 for what the searches of this database measured, 1 for what was merged or imported.
+Six tables hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that records had in
+format 1, nested values are JSON text, and later fields are in the JSON object `extra`: a new field needs no new schema. Rows of records
+are only inserted, so merging two databases is set union. The column `layer` is local and no part of the content: 0 for records of this
+database's own searches, 1 for records that were merged or imported.
 
-    targets       what is known about machines with a target key
-    kernels       what a kernel computes (AST as data, structure, flops, bytes); origins: where in a model it comes from
-    searches      who searched what, with which settings: a row at the start and one at the end
-    measurements  what each candidate did
-    verdicts      verified, wrong, retracted
+    targets       facts about the machines with a target key
+    kernels       descriptions of kernels: AST as data, structure, flops, bytes
+    origins       the places in models that kernels come from
+    searches      searches with their settings: a row at the start and one at the end
+    measurements  times or failures of candidates
+    verdicts      judgements on LINEARs: verified, wrong, retracted, restored
 
 Two tables are local, and are never exported or merged:
 
-    claims        who searches what right now
-    pruned        what `svod-db gc` removed, and a later merge does not bring back
+    claims        the kernels that processes search right now
+    pruned        (kernel, target, time) of measurements that `svod-db gc` removed, so that a later merge does not add them again
 
 `PRAGMA application_id` marks a file as a tuning database of svod. `PRAGMA user_version` holds the version of its schema. A new version is
 one more function in UPGRADES. A database of each older version is kept under tests and upgraded there.
@@ -61,12 +62,12 @@ def create_version_1(db: Database) -> None:
         db.table(name).create_index(("kernel", "target"), f"{name}_kernel_target")
     for name in ("kernels", "origins", "searches"):
         db.table(name).create_index(("kernel",), f"{name}_kernel")
-    # a look-up reads only what may decide it: confirmed measurements, and those that condemn
+    # a look-up reads only the measurements that may decide it: confirmed ones, and ones with wrong numbers
     db.execute("CREATE INDEX measurements_deciding ON measurements(kernel, target) WHERE step = 'confirm' OR status = 'wrong'")
 
 
 def add_version_2(db: Database) -> None:
-    """Fields that came later, digests without defaults, and the local table of what was removed."""
+    """Add the column for later fields, make digests without fields that have their defaults, and add the table `pruned`."""
     for record in RECORDS:
         db.execute(f"ALTER TABLE {record.table} ADD COLUMN extra TEXT NOT NULL DEFAULT '{{}}'")
         renamed = []
@@ -78,7 +79,7 @@ def add_version_2(db: Database) -> None:
 
 
 def add_version_3(db: Database) -> None:
-    """Relatives are found by their structure. A table that nothing used goes."""
+    """Index kernels by their structure, to find related ones. Drop a table that was never used."""
     db.execute("DROP TABLE IF EXISTS checks")
     db.table("kernels").create_index(("structure",), "kernels_structure")
 
@@ -132,10 +133,10 @@ def upgrade(conn: sqlite3.Connection) -> None:
     """Bring the database up to date, all steps in one transaction; safe when several processes do it at once.
 
     Raises NewerSchema, ForeignDatabase, sqlite3.Error; the database is then as it was."""
-    from sqlite_utils import Database  # takes a tenth of a second: only where tables are made
+    from sqlite_utils import Database  # the import takes a tenth of a second, so only code that creates tables imports it
 
     with write_transaction(conn):
-        for step in UPGRADES[read_version(conn):]:      # another process may have been here meanwhile
+        for step in UPGRADES[read_version(conn):]:      # read again, as another process may have upgraded meanwhile
             step(Database(conn))
         conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -146,7 +147,7 @@ ROW_COLUMNS: dict[type[Record], tuple[str, ...]] = {r: ("id", *COLUMNS[r.kind], 
 
 
 def insert_statement(record: type[Record]) -> str:
-    """Set union for one row: insert it; where it is known, keep the nearer layer."""
+    """The INSERT statement for a kind of record: it adds a new row; for a known row it keeps the nearer of the two layers."""
     columns = (*ROW_COLUMNS[record], "layer")
     return (f"INSERT INTO {record.table}({', '.join(f'[{c}]' for c in columns)}) VALUES ({', '.join('?' * len(columns))}) "
             "ON CONFLICT(id) DO UPDATE SET layer = excluded.layer WHERE excluded.layer < layer")
@@ -162,7 +163,7 @@ def insert_values(record: Record, layer: int) -> tuple[Any, ...]:
 
 
 def insert_rows(conn: sqlite3.Connection, records: Iterable[tuple[type[Record], tuple[Any, ...]]]) -> int:
-    """Add rows to the tables of their kinds. Returns how many were new, or known only from a farther layer."""
+    """Add rows to the tables of their kinds. Returns the number of rows that were new, or known only from a farther layer."""
     by_type: dict[type[Record], list[tuple[Any, ...]]] = {}
     for kind, row in records:
         by_type.setdefault(kind, []).append(row)

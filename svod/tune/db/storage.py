@@ -1,7 +1,7 @@
-"""`Storage`: the files of an open tuning database, and memory for what no file takes.
+"""`Storage`: the files of an open tuning database, and memory for records that cannot be written to a file.
 
-    written   the file that records are added to, created by the first of them
-    memory    records that the file does not take; all records of a handle with `fresh`
+    written   the file that records are added to; the first record creates it
+    memory    records that cannot be written to the file; all records of a handle with `fresh`
     read      the team's databases and .jsonl files
     shipped   the files that come with svod
 
@@ -36,8 +36,8 @@ _abandoned: list[Any] = []  # connections inherited through a fork: closing them
 
 
 class Storage:
-    """The layers of one handle. `lock` is held by whoever reads or writes. `changes` grows with everything that may outdate what was read.
-    `problem`: the first reason why a file cannot be used. `skipped`: what could not be read."""
+    """The layers of one handle. `lock` is held during each read or write. `changes` is increased by each event after which earlier results
+    may be outdated. `problem`: the first reason why a file cannot be used. `skipped`: records and files that could not be read."""
 
     def __init__(self, plan: layers.DatabasePaths, *, fresh: bool, read_only: bool) -> None:
         self.plan, self.fresh, self.read_only = plan, fresh, read_only
@@ -51,7 +51,7 @@ class Storage:
         self._memory: layers.SqliteLayer | None = None
         self._read: list[layers.Layer] | None = None
         self._shipped: list[layers.Layer] | None = None
-        self._unwritable: str | None = "" if plan.write is None or read_only else None  # why no file is written; "": none was asked for
+        self._unwritable: str | None = "" if plan.write is None or read_only else None  # why no file is written; "": by request
         self._told = 0
         self.exported = False       # the records in memory were written to a file of their own
         if plan.problem is not None and not read_only:
@@ -94,24 +94,24 @@ class Storage:
             self.own = layers.SqliteLayer(conn, str(path), OWN, self.skipped)
 
     def obstacle(self) -> str | None:
-        """Why nothing could be stored, as far as can be told without writing; None: there is no reason, or no file to write. A caller asks
-        before hours of work whose results would be lost."""
+        """Why records could not be stored, as far as can be told without writing; None if they can, or if there is no file to write. For
+        callers that are about to spend hours on work whose results would be lost."""
         path = self.plan.write
         if self.problem is not None or path is None:
             return self.problem
         return files.unwritable(path) or files.full_disk(path)
 
     def give_up(self, text: str, advice: str = IN_MEMORY) -> None:
-        """Keep what follows in memory, as the file cannot be used."""
+        """Keep later records in memory, as the file cannot be used."""
         self._unwritable = text
         self._trouble(text, advice)
 
     def give_up_writing(self, error: Exception) -> None:
-        """Keep what follows in memory, as a write has failed."""
+        """Keep later records in memory, as a write has failed."""
         self.give_up(f"{self.plan.write} cannot be written: {error}", f"What was stored is still there. {IN_MEMORY}")
 
     def after_fork(self) -> None:
-        """Leave inherited connections alone, and open others."""
+        """In a forked child, leave the inherited connections alone and open new ones."""
         if self._pid == os.getpid():
             return
         _abandoned.append((self.own, self._read))
@@ -125,7 +125,7 @@ class Storage:
         return self._memory
 
     def users_layers(self) -> list[layers.Layer]:
-        """The layers of the user's records, the nearest first. The written file is opened if it has appeared since."""
+        """The layers of the user's records, the nearest first. Opens the file that is written if another process has created it since."""
         self.after_fork()
         if self.fresh:
             return [self._memory_layer()]
@@ -194,7 +194,8 @@ class Storage:
         return None if sink is self._memory else sink
 
     def write(self, work: Callable[[sqlite3.Connection], T], *, must: bool = False) -> T:
-        """Run `work` in a transaction on the file. Where that fails, later work is in memory, or, with `must`, DatabaseError is raised."""
+        """Run `work` in a transaction on the file and return its result. If that fails, `work` is run on the memory instead, as all later
+        work is, or, with `must`, DatabaseError is raised."""
         with self.lock:
             self.changes += 1
             sink = self._sink()
@@ -218,7 +219,7 @@ class Storage:
                 return work(sink.conn)
 
     def make_smaller(self) -> None:
-        """Give the space of removed records back. Raises DatabaseError."""
+        """Shrink the file by the space of removed records. Raises DatabaseError."""
         assert self.own is not None, "records were removed from a file"
         try:
             self.own.conn.execute("VACUUM")
@@ -226,7 +227,8 @@ class Storage:
             raise DatabaseError(f"{self.own.name}: records were removed, but the file could not be made smaller: {e}") from e
 
     def store_again(self) -> bool:
-        """Offer the records in memory to the file once more. True: all of them are in the file, which is used again from now on."""
+        """Try again to write the records in memory to the file. Returns True if all of them are in the file, which is used again from now
+        on."""
         with self.lock:
             self.after_fork()
             path = self.plan.write
@@ -260,7 +262,7 @@ class Storage:
 
 
     def close(self) -> None:
-        """Close all connections. The records in memory are offered to the file once more; a warning says so if that fails."""
+        """Close all connections, after a last attempt to write the records in memory to the file; if it fails, a warning is logged."""
         self.after_fork()
         if self._unwritable and not self.read_only and not self.store_again() and not self.exported and (kept := self.kept()):
             log.warning("tuning database: %s; %d records of this run are lost", self._unwritable, len(kept))

@@ -1,4 +1,4 @@
-"""`TuningDB`, the tuning database as the rest of svod uses it: look-ups, and records that are added.
+"""`TuningDB`, the interface through which the rest of svod reads the tuning database and adds records to it.
 
 Its files are in `storage.py`, claims in `claims.py`, exports and merges in `moving.py`.
 
@@ -14,11 +14,12 @@ Guarantees
 
 Only the process that drives a search writes. Workers never open the database.
 
-Whose records a method reads is decided here, once:
-* What asks for chains of a kernel, to use or to try them (`ranking`, `winner`, `barred`, `family`, `targets_of`), reads *all layers*.
-* What tells what there is, or takes it elsewhere (`select`, `tally`, and `moving.py`), reads the *user's records* alone: what ships with
-  svod is not what the user found. A caller that asks about one kernel whose chain may come from there says `shipped=True`.
-* `all_rankings` has the kernels of the user's records, with the chains that `ranking` has for them.
+The layers that a method reads:
+* Methods that find chains of a kernel to use or to try (`ranking`, `winner`, `barred`, `family`, `targets_of`) read *all layers*.
+* Methods that list or count records (`select`, `tally`), and `moving.py`, which exports them, read only the *user's records*, without the
+  records that ship with svod. With `shipped=True` `select` reads these as well, for questions about a kernel whose chain may come from
+  there.
+* `all_rankings` returns the kernels of the user's records, each with the chains that `ranking` returns for it.
 """
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Record)
 
-TRIED = 2                   # searches that a candidate has to fail in before it is not tried again
+TRIED = 2                   # a candidate that has failed in this many searches is not tried again
 #: (status, step) of a measurement → rank; among measurements of one LINEAR digest the lowest rank is the most informative.
 _TELLING = {("wrong", ""): 0, ("ok", "confirm"): 1, ("ok", "race"): 2, ("ok", "screen"): 3, ("slow", ""): 4, ("crash", ""): 5,
             ("timeout", ""): 6, ("error", ""): 7}
@@ -66,10 +67,10 @@ class TuningDB:
 
     @classmethod
     def open(cls, spec: str | os.PathLike[str] | None = None, fresh: bool = False, read_only: bool = False) -> TuningDB:
-        """The database that `spec` names (`PrepareConfig.db`, SVOD_TUNE_DB; None: the user's data directory; `:none:`: memory only).
+        """Open the database that `spec` names (`PrepareConfig.db`, SVOD_TUNE_DB; None: the user's data directory; `:none:`: memory only).
 
-        `fresh`: only records of this handle are read; they are stored as well. `read_only`: no file is written.
-        Never raises for a database that is missing, damaged, foreign, newer, or not accessible: see `problem`."""
+        `fresh`: read only the records that are added through this handle; they are stored as well. `read_only`: write no file.
+        Never raises for a database that is missing, damaged, foreign, newer, or not accessible: `problem` then has the reason."""
         return cls(layers.resolve(None if spec is None else os.fspath(spec)), fresh=fresh, read_only=read_only)
 
     @property
@@ -117,8 +118,8 @@ class TuningDB:
         return self.storage.each(self.storage.all_layers(), lambda layer: layer.deciding(kernel, target))
 
     def all_rankings(self, *, alone: bool = False) -> dict[tuple[str, str], list[Winner]]:
-        """`ranking` of every kernel and target that the user's records have evidence for. `alone`: by that evidence alone, as an export of
-        it has them."""
+        """(kernel, target) → its `ranking`, for all that the user's records have measurements of. `alone`: rank by the user's records
+        alone, without those that ship with svod."""
         with self.storage.lock:
             ranks: dict[str, int] = {}
             places: dict[tuple[str, str], tuple[list[Measurement], list[Verdict]]] = {}
@@ -142,7 +143,7 @@ class TuningDB:
             nearest, seen = next(iter(of), None), set[str]()
 
             def ask(layer: layers.Layer) -> Counter[tuple[Any, ...]]:
-                if layer is nearest:        # the largest by far, as a rule: its rows are counted, not read
+                if layer is nearest:        # usually the largest layer by far: SQLite counts its rows without reading the records
                     return layer.tally(record, columns)
                 new = [r for r, _ in layer.select(record, None, None) if r.id not in seen and not (nearest and nearest.has(r))]
                 seen.update(r.id for r in new)
@@ -150,23 +151,23 @@ class TuningDB:
             return sum(self.storage.each(of, ask), Counter[tuple[Any, ...]]())
 
     def winner(self, kernel: str, target: str) -> Winner | None:
-        """The chain to use, or None. If today's LINEAR digest is not `Winner.linear`, the chain is only a seed."""
+        """The chain to use, or None. If the chain gives another LINEAR digest today than `Winner.linear`, it is only a seed."""
         return next(iter(self.ranking(kernel, target)), None)
 
     def barred(self, kernel: str, target: str) -> dict[str, int]:
-        """Per LINEAR digest the last code generator revision under which it may not be used, by the verdicts of all layers."""
+        """LINEAR digest → the last code generator revision under which it may not be used, by the records of all layers."""
         with self.storage.lock:
             evidence = self._deciding(kernel, target)
             return barred_revisions((m for of_layer, _ in evidence for m, _ in of_layer), (v for _, verdicts in evidence for v in verdicts))
 
     def known_digests(self, kernel: str, target: str, codegen: int | None = None, compiler: str | None = None,
                       protocol: int | None = None) -> dict[str, Measurement]:
-        """By LINEAR digest the most telling measurement of this database's own searches: such a candidate need not be compiled or timed
-        again. `codegen`, `compiler` and `protocol` select one code generator, compiler and timing protocol. A candidate whose worker was
-        lost is not known, nor is one that only others have measured: their failures hide no candidate here. A crash, a time-out or an
-        error may have been the machine's: such a candidate is known once two searches have met it."""
+        """LINEAR digest → the most informative measurement by this database's own searches, for candidates that need not be compiled or
+        timed again. `codegen`, `compiler` and `protocol` select one code generator, compiler and timing protocol. Candidates whose worker
+        was lost are left out, and so are candidates that were measured only on other machines. A crash, a time-out or an error may have
+        been the machine's fault: such a candidate is included once it has failed in two searches."""
         ranks, best = dict[str, tuple[int, float, str]](), dict[str, Measurement]()
-        failed: dict[str, set[str]] = {}        # LINEAR digest → the searches in which it failed without a comparison of numbers
+        failed: dict[str, set[str]] = {}        # LINEAR digest → the searches in which it crashed, timed out or raised an error
         for m, layer in self.select(Measurement, kernel, target):
             if layer != OWN or not m.linear or m.status == "lost" or (codegen is not None and m.codegen != codegen) \
                     or (compiler is not None and m.compiler != compiler) or (protocol is not None and m.protocol != protocol):
@@ -183,7 +184,7 @@ class TuningDB:
     def select(self, record: type[R], kernel: str | None = None, target: str | None = None, *,
                shipped: bool = False) -> list[tuple[R, int]]:
         """The user's records of one kind, each with the rank of the nearest layer that holds it, in the order of their digests. `shipped`:
-        and those that ship with svod."""
+        include the records that ship with svod."""
         with self.storage.lock:
             of = self.storage.all_layers() if shipped else self.storage.users_layers()
             selected = chain.from_iterable(self.storage.each(of, lambda layer: list(layer.select(record, kernel, target))))
@@ -191,13 +192,14 @@ class TuningDB:
             return [nearest[i] for i in sorted(nearest)]
 
     def tried_here(self, kernel: str, target: str, codegen: int) -> set[str]:
-        """The LINEAR digests that were measured here with a code generator, whatever became of them; a lost worker is no measurement."""
+        """The LINEAR digests that were measured by this database's own searches with a code generator revision, whatever the result was.
+        Measurements that ended because a worker was lost do not count."""
         return {m.linear for m, layer in self.select(Measurement, kernel, target)
                 if layer == OWN and m.codegen == codegen and m.status != "lost"}
 
     def family(self, structure: str, *, shipped: bool = True) -> list[KernelRecord]:
-        """The descriptions of the kernels with a structure (`svod.core.schedule.family`), in the order of their digests. `shipped`: also of
-        those that only ship with svod."""
+        """The descriptions of the kernels with a structure (`svod.core.schedule.family`), in the order of their digests. `shipped`: include
+        kernels that only ship with svod."""
         with self.storage.lock:
             of = self.storage.all_layers() if shipped else self.storage.users_layers()
             found = {k.id: k for of_layer in self.storage.each(of, lambda layer: list(layer.family(structure))) for k in of_layer}
@@ -211,15 +213,14 @@ class TuningDB:
 
     # -- writing ------------------------------------------------------------------------------------------------------------
     def record(self, records: Iterable[Record], *, layer: int = OWN, must: bool = False) -> int:
-        """Store records of `layer` (OWN, TEAM), all or none. Returns how many were new, or known only from a farther layer.
-
-        Where the file cannot be written they are kept in memory (`problem` says why), or, with `must`, DatabaseError is raised."""
+        """Store records in `layer` (OWN, TEAM), all or none. Returns the number of records that were new, or known only from a farther
+        layer. If the file cannot be written, records are kept in memory (`problem` says why), or, with `must`, DatabaseError is raised."""
         rows = [(type(r), insert_values(r, layer)) for r in records]
         return self.storage.write(lambda conn: insert_rows(conn, rows), must=must) if rows else 0
 
     def begin_search(self, kernel: str, target: str, *, strategy: str = "beam", executor: str = "",
                      config: Mapping[str, Any] | None = None, svod: str = "") -> str:
-        """Record the start of a search. Returns its id, which its measurements and verdicts carry."""
+        """Record the start of a search. Returns its id, for the field `search` of its measurements and verdicts."""
         search = Search(uuid.uuid4().hex, kernel, target, strategy=strategy, executor=executor, config=config or {}, svod=svod,
                         by=user_at_host(), started_at=time.time())
         self._searches[search.search] = search
@@ -235,9 +236,9 @@ class TuningDB:
         self.record([replace(begun, ended_at=time.time(), outcome=outcome, result=result or {})])
 
     def retract(self, kernel: str, target: str | None, linear: str | None, reason: str) -> int:
-        """Write `retracted` verdicts for the chains of a kernel that may win, optionally of one target or one LINEAR. None of them is used
-        again under the same code generator, whatever is merged later. Returns the number of LINEARs. Raises DatabaseError where nothing can
-        be written."""
+        """Write `retracted` verdicts for the chains of a kernel that may win, optionally only for one target or one LINEAR. These chains
+        are not used again under the same code generator, whatever records are merged later. Returns the number of LINEARs. Raises
+        DatabaseError where nothing can be written."""
         newest: dict[tuple[str, str], Measurement] = {}
         for m, _ in self.select(Measurement, kernel, target, shipped=True):
             at = (m.target, m.linear)
@@ -251,9 +252,9 @@ class TuningDB:
         return len(verdicts)
 
     def restore(self, kernel: str, target: str | None, linear: str | None, reason: str) -> int:
-        """Take back the `retracted` verdicts that stand for a kernel, optionally of one target or one LINEAR, by `restored` verdicts, which
-        merges carry on as well. What was found wrong stays wrong. Returns the number of LINEARs. Raises DatabaseError where nothing can be
-        written."""
+        """Revoke the `retracted` verdicts of a kernel, optionally only for one target or one LINEAR, by writing `restored` verdicts, which
+        are also exported and merged. Verdicts of wrong numbers stay. Returns the number of LINEARs. Raises DatabaseError where nothing can
+        be written."""
         bars: dict[tuple[str, str], list[Verdict]] = {}
         for v in standing_bars([], (v for v, _ in self.select(Verdict, kernel, target, shipped=True))):
             if isinstance(v, Verdict) and v.verdict == "retracted" and linear in (None, v.linear):
@@ -266,7 +267,7 @@ class TuningDB:
         return len(verdicts)
 
     def close(self) -> None:
-        """Close all connections. The records in memory are offered to the file once more; a warning says so if that fails."""
+        """Close all connections, after a last attempt to write the records in memory to the file; if it fails, a warning is logged."""
         with self.storage.lock:
             self.claims.heartbeat.stop()
             self.storage.close()

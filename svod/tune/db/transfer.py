@@ -1,4 +1,4 @@
-"""The file format in which records travel: JSON Lines.
+"""The file format in which records are exported and imported: JSON Lines.
 
 The first line is a header, `{"format": "svod-tune-db", "version": 2, "targets": [...]}`. Every further line is one record in the JSON
 form of `records.py`, without fields that have their defaults. A record that is malformed, altered or of an unknown kind is skipped and
@@ -18,14 +18,15 @@ from svod.tune.db.records import Record, RecordError, canonical, parse_json, rec
 
 FORMAT = "svod-tune-db"
 FORMAT_VERSION = 2
-CAPTURE_FORMAT = "svod-capture"     # the format of captures, which people may mistake for this one
+CAPTURE_FORMAT = "svod-capture"     # the format of captures, which users may import by mistake
 
 
 R = TypeVar("R")
 
 
 class Skipped(NamedTuple):
-    """A record that was not read, or a whole source of records, a file or an address, and why. `record` is its line, or table:id."""
+    """A record that was skipped, and the reason. `source`: the file or address; `record`: the record's line or table:id, "" if the whole
+    source was skipped."""
 
     source: str
     reason: str
@@ -37,18 +38,18 @@ class Skipped(NamedTuple):
 
 
 def admit(read: Callable[[], R], source: str, record: str, skipped: list[Skipped]) -> R | None:
-    """The record that `read` returns. Where the data is no valid record: None, and an entry in `skipped`, so that the reader can go on."""
+    """The record that `read` returns. If it raises because the data is no valid record, returns None and adds an entry to `skipped`."""
     try:
         return read()
     except RecordError as e:
         skipped.append(Skipped(source, str(e), record))
-    except Exception as e:  # the border: data of strangers
+    except Exception as e:  # the border: untrusted data
         skipped.append(Skipped(source, f"it is no record: {type(e).__name__}: {e!s:.200}", record))
     return None
 
 
 def write_records(path: Path, records: Iterable[Record]) -> int:
-    """Write the records to `path`, all or none, in a stable order, so that a diff shows what changed. Returns their number.
+    """Write the records to `path`, all or none, in a stable order, so that a diff shows only changes. Returns their number.
 
     Raises OSError; an older file at `path` is then unchanged."""
     records = list(records)
@@ -60,7 +61,7 @@ def write_records(path: Path, records: Iterable[Record]) -> int:
 
 
 def read_header(line: str, path: Path | str) -> frozenset[str]:
-    """The targets a file has records for. Raises DatabaseError for another kind of file, or one of a newer version."""
+    """The targets that a file has records for, from its first line. Raises DatabaseError for another kind of file or a newer version."""
     foreign = f"{path} is not a file of svod's tuning records"
     if not line.strip():
         raise DatabaseError(f"{foreign}: " + ("its first line is empty" if line else "it is empty"))
@@ -82,10 +83,10 @@ def read_header(line: str, path: Path | str) -> frozenset[str]:
 
 
 def open_lines(path: Path, only_target: str | None = None) -> Iterator[tuple[int, str]]:
-    """The lines of a file that hold records, with their numbers. `only_target`: none of a file without records for that target.
+    """The lines of a file that hold records, with their numbers. With `only_target`, a file that has no records for it yields no line.
 
-    Raises DatabaseError for another kind of file or one of a newer version, OSError where it cannot be read."""
-    # surrogateescape: a line that is not UTF-8 is malformed, and the others are read
+    Raises DatabaseError for another kind of file or a newer version, OSError where it cannot be read."""
+    # surrogateescape: only a line that is not UTF-8 is malformed then, and the others are read
     with open(path, encoding="utf-8", errors="surrogateescape") as f:
         targets = read_header(f.readline(), path)
         if only_target is None or only_target in targets:
@@ -95,7 +96,7 @@ def open_lines(path: Path, only_target: str | None = None) -> Iterator[tuple[int
 def parse_line(line: str) -> Record:
     """The record in a line. Raises RecordError."""
     try:
-        line.encode()  # refuses what the surrogates stand for
+        line.encode()  # raises if the line had bytes that are not UTF-8
         return record_from_json(parse_json(line, "the line"))
     except UnicodeEncodeError:
         problem = RecordError("the line is not text in UTF-8")
@@ -107,7 +108,7 @@ def parse_line(line: str) -> Record:
 
 
 def iterate_records(path: Path, skipped: list[Skipped], only_target: str | None = None) -> Iterator[Record]:
-    """The records of a file, one after the other. Those that were skipped are added to `skipped`. Raises what `open_lines` raises."""
+    """The records of a file, one after the other; invalid ones are added to `skipped`. Raises the errors of `open_lines`."""
     for number, line in open_lines(path, only_target):
         record = admit(partial(parse_line, line), str(path), str(number), skipped)
         if record is not None:
@@ -115,6 +116,6 @@ def iterate_records(path: Path, skipped: list[Skipped], only_target: str | None 
 
 
 def read_records(path: Path, only_target: str | None = None) -> tuple[list[Record], list[Skipped]]:
-    """The records of a file, and those that were skipped. Raises what `open_lines` raises."""
+    """(the records of a file, the invalid ones that were skipped). Raises the errors of `open_lines`."""
     skipped: list[Skipped] = []
     return list(iterate_records(path, skipped, only_target)), skipped

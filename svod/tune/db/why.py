@@ -1,4 +1,4 @@
-"""Why a kernel has its chain, or none: the nearest record and the first field that differs."""
+"""Explains why the database has a winner for a kernel or none: by the nearest record, and the first field in which it differs."""
 from __future__ import annotations
 
 import time
@@ -13,13 +13,14 @@ from svod.tune.db.schema import LAYER_NAMES
 from svod.tune.db.store import TuningDB
 from svod.tune.db.winners import Winner, barred_revisions, drawback, is_barred, rejection
 
-MAX_REASONS = 3         # reasons of failed candidates that are listed
-MAX_REASON = 160        # characters of one reason
+MAX_REASONS = 3         # most reasons of failed candidates that are listed
+MAX_REASON = 160        # most characters of one reason
 
 
 class Explanation(NamedTuple):
-    """`winner`: that of exactly this kernel and target. `field`, `asked`, `stored`: the first field in which the nearest record differs
-    from the question; empty where none does, or there is no record. `text`: the explanation in a sentence."""
+    """The answer of `explain`. `winner`: the winner of exactly this kernel and target. `field`, `asked`, `stored`: the first field in which
+    the nearest record differs from the question, and its values; "" where no field differs, or there is no record. `text`: the explanation
+    in a sentence."""
 
     winner: Winner | None
     field: str
@@ -88,7 +89,7 @@ def no_winner_reason(measurements: Sequence[Measurement], verdicts: Sequence[Ver
 
 
 def _nearest_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> str:
-    """The reason against the best candidate."""
+    """The reason why the best candidate is no winner."""
     barred = barred_revisions(measurements, verdicts)
     verified = {(v.linear, v.codegen) for v in verdicts if v.verdict == "verified"}
     best = min(measurements, key=lambda m: (m.step != "confirm", m.status != "ok", m.ratio if m.ratio is not None else 2.0,
@@ -108,7 +109,7 @@ def _nearest_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verd
 
 
 def describe_searches(searches: Sequence[Search]) -> list[str]:
-    """A line for each search, oldest first: when, by whom, with what, how many candidates it timed, and how it ended."""
+    """A line for each search, oldest first, with its date, user, strategy and executor, the number of timed candidates, and its end."""
     latest: dict[str, Search] = {}
     for s in sorted(searches, key=lambda s: s.ended_at or 0.0):     # a search has a row at its start and one at its end
         latest[s.search] = s
@@ -126,7 +127,7 @@ def describe_searches(searches: Sequence[Search]) -> list[str]:
 
 
 def first_difference(asked: str, stored: str) -> tuple[str, str, str]:
-    """The first field in which two target keys differ, and its values; of a feature list only what the other key lacks."""
+    """The first field in which two target keys differ, and its values; of a list of features only those that the other key lacks."""
     a, b = parse_key(asked), parse_key(stored)
     for name, x, y in ((name, a[name], b[name]) for name in a if name in b):
         if x == y:

@@ -1,26 +1,27 @@
-"""From evidence to a decision: which chain is used for a kernel on a target.
+"""The rules by which the records of the database decide which chain is used for a kernel on a target.
 
-`derive_winner` is a pure function of three sets: the order in which records arrived, the machine they came from, and how often they were
-merged do not matter. The rules, in order:
+`derive_winner` is a pure function of the measurements, the verdicts and the layers: the order in which records arrived, the machine that
+they came from, and the number of times they were merged do not matter. The rules, in order:
 
-1. Only *confirmed* measurements count: timed against the heuristic in the same run, with status ok and a ratio whose interval fits it and
-   the times. An absolute time is never compared with anything.
+1. Only *confirmed* measurements count: timed against the heuristic in the same run, with status ok and a ratio that lies in its interval
+   and agrees with the times. Absolute times are never compared.
 2. A LINEAR needs a `verified` verdict under the measurement's code generator revision.
-3. A `wrong` or `retracted` verdict, or a measurement with status `wrong`, beats any time: it bars all measurements of that LINEAR up to
-   its own code generator revision, wherever it comes from, until a `restored` verdict names it. A later revision needs a new verification.
-4. The newest code generator revision wins. Where a record comes from does not matter: what a colleague found on the same target counts like
-   what was found here, and two databases that were merged in either direction agree.
-5. Several measurements of one LINEAR under one revision count as their upper median, so one lucky or forged time among honest ones
-   decides nothing. Measurements that say that the chain is slower count as well. Copies of one measurement count once, also where the
-   names in one of them were left out.
-6. A chain whose whole interval is above 1 is slower than the heuristic and is not used. Nor is one that took more than 1.2 times the
-   heuristic's time, at one of the measured sizes where the kernel has variables. Measurements inside a plan (`Measurement.inside`) are
-   judged by themselves: a chain that is slower there is not used, however fast it is alone; one that is not gains nothing by it.
-7. The lowest *upper end* of the ratio's interval wins: the speed-up that is certain, not the one that was seen once.
-8. Upper ends within 0.3 % of the lowest are level with it. Of level chains the heuristic's own wins, as no gain is certain; then the
-   shortest, then the first in text, then the first LINEAR digest.
+3. A `wrong` or `retracted` verdict, or a measurement with status `wrong`, outweighs any time: it bars all measurements of that LINEAR up
+   to its own code generator revision, wherever it comes from, until a `restored` verdict names it. A later revision needs a new
+   verification.
+4. The newest code generator revision wins. The origin of a record does not matter: a colleague's measurement on the same target counts
+   like one of this machine, and two databases that were merged in either direction agree.
+5. Several measurements of one LINEAR under one revision count as their upper median, so that one lucky or forged time among honest ones
+   decides nothing. Measurements in which the chain was slower count as well. Copies of one measurement count once, also a copy without
+   names (`anonymised`).
+6. A chain whose whole interval is above 1 is slower than the heuristic and is not used. Nor is a chain that took more than 1.2 times the
+   heuristic's time, for a kernel with variables at any measured size. Measurements inside a plan (`Measurement.inside`) are judged by
+   themselves: they can only rule a chain out that is slower there, however fast it is alone.
+7. The lowest *upper end* of the ratio's interval wins, as it is the speed-up that is certain.
+8. Upper ends within 0.3 % of the lowest count as equal to it. Among equal chains the heuristic's own wins, as no gain is certain; then
+   the shortest, then the first in text, then the first LINEAR digest.
 
-A search chooses among its finalists by the same function (`best_of`), so that it reports what is used later.
+A search chooses among its finalists by the same function (`best_of`), so that its result is the chain that is used later.
 """
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ SLACK = 2.0         # The machine may drift: a paired ratio and the ratio of the
 
 
 class Standing(NamedTuple):
-    """The values by which rules 7 and 8 compare chains: the upper end of the interval of the ratio, whether the chain is the heuristic's,
-    its length, its text as the database stores it, and its LINEAR digest."""
+    """The values by which rules 7 and 8 compare chains. `high`: the upper end of the ratio's interval; `own`: whether the chain is the
+    heuristic's; `length`: its number of opts; `text`: the chain as the database stores it; `linear`: its LINEAR digest."""
 
     high: float
     own: bool
@@ -49,7 +50,8 @@ class Standing(NamedTuple):
 
 
 def best_of(standings: Sequence[Standing], tie: float = TIE) -> int:
-    """The index of the chain that wins by rules 7 and 8; upper ends within a factor of `tie` are level. Raises ValueError for no chains."""
+    """The index of the chain that wins by rules 7 and 8; upper ends within a factor of `tie` count as equal. Raises ValueError for no
+    chains."""
     level = min(s.high for s in standings) * tie
     return min((i for i, s in enumerate(standings) if s.high <= level),
                key=lambda i: (not standings[i].own, standings[i].length, standings[i].text, standings[i].linear))
@@ -59,10 +61,10 @@ class Winner(NamedTuple):
     """The decision for (kernel, target), and the evidence for it.
 
     `ratio` is tuned ÷ heuristic in the run that confirmed the chain (below 1: faster). `time` and `baseline` are seconds in that run,
-    `baseline_linear` is the heuristic's LINEAR digest then. `layer` is the nearest that has evidence for it: OWN, TEAM or SHIPPED.
-    `slower_here`: what was measured here alone speaks against it. The chain is verified for `linear` under `codegen`: where today's LINEAR
-    has another digest, it is only a seed. `strategy`: as its measurement has it. `sizes`: of a kernel with variables, its times, with the
-    user's names. `noisy`: the machine was busy in that run, so that `time` may be too long."""
+    `baseline_linear` is the heuristic's LINEAR digest then. `layer` is the nearest layer that has evidence for it: OWN, TEAM or SHIPPED.
+    `slower_here`: by the measurements of this machine alone, rule 6 excludes the chain. The chain is verified for `linear` under `codegen`:
+    if its LINEAR has another digest today, it is only a seed. `strategy`: as in its measurement. `sizes`: the times of a kernel with
+    variables at each size, with the user's names. `noisy`: the machine was busy in that run, so that `time` may be too long."""
 
     kernel: str
     target: str
@@ -107,12 +109,12 @@ class Winner(NamedTuple):
 
 
 def rejection(m: Measurement) -> str | None:
-    """Why a measurement cannot make a winner, by rules 1 and 6; None: it can."""
+    """Why a measurement cannot make its chain a winner, by rules 1 and 6; None if it can."""
     return doubt(m) or drawback(m)
 
 
 def doubt(m: Measurement) -> str | None:
-    """Why a measurement is not evidence, by rule 1; None: it is."""
+    """Why a measurement does not count, by rule 1; None if it counts."""
     if m.status != "ok":
         return f"status {m.status}" + (f": {m.reason}" if m.reason else "")
     if m.step != "confirm":
@@ -131,7 +133,7 @@ def doubt(m: Measurement) -> str | None:
 
 
 def fits_its_times(ratio: float, time: float, baseline: float) -> bool:
-    """Whether a paired ratio and the representative times of a chain and of the heuristic, in seconds, tell the same."""
+    """Whether a paired ratio agrees, within a factor of SLACK, with the ratio of the times of a chain and of the heuristic, in seconds."""
     return ratio / SLACK <= time / baseline <= ratio * SLACK
 
 
@@ -141,7 +143,7 @@ def is_slower(low: float, ratio: float) -> bool:
 
 
 def drawback(m: Measurement) -> str | None:
-    """Why a measurement that is evidence speaks against its chain, by rule 6; None: it does not."""
+    """Why a measurement that counts excludes its chain, by rule 6; None if it does not."""
     if m.ratio_low is not None and m.ratio is not None and is_slower(m.ratio_low, m.ratio):
         return "slower than the heuristic"
     worst = max(m.sizes, key=lambda s: s.ratio, default=None)
@@ -151,7 +153,7 @@ def drawback(m: Measurement) -> str | None:
 
 
 def standing_bars(measurements: Iterable[Measurement], verdicts: Iterable[Verdict]) -> list[Verdict | Measurement]:
-    """The records that bar a LINEAR, by rule 3, and that no `restored` verdict takes back."""
+    """The records that bar a LINEAR, by rule 3, except those that a `restored` verdict revokes."""
     verdicts = list(verdicts)
     lifted = {i for v in verdicts if v.verdict == "restored" for i in v.lifts}
     bars: list[Verdict | Measurement] = [v for v in verdicts if v.verdict in ("wrong", "retracted")]
@@ -160,7 +162,7 @@ def standing_bars(measurements: Iterable[Measurement], verdicts: Iterable[Verdic
 
 
 def barred_revisions(measurements: Iterable[Measurement], verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Per LINEAR digest the last code generator revision under which it may not be used, by rule 3."""
+    """LINEAR digest → the last code generator revision under which it may not be used, by rule 3."""
     barred: dict[str, int] = {}
     for record in standing_bars(measurements, verdicts):
         barred[record.linear] = max(record.codegen, barred.get(record.linear, 0))
@@ -168,14 +170,14 @@ def barred_revisions(measurements: Iterable[Measurement], verdicts: Iterable[Ver
 
 
 def is_barred(m: Measurement, barred: Mapping[str, int]) -> bool:
-    """Whether `barred_revisions` bars a measurement."""
+    """Whether a measurement is barred, given the result of `barred_revisions`."""
     return m.linear in barred and m.codegen <= barred[m.linear]
 
 
 def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict], layer_ranks: Mapping[str, int]) -> list[Winner]:
     """All chains that may be used for one (kernel, target), best first. The first is the winner, the others are seeds.
 
-    `layer_ranks` has the layer of each measurement by its id; one that it lacks counts as shipped."""
+    `layer_ranks`: id of a measurement → its layer; a measurement that is not in it counts as shipped."""
     measurements, verdicts = list(measurements), list(verdicts)
     barred = barred_revisions(measurements, verdicts)
     verified = {(v.linear, v.codegen) for v in verdicts if v.verdict == "verified"}
@@ -216,7 +218,7 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
 
 
 def _upper_median(measurements: Sequence[Measurement]) -> Measurement:
-    """The one that decides among measurements of one chain, by rule 5."""
+    """The measurement that counts for several of one chain, by rule 5."""
     return sorted(measurements, key=lambda m: (m.ratio_high, m.id))[len(measurements) // 2]
 
 

@@ -1,4 +1,4 @@
-"""How far a right answer may be from the reference: rounding-error bounds of a kernel AST, as another kernel AST.
+"""Rounding-error bounds: how far a correct result may be from the reference, computed from a kernel AST as another kernel AST.
 
 For each value v of the kernel the bound is E(v) = rel·|v| + abs. `rel` is a number known from the AST; `abs` is an expression over the
 same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float32, 2^-11 for float16, 2^-8 for bfloat16):
@@ -11,34 +11,34 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
     Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(m, 6·√m + 8)·u, m additions between a term and the sum
     Σ of a · b, TF32        g + 2^-11 for each factor that may be rounded to 11 bits: no integer below 2^11
     cast                    rel = rel + u of the narrower type
-    a < b, floor(a), …      a step that the error of a may cross counts with its full height
-    ±∞                      rel does not count: what a constant (a mask) or a pole made infinite does not round
+    a < b, floor(a), …      if the error of a may cross a step of the function, the full height of the step
+    ±∞                      rel does not count, as a value that a constant (a mask) or a pole made infinite does not round
 
-An element is *undecidable* where rounding decides whether it is a number, a NaN or infinite. Its bound is infinite, and a right program may
-give anything:
+An element is *undecidable* where rounding decides whether it is a number, a NaN or infinite. Its bound is infinite, and a correct program
+may give any value. These values are undecidable:
 
     √a, log a, a^b          [a - 2·E, a + 2·E] reaches both sides of 0, the border of the domain
     a^b                     a is not positive, and [b - 2·E, b + 2·E] holds an integer
     a / b, 1/b, a mod b     [b - 2·E, b + 2·E] reaches both sides of 0, the pole
     0 · ∞, 0 / 0            the 0 has an error
     WHERE                   the error of the condition may flip it, and one of the branches is NaN, undecidable, or infinitely far away
-    argmax                  another value reaches the extremum
-    a load                  its place is not certain
+    argmax                  the error of another value may make it the extremum
+    a load                  its index has an error
     anything else           an operand is undecidable
 
 An argument whose whole interval is outside of the domain gives a NaN for certain. An argument that cannot leave the domain, such as a sum
-of squares, has an interval that ends at 0 (value_ranges.py). A comparison of a sum of float32 or float64 knows that sums round to nearest:
-u = 1 + x is 1 for certain where x is small enough. log1p relies on that.
+of squares, has an interval that ends at 0 (value_ranges.py). The bound of a comparison with a float32 or float64 sum uses that sums round
+to nearest: u = 1 + x is certainly 1 where x is small enough. log1p relies on that.
 
 g covers any order of summation, vectors, partial sums and fused multiply-adds, in chains as long as lowering makes them
-(`svod.core.ir.summation`): n additions in a row up to some length, blocks beyond. The deterministic bound of m additions in a row is
-m·u·Σ|x|, the probabilistic one λ·√m·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to probabilistic
-rounding error analysis", 2019). The accumulator's u counts, not the output's. Dot and matrix instructions of bfloat16 round as often,
-in another order. They take numbers below 2^-126 for zero; the bound leaves this out, because inputs are never drawn so small.
+(`svod.core.ir.summation`): up to some length all additions in a row, for longer sums in blocks. The deterministic bound of m additions in a
+row is m·u·Σ|x|. The probabilistic bound λ·√m·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to
+probabilistic rounding error analysis", 2019). The accumulator's u counts, not the output's. Dot and matrix instructions of bfloat16 round
+as often, in another order. They treat numbers below 2^-126 as zero; the bound leaves this out, because inputs are never drawn so small.
 
 The reference computes with its own rounding, so a result is right when |got - want| ≤ 2·E. Where all inputs are small integers
-and every intermediate is an integer that its dtype holds, E is 0 and the comparison is exact. The largest magnitude that each value of
-the AST can have decides this.
+and every intermediate is an integer that its dtype can represent, E is 0 and the comparison is exact. To decide this, the largest
+magnitude of each value of the AST is computed.
 
 The bound is a kernel AST again, evaluated by the same evaluator as the reference (`svod.core.spec.evaluate`); nothing is compiled.
 """
@@ -57,17 +57,17 @@ from svod.tune.measure.value_ranges import ValueRange, range_of
 
 UNIT = {dtypes.float16: 2.0**-11, dtypes.bfloat16: 2.0**-8, dtypes.float32: 2.0**-24, dtypes.float64: 2.0**-53}
 SMALLEST = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-126, dtypes.float32: 2.0**-126, dtypes.float64: 2.0**-1022}
-FUNCTION_ULPS = 8.0        # units of roundoff that an expanded function may be off: 4 ulp
-SAFETY = 2.0               # both sides round
-TINY = 1e-300
-FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # functions that end a mask of -∞
-POLES = {Ops.RECIPROCAL: 0, Ops.FDIV: 1, Ops.LOG: 0, Ops.LOG2: 0, Ops.POW: 0}       # the operand that makes them infinite where it is 0
+FUNCTION_ULPS = 8.0        # largest error of a function's expansion, in unit roundoffs: 4 ulp
+SAFETY = 2.0               # factor of every bound, as both the program and the reference round
+TINY = 1e-300              # the least divisor, instead of 0
+FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # functions whose value at -∞, as of a mask, is finite
+POLES = {Ops.RECIPROCAL: 0, Ops.FDIV: 1, Ops.LOG: 0, Ops.LOG2: 0, Ops.POW: 0}       # op → index of the operand with a pole at 0
 F64 = dtypes.float64
 
 
 class ErrorBound(NamedTuple):
-    """E(v) = rel·|v| + abs. `abs` is a float64 expression; None: it is 0. Where the truth value `undecidable` is true, v may be anything;
-    None: it is false everywhere."""
+    """The bound E(v) = rel·|v| + abs of a value v. `abs`: a float64 expression; None: 0. `undecidable`: a bool expression that is true for
+    elements where v may be anything; None: for no element."""
 
     rel: float = 0.0
     abs: UOp | None = None
@@ -79,7 +79,7 @@ class ErrorBound(NamedTuple):
 
 
 ZERO = ErrorBound()
-# the largest magnitude of a value that is certainly an integer; None: it may not be one
+# the largest magnitude of a value that is certainly an integer; None if the value may not be an integer
 Magnitude = float | None
 
 
@@ -120,25 +120,26 @@ def _any(*conditions: UOp | None) -> UOp | None:
 
 
 def _reaches(distance: UOp, e: UOp) -> UOp:
-    """Whether the results of two right programs may lie on either side of a place at this distance: both are within e of the true value.
-    An e that is NaN, because infinities met in it, reaches everywhere. A distance that is NaN is that of a NaN."""
+    """Whether the values of two correct programs may lie on different sides of a point. `distance`: from the reference's value to the
+    point; `e`: the bound of the value's error. If e is NaN, because infinities cancelled in it, the answer is yes. If the distance is NaN,
+    because the value is, it is no."""
     zero = _const(0.0)
     return (zero <= distance) & (e * _const(SAFETY) < distance).alu(Ops.OR, e <= zero).alu(Ops.NOT)
 
 
-COMBINED = 64       # additions of partial results, level by level: lanes, accumulators of a thread, threads of a group, parts
+COMBINED = 64       # most additions that combine partial results: of lanes, accumulators of a thread, threads of a group, and parts
 
 
 def summation_factor(n: int, unit: float, rule: SumRule) -> float:
-    """g of a sum of n terms: min(m, 6·√m + 8)·u, m additions between a term and the sum."""
+    """The factor g of the error bound g·Σ|x| of a sum of n terms: min(m, 6·√m + 8)·u, with m additions between a term and the sum."""
     m = min(n, longest_path(rule, n) + COMBINED)
     return min(float(m), 6.0 * math.sqrt(m) + 8.0) * unit
 
 
 @dataclass
 class _Analysis:
-    """One walk over a kernel AST. `integers`: the inputs hold integers up to this magnitude; None: any reals. `significand`: bits to which
-    factors of float32 in sums of products may be rounded; 0: they are not."""
+    """The analysis of one kernel AST, node by node from its inputs. `integers`: the inputs hold integers up to this magnitude; None: any
+    reals. `significand`: bits to which factors of float32 in sums of products may be rounded; 0: they are not rounded."""
 
     integers: int | None
     significand: int
@@ -148,15 +149,15 @@ class _Analysis:
         self.sizes: dict[UOp, Magnitude] = {}
         self.ranges: dict[UOp, ValueRange] = {}
         self.read_as: dict[int, DType] = {}
-        self.infinite: set[UOp] = set()         # values that may be infinite though no operation overflows
+        self.infinite: set[UOp] = set()         # nodes whose value may be infinite without an overflow
 
     def _at_pole(self, v: UOp) -> UOp | None:
-        """E(v) for a function that is steep at 0: also what the smallest numbers lose, of which some processors make zeros, counts."""
+        """E(v) for a function that is steep at 0: includes the error where a processor flushes denormal numbers to zero."""
         e = self.total(v)
         return None if e is None else e + _const(SMALLEST[v.dtype])
 
     def total(self, v: UOp) -> UOp | None:
-        """E(v) as one float64 expression; None where it is 0."""
+        """E(v) as one float64 expression; None if it is 0."""
         b = self.bounds[v]
         return _add(None if b.rel == 0.0 else self._finite(v) * _const(b.rel), b.abs)
 
@@ -260,7 +261,7 @@ class _Analysis:
         return own._replace(undecidable=_any(own.undecidable, *(self.bounds[s].undecidable for s in u.src)))
 
     def _operation(self, u: UOp) -> ErrorBound:
-        """The bound of an operation. What its operands leave undecidable, `bound` adds."""
+        """The bound of an operation, without the elements that are undecidable because an operand is: `bound` adds these."""
         op = u.op
         if op is Ops.GEP:
             return self.bounds[u.src[0]] if u.arg == 0 else self._component(u.src[0])
@@ -285,7 +286,7 @@ class _Analysis:
         return worst
 
     def _unsure(self, nodes: Sequence[UOp]) -> ErrorBound:
-        """Nothing can be said about a value where one of `nodes` is uncertain."""
+        """The bound of a value that is undecidable where one of `nodes` has an error, and exact elsewhere."""
         worst = self._largest(nodes)
         flags = _any(*(self.bounds[n].undecidable for n in nodes))
         return ErrorBound(undecidable=_any(None if worst is None else (worst <= _const(0.0)).alu(Ops.NOT), flags))
@@ -315,7 +316,8 @@ class _Analysis:
         return ZERO if e is None else ErrorBound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("MAX", 1)))
 
     def _component(self, reduce: UOp) -> ErrorBound:
-        """A component of a REDUCE that is not the first. The place of an extremum is certain where no other value reaches it."""
+        """The bound of a component of a REDUCE other than the first, such as the position of an extremum. It is certain where no other
+        value, within its error, reaches the extremum."""
         combiner, count = reduce.arg
         (x, *others), ranges = reduce.src[:count], reduce.src[count:]
         e = self.total(x)
@@ -345,7 +347,7 @@ class _Analysis:
         return ErrorBound(0.0, _steps(x, e, Ops.TRUNC) if x.dtype.is_float else e)
 
     def _compare(self, u: UOp) -> ErrorBound:
-        """A truth value is 0 or 1: it is off by 1 where an operand is undecidable, or where the errors may flip it."""
+        """The bound of a comparison. Its value, 0 or 1, is off by 1 where an operand is undecidable, or where the errors may flip it."""
         a, b = u.src
         if u.op is Ops.CMPLT and a.op is Ops.BITCAST and a.src[0].dtype.is_float and b.op is Ops.CONST and b.arg == 0:
             flags = self._sign_may_flip(a.src[0])
@@ -354,14 +356,14 @@ class _Analysis:
         return ZERO if flags is None else ErrorBound(0.0, _step(flags))
 
     def _sign_may_flip(self, x: UOp) -> UOp | None:
-        """A flag that is true where the sign bit of x is uncertain: near 0, and where x is a computed NaN. None: nowhere."""
+        """A bool expression that is true where the sign bit of x is uncertain: near 0, and where x is a computed NaN. None: nowhere."""
         e = self.total(x)
         is_nan = None if e is None else x.alu(Ops.CMPNE, x)
         return _any(self.bounds[x].undecidable, self._meets_zero(x, e), is_nan)
 
     def _may_flip(self, a: UOp, b: UOp) -> UOp | None:
         e = _add(self.total(a), self.total(b))
-        if e is None or a is b:     # a number that is compared with itself tells whether it is a NaN
+        if e is None or a is b:     # a value compared with itself is a test for NaN, which no error flips
             return None
         if not (self._is_sum(a) or self._is_sum(b)):
             return _reaches((_wide(a) - _wide(b)).alu(Ops.ABS), e)
@@ -372,11 +374,11 @@ class _Analysis:
         return numbers & apart.alu(Ops.OR, single).alu(Ops.NOT)
 
     def _is_sum(self, v: UOp) -> bool:
-        """Whether v is a sum that every right program rounds to v's dtype, and to the same number where its operands are the same."""
+        """Whether v is a sum that every correct program rounds to v's dtype, and to the same number where its operands are the same."""
         return v.op in (Ops.ADD, Ops.SUB) and v.dtype in (dtypes.float32, dtypes.float64) and not self.bounds[v].is_zero
 
     def _ends(self, v: UOp) -> tuple[UOp, UOp]:
-        """The least and the largest number that v may be in a right program, in float64."""
+        """The least and the largest number that v may be in a correct program, in float64."""
         if self._is_sum(v):
             exact, e = _wide(v.src[0]).alu(v.op, _wide(v.src[1])), self.bounds[v].abs
             error = _const(0.0) if e is None else e * _const(SAFETY)
@@ -402,7 +404,7 @@ class _Analysis:
         return ErrorBound(0.0, _add(inner, may_flip.alu(Ops.WHERE, height, zero)), _any(flags, may_flip & either))
 
     def _integer(self, u: UOp) -> ErrorBound:
-        """Integers and truth values with an uncertain operand."""
+        """The bound of an operation on integers or truth values with an uncertain operand."""
         if u.op in (Ops.ADD, Ops.SUB):
             return ErrorBound(0.0, _add(*(self.total(s) for s in u.src)))
         if u.op in (Ops.NEG, Ops.ABS, Ops.MAX, Ops.MIN) or (u.dtype.kind == "b" and u.op in (Ops.AND, Ops.OR, Ops.XOR, Ops.NOT)):
@@ -463,7 +465,7 @@ class _Analysis:
         error, meets_zero = above / self._least(d, ed), self._meets_zero(d, ed)
         if self._is_apart_from_zero(d):
             return ErrorBound(unit, error)
-        # a / 0 is infinite for certain, if a certainly is not 0
+        # a / 0 is certainly infinite if a is certainly not 0
         is_pole = _abs64(d) <= _const(0.0)
         if ea is not None:
             assert a is not None
@@ -471,7 +473,7 @@ class _Analysis:
         return ErrorBound(unit, is_pole.alu(Ops.WHERE, _const(0.0), error), meets_zero)
 
     def _remainder(self, a: UOp, d: UOp, unit: float) -> ErrorBound:
-        """a - d·⌊a/d⌋: the floor of the quotient is certain where that is not next to an integer."""
+        """The bound of a - d·⌊a/d⌋. The floor is certain where the quotient is not next to an integer."""
         ea, ed = self.total(a), self.total(d)
         quotient = _wide(a).alu(Ops.FDIV, _wide(d))
         error = _add(ea, None if ed is None else ed * (_abs64(quotient) + _const(1.0)))
@@ -480,12 +482,12 @@ class _Analysis:
         return ErrorBound(unit, error + _abs64(d) * _steps(quotient, error / self._least(d, ed), Ops.FLOOR), self._meets_zero(d, ed))
 
     def _least(self, x: UOp, e: UOp | None) -> UOp:
-        """The least magnitude of x where it does not meet 0."""
+        """The least magnitude that x may have within its error `e`, for elements where that does not reach 0."""
         r = self.ranges[x]
         return _max(_abs64(x) if e is None else _abs64(x) - e, _const(max(r.low, -r.high, TINY)))
 
     def _meets_zero(self, x: UOp, e: UOp | None) -> UOp | None:
-        """A flag that is true where two right programs may disagree on whether x is 0, or on its sign. None: nowhere."""
+        """A bool expression that is true where two correct programs may disagree on whether x is 0, or on its sign. None: nowhere."""
         return None if e is None or self._is_apart_from_zero(x) else _reaches(_abs64(x), e)
 
     def _power(self, u: UOp, unit: float) -> ErrorBound:
@@ -499,7 +501,7 @@ class _Analysis:
         assert exponent is not None
         undecidable = self._meets_zero(a, ea)
         if eb is not None and self.ranges[a].low <= 0:
-            # a negative number has powers of integers only; those of 0 are 0, 1 and infinite; the power 0 of a NaN is 1
+            # a negative number only has integer powers; powers of 0 are 0, 1 or infinite; NaN to the power 0 is 1
             near_integer = _reaches((_wide(b) - _wide(b).alu(Ops.ROUND)).alu(Ops.ABS), eb)
             undecidable = _any(undecidable, (_const(0.0) < _wide(a)).alu(Ops.NOT) & near_integer)
         error = _abs64(u) * (exponent.alu(Ops.EXP) - _const(1.0))
@@ -507,7 +509,7 @@ class _Analysis:
 
     def _function(self, u: UOp, unit: float) -> ErrorBound:
         x, e, op = u.src[0], self.total(u.src[0]), u.op
-        # a function that crosses zero has an absolute error of the size of its argument's rounding there
+        # near a zero of the function its absolute error is about the rounding of its argument
         floor = _const(unit) if op in (Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS) else None
         if e is None:
             return ErrorBound(unit, floor)
@@ -526,12 +528,12 @@ class _Analysis:
         steepest = {Ops.SIN: 1.0, Ops.COS: 1.0, Ops.TANH: 1.0, Ops.ERF: 1.1283791670955126}.get(op)
         if steepest is None:
             return self._unsure([x])
-        # the sine of a number that is huge in one program and infinite in another
+        # undecidable: the sine of a number that is huge in one program and infinite in another
         overflows = x.alu(Ops.CMPEQ, x) & (e < _const(math.inf)).alu(Ops.NOT) if op in (Ops.SIN, Ops.COS) else None
         return ErrorBound(unit, _add(e * _const(steepest), floor), overflows)
 
     def _rounded_factors(self, x: UOp) -> float:
-        """The relative error of a product whose factors a matrix instruction may round."""
+        """The additional relative error of a product whose factors a matrix instruction may round; 0 if none is rounded."""
         if not self.significand or x.op is not Ops.MUL or x.dtype != dtypes.float32:
             return 0.0
         exact = [size is not None and size <= 2.0**self.significand for size in (self.sizes[s] for s in x.src)]
@@ -539,8 +541,8 @@ class _Analysis:
 
 
 def _read(index: UOp, of_stage: UOp | None) -> UOp | None:
-    """The expression `of_stage`, known per element of a stage, at the element that `index` reads. It becomes a stage over the axes that it
-    reads. None where nothing is known."""
+    """The value of `of_stage`, an expression for each element of a stage, at the element that `index` reads. It becomes a stage of its own,
+    over the axes that it reads. None if `of_stage` is None."""
     if of_stage is None:
         return None
     reads = _ranges_read(of_stage)
@@ -550,19 +552,19 @@ def _read(index: UOp, of_stage: UOp | None) -> UOp | None:
 
 
 def _any_of(flags: UOp, ranges: Sequence[UOp]) -> UOp | None:
-    """Whether `flags` is true anywhere along `ranges`. Each part is computed apart, for the axes that it reads."""
+    """Whether `flags` is true anywhere along `ranges`. Each operand of its ORs is reduced separately, over the axes that it reads."""
     parts = (f for f in flags.toposort(gate=lambda n: n.op is Ops.OR) if f.op is not Ops.OR)
     return _any(*(_any_along(f, ranges) for f in parts))
 
 
 def _any_along(flag: UOp, ranges: Sequence[UOp]) -> UOp:
-    """Whether `flag` is true anywhere along those of `ranges` that it reads."""
+    """Whether `flag` is true anywhere along the axes of `ranges` that it reads."""
     read = [r for r in _ranges_read(flag) if r in ranges]
     return _hoisted(UOp(Ops.REDUCE, dtypes.bool, (flag, *read), ("OR", 1)), read) if read else flag
 
 
 def _hoisted(reduce: UOp, ranges: Sequence[UOp]) -> UOp:
-    """A REDUCE over `ranges` as a stage of the other axes that it reads, read there."""
+    """A read of a REDUCE over `ranges`, made a stage of its own over the other axes that it reads."""
     outer = [r for r in _ranges_read(reduce) if r not in ranges]
     return UOp(Ops.INDEX, reduce.dtype, (UOp(Ops.STAGE, reduce.dtype, (reduce, *outer)), *outer))
 
@@ -573,12 +575,12 @@ def _ranges_read(u: UOp) -> list[UOp]:
 
 
 def _step(flags: UOp) -> UOp:
-    """The error of a truth value that may flip where `flags` is true."""
+    """The error of a truth value that may flip where `flags` is true: 1 there, and 0 elsewhere."""
     return flags.alu(Ops.WHERE, _const(1.0), _const(0.0))
 
 
 def _steps(x: UOp, e: UOp, op: Ops) -> UOp:
-    """The largest difference between two right programs' roundings of x (`op`: ⌊x⌋, ⌈x⌉, …), when x has the error `e`."""
+    """The largest difference between two correct programs' roundings of x (`op`: ⌊x⌋, ⌈x⌉, …), where x has the error `e`."""
     return (_wide(x) + e * _const(SAFETY)).alu(op) - (_wide(x) - e * _const(SAFETY)).alu(op)
 
 
@@ -598,8 +600,8 @@ def terms(reduce: UOp) -> int:
 
 
 def read_as(ast: UOp) -> dict[int, DType]:
-    """By slot, the float dtype as which a kernel reads the bits of a parameter of integers, where it reads them as nothing else: NumPy has
-    no bfloat16, so its users pass the bits as uint16."""
+    """Slot of an integer parameter → the float dtype as which the kernel reads its bits, for parameters that it only reads so. NumPy has no
+    bfloat16, so its users pass the bits as uint16."""
     dtypes_of: dict[int, set[DType]] = {}
     for u in ast.toposort():
         for s in u.src:
@@ -609,12 +611,12 @@ def read_as(ast: UOp) -> dict[int, DType]:
 
 
 def error_bounds(ast: UOp, integers: int | None = None, significand: int = 0) -> list[UOp | None]:
-    """For each STORE of a kernel AST a STORE of 2·E of its value, in float64, at the same coordinates; None where E is 0. ∞: the element is
-    undecidable; NaN: E is not known, but that of a NaN, which is certain.
+    """For each STORE of a kernel AST a STORE of 2·E of its value, in float64, at the same coordinates; None where E is 0. A bound of ∞
+    means that the element is undecidable. A bound of NaN means that E is unknown, except for an element that is itself NaN and certain.
 
     `integers`: all float inputs hold integers of at most this magnitude; None: any reals. `significand`: bits to which factors of float32
-    in sums of products may be rounded; 0: they are not. The i-th bound is stored to a PARAM of
-    its own, at slot (number of parameters) + i and of the size of the original, so that in-place kernels keep their inputs."""
+    in sums of products may be rounded; 0: they are not rounded. The i-th bound is stored to a PARAM of its own, at slot (number of
+    parameters) + i and of the size of the original, so that in-place kernels keep their inputs."""
     analysis = _Analysis(integers, significand)
     analysis.run(ast)
     slots = 1 + max(u.arg.slot for u in ast.walk(Ops.PARAM))

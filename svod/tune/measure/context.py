@@ -26,9 +26,9 @@ from svod.tune.measure.sizes import MOST_VERIFIED, Size, at_size, values_of
 from svod.tune.measure.slices import full_run, part_of_run
 from svod.tune.measure.verify import KEPT_BYTES, Baseline, GuardedBuffers, InputSet, Reference, make_inputs
 
-CONTEXTS = 6                        # kernels a worker remembers
-PROGRAMS = 256                      # lowered programs a compile child keeps between lowering and compiling
-LOADED = 64                         # programs a bench child keeps in executable memory
+CONTEXTS = 6                        # most kernels whose state a worker keeps
+PROGRAMS = 256                      # most lowered programs that a compile child keeps between lowering and compiling
+LOADED = 64                         # most programs that a bench child keeps in executable memory
 KEPT_SIZES = 2 * MOST_VERIFIED      # sizes of a kernel with variables whose references a worker remembers
 EXIT_OVERRUN = 86                   # exit status of a worker whose memory a kernel has overwritten
 # inputs of timed runs: no operation turns them into NaN, infinity or denormals
@@ -37,8 +37,8 @@ TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
 
 @dataclass(frozen=True)
 class Setup:
-    """The payload of every job: a kernel as data, its target, the sizes it is timed at (one without values for no variables), and the
-    device, where its name selects another compiler than the first of the target's backend."""
+    """The setup payload of every job. `ast`: the kernel as data; `sizes`: the sizes that it is timed at, ((),) for a kernel without
+    variables; `device`: the name of the target's device if it is to be another compiler than the first of the backend, else ""."""
 
     ast: Any
     target: Target
@@ -47,7 +47,7 @@ class Setup:
 
 
 class KernelContext:
-    """One kernel in a worker."""
+    """A worker's state for one kernel."""
 
     def __init__(self, setup: Setup) -> None:
         self.kernel = Kernel(data_to_ast(setup.ast))
@@ -62,7 +62,7 @@ class KernelContext:
 
     # -- compiling --------------------------------------------------------------------------------------------------------
     def program(self, chain: Sequence[Any], most: int = sys.maxsize) -> Program:
-        """The program of a chain, lowered now or kept. Raises ProgramTooLong where it has more than `most` instructions."""
+        """The lowered program of a chain, from the cache if it is there. Raises ProgramTooLong for more than `most` instructions."""
         key = repr(chain)
         program = self.programs.get(key)
         if program is None:
@@ -78,7 +78,7 @@ class KernelContext:
         return GuardedBuffers(self.kernel)
 
     def at(self, size: Size) -> KernelAtSize:
-        """The kernel at one size, with its reference results; kept for the latest sizes."""
+        """The kernel at one size, with its reference results. The KEPT_SIZES latest used sizes are kept."""
         at = self._at.get(size)
         if at is None:
             at = self._at[size] = KernelAtSize(self, size)
@@ -89,7 +89,7 @@ class KernelContext:
         return at
 
     def write_timing_inputs(self) -> None:
-        """Let the buffers hold the timing inputs: they are written again where a verification or an in-place kernel has changed them."""
+        """Write the timing inputs into the buffers, unless they hold them already: a verification or an in-place kernel changes them."""
         if not self._timing_inputs_written or self.kernel.written:
             self.buffers.fill(make_inputs(self.kernel, TIMING_INPUTS))
             self._timing_inputs_written = True
@@ -106,14 +106,14 @@ class KernelContext:
         self._timing_inputs_written = False
 
     def load(self, built: Built) -> Runner:
-        """A program in executable memory, loaded now or kept."""
+        """A program in executable memory, from the cache if it is there."""
         opening, key = self.device.backend.opening, (built.digest, built.passes)
-        if opening != self._opening:        # a candidate before has cost the device
+        if opening != self._opening:        # an earlier candidate broke the device, which was opened anew
             self.loaded.clear()
             self._opening = opening
         runner = self.loaded.get(key)
         if runner is None:
-            self.write_timing_inputs()      # phases that run once read the constants now
+            self.write_timing_inputs()      # phases that run once run now, and read the constants
             runner = self.loaded[key] = Runner(self, built)
             if len(self.loaded) > LOADED:
                 self.loaded.popitem(last=False)     # not closed: the race that loads this program may still run that one
@@ -122,7 +122,7 @@ class KernelContext:
         return runner
 
     def ready_for_timing(self, programs: Sequence[Built]) -> list[Runner]:
-        """The runners of programs, with the timing inputs in the buffers."""
+        """Load programs and write the timing inputs into the buffers. Returns the runners of the programs."""
         runners = [self.load(built) for built in programs]
         self.write_timing_inputs()
         return runners
@@ -134,7 +134,7 @@ class KernelContext:
 
 
 class KernelAtSize:
-    """A kernel with values for its variables: a kernel of its own over the same memory, so that a write beyond the values shows as well."""
+    """A kernel with values for its variables. It uses the memory of the largest size, so that a write beyond these values is detected."""
 
     def __init__(self, context: KernelContext, size: Size) -> None:
         self._kernel = at_size(context.kernel, size) if size else context.kernel
@@ -162,15 +162,15 @@ class Runner:
                                        constants=self.constants, device=self.context.target.device)
 
     def run_whole(self, size: Size) -> None:
-        """Run the kernel once at a size. A plan reads its constants when it is made: those of phases that run once, and on a device with
-        memory of its own all of them. Such a plan is made anew."""
+        """Run the kernel once at a size. The plan is made anew if it read constants when it was made, as their values may have changed: for
+        phases that run once, or for a device with memory of its own, which has copies of them."""
         self._set_whole(size)
         copied = bool(self.constants) and not self.context.device.backend.reads_host_memory
         plan = self._make_plan() if copied or any(p.once for p in self.spec.phases) else self.plan
         plan.execute(**values_of(self.context.kernel, size))
 
     def contestant(self, size: Size = (), part: float = 1.0) -> Contestant:
-        """The kernel at a size, ready to run, or a slice of about `part` of it (kernels without variables only)."""
+        """A contestant for a race: the kernel at a size, or for kernels without variables a slice of about `part` of it."""
         self.plan.load_inputs()
         run = partial(self.plan.repeat_timed, cold=True)
         if part < 1.0:
@@ -192,7 +192,7 @@ _kept: OrderedDict[str, KernelContext] = OrderedDict()
 
 
 def kernel_context(setup: Setup) -> KernelContext:
-    """The context of a setup. The latest `CONTEXTS` ones are kept; older ones are closed."""
+    """The context for a setup, made now or kept. The CONTEXTS latest used ones are kept; the others are closed."""
     key = repr(setup)
     context = _kept.get(key)
     if context is None:

@@ -1,28 +1,29 @@
-"""Verification: whether a kernel computes what its AST says.
+"""Verification of a program: whether its outputs are those that its kernel's AST defines.
 
 The reference is the NumPy evaluator (`svod.core.spec.evaluate`), which shares no code with the lowering. Every candidate that a search
 wants to keep runs on two or more sets of inputs, and every output element is compared:
 
     small integers      bit for bit, wherever every intermediate is representable
     random reals        within 2·E, the rounding-error bound of the accumulation dtypes plus one rounding to the output (bounds.py)
-    all negative,       where the kernel takes a maximum or minimum: a wrong identity hides behind values of the other sign
+    all negative,       if the kernel takes a maximum or minimum: values of the other sign would hide a wrong identity element
     all positive
-    all equal,          where it has long sums: they show whether blocks are added up, as each addition of a long chain rounds alike
+    all equal,          if the kernel has long sums: in a long chain of additions all roundings then go the same way, so that the error
+                        shows whether the sum is computed in blocks
 
-Elements are not compared where rounding decides whether they are numbers: √(a·b - c) next to 0 is a NaN in one right program and none in
-another. Their tolerance is infinite. A kernel that has no other elements in an output is not judged.
+Elements are not compared where rounding decides whether they are numbers: √(a·b - c) next to 0 is NaN in one correct program and a number
+in another. Their tolerance is infinite. If an output has only such elements, the program is judged neither right nor wrong.
 
 The intervals of the inputs are chosen so that the reference stays finite, does not collapse to zeros and can be compared. Integers are
 drawn inside `Param.vmin`/`vmax`, so that gathers stay inside their tables.
 
 Where evaluating every element would cost more than `FULL_COST`, the reference is *sampled*: 1,024 points are evaluated (corners, borders
-of tiles, random points), and the whole output is compared with that of a *baseline*. The baseline is the heuristic's kernel, else the
-untouched one, and has itself passed at the same points. Where the two differ by more than is usual at these points, the reference is
-evaluated as well, and decides: the error of an element may be allowed to be larger, and the baseline may be the one that is wrong.
+of tiles, random points), and the whole output is compared with that of a *baseline*. The baseline is the program of the heuristic's chain,
+else of the kernel without opts, and has itself passed at the same points. Elements in which the two differ by more than is usual at these
+points are evaluated by the reference, which decides: the tolerance of such an element may be larger, or the baseline may be wrong.
 
-Outputs are poisoned before each run (NaN; 0xA5 bytes for integers). Every buffer stands between guard bytes of the same pattern. Inputs,
-and the gaps between the parts of an output that a kernel writes, must be unchanged afterwards. All sets use the same buffers and the same
-program, so scratch and temporaries that a wrong kernel forgets to write hold the previous set's values.
+Outputs are poisoned before each run (NaN; 0xA5 bytes for integers). Every buffer lies between guard bytes of the same pattern. Inputs,
+and the gaps between the parts of an output that a kernel writes, must be unchanged afterwards. All sets of inputs use the same buffers and
+the same program, so scratch and temporaries that a wrong kernel forgets to write hold the previous set's values.
 """
 from __future__ import annotations
 
@@ -48,19 +49,20 @@ from svod.tune.measure.measurer import Verification
 GUARD = 4096                     # bytes before and after each buffer: more than any vector store reaches
 POISON = 0xA5
 ALIGNMENT = 64
-FULL_COST = 1 << 24              # element operations of an evaluation of the whole output: about 0.1 s
-POINTS = 1024
-CORNERS = 64
+FULL_COST = 1 << 24              # most element operations, about 0.1 s, for which the reference evaluates the whole output
+POINTS = 1024                    # number of points at which a sampled reference is evaluated
+CORNERS = 64                     # most corners among these points
+# usual tile sizes: points are taken at these distances from both ends of an axis
 BORDERS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 15, 16, 31, 32, 48, 63, 64, 128, 256, 512)
-INTEGER_SIZES = (8, 4, 3, 2, 1)  # largest magnitude of the integers, the first for which every intermediate is exact
-REAL_RANGES = ((-1.0, 1.0), (0.1, 1.0), (0.9, 1.1), (1.1, 2.0))
-EQUAL = 0.1                      # no binary fraction: its sums round
-LONG_SUM = 1 << 12               # terms
-PROBE_POINTS = 64
-DRAWN = 1_000_003                # elements drawn for one array
-KEPT_BYTES = 256 << 20           # inputs of all sets are kept up to this size
+INTEGER_SIZES = (8, 4, 3, 2, 1)  # candidates for the largest magnitude of integer inputs: the first that keeps all intermediates exact
+REAL_RANGES = ((-1.0, 1.0), (0.1, 1.0), (0.9, 1.1), (1.1, 2.0))     # intervals to try for real inputs, in this order
+EQUAL = 0.1                      # the value of all-equal inputs: not a binary fraction, so that its sums round
+LONG_SUM = 1 << 12               # number of terms from which a sum counts as long
+PROBE_POINTS = 64                # points at which an interval of inputs is tried
+DRAWN = 1_000_003                # most elements that are drawn for one array; longer arrays repeat them
+KEPT_BYTES = 256 << 20           # the inputs of all sets are kept if they have at most this many bytes
 BLOCK = 1 << 15                  # elements compared at a time
-TINY = 1e-300                    # stands for a tolerance of 0 in a quotient
+TINY = 1e-300                    # used as the divisor where the tolerance is 0
 
 Run = Callable[[Sequence[Array]], None]
 
@@ -82,14 +84,14 @@ class InputSet(NamedTuple):
 
 @dataclass(frozen=True)
 class Repeated:
-    """`size` elements that repeat a part. Large buffers are filled and compared with it without holding all elements. The length of a drawn
-    part is prime, so no two tiles or rows start at the same value."""
+    """An array of `size` elements that repeats `part`, without holding all elements in memory. DRAWN, the length of a long part, is prime,
+    so that no two tiles or rows start at the same value."""
 
     part: Array
     size: int
 
     def whole(self) -> Array:
-        """The elements as an array."""
+        """All elements as one array."""
         return self.part if self.part.size == self.size else np.resize(self.part, self.size)
 
     def write(self, array: Array) -> None:
@@ -99,24 +101,24 @@ class Repeated:
         array[self.size - rest:] = self.part[:rest]
 
     def is_held_by(self, array: Array) -> bool:
-        """Whether an array holds just these elements, bit for bit."""
+        """Whether an array holds exactly these elements, bit for bit."""
         n = max(1, self.part.size)
         return all(_same_bytes(array[i:i + n], self.part[:self.size - i]) for i in range(0, self.size, n))
 
     def at(self, positions: Array) -> Array:
-        """The elements where a mask of `size` is true."""
+        """The elements at which `positions`, a mask of `size` truth values, is true."""
         return np.asarray(self.part[np.flatnonzero(positions) % self.part.size])
 
 
 class Beyond(NamedTuple):
-    """The elements that are further from what they should be than allowed: how many, and the positions of POINTS at most, worst first."""
+    """The elements that exceed their tolerance. `total`: their number; `worst`: the positions of at most POINTS of them, worst first."""
 
     total: int
     worst: Array
 
 
 class Mismatch(NamedTuple):
-    """The worst element of an output."""
+    """The worst element of an output that exceeds its tolerance. `wrong`: the number of all such elements; `flat`: its position."""
 
     wrong: int
     flat: int
@@ -127,11 +129,11 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """The right content of one output for one set of inputs. `flat` None: `want` and `tolerance` cover the whole output."""
+    """The right content of one output for one set of inputs. With `flat` None, `want` and `tolerance` cover the whole output."""
 
     slot: int
-    want: Array                   # memory form
-    tolerance: Array | None       # float64 per element, ∞ where anything is right; None: exact
+    want: Array                   # the right values, in memory form
+    tolerance: Array | None       # float64 per element, ∞ where any value is right; None: values must be equal
     flat: Array | None            # positions of the sampled points
 
     @property
@@ -142,13 +144,13 @@ class Expected:
 
 # -- inputs -------------------------------------------------------------------------------------------------------------------
 def _poison_bytes(dtype: DType) -> int:
-    """0xFF bytes are a NaN in every float type; integers and truth values get 0xA5."""
+    """The byte that poisons buffers of a dtype: 0xFF for floats, which gives NaN in every float type, 0xA5 for others."""
     return 0xFF if dtype.is_float else POISON
 
 
 def draw(dtype: DType, size: int, inputs: InputSet, rng: np.random.Generator, vmin: int | None = None, vmax: int | None = None,
          positive: bool = False) -> Array:
-    """`size` values in memory form. `vmin`/`vmax` bound integers; `positive`: integers are at least 1 (divisors, shift amounts)."""
+    """Draw `size` values, in memory form. `vmin`/`vmax` bound integers; `positive`: integers are at least 1 (divisors, shift amounts)."""
     if dtype.kind == "b":
         return rng.integers(0, 2, size).astype(np.bool_)
     if dtype.is_float:
@@ -167,8 +169,8 @@ def draw(dtype: DType, size: int, inputs: InputSet, rng: np.random.Generator, vm
 
 
 def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
-    """The contents of each slot, in memory form: drawn from the set's seed; poison in outputs that the kernel does not read. Integers
-    whose bits are read as floats hold the bits of floats."""
+    """The contents of each slot for a set of inputs, in memory form. They are drawn from the set's seed; outputs that the kernel does not
+    read are poisoned. An integer parameter whose bits the kernel reads as floats holds the bits of floats."""
     divides = any(u.op in (Ops.IDIV, Ops.MOD, Ops.SHL, Ops.SHR) and u.dtype != dtypes.index for u in kernel.ast.toposort())
     read = {u.src[0].src[0].arg.slot for u in kernel.ast.walk(Ops.LOAD)}
     bits_of = read_as(kernel.ast)
@@ -185,7 +187,7 @@ def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
 
 
 def whole(values: Sequence[Repeated]) -> list[Array]:
-    """One array per slot."""
+    """The contents of each slot as one full array."""
     return [v.whole() for v in values]
 
 
@@ -199,8 +201,8 @@ def _share_worth_comparing(values: Array, tolerance: Array | None, dtype: DType)
 
 
 def _of_numbers(tolerance: Array, want: Array, dtype: DType) -> Array:
-    """Tolerances as they are compared with: that of a number is NaN where infinities met in it, and any result may be right. That of a NaN
-    does not matter: it is certain, if the tolerance is not infinite."""
+    """The tolerances with ∞ instead of NaN for elements that are numbers: a bound is NaN where infinities cancelled in it, and any result
+    may then be right. A NaN tolerance of an element that is NaN stays: such an element is NaN in every correct program."""
     unknown = np.isnan(tolerance)
     if dtype.is_float:
         unknown &= ~np.isnan(to_float(want, dtype))
@@ -208,8 +210,8 @@ def _of_numbers(tolerance: Array, want: Array, dtype: DType) -> Array:
 
 
 class Reference:
-    """What a kernel must compute, per set of inputs. The process that verifies makes it once per kernel and keeps it. `significand`: bits
-    to which factors of float32 in sums of products may be rounded; 0: they are not.
+    """The right outputs of a kernel for each set of inputs. The process that verifies makes it once per kernel and keeps it. `significand`:
+    bits to which factors of float32 in sums of products may be rounded; 0: they are not rounded.
 
     Raises CompileError and UnsupportedError where the evaluator does: a kernel that it cannot evaluate is not verified."""
 
@@ -238,19 +240,20 @@ class Reference:
         return sets
 
     def _has_long_sums(self) -> bool:
-        """Whether the kernel has long sums of floats, and all their terms are added in short chains. Of equal terms the error of chains as
-        long as those of products is above the bound, which allows for errors of either sign."""
+        """Whether the kernel has long sums of floats, and all of them are lowered to short chains of additions. Sums of products have
+        longer chains: with equal terms their error exceeds the bound, which assumes errors of both signs."""
         sums = [u for u in self.kernel.ast.walk(Ops.REDUCE) if u.arg[0] in SUMMING and u.dtype.is_float]
         return any(terms(u) >= LONG_SUM for u in sums) and all(sum_rule(u) == SUMS for u in sums)
 
     def _bounds_of(self, integers: int | None) -> list[UOp | None]:
-        """The bounds of inputs that are integers of at most this magnitude; None: reals."""
+        """The error bounds of the outputs for inputs that are integers of at most this magnitude; None: for real inputs."""
         if integers not in self._bounds:
             self._bounds[integers] = error_bounds(self.kernel.ast, integers, self.significand)
         return self._bounds[integers]
 
     def _best_range(self, kind: Literal["integers", "reals"], ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """The first interval whose reference is finite, not zero, and can be compared nearly everywhere, else the best one."""
+        """The first interval of inputs for which nearly all reference values are finite, not zero, and can be compared; else the interval
+        for which most are."""
         best, best_share = ranges[0], -1.0
         for low, high in ranges:
             probe = InputSet("probe", kind, low, high, self.seed)
@@ -268,7 +271,7 @@ class Reference:
 
     # -- which points -----------------------------------------------------------------------------------------------------
     def _sample(self, store: int, count: int) -> list[Array]:
-        """Coordinates per range: corners, borders of tiles of usual sizes, and random ones."""
+        """Points of a STORE's output, as an array of coordinates per range: corners, borders of usual tile sizes, and random points."""
         extents = store_extents(self.kernel.ast, store=store)
         total = math.prod(extents)
         if total <= count:
@@ -327,8 +330,8 @@ class Reference:
         return Expected(param.arg.slot, want, tolerance, flat)
 
     def expected_at(self, number: int, slot: int, flat: Array) -> list[Expected]:
-        """The right values at positions `flat` of an output for the input set `number`: an entry for each STORE that writes some of them,
-        and one for the positions that no STORE writes."""
+        """The right values at positions `flat` of an output for the input set `number`: one entry for each STORE to it, and one for the
+        positions that no STORE writes."""
         args, bounds = whole(self.given(number)), self._bounds_of(self.sets[number].integers)
         stores = [i for i, store in enumerate(self.kernel.ast.src) if store.src[0].src[0].arg.slot == slot]
         found = [self._expected_at(i, self._coordinates_of(i, flat, args), args, bounds[i]) for i in stores]
@@ -336,7 +339,7 @@ class Reference:
         return [*found, Expected(slot, args[slot][rest], None, rest)]
 
     def _coordinates_of(self, store: int, flat: Array, args: list[Array]) -> list[Array]:
-        """The coordinates at which a STORE writes these positions of its output, by range."""
+        """The coordinates at which a STORE writes the positions `flat` of its output, as an array per range."""
         ast, extents = self.kernel.ast, store_extents(self.kernel.ast, store=store)
         if not extents:
             return []
@@ -351,7 +354,7 @@ class Reference:
 
 
 def _with_room(args: list[Array], bound: UOp) -> list[Array]:
-    """`args` and a float64 buffer at the slot that `bound` stores to."""
+    """`args`, extended by a float64 buffer at the slot that the STORE `bound` writes."""
     param = bound.src[0].src[0].arg
     room: list[Array] = [*args]
     while len(room) < param.slot:
@@ -360,7 +363,7 @@ def _with_room(args: list[Array], bound: UOp) -> list[Array]:
 
 
 def evaluation_cost(kernel: Kernel) -> float:
-    """Element operations that the evaluator needs for the whole output; a multiply-add of a contraction counts 1/30."""
+    """Element operations that the evaluator needs for the whole output; a multiply-add of a contraction counts as 1/MATMUL_GAIN of one."""
     total = 0.0
     for stage in kernel.stages:
         outer = math.prod(kernel.axes[a].extent for a in stage.outs)
@@ -377,7 +380,7 @@ def evaluation_cost(kernel: Kernel) -> float:
 
 # -- comparing ----------------------------------------------------------------------------------------------------------------
 def _same_bytes(a: Array, b: Array) -> bool:
-    """Whether two contiguous arrays of equal size hold the same bytes: eight at a time, in blocks that stay in the cache."""
+    """Whether two contiguous arrays of equal size hold the same bytes. Compares eight bytes at a time, in blocks that stay in the cache."""
     a, b = a.view(np.uint8), b.view(np.uint8)
     whole = a.size - a.size % 8
     wide_a, wide_b = a[:whole].view(np.uint64), b[:whole].view(np.uint64)
@@ -386,8 +389,8 @@ def _same_bytes(a: Array, b: Array) -> bool:
 
 
 def _is_near(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> bool:
-    """A quick test in a tenth of the time of `_excess`: True if floats are certainly within `tolerance`. False decides nothing. It works in
-    float32 or the values' own precision; the rounding of a difference is far below the part of the tolerance that is not used."""
+    """A test that takes a tenth of the time of `_excess`: True if all floats are certainly within `tolerance`; False says nothing. It works
+    in float32 or the values' own precision, and compares with 1e-6 less than the tolerance, which is more than a difference's rounding."""
     if tolerance is None or not dtype.is_float:
         return False
     with np.errstate(invalid="ignore", over="ignore"):
@@ -396,8 +399,8 @@ def _is_near(got: Array, want: Array, tolerance: Array | float | None, dtype: DT
 
 
 def _excess(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Array:
-    """The distance of each element from `want`, in tolerances; 0 where it is within one. Equal elements have distance 0 whatever the
-    tolerance is: that of a NaN is itself a NaN."""
+    """The distance of each element from `want`, as a multiple of its tolerance; 0 where it is within the tolerance. Equal elements have
+    distance 0 whatever the tolerance is, as the tolerance of a NaN may itself be NaN."""
     if dtype.is_float:
         a, b = to_float(got, dtype).astype(np.float64), to_float(want, dtype).astype(np.float64)
         with np.errstate(invalid="ignore"):
@@ -418,8 +421,8 @@ def _excess(got: Array, want: Array, tolerance: Array | float | None, dtype: DTy
 
 
 def beyond(got: Array, want: Array, tolerance: Array | float | None, dtype: DType, relative: float = 0.0) -> Beyond:
-    """The elements of `got` that are further from `want` than `tolerance` (None: 0), or than `relative`·|want| where that is more; both in
-    memory form, one length."""
+    """The elements of `got` that are further from `want` than the larger of `tolerance` (None: 0) and `relative`·|want|. `got` and `want`
+    are in memory form and have the same length."""
     total, exact = 0, True
     positions, excesses = [np.zeros(0, np.int64)], [np.zeros(0)]
     for start in range(0, got.size, BLOCK):
@@ -442,7 +445,8 @@ def beyond(got: Array, want: Array, tolerance: Array | float | None, dtype: DTyp
 
 
 def compare(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Mismatch | None:
-    """The worst element of `got` that is further from `want` than `tolerance` (None: 0); both in memory form, one length."""
+    """The worst element of `got` that is further from `want` than `tolerance` (None: 0), or None if there is none. `got` and `want` are in
+    memory form and have the same length."""
     found = beyond(got, want, tolerance, dtype)
     if not found.total:
         return None
@@ -470,13 +474,13 @@ class GuardedBuffers:
             value.write(array)
 
     def for_size(self, kernel: Kernel) -> GuardedBuffers:
-        """The same memory, as buffers of `kernel`: this kernel with values for its variables."""
+        """The same memory as buffers of `kernel`, which is this kernel with values for its variables."""
         buffers = copy.copy(self)
         buffers.kernel, buffers._beside = kernel, _positions_beside(kernel)
         return buffers
 
     def overrun(self) -> str:
-        """Say in a sentence which guard was written; "" if none was. After an overrun nothing in this process's memory can be relied on."""
+        """Say in a sentence which guard bytes were written; "" if none were. After an overrun this process's memory cannot be trusted."""
         for slot, (low, high, filled) in enumerate(self._guards):
             if (low != filled).any():
                 return f"bytes before buffer {slot} were written"
@@ -500,7 +504,7 @@ class GuardedBuffers:
 
 
 def _positions_beside(kernel: Kernel) -> dict[int, Array | None]:
-    """Per output slot a mask of the positions that the kernel does not write; None if it writes all."""
+    """Output slot → a mask of the positions that the kernel does not write; None if it writes all."""
     masks: dict[int, Array | None] = {}
     regions = regions_of(kernel.ast)
     for slot in sorted(set(kernel.outs)):
@@ -514,18 +518,18 @@ def _positions_beside(kernel: Kernel) -> dict[int, Array | None]:
 
 @dataclass
 class Baseline:
-    """The outputs of a kernel that passed at the reference's points: per set, per slot."""
+    """The outputs of a program that passed at the reference's points. `outputs`: for each set of inputs, by slot."""
 
     outputs: list[dict[int, Array]]
 
 
 def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Baseline | None = None,
            keep: Baseline | None = None) -> Verification:
-    """Run the program on every set of inputs and compare.
+    """Run a program on every set of inputs and compare its outputs with the reference.
 
-    `run` is given the guarded arrays, one per slot. Where the reference is sampled, the whole output is compared with `baseline`.
-    `keep` receives this program's outputs, so that it can be the baseline of others. A program that is not found wrong is not right either
-    where an output has no element that can be compared."""
+    `run` is called with the guarded arrays, one per slot. Where the reference is sampled, the whole output is also compared with
+    `baseline`. The program's outputs are added to `keep`, so that it can be the baseline of others. If no element of an output can be
+    compared, the program is neither right nor wrong."""
     kernel = reference.kernel
     sampled = not reference.full
     how = f"{POINTS} points" if sampled else "every element"
@@ -550,7 +554,7 @@ def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Ba
 
 
 def _judged(reference: Reference, how: str) -> Verification:
-    """The verdict on a program that is not wrong anywhere, with how much of the outputs was compared."""
+    """The verdict on a program that was not found wrong, and the share of its outputs that could not be compared."""
     expected = [e for number in range(len(reference.sets)) for e in reference.expected(number)]
     total, compared = sum(e.want.size for e in expected), sum(e.compared for e in expected)
     if compared < total:
@@ -573,10 +577,10 @@ def _wrong(buffers: GuardedBuffers, expected: Sequence[Expected], inputs: InputS
 
 
 def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseline: Baseline) -> list[Expected]:
-    """The right values of the elements that differ most from the baseline's, and by more than is usual. Two right programs may differ by
-    the sum of two bounds, which is known at the sampled points only: the medians of the bounds, and of the bounds by magnitude, stand
-    for the others. Where only one of the programs has a NaN or an infinity, both may be right. Many such elements do not hide the ones
-    where two numbers differ."""
+    """The right values of the elements that differ most from the baseline's, among those that differ by more than is usual. Two correct
+    programs may differ by the sum of two error bounds. These are known at the sampled points only; for other elements the median of the
+    bounds, and the median of bound over magnitude, are used. An element that is NaN or infinite in only one program may be right in both;
+    so the elements in which two numbers differ are looked at separately, in case there are many NaNs and infinities."""
     suspects: list[Expected] = []
     for slot, theirs in baseline.outputs[number].items():
         mine, dtype = buffers.arrays[slot], reference.kernel.params[slot].dtype
@@ -592,7 +596,7 @@ def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseli
 
 
 def _usual_distance(expected: Sequence[Expected], dtype: DType) -> tuple[float, float]:
-    """The usual largest difference between two right programs' elements: absolute, and relative to their magnitude."""
+    """(the usual largest difference between the elements of two correct programs, the same relative to the element's magnitude)."""
     bounds = np.concatenate([np.zeros(e.want.size) if e.tolerance is None else e.tolerance for e in expected])
     finite = np.isfinite(bounds)
     distance = 2 * float(np.median(bounds[finite])) if finite.any() else 0.0
@@ -604,7 +608,7 @@ def _usual_distance(expected: Sequence[Expected], dtype: DType) -> tuple[float, 
 
 
 def describe(m: Mismatch, slot: int, flat: int, inputs: InputSet) -> str:
-    """A mismatch in words."""
+    """Describe a mismatch in a sentence."""
     allowed = "exact" if m.tolerance == 0 else f"within {m.tolerance:.3g}"
     return (f"{m.wrong} elements of output {slot} are wrong with {inputs.name}; the worst is element {flat}: "
             f"{m.got} instead of {m.want} ({allowed})")

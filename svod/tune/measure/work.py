@@ -1,14 +1,14 @@
-"""What runs inside worker children: lowering and compiling, timing and verifying one kernel's candidates.
+"""The jobs of worker children: lowering and compiling, timing and verifying one kernel's candidates.
 
 A job is called as `function(item, context)`. The context is made from the setup payload (`svod.tune.measure.context`) and kept by the
 process, a few kernels at a time, so that jobs of different names and kernels may alternate. Items and results are plain data
-(`svod.tune.workers.jobs`): chains as JSON, machine code as bytes. No arrays travel: inputs are drawn from a seed.
+(`svod.tune.workers.jobs`): chains as JSON, machine code as bytes. No arrays are sent: inputs are drawn from a seed.
 
     compile child    lower_candidate((chain, limit)) → Lowered   compile_candidate((chain, passes)) → Built
     bench child      screen_candidate, sample_candidate, race_candidates, verify_candidate, confirm_candidates, machine_facts
 
 A kernel with variables has one code for all its sizes (`svod.tune.measure.sizes`). Each size is timed in races of its own, so that no
-sample mixes two sizes. The result is the geometric mean over the sizes, round by round, beside the ratio at each size.
+sample mixes two sizes. The results are geometric means over the sizes, round by round, and the ratio at each size.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from svod.tune.measure.verify import Baseline, verify
 from svod.tune.workers.child import step_limit
 from svod.tune.workers.jobs import machine_name
 
-LOOK_SECONDS = 0.05          # time for which a machine's load is watched when nothing was timed before
+LOOK_SECONDS = 0.05          # seconds for which the first call of `machine_facts` watches the machine's load
 # the facts of `host_facts` that `machine_facts` reports
 ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")
 
@@ -52,7 +52,8 @@ race_candidates_setup = verify_candidate_setup = confirm_candidates_setup = kern
 
 # -- compile children ---------------------------------------------------------------------------------------------------------
 def lower_candidate(item: tuple[Sequence[Any], int], context: KernelContext) -> Lowered | Failure:
-    """Lower one chain; its program is kept for `compile_candidate`. One that reaches the limit of instructions (0: none) is given up."""
+    """Lower one chain; its program is kept for `compile_candidate`. Lowering ends with a Failure when the program reaches the limit of
+    instructions (0: no limit)."""
     chain, limit = item
     try:
         program = context.program(chain, limit - 1 if limit else sys.maxsize)
@@ -62,7 +63,8 @@ def lower_candidate(item: tuple[Sequence[Any], int], context: KernelContext) -> 
 
 
 def compile_candidate(item: tuple[Sequence[Any], bool], context: KernelContext) -> Built:
-    """Machine code for a chain; `passes`: with LLVM's pass pipeline. Without, it is for the buffers of this module, which are aligned."""
+    """Generate machine code for a chain. `passes`: with LLVM's pass pipeline. Code without passes may only be run with the aligned buffers
+    of this module."""
     chain, passes = item
     program = context.program(chain)
     started = time.perf_counter()
@@ -72,7 +74,8 @@ def compile_candidate(item: tuple[Sequence[Any], bool], context: KernelContext) 
 
 
 def executed_operations(program: Program) -> float | None:
-    """Lane operations that one run of a program executes; None where a loop's length is not known from LINEAR."""
+    """Number of operations, each lane of a vector counted, that one run of a program executes; None if LINEAR does not tell the length of a
+    loop."""
     total = 0.0
     for phase, code in zip(program.spec.phases, program.code, strict=True):
         known: dict[int, float] = {}          # values of index constants and of the bounds of the phase
@@ -101,8 +104,8 @@ def executed_operations(program: Program) -> float | None:
 
 
 def machine_facts(item: str | None, context: None) -> dict[str, Any]:
-    """Facts about the machine that times: its name, its target, its load since the last call, and what may slow it down. `about` has the
-    facts that do not change. Item: the device; None: the CPU."""
+    """Facts about this machine, which times: its name, its target, its load and stolen time since the last call, cores and governor.
+    `about` has the facts that do not change. Item: the device; None: the CPU."""
     global _load_since_last_look
     if _load_since_last_look is None:
         _load_since_last_look = watch_machine()
@@ -120,7 +123,7 @@ def machine_facts(item: str | None, context: None) -> dict[str, Any]:
 def screen_candidate(item: tuple[Built, Sequence[float] | None, bool], context: KernelContext) -> tuple[
         Screened, tuple[float, ...], tuple[int, ...]]:
     """Time a candidate by itself: one run under the kill deadline and one sample at each size. Item: the candidate, the incumbent's seconds
-    per size or None, whether slices may be timed. Returns the screening, and seconds and repeats of the sample per size.
+    per size or None, whether slices may be timed. Returns the screening, and for each size the seconds and the repeats of the sample.
 
     Ends the process (outcome `timeout`, kind "step") when the first run at a size takes longer than its deadline."""
     built, incumbent, shrink = item
@@ -129,7 +132,8 @@ def screen_candidate(item: tuple[Built, Sequence[float] | None, bool], context: 
     if shrink:
         part = least_part(context.kernel, runner.spec, context.target, incumbent[0] if incumbent else None, runner.plan,
                           context.device.pair.resources(built.object, runner.spec, context.target))
-    # A candidate that takes several times what the incumbent does at one size of many cannot make up for it at the others.
+    # With several sizes the first slow run ends the screening: a candidate that takes several times the incumbent's time at one size cannot
+    # make up for it at the others.
     cold = COLD_SECONDS if len(context.sizes) == 1 else math.inf
     seconds, repeats = [], []
     for number, size in enumerate(context.sizes):
@@ -146,7 +150,7 @@ def screen_candidate(item: tuple[Built, Sequence[float] | None, bool], context: 
 
 
 def _with_deadline(contestant: Contestant, seconds: float | None) -> Contestant:
-    """A contestant whose first run is ended by the deadline for an incumbent that takes `seconds`."""
+    """The contestant with a deadline for its first run, which depends on the incumbent's `seconds` and ends the process."""
     first = True
 
     def run(times: int) -> float | None:
@@ -161,8 +165,8 @@ def _with_deadline(contestant: Contestant, seconds: float | None) -> Contestant:
 
 def sample_candidate(item: tuple[Built, float, Sequence[float], Sequence[int], int], context: KernelContext) -> tuple[
         Screened, tuple[float, ...]]:
-    """Take more samples of a candidate that was screened. Item: the candidate, the part that is timed, seconds and repeats of its sample
-    per size, how many samples in all. Returns the screening and the least seconds per size."""
+    """Take more samples of a candidate that was screened. Item: the candidate, the part of the kernel that is timed, seconds and repeats of
+    its sample per size, the total number of samples. Returns the screening and the least seconds per size."""
     built, part, seconds, repeats, runs = item
     [runner] = context.ready_for_timing([built])
     columns = []
@@ -175,8 +179,8 @@ def sample_candidate(item: tuple[Built, float, Sequence[float], Sequence[int], i
 def race_candidates(item: tuple[Sequence[tuple[Built, float]], int, int, int], context: KernelContext) -> tuple[
         RaceResult, list[list[float]]]:
     """Time candidates in interleaved rounds, size by size; the first candidate is the anchor. Item: candidates, each with the part of the
-    kernel that is timed; rounds; seed; how often void rounds are repeated. Returns the result and per candidate its ratio to the first at
-    each size."""
+    kernel that is timed; the number of rounds; the seed; the most repetitions of void rounds. Returns the result, and for each candidate
+    its ratio to the first at each size."""
     entries, rounds, seed, void_repeats = item
     runners = context.ready_for_timing([built for built, _ in entries])
     rng = random.Random(seed)
@@ -195,15 +199,15 @@ def race_candidates(item: tuple[Sequence[tuple[Built, float]], int, int, int], c
 
 
 def error_of_median(deviations: Sequence[float]) -> float:
-    """The standard error of the median of normal values with these deviations from it. The spread comes from the median of the absolute
-    deviations, so a single disturbed sample changes neither the median nor this."""
+    """The standard error of a median, from the deviations of normally distributed values from it. Their spread is estimated from the median
+    of the absolute deviations, so a single disturbed sample changes the result little."""
     spread = 1.4826 * statistics.median(map(abs, deviations))
     return 1.25 * spread / math.sqrt(len(deviations))
 
 
 def verify_candidate(item: tuple[Built, Built | None, Sequence[Size], float], context: KernelContext) -> Verification:
     """Compare a candidate's outputs with the reference at each size. Item: the candidate; a verified baseline, or None for a candidate
-    that becomes the baseline of others when it is right; the sizes; the most seconds of one run, beyond which the process ends."""
+    that becomes the baseline of others when it is right; the sizes; the most seconds of one run, after which the process is ended."""
     built, baseline, sizes, limit = item
     how = ""
     for size in sizes:
@@ -220,7 +224,7 @@ def verify_candidate(item: tuple[Built, Built | None, Sequence[Size], float], co
 
 
 def _verify_at(context: KernelContext, built: Built, baseline: Built | None, size: Size, limit: float) -> Verification:
-    """A verification at one size. Where the reference is sampled, the whole output is compared with the baseline's."""
+    """Verify a candidate at one size. If the reference is sampled, the whole output is also compared with the baseline's."""
     at = context.at(size)
     if at.reference.full:
         return _run_and_compare(context, built, size, None, None, limit)
@@ -255,10 +259,11 @@ def _run_and_compare(context: KernelContext, built: Built, size: Size, baseline:
 
 
 def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, float], context: KernelContext) -> list[Confirmed]:
-    """Time finalists whole. Item: candidates, least rounds, precision, most seconds, seed, ratio up to which times are a tie.
+    """Time finalists at full size, without slices. Item: candidates, least number of rounds, precision, most seconds, seed, and the ratio
+    up to which times are a tie.
 
-    Candidates that cannot win any more are left out after the least rounds, and again each time the race has taken twice as long. The time
-    goes to the first candidate, which all are compared with, and to those that may still win."""
+    Candidates that cannot win any more are left out after the least number of rounds, and again each time the race has taken twice as
+    long. The remaining time is spent on the first candidate, with which all are compared, and on the candidates that may still win."""
     programs, rounds, precision, seconds, seed, tie = item
     runners = context.ready_for_timing(programs)
     rng, started = random.Random(seed), time.perf_counter()
@@ -271,7 +276,7 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, floa
         timed = [confirm([runners[i].contestant(size) for i in running], min_rounds=least, precision=precision,
                          budget_seconds=budget / len(context.sizes), rng=rng) for size in context.sizes]
         noise.extend(t.noisy is not None for t in timed)
-        # a round at every size; the sizes may have got different numbers of rounds
+        # one round of each size at a time; surplus rounds of a size are left out
         for together in zip(*(t.rounds for t in timed), strict=False):
             for i, column in zip(running, zip(*together, strict=True), strict=True):
                 for at, value in zip(by_size, column, strict=True):
@@ -293,9 +298,9 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, floa
 
 
 def against_first(times: Sequence[Sequence[float]], running: Sequence[int]) -> list[Ratio]:
-    """Per contestant its time over that of the first. A contestant that left early took part in fewer rounds than those of `running`, and
-    the first may have been faster or slower then. Its ratio is its ratio to the fastest of `running`, times that one's ratio to the first,
-    and so are the ends of its interval."""
+    """For each contestant its time over that of the first. A contestant that left early took part in fewer rounds than those of `running`,
+    in which the first may have been faster or slower than later. So its ratio is its ratio to the fastest of `running` in these rounds,
+    times the ratio of the fastest to the first in all rounds. The ends of its interval are computed in the same way."""
     direct = {i: paired_ratio(times[i], times[0]) for i in running}
     fastest = min(running, key=lambda i: direct[i].median)
     ratios = []
@@ -309,10 +314,10 @@ def against_first(times: Sequence[Sequence[float]], running: Sequence[int]) -> l
 
 
 def may_win(times: Sequence[Sequence[float]], running: Sequence[int], tie: float) -> list[int]:
-    """The first contestant, and those of `running` that the rule of the database (`svod.tune.db.winners`) may still choose: not surely
-    slower than the first, and not slower by more than a tie than the one that is fastest so far. `times[i]`: of contestant i per round;
-    all of `running` took part in the same rounds. Finalists are compared in pairs, because a restless first contestant blurs all ratios to
-    it."""
+    """The first contestant, and those of `running` that the database's rules (`svod.tune.db.winners`) may still choose: a contestant that
+    is not certainly slower than the first, and not certainly slower, beyond a tie, than the fastest so far. `times[i]`: seconds of
+    contestant i in each round; all of `running` took part in the same rounds. Contestants are compared directly with the fastest, because
+    unsteady times of the first would blur the ratios to it."""
     fastest = min(running, key=lambda i: paired_ratio(times[i], times[0]).median)
     return [i for i in running if i == 0 or (paired_ratio(times[i], times[0]).low <= 1.0
                                              and paired_ratio(times[i], times[fastest]).low <= tie)]

@@ -1,7 +1,8 @@
 """The measurer of a real search: the jobs of `svod.tune.measure.work` on an executor's workers.
 
-A candidate of a kernel with variables is held against the heuristic at each size: one that takes clearly more than `WORST_RATIO` of its
-time at any of them is dropped from a race as too slow, whatever it gains at the others. The confirmation decides (`svod.tune.db.winners`).
+A candidate of a kernel with variables is compared with the heuristic at each size. If it takes clearly more than `WORST_RATIO` times the
+heuristic's time at any size, it is dropped from a race as too slow, whatever it gains at the other sizes. Below that, the confirmation
+decides (`svod.tune.db.winners`).
 """
 from __future__ import annotations
 
@@ -27,23 +28,23 @@ from svod.tune.workers.jobs import WORK_MODULE, Outcome
 
 LOWER_SECONDS = 5.0           # deadline of one lowering
 VERIFY_SECONDS = 60.0         # fixed part of the deadline of one verification
-VERIFY_TIMES = 100            # times the candidate's time, added to that deadline: the reference is slower than the candidate
+VERIFY_TIMES = 100            # multiple of the candidate's time that is added to the deadline of a verification: the reference is slow
 VERIFY_RUN_SECONDS = 5.0      # fixed part of the deadline of one run within a verification
-VERIFY_RUN_TIMES = 10         # times the candidate's time, added to the deadline of such a run
-FACTS_SECONDS = 10.0
-RACE_SECONDS = 60.0
+VERIFY_RUN_TIMES = 10         # multiple of the candidate's time that is added to the deadline of one run within a verification
+FACTS_SECONDS = 10.0          # deadline of one call of `machine_facts`
+RACE_SECONDS = 60.0           # fixed part of the deadline of a race, per size
 CONFIRM_EXTRA = 30.0          # seconds of a confirmation's deadline beyond its timing
 CONFIRM_EXTRA_ALONE = 5.0     # CONFIRM_EXTRA for finalists that are confirmed one by one
-RESTLESS_REPEATS = 1          # repeats of void rounds, after a race in which repeating them did not help
-LEAST_ROUNDS = 6              # least rounds of a confirmation: fewer have no interval of 95 %
-REPEAT_SECONDS = 1.5          # most seconds spent on repeating void rounds: the end of a budget counts on races of about equal length
-RACE_SLACK = 1.1              # a race has few rounds, so it drops only what is this much beyond the worst ratio that is allowed
+RESTLESS_REPEATS = 1          # repetitions of void rounds after a race in which repeating them did not help
+LEAST_ROUNDS = 6              # least rounds of a confirmation: from fewer no 95 % interval can be computed
+REPEAT_SECONDS = 1.5          # most seconds for repeating void rounds: the end of a budget is planned for races of about equal length
+RACE_SLACK = 1.1              # a race has few rounds, so it drops only candidates this factor above WORST_RATIO
 GIVEN_UP = Outcome("lost", kind="budget", message="the budget was over before a worker answered")
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
 
 
 def failure_of(outcome: Outcome) -> Failure:
-    """The answer about an item that has no result."""
+    """The Failure for the outcome of an item that has no result."""
     if outcome is GIVEN_UP:
         return Failure(Status.LATE, GIVEN_UP.message)
     return Failure(_STATUS[outcome.status], outcome.describe())
@@ -54,11 +55,11 @@ def _chain(candidate: Candidate) -> list[Any]:
 
 
 class WorkerMeasurer:
-    """Does what a search of one kernel decides (`svod.tune.measure.measurer.Measurer`), on an executor that others may share.
+    """The `Measurer` of the search of one kernel. It works on an executor, which several measurers may share.
 
     `sizes`: the sizes at which a kernel with variables is timed; by default they come from its bounds. `shrink`: time slices of long
-    kernels while screening and racing. The first candidate that is screened is the heuristic's. `end` returns the time, on the monotonic
-    clock, at which answers that are still missing are given up, whatever the workers do."""
+    kernels while screening and racing. The first candidate that is screened has to be the heuristic's. `end` returns the time, on the
+    monotonic clock, at which waiting for missing answers ends, whatever the workers do."""
 
     module = WORK_MODULE        # import path of the jobs' module
     compile_job = "compile_candidate"
@@ -68,7 +69,7 @@ class WorkerMeasurer:
         self.kernel, self.target, self.executor = kernel, target, executor
         self.config, self.bench = config, bench or BenchConfig()
         self.end = end
-        self.load_seconds = backend_named(target.device).load_seconds   # allowed on top of a timed run, beside inputs and samples
+        self.load_seconds = backend_named(target.device).load_seconds   # for loading a program; added to the deadline of a screening
         self.sizes = tuple(sizes) or merged_sizes(kernel, ())
         self.shrink = shrink and not kernel.variables
         self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes, device)
@@ -79,16 +80,16 @@ class WorkerMeasurer:
         self.compiled: dict[int, Outcome] = {}  # index in `begun` → outcome that `build` has not asked for yet
         self.baseline: Built | None = None
         self.races = 0
-        self.restless = False       # the machine did not come to rest in the latest race that could be repeated
+        self.restless = False       # whether repeating void rounds did not help in the latest race that could repeat them
         self.heuristic: tuple[float, ...] | None = None         # the heuristic's seconds per size
         self.heuristic_linear = ""
         self.timed_on: str | None = None        # the machine that timed the latest candidate; None: none has been timed
-        self.timed_by = ""                      # worker that timed it; it gets the next items if it is up
+        self.timed_by = ""                      # the worker that timed the latest candidate; it gets the next items if it is up
         self.relative: dict[str, tuple[float, ...]] = {}        # LINEAR digest → its times over the heuristic's, per size, by its last race
 
     def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
-        """The outcomes in the order of the items. An interrupt leaves nothing queued behind. Raises MachineChanged where candidates were
-        timed on another machine than those before."""
+        """Run a job on items. Returns the outcomes in the order of the items. After an interrupt none of the items stays queued. Raises
+        MachineChanged where candidates were timed on another machine than earlier ones."""
         outcomes = list(self._outcomes(self._submit(job, items, kind, deadline, homes)))
         if kind == "bench":
             self._check_machine([o for o in outcomes if o.ok])
@@ -101,12 +102,12 @@ class WorkerMeasurer:
                                     target=self.target)
 
     def _outcomes(self, batch: Batch) -> Iterator[Outcome]:
-        """The outcomes in the order of the items, each when it is there."""
+        """Yield the outcomes in the order of the items, each as soon as it is there."""
         found: dict[int, Outcome] = {}
         try:
             for i in range(len(batch)):
                 yield self._outcome(batch, i, found)
-        finally:        # also where nobody asks for the rest
+        finally:        # also if the caller does not take all outcomes
             if not batch.finished:
                 batch.cancel()
 
@@ -118,7 +119,7 @@ class WorkerMeasurer:
         return found[index]
 
     def _next(self, batch: Batch) -> tuple[int, Outcome]:
-        """Wait for any item of a batch. Returns its index and outcome: GIVEN_UP once the search has to end."""
+        """Wait for the next outcome of a batch. Returns its item's index and the outcome, which is GIVEN_UP after the time `end()`."""
         while (left := self.end() - time.monotonic()) > 0:
             if (answer := batch.poll(None if left == math.inf else left)) is not None:
                 return answer
@@ -182,7 +183,7 @@ class WorkerMeasurer:
         return _chain(candidate), passes
 
     def _homes(self, candidates: Sequence[Candidate]) -> list[str]:
-        """For each candidate the worker that lowered it, and may still have its program; "" where none did."""
+        """For each candidate the name of the worker that lowered it, which may still have the program; "" if none did."""
         return [self.lowered_by.get(c.digest, "") for c in candidates]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
@@ -208,7 +209,8 @@ class WorkerMeasurer:
         return screened
 
     def _limits(self, incumbent: float | None) -> tuple[float, ...] | None:
-        """The incumbent's seconds per size, as if it gained the same at all of them."""
+        """The incumbent's seconds at each size, estimated as if its ratio to the heuristic were the same at all sizes. None without an
+        incumbent or the heuristic's times."""
         if incumbent is not None and len(self.sizes) == 1:
             return (incumbent,)
         if incumbent is None or self.heuristic is None:
@@ -218,11 +220,11 @@ class WorkerMeasurer:
 
     @property
     def size_factor(self) -> float:
-        """The time of one run at every size, over a candidate's seconds, which are the mean over the sizes; about."""
+        """The time of one run at each size in sum, over a candidate's seconds, which are the geometric mean over the sizes. An estimate."""
         return len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
 
     def race_rounds(self, seconds: Sequence[float]) -> tuple[int, int]:
-        """Rounds of the next race, and how often a void race is repeated. `seconds`: one run of each candidate, the anchor first."""
+        """(the rounds of the next race, the most repetitions of void rounds). `seconds`: one run of each candidate, the anchor first."""
         longest = max(seconds)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
         batch = self.size_factor * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])
@@ -242,7 +244,7 @@ class WorkerMeasurer:
         limit = len(self.sizes) * (RACE_SECONDS + 100 * max(taken) * len(candidates))
         outcome = self._run("race_candidates", [item], "bench", limit)[0]
         if not outcome.ok:
-            # one of them died although it ran before: their screening times decide, with the noise of single minima
+            # a candidate failed that had run before: the screening times decide instead, with the noise of single minima
             anchor = candidates[0].seconds
             return RaceResult(tuple(c.seconds / anchor for c in candidates), anchor, 0.05, True)
         result, ratios = outcome.value
@@ -251,7 +253,7 @@ class WorkerMeasurer:
         return self._drop_slow_at_a_size(candidates, result, ratios) if len(self.sizes) > 1 else result
 
     def _drop_slow_at_a_size(self, candidates: Sequence[Candidate], result: RaceResult, ratios: Sequence[Sequence[float]]) -> RaceResult:
-        """The result of a race, with a failure for each candidate that is too slow beside the heuristic at one of the sizes."""
+        """The result of a race, with a Failure for each candidate that is too slow, compared with the heuristic, at one of the sizes."""
         yardstick = self._heuristic_in(candidates, ratios)
         judged: list[float | Failure] = list(result.ratios)
         for i, (c, column) in enumerate(zip(candidates, ratios, strict=True)):
@@ -266,7 +268,8 @@ class WorkerMeasurer:
         return RaceResult(tuple(judged), result.anchor, result.noise, result.noisy)
 
     def _heuristic_in(self, candidates: Sequence[Candidate], ratios: Sequence[Sequence[float]]) -> tuple[float, ...] | None:
-        """Per size the heuristic's time over that of the first of a race: as timed in it, else by what is known of the first."""
+        """For each size the heuristic's time over that of the first candidate of a race: as timed in the race if the heuristic took part,
+        else by the first candidate's last ratios to the heuristic. None if these are unknown."""
         for c, column in zip(candidates, ratios, strict=True):
             if c.linear == self.heuristic_linear:
                 return tuple(column)
@@ -277,8 +280,8 @@ class WorkerMeasurer:
         return [self._verification(c, self._verify(c)) for c in candidates]
 
     def _verify(self, c: Candidate) -> Outcome:
-        """One verification. One that a crash, a deadline or a lost worker ended is tried once more, with twice the time: that is no
-        comparison of numbers."""
+        """Run the verification of a candidate. If a crash, a deadline or a lost worker ends it before numbers were compared, it is run once
+        more with twice the time."""
         seconds = self.size_factor * c.seconds if c.seconds < math.inf else 0.0
         limit, run_limit = VERIFY_SECONDS + VERIFY_TIMES * seconds, VERIFY_RUN_SECONDS + VERIFY_RUN_TIMES * seconds
         for times in (1.0, 2.0):
@@ -299,7 +302,7 @@ class WorkerMeasurer:
         return verification
 
     def confirm_rounds(self, candidates: Sequence[Candidate], seconds: float) -> int:
-        """The least rounds of a confirmation: fewer than usual for long kernels, yet enough for an interval."""
+        """The least number of rounds of a confirmation within `seconds`: fewer than usual for long kernels, but enough for an interval."""
         fit = seconds / (self.size_factor * math.fsum(c.seconds for c in candidates))
         return max(min(self.bench.rounds, LEAST_ROUNDS), min(self.bench.rounds, int(fit)))
 
@@ -312,8 +315,8 @@ class WorkerMeasurer:
         return list(outcome.value) if outcome.ok else self._confirm_one_by_one(candidates, seconds, failure_of(outcome))
 
     def _confirm_one_by_one(self, candidates: Sequence[Candidate], seconds: float, failure: Failure) -> list[Confirmed | Failure]:
-        """Each candidate against the first: one of them ended the confirmation of all. The times of the first are those beside the second
-        that could be timed."""
+        """Confirm each candidate in a race of its own against the first, after one of them has ended the race of all. The first candidate's
+        times are taken from the first race that succeeds."""
         answers: list[Confirmed | Failure] = [failure] * len(candidates)
         share = seconds / max(1, len(candidates) - 1)
         for i, c in enumerate(candidates[1:], 1):

@@ -1,4 +1,4 @@
-"""The process that compiles or times candidates, from both sides.
+"""The process that compiles or times candidates, and its handle in the searching process.
 
 `run_child` is the main loop of the process. `Child` is its handle in the searching process (or in a Ray actor): it starts the process when
 there is work, kills it with SIGKILL at the deadline, replaces it, and turns everything that can happen into an `Outcome`.
@@ -35,19 +35,19 @@ from svod.tune.workers.forkserver import CLOSED, ForkServer, ServerLost, open_lo
 from svod.tune.workers.jobs import MAX_MESSAGE, Outcome, decode, encode, resolve_job
 
 HEADER = struct.Struct("<Q")
-YOUNG_OBJECTS = 50_000      # new objects before a garbage collection: a program has thousands, and Python's 700 cost a quarter of lowering
+YOUNG_OBJECTS = 50_000      # new objects before a garbage collection: with Python's default, 700, collections take 1/4 of lowering's time
 BACKSTOP = 5.0              # seconds after the deadline at which a child whose parent is gone or stopped kills itself
 MAX_FILE = 32 << 20         # bytes a child may write to one file, its log included
 MAX_SETUP_FAILURES = 2      # crashes or hangs after which a setup is not tried again
-LOOK = 0.5                  # seconds of one wait for an answer
-STOPPED = 3.0               # seconds beyond it that show that this process was stopped meanwhile, or its machine
+LOOK = 0.5                  # longest seconds of one wait within the wait for an answer
+STOPPED = 3.0               # a wait that takes this many seconds more shows that this process or its machine was stopped meanwhile
 
 _child_deadline: float | None = None    # in a child, while an item runs: time.monotonic() at which the backstop fires
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One encoded item for a worker. `setup_key` names the setup's payload ("" without one)."""
+    """One encoded item for a worker. `setup`: the encoded payload of the job's setup; `setup_key`: its digest, "" without a setup."""
 
     job: str
     item: bytes
@@ -68,7 +68,7 @@ def setup_key(job: str, payload: bytes) -> str:
 
 
 class WasStopped(TimeoutError):
-    """No answer came, and this process did not run for a while: nobody knows whether the item would have kept its deadline."""
+    """No answer came in time, and this process was stopped for a while, so that the item may have kept its deadline."""
 
 
 def send_frame(sock: socket.socket, payload: bytes) -> None:
@@ -90,7 +90,7 @@ def _receive(sock: socket.socket, size: int, until: float | None) -> bytearray:
     view, have, stopped = memoryview(data), 0, 0.0
     while have < size:
         looked = time.monotonic()
-        # after `until` a read does not wait: a result that has arrived already counts
+        # after `until` a read does not wait, but a result that has already arrived still counts
         wait = None if until is None else min(LOOK, max(0.0, until - looked))
         sock.settimeout(wait)
         try:
@@ -157,8 +157,8 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
 
 
 def _result_of(run: Callable[[Any, Any], Any], item: Any, state: Any) -> Any:
-    """Run a job on an item and return its result. On a MemoryError, garbage of earlier items may fill the memory: it is collected, and the
-    job runs once more."""
+    """Run a job on an item and return its result. After a MemoryError garbage is collected, as that of earlier items may fill the memory,
+    and the job runs once more."""
     with contextlib.suppress(MemoryError):
         return run(item, state)
     gc.collect()
@@ -178,9 +178,9 @@ def _limit_resources(config: dict[str, Any]) -> None:
     for what, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, MAX_FILE)):
         _, hard = resource.getrlimit(what)
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        with contextlib.suppress(OSError, ValueError):     # this system lacks that limit; the deadline still holds
+        with contextlib.suppress(OSError, ValueError):     # this system lacks the limit; the deadline still ends the process
             resource.setrlimit(what, (limit, hard))
-    offer_to_end()      # out of memory, the system kills this process, not the user's
+    offer_to_end()      # when memory runs out, the system kills this process rather than the user's
 
 
 def default_memory_limit() -> int:
@@ -206,9 +206,9 @@ def _disarm() -> None:
 def step_limit(seconds: float) -> Iterator[None]:
     """Inside a job: end the worker (outcome `timeout`, kind "step") if the body takes longer than `seconds` of wall time.
 
-    This is a short limit within an item whose own deadline is long: the first run of a kernel, after seconds of making inputs. It is exact
-    to a millisecond. It must be entered in the main thread, and has no effect in the `inline` executor, where it would end the user's
-    process."""
+    This is a short limit for a part of an item whose own deadline is long, such as the first run of a kernel after seconds of making
+    inputs. It is exact to a millisecond. It must be entered in the main thread, and has no effect in the `inline` executor, where it would
+    end the user's process."""
     if _child_deadline is None:
         yield
         return
@@ -222,10 +222,10 @@ def step_limit(seconds: float) -> Iterator[None]:
 
 # -- in the searching process ----------------------------------------------------------------------
 class Child:
-    """A worker process that is started when it is needed. Not thread-safe, except `interrupt`.
+    """The handle of a worker process, which is started when it is needed. Not thread-safe, except `interrupt`.
 
-    `run` never raises for a failure of the candidate. It raises ServerLost when the fork server is gone, or the machine stood still beyond
-    the deadline (the item may run again). It raises TuneError when no process can be started at all. The deadline of an item
+    `run` never raises for a failure of the candidate. It raises ServerLost when the fork server is gone, or when this machine was stopped
+    beyond the deadline; the item may then run again. It raises TuneError when no process can be started at all. The deadline of an item
     does not include start, setup and waiting."""
 
     def __init__(self, server: ForkServer) -> None:
@@ -234,7 +234,7 @@ class Child:
         self._socket: socket.socket | None = None
         self._pid = 0
         self._setup = ""                                    # key of the setup the process holds
-        self._failures: dict[str, tuple[int, Outcome]] = {}     # setups that crashed or hung
+        self._failures: dict[str, tuple[int, Outcome]] = {}     # key of a setup that failed → number of failures, the last outcome
         self.starts = 0                                     # processes started so far
 
     @property
@@ -243,7 +243,7 @@ class Child:
         return self._pid
 
     def run(self, request: Request) -> Outcome:
-        """One item, start to end."""
+        """Run one item. Starts the process and makes its state first if needed."""
         if self._socket is None:
             self._start()
         if request.setup_key and request.setup_key != self._setup:
@@ -261,7 +261,7 @@ class Child:
     def stop(self) -> None:
         """End the process, if any. A later `run` starts another."""
         if self._socket is not None:
-            with contextlib.suppress(ServerLost):           # then it has died with the server
+            with contextlib.suppress(ServerLost):           # without the server the process has ended as well
                 self._bury()
 
     def close(self) -> None:
@@ -319,7 +319,7 @@ class Child:
                 case ("ok", value, seconds):
                     return Outcome("ok", value, seconds=seconds)
                 case ("error", kind, message, seconds):
-                    if kind == DeviceLost.__name__:     # the device fails in this process only: a new process can use it
+                    if kind == DeviceLost.__name__:     # the device fails only for this process: a new one can use it
                         self._bury()
                     return Outcome("error", None, kind, message, seconds)
                 case reply:

@@ -17,14 +17,14 @@ Guarantees (`InlineExecutor` names its exceptions):
 * If a worker is lost through no fault of the candidate, another worker gets the item. After MAX_ATTEMPTS such losses the item is `lost`.
 * A compile item whose worker is silent far beyond the deadline (its machine is frozen) is started on an idle worker as well. The first
   answer counts.
-* A worker takes items only while it is up. One that cannot work (it does not start, or is another svod) is set aside with a warning. Where
-  none of a kind is left, the waiting items are `lost`, kind "no worker", and `submit` raises TuneError.
-* A machine has one bench worker, which runs one item at a time. It holds the machine-wide lock of its device (`machine_lock.py`) while
-  there are any. The bench items of one batch run on one worker, as long as that is up: on one that can time programs for the batch's
-  target. Compile workers serve any target.
+* A worker takes items only while it is up. A worker that cannot work (it does not start, or runs another version of svod) gets no more
+  items, with a warning. If no worker of a kind is left, the waiting items are `lost`, kind "no worker", and `submit` raises TuneError.
+* A machine has one bench worker, which runs one item at a time. It holds the machine-wide lock of its device (`machine_lock.py`) while it
+  has items. All bench items of a batch run on one worker while it is up, whose machine can time programs for the batch's target. Compile
+  workers take items for any target.
 * Where compilers and kernels share cores (`shared_cores`: by default where the bench worker's machine has fewer than 8), a bench item
-  starts only when no compile item is running on that machine, and none starts there while a bench item is running or waiting. Nor does
-  one start there while another svod process times, for YIELD_SECONDS at most.
+  starts only when no compile item is running on that machine, and no compile item starts while a bench item is running or waiting there,
+  or, for at most YIELD_SECONDS, while another svod process times there.
 * `close` (also at exit and after an exception in a `with`) leaves no process behind. Unfinished items become `lost`.
 """
 from __future__ import annotations
@@ -57,25 +57,25 @@ from svod.tune.workers.waiting import Waiting
 log = logging.getLogger("svod.tune")
 Kind = Literal["compile", "bench"]
 MOST_WORKERS = 4096
-MAX_ATTEMPTS = 3            # workers that may be lost under one item
+MAX_ATTEMPTS = 3            # an item is `lost` after this many workers were lost while they ran it
 YIELD_SECONDS = 5.0         # longest pause of a compile item while another process times on these cores
 OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
 OVERDUE_POLL = 1.0          # seconds between looks for such items
-CLOSE_SECONDS = 2.0         # time for workers to end before their surroundings are killed
+CLOSE_SECONDS = 2.0         # seconds that workers have to end before the fork server is killed
 CLOSED = Outcome("lost", kind="closed")
 SWITCH_SECONDS = 5e-4       # Python's thread switch interval while an executor is open; the default, 5 ms, delays every item
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
 
 
 class WorkerLost(Exception):
-    """The infrastructure failed under an item, which may run again elsewhere."""
+    """The infrastructure failed while an item ran. The item may run again on another worker."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Activity:
     """The current activity of one worker, for display. `state`: "starting" (for the first time, or after it was lost), "idle", "busy" or
-    "set aside", for so many `seconds`. `job`: what a busy one does (`race_candidates`), or why it is set aside. `items`: how many it holds.
-    `host`: its machine, "" for this one."""
+    "set aside" (it gets no more items). `seconds`: the time in this state. `job`: the job of a busy worker (`race_candidates`), or the
+    reason why it is set aside. `items`: the number of its current items. `host`: its machine, "" for this one."""
 
     name: str
     kind: Kind
@@ -87,8 +87,8 @@ class Activity:
 
 
 class Batch(Iterator[tuple[int, Outcome]]):
-    """The items of one `submit` and of later `add` calls. Iterating gives (index, outcome) as items complete. `deadline`: seconds, for
-    items that have not started yet."""
+    """The items of one `submit` and of later `add` calls. Iterating gives (index, outcome) as items complete. `deadline`: the deadline, in
+    seconds, that items get when they start; it may be changed."""
 
     def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any,
                  homes: Sequence[str] = (), target: Target | None = None) -> None:
@@ -99,7 +99,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
         self.job = job
         self.payloads: list[bytes] = []
         self.homes: list[str] = []
-        self.unanswered: set[int] = set()       # items whose outcome nobody has got yet
+        self.unanswered: set[int] = set()       # indices of items whose outcome `poll` has not returned yet
         self._template = make_request(job, None, deadline, setup)
         self._outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
         self.cancelled = False
@@ -109,7 +109,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
         return len(self.payloads)
 
     def extend(self, items: Iterable[Any], homes: Sequence[str] = ()) -> range:
-        """Add items; for executors. Returns their indices."""
+        """Add items; called by executors only. Returns their indices."""
         payloads = [encode(item) for item in items]
         new = range(len(self.payloads), len(self.payloads) + len(payloads))
         self.payloads += payloads
@@ -121,11 +121,11 @@ class Batch(Iterator[tuple[int, Outcome]]):
         return dataclasses.replace(self._template, item=self.payloads[index], deadline=self.deadline)
 
     def deliver(self, index: int, outcome: Outcome) -> None:
-        """Add the outcome of one item; for executors."""
+        """Add the outcome of one item; called by executors only."""
         self._outcomes.put((index, outcome))
 
     def cancel(self) -> None:
-        """Start no further item. Those that have not started end as `lost`, kind "cancelled"; running items finish."""
+        """Start no further item. Items that have not started end as `lost`, kind "cancelled"; running items finish."""
         self.cancelled = True
 
     def __next__(self) -> tuple[int, Outcome]:
@@ -151,7 +151,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
 
 
 class Executor(ABC):
-    """See the module's docstring."""
+    """Runs the jobs of a search on workers. The module's docstring has the guarantees."""
 
     description: str = ""       # shown, and stored with the search: "2 local workers"
     device: str = HOST          # the device on which bench workers time
@@ -161,15 +161,14 @@ class Executor(ABC):
                homes: Sequence[str] = (), target: Target | None = None) -> Batch:
         """Queue `items` for `job` (see `svod.tune.workers.jobs`), each with its own deadline of `deadline` seconds. Does not wait.
 
-        `setup`: payload of the job's setup, or None. `homes`: per item the preferred worker (`Outcome.worker`), which keeps data of it:
-        another one takes a compile item when that is busy, a bench item only when that is gone. `target`: what bench items are programs
-        for; None: any machine runs them. Raises FormatError for items that are not plain data, TuneError after `close` and where no
-        worker is left for them."""
+        `setup`: payload of the job's setup, or None. `homes`: for each item the preferred worker (`Outcome.worker`), which has data that
+        the item needs; another worker takes a compile item if the preferred one is busy, a bench item only if it is gone. `target`: the
+        target of the programs in bench items; None: any machine runs them. Raises FormatError for items that are not plain data, TuneError
+        after `close` and where no worker is left for them."""
 
     @abstractmethod
     def add(self, batch: Batch, items: Iterable[Any], homes: Sequence[str] = ()) -> range:
-        """Queue more items of a batch, as `submit` did those that it has. Returns their indices. For the thread that asks for its outcomes.
-        """
+        """Queue more items for a batch. Returns their indices. May only be called by the thread that takes the batch's outcomes."""
 
     @abstractmethod
     def workers(self, kind: Kind) -> int:
@@ -192,7 +191,7 @@ class Executor(ABC):
         """Wait until the first item can start at once. Raises TuneError when workers cannot start, or not within `seconds`."""
 
     def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None) -> list[Outcome]:
-        """`submit`, and the outcomes in the order of the items."""
+        """Submit items and wait for them. Returns the outcomes in the order of the items."""
         outcomes = dict(self.submit(job, items, kind=kind, deadline=deadline, setup=setup))
         return [outcomes[i] for i in sorted(outcomes)]
 
@@ -232,7 +231,7 @@ class InlineExecutor(Executor):
         self._lock = MachineLock(device)
         self._setup = ""            # key of the setup that `_state` was made by
         self._state: Any = None
-        self._doing: tuple[Kind, str, float] = ("compile", "", time.monotonic())    # kind and job of the item that runs, since when
+        self._doing: tuple[Kind, str, float] = ("compile", "", time.monotonic())    # kind and job of the current item, and its start
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
                homes: Sequence[str] = (), target: Target | None = None) -> Batch:
@@ -284,7 +283,7 @@ class InlineExecutor(Executor):
 
 # -- the dispatcher of the local and the Ray executor -----------------------------------------------
 class Carrier(Protocol):
-    """Runs items one after the other in one worker. Each carrier has its own thread."""
+    """The executor's handle of one worker, which runs items one after the other. Each carrier has its own thread."""
 
     name: str
     kind: Kind
@@ -294,8 +293,8 @@ class Carrier(Protocol):
     target: Target | None       # target of the worker's machine; None: not known yet, or the worker takes items for any target
 
     def start(self) -> object:
-        """Return once there is a worker; at once where there is one. Raises WorkerLost where another attempt may succeed, TuneError where
-        none will."""
+        """Start the worker, if it is not up, and wait for it. Raises WorkerLost where another attempt may succeed, TuneError where none
+        will."""
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run all requests. Raises WorkerLost when the infrastructure failed, TuneError when this carrier cannot work any more."""
@@ -314,9 +313,9 @@ class Carrier(Protocol):
 class _Task:
     batch: Batch
     index: int
-    attempts: int = 0           # how often it was given to a worker
-    running: int = 0            # workers that have it now
-    settled: bool = False       # its outcome was delivered
+    attempts: int = 0           # number of times that the item was given to a worker
+    running: int = 0            # number of workers that run the item now
+    settled: bool = False       # whether its outcome was delivered
 
     @property
     def home(self) -> str:
@@ -330,12 +329,13 @@ def fits(carrier: Carrier, batch: Batch) -> bool:
 
 
 def _function(job: str) -> str:
-    """The function that a job names."""
+    """The name of a job's function, without its module."""
     return job.rpartition(":")[2]
 
 
 class DispatchingExecutor(Executor):
-    """Queues, the alternation of compiling and timing, new attempts, and one thread per carrier."""
+    """The base of the local and the Ray executor: queues items, hands them to carriers, one thread each, keeps compiling and timing on
+    shared cores apart, and runs items again after a worker was lost."""
 
     def __init__(self, description: str, shared_cores: bool | None) -> None:
         self.description = description
@@ -345,18 +345,19 @@ class DispatchingExecutor(Executor):
         self._queues: dict[Kind, Waiting[_Task]] = {"compile": Waiting(), "bench": Waiting()}
         self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # machine → number of its busy carriers
         self._up: set[str] = set()              # names of the carriers that have a worker
-        self._aside: dict[str, str] = {}        # name of a carrier that cannot work → why
-        self._held: dict[str, tuple[float, list[_Task]]] = {}   # name of a busy carrier → when its items are overdue, the items
+        self._aside: dict[str, str] = {}        # name of a carrier that gets no more items → the reason
+        self._held: dict[str, tuple[float, list[_Task]]] = {}   # name of a busy carrier → (time when its items are overdue, the items)
         self.abandoned = False                  # all carriers are set aside, and `close` waits for none of them
-        self._alone_since: dict[Kind, float] = dict.fromkeys(("compile", "bench"), time.monotonic())    # since when no worker was up
+        # kind → the time at which its last worker was lost; before any was up, the start of the executor
+        self._alone_since: dict[Kind, float] = dict.fromkeys(("compile", "bench"), time.monotonic())
         self._threads: list[tuple[threading.Thread, Carrier]] = []
-        self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, since when, job, items: see Activity
+        self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, its start, job, items: see Activity
         self.closing = False
         self._ending, self._ended = threading.Event(), threading.Event()
         self._switch_seconds = sys.getswitchinterval()      # the process's own interval, restored by `close`
         sys.setswitchinterval(min(self._switch_seconds, SWITCH_SECONDS))
         atexit.register(self.close)
-        # from now on, as Python 3.12 and later start no thread while they exit
+        # started now, because Python 3.12 and later cannot start a thread at exit
         threading.Thread(target=self._limit_end, name="svod-executor-end", daemon=True).start()
 
     def _add(self, carrier: Carrier) -> None:
@@ -405,7 +406,7 @@ class DispatchingExecutor(Executor):
         return any(c.kind == "bench" and c.host == host and c.cores < SHARED_BELOW for _, c in self._threads)
 
     def _may_take(self, carrier: Carrier, task: _Task) -> bool:
-        """Whether a waiting item is for a carrier: a bench item stays with its batch's worker, or its home, while that is up."""
+        """Whether a carrier may take a waiting item. A bench item belongs to the worker of its batch, or to its home, while that is up."""
         if carrier.kind == "compile":
             return True
         owner = task.batch.worker or task.home
@@ -415,7 +416,7 @@ class DispatchingExecutor(Executor):
         return any(self._may_take(carrier, t) for t in self._queues[carrier.kind]) and self._has_cores(carrier)
 
     def _has_cores(self, carrier: Carrier) -> bool:
-        """Whether a carrier disturbs no timing, and is not disturbed, by what runs on its machine."""
+        """Whether an item may start on a carrier's machine without disturbing a timing there, or being disturbed while it is timed."""
         if not self._shares_cores(carrier.host):
             return True
         if carrier.kind == "compile":
@@ -423,7 +424,7 @@ class DispatchingExecutor(Executor):
         return not self._active["compile"][carrier.host]
 
     def _is_timing_due(self, host: str) -> bool:
-        """Whether bench items wait that a bench worker of this machine may take."""
+        """Whether a bench item waits that a bench worker of the machine `host` may take."""
         timers = [c for _, c in self._threads if c.kind == "bench" and c.host == host and c.name in self._up]
         return any(self._may_take(c, t) for c in timers for t in self._queues["bench"])
 
@@ -450,14 +451,14 @@ class DispatchingExecutor(Executor):
                     else:
                         taken.append(task)
                         if task.attempts:
-                            break       # it lost a worker before and runs alone, so that no others are lost with it
+                            break       # an item under which a worker was lost runs alone, so that no other items are lost with it
                 if taken:
                     return self._hand_over(carrier, taken)
                 self._changed.notify_all()      # others may wait for the last item of this kind
         return []
 
     def _hand_over(self, carrier: Carrier, tasks: list[_Task]) -> list[_Task]:
-        """Note that a carrier has items from now on. Called with the lock held."""
+        """Note that items are given to a carrier, and return them. Called with the lock held."""
         for task in tasks:
             task.attempts += 1
             task.running += 1
@@ -467,7 +468,8 @@ class DispatchingExecutor(Executor):
         return tasks
 
     def _overdue(self, carrier: Carrier) -> list[_Task]:
-        """An item for an idle compile carrier that another one has had for too long. Called with the lock held."""
+        """An item that another compile carrier has had for too long, for an idle one to run as well; [] if there is none. Called with the
+        lock held."""
         if carrier.kind != "compile" or not self._has_cores(carrier):
             return []
         now = time.monotonic()
@@ -475,7 +477,7 @@ class DispatchingExecutor(Executor):
         return next(([t] for t in late if t.running == 1 and not t.settled and not t.batch.cancelled and t.attempts < MAX_ATTEMPTS), [])
 
     def _settle(self, task: _Task, outcome: Outcome) -> None:
-        """Deliver the outcome of an item, unless another worker's came first. Called with the lock held, or before anyone has the item."""
+        """Deliver the outcome of an item, unless it has one from another worker. Called with the lock held."""
         if not task.settled:
             task.settled = True
             task.batch.deliver(task.index, outcome)
@@ -514,7 +516,7 @@ class DispatchingExecutor(Executor):
         carrier.close()
 
     def _run(self, carrier: Carrier, tasks: Sequence[_Task]) -> tuple[list[tuple[_Task, Outcome]], list[_Task]]:
-        """Run items on a carrier. Returns the items that have an outcome, with it, and the items that another worker is to run."""
+        """Run items on a carrier. Returns (the items that have an outcome, with their outcomes; the items to run again)."""
         try:
             outcomes = carrier.run([t.batch.request(t.index) for t in tasks])
         except WorkerLost as e:
@@ -524,14 +526,14 @@ class DispatchingExecutor(Executor):
             lost = {t: Outcome("lost", kind="worker", message=f"{t.attempts} workers lost under it, the last: {e}")
                     for t in tasks if t.attempts >= MAX_ATTEMPTS}
             return list(lost.items()), [t for t in tasks if t not in lost]
-        except Exception as e:  # the border of a carrier: what broke costs the carrier, and the others get its items
+        except Exception as e:  # the border of a carrier: the carrier is given up, and others get its items
             self._set_aside(carrier, reason(e))
             return [], list(tasks)
         # a worker that `close` has killed reports a crash: the item ends as closed
         return [(t, CLOSED if self.closing and o.status == "crash" else o) for t, o in zip(tasks, outcomes, strict=True)], []
 
     def _brought_up(self, carrier: Carrier) -> bool:
-        """Wait until a carrier has a worker; it holds no items meanwhile. False where it will not have one."""
+        """Wait until a carrier's worker is up; the carrier has no items meanwhile. Returns False if that will never be."""
         while not self.closing and carrier.name not in self._aside:
             try:
                 carrier.start()
@@ -546,7 +548,7 @@ class DispatchingExecutor(Executor):
                         self._note(carrier, "idle")
                     if carrier.name not in self._up:
                         self._up.add(carrier.name)
-                        self._drop_hopeless(carrier.kind)       # its machine may have another target than was hoped for
+                        self._drop_hopeless(carrier.kind)       # its machine's target is known now, and may not fit waiting items
                         self._changed.notify_all()
                 return True
         return False
@@ -563,7 +565,7 @@ class DispatchingExecutor(Executor):
         return any(c.kind == kind and c.name in self._up for _, c in self._threads)
 
     def without_worker(self, kind: Kind) -> float:
-        """For how many seconds no worker of a kind has been up; 0 while one is."""
+        """The seconds since the last worker of a kind was lost; 0 while one is up."""
         with self._changed:
             return 0.0 if self._is_any_up(kind) else time.monotonic() - self._alone_since[kind]
 
@@ -582,7 +584,7 @@ class DispatchingExecutor(Executor):
             config.log_once(log, logging.WARNING, f"a worker is set aside: {why}")
 
     def _why_hopeless(self, batch: Batch) -> str | None:
-        """Why no worker is left for a batch; None: there is one, or there may still be."""
+        """Why no worker is left for a batch; None if there is one or may still be one."""
         carriers = [c for _, c in self._threads if c.kind == batch.kind]
         if any(c.name not in self._aside and fits(c, batch) for c in carriers):
             return None
@@ -592,7 +594,7 @@ class DispatchingExecutor(Executor):
         return next((self._aside[c.name] for c in reversed(carriers) if c.name in self._aside), "none was started")
 
     def _abandon(self, why: str) -> None:
-        """Set all carriers aside, whatever they wait for: their items end, and `close` waits for none of them."""
+        """Give up all carriers at once, even if their threads hang: their items end as `lost`, and `close` does not wait for them."""
         with self._changed:
             self.abandoned = True
             for _, carrier in self._threads:
@@ -642,10 +644,10 @@ class DispatchingExecutor(Executor):
             self._abort()
 
     def _abort(self) -> None:
-        """Kill what carriers wait for. Called while they end, by another thread, when that takes too long."""
+        """Kill the processes that carriers wait for. Called by another thread when the carriers take too long to end."""
 
     def _shut_down(self) -> None:
-        """End what all carriers share. Called after the last thread has ended."""
+        """End the processes that all carriers share, such as the fork server. Called after the carriers' threads have ended."""
 
 
 # -- local -----------------------------------------------------------------------------------------
@@ -701,7 +703,8 @@ class _LocalCarrier:
 
 
 class LocalExecutor(DispatchingExecutor):
-    """N compile children and one bench child, from one fork server that starts in the background. A child starts with its first work."""
+    """N compile children and one bench child, forked by one fork server, which starts in the background. A child starts with its first
+    item."""
 
     def __init__(self, workers: int | None = None, config: WorkerConfig | None = None, device: str = HOST,
                  shared_cores: bool | None = None) -> None:
@@ -709,7 +712,7 @@ class LocalExecutor(DispatchingExecutor):
         self.config = config or WorkerConfig()
         self.device = device
         self._server_lock = threading.Lock()
-        self._server = ForkServer(self.config)    # first, as nothing must be closed if it cannot start
+        self._server = ForkServer(self.config)    # started first: if it cannot start, there is nothing else to close
         try:
             super().__init__(f"{count} local worker{'s' if count != 1 else ''}", shared_cores)
             for i in range(count):

@@ -1,4 +1,4 @@
-"""What travels between the search and its workers: names of jobs, plain data, outcomes, and the identity of each end.
+"""The messages between the search and its workers: names of jobs, plain data, outcomes, and the identity of each end.
 
 A *job* is a function named by its import path, such as `"svod.tune.measure.work:compile_candidate"`. Its module is
 `svod.tune.measure.work` or one of `WorkerConfig.job_modules`. It is called as `function(item, state)`. A job that keeps data between items
@@ -6,9 +6,9 @@ A *job* is a function named by its import path, such as `"svod.tune.measure.work
 calls it once per distinct payload, and again in a new process. Without a setup `state` is None.
 
 Items, payloads and results are *plain data*: None, bool, int, float, str, bytes, lists, tuples, dicts, sets, and dataclasses and enums of
-svod. UOps travel through `ast_to_data`. Nothing else is encoded or decoded: no code travels, the other side does not need the user's
-`__main__`, and the messages of a worker whose memory a wrong kernel has overwritten are refused. A member of an enum travels as its class
-and its name: releases of Python differ in how they reduce one.
+svod. UOps are sent in the form of `ast_to_data`. Nothing else is encoded or decoded: no code is sent, the other side does not need the
+user's `__main__`, and the messages of a worker whose memory a wrong kernel has overwritten are refused. A member of an enum is sent as its
+class and its name, because releases of Python pickle it in different ways.
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Status = Literal["ok", "error", "crash", "timeout", "lost"]
 
 
 def machine_name() -> str:
-    """The host's name and the beginning of its boot's id: two machines of one name, or one before and after a reboot, differ."""
+    """The host's name and the beginning of its boot id, which differs for two machines with the same name and after a reboot."""
     return f"{platform.node()}-{boot_id()[:8]}"
 
 
@@ -77,7 +77,7 @@ class Outcome:
 class WorkerConfig:
     """Settings for the child processes of local and of Ray workers.
 
-    `preload` lists the modules that the fork server imports once; of `module:function` the function is called, too (to warm up).
+    `preload` lists the modules that the fork server imports once; for an entry `module:function` it also calls the function (to warm up).
     `memory_bytes` limits a child's writable memory (0: half of the memory of the machine or container)."""
 
     preload: tuple[str, ...] = ("numpy", "llvmlite.binding", "svod.compile.cpu.backend", WORK_MODULE)
@@ -88,7 +88,7 @@ class WorkerConfig:
 
 
 def resolve_job(name: str, job_modules: tuple[str, ...] = ()) -> tuple[Callable[[Any, Any], Any], Callable[[Any], Any] | None]:
-    """The function of a job and its setup, or None. Raises TuneError for a name outside the registry."""
+    """(the function of a job, its setup function or None). Raises TuneError for a name outside the allowed modules."""
     module_name, _, function = name.partition(":")
     if module_name not in (WORK_MODULE, *job_modules):
         raise TuneError(f"asked for the job {name!r}; jobs are functions of {', '.join((WORK_MODULE, *job_modules))}")
@@ -110,7 +110,7 @@ def enum_member(cls: type[Enum], name: str) -> Enum:
 
 
 def _restores(value: Any) -> bool:
-    """Whether a message may name this function: it restores an element type or a member of an enum."""
+    """Whether `value` is one of the two functions that a message may name, which restore an element type or a member of an enum."""
     return value is to_dtype or value is enum_member
 
 
@@ -155,7 +155,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         return _Decoder(io.BytesIO(data)).load()
     except FormatError:
         raise
-    except Exception as e:  # damaged pickle data may raise any exception: this border makes one error of them
+    except Exception as e:  # the border: damaged pickle data may raise any exception
         raise FormatError(f"a damaged message of {len(data)} bytes: {type(e).__name__}: {e}") from e
 
 

@@ -4,7 +4,8 @@ Two searches that time kernels at once disturb each other. A bench worker holds 
 when the process dies. The lock is `flock` on two files per device:
 
     svod-bench-CPU.lock   held while timing; its text names the holder
-    svod-bench-CPU.next   held while waiting: the first to wait is next, and a process that releases and asks again queues behind
+    svod-bench-CPU.next   held by the process that waits for the first lock and gets it next: a process that has just released the first
+                          lock cannot take it again before that process
 
 The files are in the machine's common temporary directory, not in a user's runtime directory, because users share the cores. They are never
 deleted: two holders could then lock two different inodes of one name.
@@ -81,7 +82,7 @@ class MachineLock:
         return True
 
     def wait_for_others(self, seconds: float) -> None:
-        """Wait while another process times, for so many seconds at most: for work that would disturb it and takes no time itself."""
+        """Wait while another process times, for at most `seconds`. For work that does not time anything and would disturb a timing."""
         end = time.monotonic() + seconds
         with contextlib.suppress(TuneError):        # nobody times where the file cannot be opened
             fd = _open(self._path)
@@ -100,7 +101,7 @@ class MachineLock:
             self._fd = None
 
     def holder(self) -> str:
-        """The holder by its own label, e.g. `process 4242 (svod-tune)`; "" when unknown."""
+        """The process that holds the lock, as it describes itself, e.g. `process 4242 (svod-tune)`; "" when unknown."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return self._path.read_text()[:200].strip()
         return ""

@@ -6,8 +6,8 @@ replaced.
 
 An embedded Ray (`address=None`) listens on the loopback interface and asks for a token that only this process and its workers know. Its
 session has a directory of its own, which is removed at the end. It ignores RAY_ADDRESS and any cluster on this machine. A Ray that the
-program has initialised before is used as it is and left running. Ray's own threads print; while the executor lives their text is kept off
-this process's stdout and stderr.
+program has initialised before is used as it is and left running. Ray's own threads print; while the executor is open their output is kept
+off this process's stdout and stderr.
 """
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ OBJECT_STORE = 80 << 20     # bytes; Ray's minimum is 78,643,200. It is mapped l
 SESSION_PREFIX = "svod-ray-"
 OWNER = "owner"             # the file in a session's directory that the owner of the session keeps locked
 MAX_TEMP = 40               # longest path of a temporary directory: Ray's socket paths stay under the system's limit of 107
-OUTER_GRACE = 15.0          # seconds beyond all inner deadlines after which an actor is given up
+OUTER_GRACE = 15.0          # seconds after all deadlines of its items at which an actor that has not answered is killed
 CHUNK = 4                   # compile items of one call: a round trip costs two processes about a millisecond
 LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an actor
-MAX_START_FAILURES = 3      # actors of one carrier that may die in a row before their first answer
+MAX_START_FAILURES = 3      # a carrier is given up after this many of its actors in a row died before their first answer
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
-PENDING_NOTICE = 10.0       # seconds that an actor waits for a place before a message
-PLACE_SECONDS = 60.0        # time for a cluster to bring up the first worker of a kind, or a new one when the last is lost
-BENCH = "bench"             # the resource of nodes whose machines time; any amount
+PENDING_NOTICE = 10.0       # seconds that an actor waits for a place on a node before a message says so
+PLACE_SECONDS = 60.0        # seconds for a cluster to start the first worker of a kind, or a new one when the last is lost
+BENCH = "bench"             # name of the Ray resource that marks nodes whose machines time; any amount of it
 BENCH_SHARE = 0.001         # units of BENCH that a bench worker takes; tiny, as the machine lock makes drivers take turns anyway
-LEAVE_SECONDS = 15.0        # time for the connection to a cluster to end
-OWN_LEAVE_SECONDS = 4.0     # time for an own Ray to stop before its processes are killed
-HEAD_SECONDS = 20.0         # silence of a head after which a cluster is given up: after 60 s Ray ends this process
-PROBE_SECONDS = 2.0         # one attempt to reach the head
+LEAVE_SECONDS = 15.0        # seconds for the connection to a cluster to end
+OWN_LEAVE_SECONDS = 4.0     # seconds for an embedded Ray to stop before its processes are killed
+HEAD_SECONDS = 20.0         # seconds without an answer of the head after which a cluster is given up: after 60 s Ray ends this process
+PROBE_SECONDS = 2.0         # time limit of one attempt to reach the head
 
 # One token for every Ray that this process starts: Ray's core reads it once and keeps it.
 TOKEN = secrets.token_hex(32)
@@ -85,7 +85,7 @@ class _WithoutRay:
 
 
 class _QuietStreams:
-    """Puts `_WithoutRay` before stdout and stderr. `restore` removes it where nothing else has replaced them since."""
+    """Replaces stdout and stderr by `_WithoutRay`. `restore` puts the old streams back, unless others have replaced them since."""
 
     def __init__(self) -> None:
         self._before = {"stdout": sys.stdout, "stderr": sys.stderr}
@@ -101,7 +101,7 @@ class _QuietStreams:
 
 def _import_ray() -> Any:
     if "ray" not in sys.modules:
-        # Ray reads the mode once, at import, and refuses a server in another mode. If the program has imported Ray, ray.init chooses it
+        # Ray reads the mode once, at import, and then refuses servers in another mode. If the program has imported Ray, ray.init sets it
         config.set_default_environment(RAY_AUTH_MODE="token")
     config.set_default_environment(RAY_COLOR_PREFIX="0", RAY_USAGE_STATS_ENABLED="0")
     try:
@@ -113,9 +113,9 @@ def _import_ray() -> Any:
 
 
 class _SessionDirectory:
-    """A directory with a short path for Ray's sockets and logs. Its owner locks a file in it, so that the next process can tell and remove
-    the directories of processes that were killed. That file is removed last: what is left after a Ctrl-C, or because a process of Ray's
-    still wrote, is removed by the next process as well."""
+    """A directory with a short path for Ray's sockets and logs. Its owner locks a file in it, so that later processes can recognise and
+    remove the directories of processes that were killed. That file is removed last: files that are left after a Ctrl-C, or that a process
+    of Ray's wrote meanwhile, are then removed by a later process as well."""
 
     def __init__(self) -> None:
         self.path = ""
@@ -123,7 +123,7 @@ class _SessionDirectory:
             if len(base) <= MAX_TEMP:
                 _remove_dead_sessions(Path(base))
                 self.path = str(kept_folder(SESSION_PREFIX, Path(base)))
-                # it gets its name when it is locked: another process would take one that is not for a dead owner's
+                # the file is locked before it gets its name: another process would take an unlocked one for a dead owner's
                 unnamed = os.path.join(self.path, OWNER + ".new")
                 self._owner = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +133,7 @@ class _SessionDirectory:
                              f"{', '.join(temporary_places()) or 'none'}; set TMPDIR")
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError):              # the next process removes what is left, and may be doing so already
+        with contextlib.suppress(OSError):              # another process removes files that are left, and may be doing so already
             for _ in range(40):                         # a process of Ray's may still write its last log line
                 if _remove_session(Path(self.path)):
                     break
@@ -162,7 +162,7 @@ def _remove_dead_sessions(base: Path) -> None:
     for directory in base.glob(SESSION_PREFIX + "*"):
         try:
             owner = os.open(directory / OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:     # another user's, or one that is just being made or removed
+        except OSError:     # the directory belongs to another user, or is being made or removed
             continue
         with contextlib.suppress(OSError):      # its owner lives, or another process removes it as well
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,7 +218,7 @@ class _EmbeddedRay:
             self._error = e
 
     def close(self) -> None:
-        """Stop Ray, remove its session, and wait until both are done. Processes of it that do not end in time are killed."""
+        """Stop Ray, remove its session's directory, and wait until both are done. Ray's processes that do not end in time are killed."""
         self._over.set()
         if not self._gone.wait(OWN_LEAVE_SECONDS):
             for pid in processes_of(self._directory.path):
@@ -229,7 +229,7 @@ class _EmbeddedRay:
 
 # -- carrying ----------------------------------------------------------------------------------------
 class _RayCarrier:
-    """Runs requests in an actor, which it starts early, in parallel with the other carriers, and replaces when it dies."""
+    """Runs requests in an actor. The actor is started early, in parallel with those of other carriers, and replaced when it dies."""
 
     def __init__(self, owner: RayExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind
@@ -241,7 +241,7 @@ class _RayCarrier:
         self._failures = 0
         self._hopeless: TuneError | None = None     # why another attempt to start would fail as well
         self._locked = False
-        self._lost = time.monotonic()               # when it last had no worker
+        self._lost = time.monotonic()               # time at which its last worker was lost; at first, its creation
         self.node: str | None = None                # id of the cluster node that this worker runs on
         self.host, self.cores = "", usable_cores()
         self.target: Target | None = None
@@ -297,7 +297,7 @@ class _RayCarrier:
             raise self._hopeless from e
         except ray.exceptions.ActorUnschedulableError as e:
             self._drop()
-            self._owner.look_at_nodes()     # the one that it was to run on has left
+            self._owner.look_at_nodes()     # the actor's node has left the cluster
             raise WorkerLost(_first_line(e)) from e
         except ray.exceptions.RayError as e:
             self._failures += 1
@@ -310,7 +310,7 @@ class _RayCarrier:
         return self._actor
 
     def _check_version(self, theirs: dict[str, str]) -> None:
-        """Drop an actor that runs another svod, and raise TuneError."""
+        """If the actor runs another version of svod, drop it and raise TuneError. `theirs`: its identity."""
         if different := mismatch(identity(), theirs):
             self._drop()
             todo = "start this program again" if self._owner.embedded else "install the same version on every node"
@@ -318,7 +318,7 @@ class _RayCarrier:
             raise self._hopeless
 
     def _await_node(self) -> None:
-        """Wait for a node with a place. Raises TuneError where none joins in time."""
+        """Wait until a node has a free place for this worker. Raises TuneError where there is none in time."""
         while not self._owner.take_place(self):
             if self._owner.closing:
                 raise WorkerLost("closing")
@@ -361,7 +361,7 @@ class _RayCarrier:
 
     def interrupt(self) -> None:
         actor = self._actor
-        if actor is not None and not self._owner.abandoned:     # Ray would connect once more
+        if actor is not None and not self._owner.abandoned:     # when the head is gone, Ray would try to connect again
             with contextlib.suppress(Exception):    # the actor or Ray may be gone
                 self._ray.kill(actor, no_restart=True)
 
@@ -408,8 +408,8 @@ class RayExecutor(DispatchingExecutor):
         self._add(carrier)
 
     def _grow(self) -> None:
-        """Add workers for the places that nobody has: compile workers as many as were asked for, or one per core; a bench worker per node
-        that times."""
+        """Add workers for the free places: compile workers, as many as were asked for or else one per core, and one bench worker for each
+        node that times."""
         kinds: tuple[Kind, ...] = ("compile", "bench")
         for kind in kinds:
             with self._placing:
@@ -425,7 +425,8 @@ class RayExecutor(DispatchingExecutor):
         return [c for c in self._carriers if c.kind == kind]
 
     def _places(self, kind: Kind) -> dict[str, int]:
-        """The number of workers of a kind that each node takes. Nodes with the resource BENCH time; if none ever had it, this process's."""
+        """Node id → the number of workers of a kind that it has places for. Bench workers have one on each node with the resource BENCH; if
+        no node ever had it, on this process's node."""
         alive = {n["NodeID"]: n["Resources"] for n in self._nodes if n["Alive"]}
         if kind == "compile":
             return {node: int(has["CPU"]) for node, has in alive.items() if has.get("CPU", 0) >= 1}
@@ -435,13 +436,14 @@ class RayExecutor(DispatchingExecutor):
         return {self.ray.get_runtime_context().get_node_id(): 1}
 
     def _free_places(self, kind: Kind) -> Counter[str | None]:
-        """The places that no worker of this executor has. One that was set aside keeps its place: another would fare no better there."""
+        """Node id → the number of places that no worker of this executor has. A worker that was set aside keeps its place, as another one
+        would fail there as well."""
         free: Counter[str | None] = Counter(self._places(kind))
         free.subtract(c.node for c in self._of_kind(kind) if c.node in free)
         return free
 
     def take_place(self, carrier: _RayCarrier) -> bool:
-        """Give a worker a node: the one that it had where that is still there, else the one with the most free places."""
+        """Give a worker a node: its former node if that is still there, else the node with the most free places. False if there is none."""
         with self._placing:
             if carrier.node in self._places(carrier.kind):
                 return True
@@ -449,26 +451,26 @@ class RayExecutor(DispatchingExecutor):
             return carrier.node is not None
 
     def targets(self) -> list[Target]:
-        """Waits for the machines that have not told theirs yet, for `patience` at most."""
+        """Waits for bench workers whose target is not known yet, for at most `patience` seconds."""
         if self.embedded:
             return super().targets()
         end = time.monotonic() + self.patience
         benches = self._of_kind("bench")
         while any(c.target is None and c.name not in self._aside for c in benches) and time.monotonic() < end:
             time.sleep(0.05)
-        present = self._places("bench")     # an idle worker does not notice that its node has left
+        present = self._places("bench")     # checked, as an idle worker does not notice that its node has left
         return list({c.target.key: c.target for c in benches
                      if c.target is not None and c.name not in self._aside and c.node in present}.values())
 
     def look_at_nodes(self) -> None:
-        """Learn which nodes there are. Raises what Ray does where the head is gone."""
+        """Update the list of the cluster's nodes. Raises Ray's errors where the head is gone."""
         self._nodes = self.ray.nodes()
 
     def _watch_nodes(self) -> None:
         known = self._hosts()
         head, heard = self.ray.get_runtime_context().gcs_address, time.monotonic()
         while not self._stop_watching.wait(NODE_POLL):
-            if not _listens(head):          # asking Ray would wait for a minute
+            if not _listens(head):          # tested first, as a request to Ray would wait for a minute
                 if time.monotonic() - heard > HEAD_SECONDS:
                     self._abandon(f"the head of the Ray cluster at {head} has not answered for {HEAD_SECONDS:g} s")
                     return
@@ -489,7 +491,7 @@ class RayExecutor(DispatchingExecutor):
             known = alive
 
     def _hosts(self) -> dict[str, str]:
-        """The names of the machines of the nodes that are there."""
+        """Node id → the name of its machine, for the nodes that are alive."""
         return {n["NodeID"]: n.get("NodeManagerHostname", "?") for n in self._nodes if n["Alive"]}
 
     def _lost_with(self, node: str) -> str:
@@ -512,7 +514,7 @@ class RayExecutor(DispatchingExecutor):
             return {**fixed, "num_cpus": 1}
         if self._is_offered:
             fixed["resources"] = {BENCH: BENCH_SHARE}
-        # Ray's workers have the nice value 15, with which one busy process makes a timing 31 times slower
+        # the default niceness of Ray's workers is 15: with it one busy process makes a timing 31 times slower
         return {**fixed, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}}}
 
     @property
@@ -521,8 +523,8 @@ class RayExecutor(DispatchingExecutor):
         return self._embedded is not None
 
     def wait_until_ready(self, seconds: float = math.inf) -> None:
-        """An embedded Ray's workers start within two seconds, and would disturb what is timed: all are waited for. A cluster may take long
-        to place all: the first compile worker counts."""
+        """Wait for all workers of an embedded Ray, which start within two seconds and would disturb timings until then. In a cluster, which
+        may take long to start all workers, wait only for the first compile worker."""
         end = time.monotonic() + seconds
         with self._changed:
             while not self.closing and time.monotonic() < end:
@@ -544,7 +546,7 @@ class RayExecutor(DispatchingExecutor):
         if self._embedded is not None:
             self._embedded.close()
         elif self._connected:
-            # only disconnects; a cluster whose head is gone may keep it waiting
+            # only disconnects, in a thread: if the cluster's head is gone, this may hang
             leaving = threading.Thread(target=self.ray.shutdown, name="ray_disconnect", daemon=True)
             leaving.start()
             leaving.join(PROBE_SECONDS if self.abandoned else LEAVE_SECONDS)
@@ -552,7 +554,7 @@ class RayExecutor(DispatchingExecutor):
 
 
 def _listens(address: str) -> bool:
-    """Whether somebody takes connections at host:port."""
+    """Whether a server accepts connections at host:port."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
@@ -566,7 +568,7 @@ def _first_line(e: BaseException) -> str:
 
 
 def knock(address: str, deadline: float = 5.0) -> None:
-    """Raise RayUnavailable where nobody listens at the address of a cluster. "auto" passes."""
+    """Raise RayUnavailable where nothing listens at the address of a cluster. "auto" is not checked."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")

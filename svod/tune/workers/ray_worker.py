@@ -23,8 +23,8 @@ class RayWorker:
     """Runs one method at a time (a synchronous actor)."""
 
     def __init__(self, config: WorkerConfig, device: str, times: bool, yields: bool) -> None:
-        """`times`: it is a bench worker, and takes the lock of `device`. `yields`: a compile worker waits while another process has that.
-        """
+        """`times`: this is a bench worker, which takes the lock of `device` to time. `yields`: a compile worker waits while another process
+        holds that lock."""
         self._config, self._device = config, device
         self._machine = machine_name()
         self._server = ForkServer(config)
@@ -33,7 +33,7 @@ class RayWorker:
         self._yields = yields and not times and usable_cores() < SHARED_BELOW
 
     def hello(self) -> dict[str, str]:
-        """This worker's `jobs.identity` and host."""
+        """The `jobs.identity` of this worker, and its host, machine and number of cores."""
         return {**identity(), "host": platform.node(), "machine": self._machine, "cores": str(usable_cores())}
 
     def wait_until_ready(self) -> None:
@@ -41,7 +41,7 @@ class RayWorker:
         self._server.wait_until_ready()
 
     def target(self) -> Target:
-        """The target for which this machine times programs. Called after `hello` has shown that it runs the same svod."""
+        """The target for which this machine times programs. Called only after `hello` has shown that the worker runs the same svod."""
         return device_named(self._device).backend.target()
 
     def acquire(self, seconds: float) -> bool:
