@@ -12,8 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from svod.system import process as _process  # noqa: F401  notes the current directory, from which paths in the environment count
-from svod.system import source as _source  # noqa: F401  looks at the files before other modules are imported from them
+from svod.system import process as _process  # noqa: F401 remembers the current directory, which relative paths in the environment refer to
+from svod.system import source as _source  # noqa: F401 records the state of svod's files before other modules are imported from them
 
 __version__ = "0.1.0"
 
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _WHERE:
-        if not name.startswith("__") and find_spec(f"{__name__}.{name}") is not None:     # `from svod import config` asks here first
+        if not name.startswith("__") and find_spec(f"{__name__}.{name}") is not None:  # `from svod import config` calls this function first
             return import_module(f"{__name__}.{name}")
         from svod.tensor import Tensor
 

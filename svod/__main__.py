@@ -1,4 +1,4 @@
-"""`python -m svod tune model.py` is `svod-tune model.py`, and so for the other tools; without a tool they are listed."""
+"""Runs the command-line tools: `python -m svod tune model.py` is `svod-tune model.py`. Without a tool it lists them."""
 from __future__ import annotations
 
 import importlib
@@ -14,7 +14,7 @@ TOOLS = {"tune": "run a program, tune its kernels, remember the winners",
 
 
 def main() -> NoReturn:
-    """Run the tool that the first argument names. Exit status 2 for one that does not exist."""
+    """Run the tool that the first argument names. Exits with status 2 if there is no such tool."""
     given = program.command()
     name = given[1] if len(given) > 1 else "--help"
     if name in TOOLS:

@@ -1,4 +1,4 @@
-"""`svod.kernel(tensor)`: a kernel of a tensor's graph, to look at and to optimise by hand (docs/kernels_by_hand.md).
+"""Defines `svod.kernel(tensor)`: takes a kernel out of a tensor's graph to inspect it and optimise it by hand (docs/kernels_by_hand.md).
 
     k = svod.kernel(a @ b)                          # or svod.kernel(f.plans[0], "gemm_0")
     k = k.apply("UPCAST", "o0", 8).apply("UPCAST", "o1", 16)
@@ -31,12 +31,12 @@ from svod.tune.resolved import Resolved, resolve
 def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, chain: str = "", constants: Iterable[Tensor] = (),
            config: PrepareConfig | None = None) -> HandKernel:
     """The kernel that computes a tensor, or one of several: `which` is its number, its name, or the beginning of its key. `chain`: opts to
-    begin with, as text. `constants`: tensors that are weights, as in `prepare`. Nothing is computed.
+    start with, as text. `constants`: tensors that are weights, as in `prepare`. Nothing is computed.
 
-    A kernel of a plan, `svod.kernel(f.plans[0], "gemm_0")`, begins with the chain that the plan runs it with, for the plan's target.
+    A kernel of a plan, `svod.kernel(f.plans[0], "gemm_0")`, starts with the chain and the target that the plan uses for it.
 
-    Raises ScheduleError for a tensor that no kernel computes, and ArgumentError where `which` does not name one kernel, with a list of
-    them, and for a library kernel (a scan, a sort, scatter), which has one form."""
+    Raises ScheduleError for a tensor that no kernel computes. Raises ArgumentError, with a list of the kernels, if `which` does not
+    identify one, and for a library kernel (a scan, a sort, scatter), which takes no opts."""
     resolved = resolve(complete_config(config))
     if isinstance(source, ExecutionPlan):
         return _of_plan(source, which, chain, resolved)
@@ -50,7 +50,7 @@ def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, ch
 
 
 def _of_plan(plan: ExecutionPlan, which: int | str | None, chain: str, resolved: Resolved) -> HandKernel:
-    """A kernel of a plan under its chain, or under `chain`."""
+    """A kernel of a plan under `chain`, or, if that is "", under the chain that the plan uses."""
     forms = {k.name: k.form for k in plan.every if isinstance(k.form, KernelForm)}
     name, found = _chosen({name: form.kernel for name, form in forms.items()}, which, "the plan runs")
     _refuse_library_kernel(name, found)
@@ -65,10 +65,10 @@ def _refuse_library_kernel(name: str, kernel: Kernel) -> None:
 
 
 def _kernels(tensor: Tensor, constants: Iterable[Tensor], resolved: Resolved) -> tuple[dict[str, Kernel], dict[str, Target]]:
-    """The kernels of a tensor's graph, and the target that each is for, by the name of their first call on a device."""
+    """The kernels of a tensor's graph and the target of each. Keys: the name of the first call of the kernel on a device."""
     sink, _, _ = without_binds(graph.sink(tensor.uop))
     fixed = frozenset(base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
-    # nothing is in the memory of constants that a plan has in another order
+    # rearranged constants get empty buffers: nothing is computed here
     sink, fixed = with_constants_turned(arranged(sink, resolved), fixed, lambda nodes: {
         u: graph.buffer(u.dtype, storage_size(u), device_of(u) or HOST) for u in nodes})
     schedule = schedule_of(sink, fixed)
@@ -76,7 +76,7 @@ def _kernels(tensor: Tensor, constants: Iterable[Tensor], resolved: Resolved) ->
     unbound, _, _ = make_unbound_plan(schedule, fixed, functions_of(sink), places=places)
     first: dict[tuple[str, str], str] = {}      # (kernel, device) → name
     for name, call in zip(unbound.names, unbound.calls, strict=True):
-        if call.kernel in unbound.kernels:      # a call of a function of Python has none
+        if call.kernel in unbound.kernels:      # calls of Python functions have no kernel
             first.setdefault((call.kernel, call.device or places.main), name)
     return ({name: unbound.kernels[key] for (key, _), name in first.items()},
             {name: resolved.target_of(device) for (_, device), name in first.items()})

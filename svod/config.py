@@ -3,11 +3,11 @@
 An option is a field of one of four frozen dataclasses. Its declaration (`_option`) holds the environment variable, the default, the
 accepted values and the help text. docs/generate.py makes docs/generated/options.md from these declarations.
 
-svod warns once of an unknown variable with its prefix, such as `SVOD_TUNEDB`, and names the most similar option.
+svod warns once about an unknown variable with its prefix, such as `SVOD_TUNEDB`, and names the most similar option.
 
 An unset or empty variable means the default. An unusable value raises `ConfigError`, which names the variable, the value and the
-accepted values. The same checks apply to values given in Python; the error then names the field. A variable is read only where its
-option is left open: `BEAM=abc` is no error in a program that does not search, or that sets the option itself.
+accepted values. The same checks apply to values given in Python; the error then names the field. A variable is read only if the program
+needs its option and does not set it: `BEAM=abc` is no error in a program that does not search.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("svod.config")
 
 STRATEGIES = ("beam", "evolve", "random", "optuna")
-NONE = ":none:"  # the value of an option that turns a database or a cache directory off
+NONE = ":none:"  # value of options that turns off a database or a cache directory
 
 T = TypeVar("T")
 Chain = tuple[tuple[Any, ...], ...]
@@ -37,7 +37,8 @@ Chain = tuple[tuple[Any, ...], ...]
 # -- what an option accepts ---------------------------------------------------------------------------------------------
 
 class Accept(NamedTuple):
-    """How the text of an option becomes a value. `parse` raises ValueError for text, `check` says whether a value may stand."""
+    """The values that an option accepts. `parse` converts text and raises ValueError if it cannot; `check` tells whether a value is
+    accepted."""
 
     description: str
     parse: Callable[[str], Any]
@@ -104,14 +105,14 @@ _STRICT = Accept("reference, or 0", _parse_strict, lambda v: v in ("", "referenc
 
 def _is_chain(v: Any) -> bool:
     if isinstance(v, str):
-        return True     # whether it is a chain is said where it is read
+        return True     # the chain is parsed, and errors in it reported, when a kernel uses it
     return isinstance(v, (list, tuple)) and all(isinstance(o, (list, tuple)) and o and isinstance(o[0], str) for o in v)
 
 
 # -- declaring and reading options --------------------------------------------------------------------------------------
 
 class Option(NamedTuple):
-    """The declaration of one option. The table in the docs shows it."""
+    """The declaration of one option, as docs/generated/options.md shows it."""
 
     variable: str | None
     accept: Accept
@@ -119,7 +120,7 @@ class Option(NamedTuple):
 
 
 def _option(variable: str | None, default: Any, accept: Accept, help: str, *, default_env: Any = MISSING) -> Any:
-    """A dataclass field that carries its declaration. `default_env`: the value without the variable, where it is not `default`."""
+    """A dataclass field that carries its declaration. `default_env`: the value of `from_env` for an unset variable, if not `default`."""
     metadata = {"option": Option(variable, accept, help)}
     if default_env is not MISSING:
         metadata["default_env"] = default_env
@@ -144,7 +145,7 @@ def _show(value: Any) -> str:
 
 
 class _Config:
-    """The base of the four configurations: checks the values and reads the environment."""
+    """The base of the four configurations: checks values and reads the environment."""
 
     __slots__ = ()
 
@@ -172,13 +173,14 @@ class _Config:
 
     @classmethod
     def _env_values(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """`given`, and the environment's values of all other options that have a variable."""
+        """The values of `given`, and the environment's values of all other options that have a variable."""
         options = {f.name: f.metadata.get("option") for f in fields(cls)}  # type: ignore[arg-type]
         return {**given, **{name: cls.env_value(name) for name, o in options.items() if name not in given and o is not None and o.variable}}
 
     @classmethod
     def from_env(cls, **given: Any) -> Self:
-        """The configuration of the environment; the options `given` win. Raises ConfigError for a variable with an unusable value."""
+        """The configuration that the environment describes, where options `given` replace its values. Raises ConfigError for a variable
+        with an unusable value."""
         return cls(**cls._env_values(given))
 
 
@@ -186,7 +188,7 @@ class _Config:
 
 @dataclass(frozen=True)
 class OptimizerConfig(_Config):
-    """How one kernel is optimised when no search does it, and which opts are allowed at all."""
+    """The optimisation of one kernel without a search, and the opts that are allowed in general."""
 
     noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel without any opt; wins over BEAM and the database")
     nolocals: bool = _option("NOLOCALS", False, _SWITCH, "groups of one thread: no LOCAL and no GROUP; CPUs have no groups")
@@ -203,7 +205,7 @@ class OptimizerConfig(_Config):
 
 @dataclass(frozen=True)
 class BeamConfig(_Config):
-    """The BEAM search of one kernel. `width` 0 means that nothing is searched. Times are in the unit that the help text names."""
+    """The BEAM search of one kernel. `width` 0 turns the search off. Each help text names the unit of its time."""
 
     width: int = _option("BEAM", 4, _integer(0), "beam width; 0: no search", default_env=0)
     upcast_max: int = _option("BEAM_UPCAST_MAX", 256, _integer(1), "most values side by side in registers, vector lanes divided out")
@@ -241,7 +243,7 @@ class BeamConfig(_Config):
 
 @dataclass(frozen=True)
 class BenchConfig(_Config):
-    """How things are timed when it counts: the confirmation of a search, and svod-bench."""
+    """The timing protocol of measurements that decide: the confirmation of a search, and svod-bench."""
 
     rounds: int = _option("SVOD_BENCH_ROUNDS", 15, _integer(3),
                           "least interleaved rounds of a comparison; of long kernels a search may take fewer, six at least")
@@ -254,13 +256,14 @@ class BenchConfig(_Config):
 
 @dataclass(frozen=True)
 class PrepareConfig(_Config):
-    """How a graph becomes an execution plan.
+    """The preparation of a graph into an execution plan.
 
-    `beam` None: kernels that the database does not know get the heuristic. A width of 0 or `optimizer.noopt` make it None. `constants`:
-    "auto": the tensors that a function captured by `svod.jit` closes over are weights of its plan, computed with and arranged once; "none":
-    they are read anew in every run. A plan of `Tensor.prepare` has the constants it is told: its other inputs may be rewritten between
-    runs. `opts` gives chains by the name of a kernel in the plan ("gemm_0"), or by its key or the beginning of that; they go before
-    everything else. A chain is text as `DEBUG=2` prints it, "UPCAST(o0, 8) LANES(o1.in)", or a sequence of [op, axis, argument].
+    `beam` None: kernels without records in the database get the heuristic's chain. A width of 0 or `optimizer.noopt` set it to None.
+    `constants`: "auto": tensors that a function under `svod.jit` closes over are weights of its plan, which are folded and rearranged once;
+    "none": they are read again in every run. A plan of `Tensor.prepare` has only the constants that its caller names: its other inputs may
+    be rewritten between runs. `opts` maps a kernel's name in the plan ("gemm_0"), its key, or the beginning of its key to a chain, which
+    has priority over all other sources of chains. A chain is text as `DEBUG=2` prints it, "UPCAST(o0, 8) LANES(o1.in)", or a sequence of
+    [op, axis, argument].
     """
 
     beam: BeamConfig | None = None
@@ -326,13 +329,13 @@ class PrepareConfig(_Config):
 
     @property
     def consults_database(self) -> bool:
-        """Whether chains come from the tuning database: not where there are none, and not where kernels are captured."""
+        """Whether chains are looked up in the tuning database: not with `noopt`, and not if kernels are captured."""
         return not self.noopt and self.capture is None
 
     @classmethod
     def from_env(cls, **given: Any) -> Self:
-        """The configuration the environment asks for, but for the options given: BEAM, unless SVOD_NOOPT or SVOD_CAPTURE say that nothing
-        is searched."""
+        """The configuration that the environment describes, where options `given` replace its values. BEAM turns a search on, unless
+        SVOD_NOOPT or SVOD_CAPTURE rule it out."""
         _warn_of_unknown_variables()
         values = cls._env_values(given)
         if "beam" not in given:
@@ -343,7 +346,7 @@ class PrepareConfig(_Config):
 
     @classmethod
     def of_environment(cls) -> PrepareConfig:
-        """`from_env()`; the same object while the environment stays as it is."""
+        """Return `from_env()`; the same object as long as the environment does not change."""
         global _latest
         environment = dict(_raw_environment())
         if _latest is None or _latest[0] != environment:
@@ -351,8 +354,8 @@ class PrepareConfig(_Config):
         return _latest[1]
 
     def in_environment(self) -> Self:
-        """This configuration with the fields that are None, but for `beam`, as the environment says. SVOD_CAPTURE and SVOD_NOOPT win over
-        it: a captured script searches nothing, whatever it asks for."""
+        """This configuration, where fields that are None, except `beam`, get the environment's values. SVOD_CAPTURE and SVOD_NOOPT
+        override its own values: a script that is being captured searches nothing."""
         _warn_of_unknown_variables()
         open_ones = ("db", "lock", "threads", "object_cache", "device", "capture_device", "debug", "dump_after", "profile", "trace",
                      "perf_map")
@@ -364,11 +367,11 @@ class PrepareConfig(_Config):
         return replace(self, **changes)
 
 
-_latest: tuple[dict[Any, Any], PrepareConfig] | None = None     # an environment, and its configuration
+_latest: tuple[dict[Any, Any], PrepareConfig] | None = None  # the environment at the last call of `of_environment`, and its configuration
 
 
 def _raw_environment() -> Mapping[Any, Any]:
-    """The environment, as os.environ keeps it where it lets one look: decoding each variable takes longer than a small kernel."""
+    """The environment as os.environ stores it (encoded), if accessible: decoding every variable takes longer than a small kernel."""
     return getattr(os.environ, "_data", os.environ)
 
 
@@ -376,14 +379,14 @@ CONFIGS: tuple[type[_Config], ...] = (PrepareConfig, OptimizerConfig, BeamConfig
 
 
 def unknown_variables() -> list[str]:
-    """What to say of each variable that looks like one of svod's, and that no option has: any SVOD_…, and a BEAM… that resembles one (other
-    programs have options of a beam as well)."""
+    """Warnings about variables that look like options of svod but are none: every unknown SVOD_…, and a BEAM… that resembles an option
+    (other programs have variables with BEAM as well)."""
     known = {o.variable for c in CONFIGS for f in fields(c) if (o := f.metadata.get("option")) is not None and o.variable}  # type: ignore[arg-type]
     warnings = []
     for name in sorted(os.environ):
         if name in known or not name.startswith(("SVOD", "BEAM")):
             continue
-        import difflib  # 4 ms that a process without such a variable does not need
+        import difflib  # this import takes 4 ms, which processes without such a variable save
 
         near = difflib.get_close_matches(name, known, 1, 0.8)
         if near:
@@ -410,7 +413,7 @@ _environment_looked_at = False
 
 
 def default_threads() -> int | None:
-    """SVOD_THREADS, for callers without a PrepareConfig. None: no limit."""
+    """The value of SVOD_THREADS, for callers without a PrepareConfig. None: no limit."""
     value: int | None = PrepareConfig.env_value("threads")
     return value
 
@@ -428,7 +431,8 @@ def child_environment(**changes: str | None) -> dict[str, str]:
 
 @contextmanager
 def changed_environment(**values: str) -> Iterator[None]:
-    """For libraries that are configured by the environment, and the processes they start meanwhile: variables have these values inside."""
+    """Set environment variables within the context, for libraries that are configured by the environment and processes started
+    meanwhile."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -456,7 +460,7 @@ def set_default_environment(**defaults: str) -> None:
 
 # -- directories --------------------------------------------------------------------------------------------------------
 
-LOCAL_DIR = Path(".svod")  # used where the user's own directories cannot be written
+LOCAL_DIR = Path(".svod")  # used if the user's own directories cannot be written
 _said: set[str] = set()
 
 
@@ -468,7 +472,8 @@ def log_once(logger: logging.Logger, level: int, message: str) -> None:
 
 
 def _resolve_dir(wanted: Path | None, what: str, below: str = "") -> Path:
-    """`wanted`, the user's own directory, else one below the current directory. That may not be writable either. Both are said once."""
+    """Return `wanted`, the user's own directory, if it can be written; otherwise `below` in ./.svod, which may not be writable either.
+    Logs a warning once."""
     if wanted is not None and directories.is_writable(wanted):
         return wanted
     fallback = (directories.working_directory() or Path(os.sep)) / LOCAL_DIR / below
@@ -479,7 +484,7 @@ def _resolve_dir(wanted: Path | None, what: str, below: str = "") -> Path:
 
 
 def data_dir() -> Path:
-    """The directory of the tuning database: the user's data directory, or ./.svod where that cannot be written (said once)."""
+    """The directory of the tuning database: the user's data directory, or ./.svod if that cannot be written (logged once)."""
     return _resolve_dir(directories.user_data(), "svod's data (tuning database, figures of this machine)")
 
 

@@ -1,4 +1,4 @@
-"""Every error svod raises on purpose. A message says what was asked, what was found, and what to do."""
+"""Every error that svod raises on purpose. A message names the request, the problem, and the remedy."""
 
 
 class SvodError(Exception):
@@ -34,7 +34,7 @@ class CompileError(SvodError):
 
 
 class ProgramTooLong(CompileError):
-    """A program that has more instructions than it may have."""
+    """A program with more instructions than the limit."""
 
 
 class LaunchError(SvodError):
@@ -46,15 +46,15 @@ class ScheduleError(SvodError):
 
 
 class SharedMemoryError(ScheduleError):
-    """Memory that a plan writes lies under another of its buffers."""
+    """Memory that a plan writes overlaps another buffer of the plan."""
 
 
 class DeviceError(SvodError):
-    """A device or target that is missing or cannot do what was asked."""
+    """A device or target that is missing or lacks the requested ability."""
 
 
 class DeviceLost(DeviceError):
-    """A device that this process cannot use any more, because of what a kernel did."""
+    """A device that this process cannot use any more because of a fault in a kernel."""
 
 
 class TuneError(SvodError):
@@ -66,9 +66,9 @@ class FormatError(SvodError, ValueError):
 
 
 class StateError(SvodError, KeyError):
-    """Parameters that do not fit the module that is to take them."""
+    """Parameters that do not fit the module that they are loaded into."""
 
-    __str__ = SvodError.__str__     # KeyError shows its message quoted
+    __str__ = SvodError.__str__     # KeyError would show the message in quotes
 
 
 class DatabaseError(SvodError):
@@ -76,10 +76,10 @@ class DatabaseError(SvodError):
 
 
 class UnsupportedError(SvodError, NotImplementedError):
-    """Something svod knows about and does not do. `node`: of a model that is walked, the node that it is about."""
+    """A known feature that svod does not implement. `node`: in an ONNX model, the first output of the node concerned."""
 
     node = ""
 
 
 class StageMissing(UnsupportedError):
-    """A compiler has no such stage, on any machine."""
+    """A stage, such as assembly, that a device's compiler lacks on every machine."""

@@ -1,4 +1,4 @@
-"""`svod.explain(tensor)`: for a person, how a tensor's graph becomes kernels, and what the plan of them does.
+"""Defines `svod.explain(tensor)`: shows a person how a tensor's graph becomes kernels, and analyses the plan that runs them.
 
     print(svod.explain((x @ w).softmax(-1)))
 
@@ -15,10 +15,10 @@
        …
     plan: the table of `plan.analyze()`
 
-Views (reshape, permute, …) are nodes of the graph and cost nothing; a value that several kernels compute is listed for each. Kernels are
-compiled with the chains that are known (nothing is searched); nothing is run, and the tensors stay as they are.
+Views (reshape, permute, …) are nodes of the graph and cost nothing. A value that several kernels compute is listed with all of them.
+Kernels are compiled with the chains known so far (nothing is searched). Nothing is run, and the tensors stay as they are.
 
-`svod.explain(tensor, html="steps.html")` writes a page as well: every kernel step by step, down to machine code.
+`svod.explain(tensor, html="steps.html")` also writes a page: every kernel step by step, down to machine code.
 """
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from svod.tracing import Jit
 from svod.tune.resolved import database, resolve
 
 _HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK, Ops.RANGE, Ops.BIND, Ops.DEFINE_VAR})
-Told = tuple[str, Callable[[], list[PlanPart]]]      # the text; the steps, made when they are asked for
-_READ = (Ops.BUFFER, Ops.CALL, Ops.END)      # where what is computed by one kernel begins
+Told = tuple[str, Callable[[], list[PlanPart]]]      # the text, and a function that makes the steps for the page
+_READ = (Ops.BUFFER, Ops.CALL, Ops.END)      # nodes that a kernel reads from memory instead of computing them
 
 
 class Explanation(str):
-    """Text that a prompt shows as it is printed."""
+    """A string that an interactive prompt shows as `print` does."""
 
     __slots__ = ()
 
@@ -61,16 +61,16 @@ class Explanation(str):
 
 
 def explain(*asked: Tensor | Jit | ExecutionPlan, html: str | os.PathLike[str] | None = None) -> Explanation:
-    """What tensors, a function under `svod.jit` or a plan compute and how, as text: `print(svod.explain(t))`.
+    """Explain how tensors, a function under `svod.jit`, or a plan are computed; returns text: `print(svod.explain(t))`.
 
-    Of tensors: their graph, its kernels with the rule that cut each, and the analysis of their plan. Of a function that was called, and of
-    a plan: the kernels with their chains and the analysis, plan by plan.
+    For tensors: their graph, its kernels with the rule that cut each, and the analysis of their plan. For a function that has been called,
+    and for a plan: the kernels with their chains and the analysis, plan by plan.
 
     html: a file to write as well, one page that opens offline: each kernel step by step, from its AST over the loops after each opt and
-    each later pass to machine code, with what changed beside what was before.
+    each later pass to machine code. Changed lines are shown next to the previous ones.
 
-    Raises ScheduleError when nothing is given, ArgumentError for anything else and for a function that was not called yet, what preparing
-    the tensors raises, and OSError for a file that cannot be written. A step that cannot be made has its error in its place."""
+    Raises ScheduleError without an argument, ArgumentError for an argument of another kind and for a function that was not called yet, the
+    errors of preparing the tensors, and OSError for a file that cannot be written. A step that cannot be made shows its error instead."""
     if not asked:
         raise ScheduleError("explain needs at least one tensor")
     if len(asked) == 1 and isinstance(asked[0], Jit):
@@ -100,7 +100,7 @@ def _explain_function(f: Jit) -> Told:
 
 
 def _explain_plan(plan: ExecutionPlan, title: str = "plan", prefix: str = "") -> Told:
-    """`title` and `prefix`: of the plan and of its ids, where a page has several."""
+    """Explain a plan. `title` and `prefix` distinguish it and its HTML ids on a page with several plans."""
     lines = [repr(plan)]
     for k in plan.every:
         read = ", ".join(f"b{b}" for slot, b in enumerate(k.buffers) if slot not in k.spec.outs)
@@ -116,7 +116,7 @@ def _explain_plan(plan: ExecutionPlan, title: str = "plan", prefix: str = "") ->
 
 
 def _figures(plan: ExecutionPlan, analysis: PlanAnalysis) -> Figures:
-    """Seconds of a plan's kernels: the bounds of the analysis, and the times that the tuning database has for their chains."""
+    """Seconds of a plan's kernels: the lower bounds of the analysis, and the times recorded in the tuning database for their chains."""
     db = database(complete_config(None))
     measured = {}
     for k in plan.every:
@@ -156,13 +156,13 @@ def _graph_step(lines: Sequence[str]) -> Step:
 
 
 def _plan_order(explained: Explained) -> list[int]:
-    """Positions of the calls in the order of the plan: by level."""
+    """Positions of the schedule's calls, sorted by level as in the plan."""
     levels = explained.schedule.levels()
     return sorted(range(len(levels)), key=lambda i: (levels[i], i))
 
 
 def _inside(root: UOp, realised: Iterable[UOp]) -> list[UOp]:
-    """What the kernel of `root` computes: down to buffers and to what has one."""
+    """The nodes that the kernel of `root` computes, up to buffers and the nodes in `realised`, which other kernels store."""
     ends = set(realised) - {root}
     return [n for n in root.toposort(gate=lambda n: n not in ends and n.op not in _READ) if n not in ends and n.op not in _READ]
 
@@ -210,7 +210,7 @@ def _type(u: UOp) -> str:
 
 
 def _what(u: UOp, numbers: dict[UOp, int]) -> str:
-    """The operation, what it is told, and its operands by number; constants by their value."""
+    """The operation with its parameters, and its operands by number; constants by their value."""
     name = u.op.name.lower().removesuffix("_axis")
     told = ""
     if u.op is Ops.REDUCE_AXIS:

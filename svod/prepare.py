@@ -1,4 +1,4 @@
-"""From tensors to an execution plan: the pipeline of docs/layout.md, composed.
+"""Makes an execution plan of tensors: the pipeline of docs/layout.md, composed.
 
     graph → create_schedule → unbound (kernels, buffers, order) → a chain and code per distinct kernel → ExecutionPlan
 """
@@ -53,8 +53,8 @@ from svod.tune.resolved import Resolved, resolve
 
 Array = np.ndarray[Any, Any]
 
-MOST_VARIANTS = 64     # largest number of kernels into which the buckets of variables may split one kernel
-MOST_LISTS = 256       # largest number of launch lists of a plan: one for each combination of buckets of all its variables
+MOST_VARIANTS = 64     # most kernels that one kernel may be split into, one for each combination of buckets of its variables
+MOST_LISTS = 256       # most launch lists of a plan, one for each combination of buckets of all its variables
 
 _IN_MEMORY = Ops.BUFFER, Ops.UNIQUE, Ops.DEVICE
 
@@ -66,11 +66,11 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 # -- what tensors call ------------------------------------------------------------------------------
 
 def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None, constants: Sequence[TensorBase] = ()) -> ExecutionPlan:
-    """The plan that computes the tensors; they are its outputs from then on, and every `execute()` writes them anew. Their memory
-    cannot be read before the first run. `constants`: tensors that nothing writes any more, such as weights: stages at the root that read
-    nothing else run once, here. Those that the plan does not read are passed over.
+    """The plan that computes the tensors. They become its outputs, and every `execute()` writes them again; their memory cannot be read
+    before the first run. `constants`: tensors that are not written any more, such as weights. Stages that read only constants run once,
+    here. Constants that the plan does not read are ignored.
 
-    Raises ScheduleError when nothing is given, and for a constant that has no memory of its own or that an assignment changes."""
+    Raises ScheduleError without tensors, and for a constant that has no memory of its own or that has a pending assignment."""
     if not tensors:
         raise ScheduleError("prepare needs at least one tensor")
     config = complete_config(config)
@@ -107,41 +107,41 @@ def complete_config(config: PrepareConfig | None) -> PrepareConfig:
     try:
         return PrepareConfig.of_environment() if config is None else config.in_environment()
     except ConfigError as e:
-        raise e.with_traceback(None) from None      # how the environment is read says nothing about the variable that is wrong
+        raise e.with_traceback(None) from None      # without this function's traceback, which says nothing about the variable that is wrong
 
 
 # -- the pipeline -----------------------------------------------------------------------------------
 
 class Prepared:
-    """A plan, with the BUFFER behind each of its buffer numbers."""
+    """A plan, with the BUFFER node of each of its buffer numbers."""
 
     def __init__(self, plan: ExecutionPlan, unbound: UnboundPlan, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int],
                  overwritten: frozenset[int]):
         self.plan, self.unbound = plan, unbound
-        self.nodes = nodes               # the BUFFER of each buffer number; keeps the BUFFERs that the plan made alive
+        self.nodes = nodes               # the BUFFER of each buffer number; keeps alive the BUFFERs that the plan created
         self.numbers = numbers           # BUFFER of the graph → buffer number
         self.overwritten = overwritten   # numbers of the BUFFERs of the graph that the plan writes
 
     @property
     def outputs(self) -> tuple[UOp, ...]:
-        """The BUFFERs of the outputs, in the order of the nodes that were asked for."""
+        """The BUFFERs of the outputs, in the order of the nodes that were passed to `prepare_graph`."""
         return tuple([self.nodes[i] for i in self.unbound.outputs])
 
     def new_buffer(self, number: int) -> UOp:
-        """A new BUFFER in the place of the one of that number, on its device."""
+        """A new BUFFER like the one of that number, on the same device."""
         spec = self.unbound.buffers[number]
         return graph.buffer(spec.dtype, spec.size, self.device_of(number))
 
     def device_of(self, number: int) -> str:
-        """The device that the graph says a buffer is on."""
+        """The device of a buffer according to the graph."""
         return str(self.nodes[number].src[1].arg)
 
     def is_new(self, number: int) -> bool:
-        """Whether the plan made the buffer. A buffer of the graph is not new."""
+        """Whether the plan created the buffer, which then is no BUFFER of the graph."""
         return self.nodes[number] not in self.numbers
 
     def attach(self, tensors: Sequence[TensorBase]) -> None:
-        """Make the tensors the plan's outputs, and every tensor that waits for an assignment of the plan the memory that it writes.
+        """Make the tensors the plan's outputs. Tensors with a pending assignment become views of the memory that the plan writes.
 
         Raises ScheduleError unless there is an output for each."""
         if len(tensors) != len(self.unbound.outputs):
@@ -150,7 +150,7 @@ class Prepared:
         done = last_contents([t.uop for t in tensors])
         for t, i in zip(tensors, self.unbound.outputs, strict=True):
             base = base_of(t.uop)
-            # a constant stays one: every tensor that contains it holds the same node
+            # a constant stays one: every tensor that contains it shares its node
             if base.op is not Ops.BUFFER and constant_value(base) is None:
                 done[base] = graph.storage_view(self.nodes[i], shape_of(base))
         replace_nodes(done)
@@ -160,15 +160,15 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
                   inputs: frozenset[UOp] = frozenset()) -> Prepared:
     """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run.
 
-    What is on the CPU is computed on the device of `resolved`; what is on another device, there.
+    Values on the CPU are computed by the device of `resolved`, values on another device by that device.
 
-    Raises DeviceError for an operation on values of two devices, ConfigError for options `opts` that fit no kernel, ScheduleError where the
-    plan would write memory that lies under another of its buffers as well."""
+    Raises DeviceError for an operation on values of two devices, ConfigError for options `opts` that fit no kernel, ScheduleError if memory
+    that the plan writes overlaps another of its buffers."""
     config = resolved.config
     dumps = config.debug or config.dump_after is not None
     if dumps:
         from svod.compile.plan.dump import dump, passes_of
-        passes = passes_of(config)      # a pass that does not exist is refused before anything is searched
+        passes = passes_of(config)      # refuses the name of an unknown pass before anything is searched
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, resolved)
     sink, constants = with_constants_turned(sink, constants, lambda nodes: computed_now(nodes, resolved))
@@ -181,7 +181,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     nodes, arrays, storages = memory_of(unbound, buffers, inputs, places)
     overwritten = frozenset(c.args[s] for c in native.calls for s in unbound.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
-    if overwritten:         # none of it may lie under another buffer
+    if overwritten:         # raises if written memory overlaps another buffer
         WrittenMemory({i: span_of(b.host) for i, b in storages.items() if b.host is not None}, overwritten)
     captures = config.capture is not None and bool(native.calls)
     if captures:
@@ -205,15 +205,16 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
 
 
 def device_called(name: str) -> str:
-    """The device that people call `name` ("cuda:0", "WebGPU"), as graphs name it. Raises UnsupportedError for one that svod has not, and
-    DeviceError for one that is not there."""
+    """The name in graphs of the device that a person calls `name` ("cuda:0", "WebGPU"). Raises UnsupportedError for a device that svod
+    does not know, and DeviceError for one that is not there."""
     if name.upper().startswith(DISK):
         raise DeviceError(f"a copy to {name}: files are read only, Tensor.from_file; svod.nn.state.save writes files")
     return device_named(name).backend.target().device
 
 
 def arranged(sink: UOp, resolved: Resolved) -> UOp:
-    """A graph with what matrix instructions of its devices, or of the one that it is captured for, multiply in the order that they want."""
+    """A graph in which operands of matrix instructions have the order of axes that these want. Values on the CPU are arranged for the
+    device that runs the plan, or for the one that kernels are captured for."""
     def wanted(image: UOp) -> bool:
         name = device_of(image) or HOST
         if name.startswith(DISK):
@@ -225,8 +226,9 @@ def arranged(sink: UOp, resolved: Resolved) -> UOp:
 
 def with_constants_turned(sink: UOp, constants: frozenset[UOp],
                           buffers: Callable[[Sequence[UOp]], Mapping[UOp, UOp]]) -> tuple[UOp, frozenset[UOp]]:
-    """(the graph with what lies in another order than `constants`, and is made of nothing else, as BUFFERs, which `buffers` gives; the
-    constants with those). Outputs are not: whoever gets them may write to them, and other plans have the BUFFERs, too."""
+    """Turn rearranged constants into weights: nodes that only reorder `constants` become BUFFERs, which `buffers` makes. Returns the
+    graph with these, and the constants including them. Outputs are not replaced: their owner may write to them, and other plans share
+    the BUFFERs."""
     turned: list[UOp] = []
     outputs = {base_of(u) for u in sink.src}
     for u in sink.toposort() if constants else ():
@@ -241,8 +243,8 @@ def with_constants_turned(sink: UOp, constants: frozenset[UOp],
 
 
 def computed_now(nodes: Iterable[UOp], resolved: Resolved) -> dict[UOp, UOp]:
-    """The BUFFER that holds the value of each node, computed now unless somebody else has it. Where a device only compiles there is
-    nothing in it."""
+    """The BUFFER that holds the value of each node, computed now unless an earlier call computed it. On a device that only compiles, the
+    BUFFERs stay empty."""
     stored = {node: found for node in nodes if (found := find_derived(_content(node), node)) is not None}
     new = [node for node in nodes if node not in stored]
     if new:
@@ -256,21 +258,21 @@ def computed_now(nodes: Iterable[UOp], resolved: Resolved) -> dict[UOp, UOp]:
 
 
 def _content(node: UOp) -> list[Buffer]:
-    """The memory that a value is computed from."""
+    """The buffers that a value is computed from."""
     return [buffer_of(u) for u in node.walk(Ops.BUFFER)]
 
 
 def space_of(device: str) -> Backend:
-    """The backend of a device of a graph."""
+    """The backend of a device of the graph."""
     return device_named(device).backend
 
 
 class Places:
-    """Where the values of a schedule are computed: those on the CPU on the device that is `asked` for, others where they are. The plan's
-    device `main` runs most: the CPU if it runs any kernel, whose launches are the cheapest."""
+    """The devices that compute a schedule's values: for values on the CPU the device `asked`, for others their own. `main`: the plan's
+    device, the CPU if it runs any kernel, because its launches are the cheapest."""
 
     def __init__(self, schedule: Schedule, asked: str) -> None:
-        self._named = {HOST: asked}     # device of the graph → that of the plan
+        self._named = {HOST: asked}     # device of the graph → device of the plan
         computed = [c.args[0].src[1].arg for c in schedule.calls if not copies_to(c.ast)]
         for name in computed:
             if name.startswith(DISK):
@@ -281,27 +283,27 @@ class Places:
         self.main = HOST if HOST in computing else next(iter((*computing, *others)), self.device_of(HOST))
 
     def device_of(self, name: str) -> str:
-        """The device that runs what the graph has on the device `name`."""
+        """The device of the plan that computes values of the graph's device `name`."""
         if name.startswith(DISK):
-            return HOST     # whose memory files are mapped to
+            return HOST     # files are mapped to the host's memory
         if name not in self._named:
             self._named[name] = device_called(name)
         return self._named[name]
 
     def of_buffer(self, node: UOp) -> str:
-        """The device of a BUFFER as the plan says it: "" for its own."""
+        """The device of a BUFFER as the plan stores it: "" for the plan's main device."""
         device = self.device_of(node.src[1].arg)
         return "" if device == self.main else device
 
     def is_local(self, spec: BufferSpec) -> bool:
-        """Whether kernels read the host's memory where a buffer lies."""
+        """Whether kernels read a buffer in the host's memory."""
         return device_named(spec.device or self.main).backend.reads_host_memory
 
 
 def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UOp],
               places: Places) -> tuple[list[UOp], list[Array | None], dict[int, Buffer]]:
-    """The BUFFER behind each buffer number, new ones where the plan makes them; its array, where kernels read the host's memory; and its
-    storage. Intermediates and `inputs` have none."""
+    """Three results, by buffer number. Nodes: each BUFFER, a new one if the plan creates it. Arrays: None unless kernels read the host's
+    memory. Storages: missing for intermediates and `inputs`; their arrays are None, too."""
     nodes: list[UOp] = []
     arrays: list[Array | None] = []
     storages: dict[int, Buffer] = {}
@@ -318,8 +320,8 @@ def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UO
 
 
 def seconds_by_kernel(plan: ExecutionPlan, unbound: UnboundPlan) -> dict[str, float]:
-    """Seconds per kernel of a plan, by kernel key, measured in a few runs. {} where inputs have no memory yet, and where a run would
-    change something: the plan assigns to memory that was there before, or calls a function of Python."""
+    """Seconds per kernel of a plan, by kernel key, measured in a few runs. Returns {} if inputs have no memory yet, or if a run would
+    have side effects: the plan assigns to existing memory, or calls a Python function."""
     bound = all(b.has_memory for b in plan.buffers if b.kind != "intermediate")
     if not bound or plan.bindings.carried or unbound.functions:
         return {}
@@ -331,9 +333,9 @@ def seconds_by_kernel(plan: ExecutionPlan, unbound: UnboundPlan) -> dict[str, fl
 
 def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: Mapping[int, HostFunction] | None = None, *,
                       made_here: bool = False, places: Places | None = None) -> tuple[UnboundPlan, list[UOp], dict[UOp, int]]:
-    """The unbound plan of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: those of
-    Python that it calls, by token. `made_here`: `create_schedule` made the schedule, so it is not checked again. `places`: where its values
-    are; None: all on the plan's device.
+    """The unbound plan of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: the Python
+    functions that it calls, by token. `made_here`: `create_schedule` made the schedule, so it is not checked again. `places`: the devices
+    of its values; None: all are on the plan's device.
 
     Raises ScheduleError for a schedule that cannot be run (`check_schedule`) and for more than `MOST_LISTS` combinations of buckets."""
     buckets = {v.arg[0]: len(buckets_of(v)) or 1 for call in schedule.calls for v in call.variables}
@@ -389,7 +391,8 @@ def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: 
 
 
 def bucket_kernels(ast: UOp, variables: Sequence[UOp]) -> list[tuple[UOp, tuple[VariableSpec, ...]]]:
-    """A kernel's AST once for each combination of the buckets of its variables, which are the graph's; the AST itself where there are none.
+    """Specialise a kernel's AST for each combination of the buckets of its variables (DEFINE_VARs of the graph); without buckets, the AST
+    is returned as it is.
 
     Raises ScheduleError for more than `MOST_VARIANTS`."""
     buckets = [buckets_of(v) or (None,) for v in variables]
@@ -418,7 +421,7 @@ def kernel_of(ast: UOp) -> Kernel:
 
 
 def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Compiled]:
-    """A chain and code for every kernel. `given`: chains that are not asked about, by kernel."""
+    """Choose a chain and compile code for every kernel. `given`: chains by kernel that are used without consulting the database."""
     compiler = resolved.compiler
     if not unbound.calls:
         return {}

@@ -5,7 +5,8 @@
                                + tile o0 8
       acc = 0                  ⇥   acc = 0
 
-A row has both sides beside each other. Where its line is on both sides, the pieces that are not marked are the same text on both.
+A row shows a line of the text before on the left and its counterpart in the text after on the right. If it has both, their unmarked
+pieces are the same text.
 """
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from typing import Literal, NamedTuple
 Kind = Literal["same", "moved", "changed", "gone", "come", "left out"]
 
 SIGNS: dict[Kind, str] = {"same": " ", "moved": "⇥", "changed": "~", "gone": "−", "come": "+", "left out": "⋯"}
-ALIKE = 0.5             # least ratio of the words of two lines that are shown as one that changed
-MOST_PAIRS = 4096       # largest product of the numbers of lines gone and come that are compared pair by pair
-CONTEXT = 3             # lines that did not change and are shown around those that did
-SHORT = 60              # lines of a text that is shown as a whole
+ALIKE = 0.5             # least similarity (0 to 1) of two lines shown as one changed line, not as one removed and one added
+MOST_PAIRS = 4096       # most pairs (removed × added lines) searched for changed lines; larger blocks are shown as removed and added
+CONTEXT = 3             # unchanged lines shown before and after each change
+SHORT = 60              # most lines of a text that is shown without omissions
 _WORDS = re.compile(r"\w+|\s|[^\w\s]")
 
 
@@ -34,8 +35,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A line before and after; () for a side that does not have it. moved: only its indentation is another one. left out: `count` lines
-    that are the same on both sides."""
+    """A line of the text before and its counterpart after; a side that lacks the line is (). `kind`: "moved" if only the indentation
+    differs; "left out" stands for `count` lines that are the same on both sides."""
 
     kind: Kind
     before: tuple[Piece, ...] = ()
@@ -48,7 +49,8 @@ class Row:
 
 
 def compare(before: str, after: str) -> list[Row]:
-    """All rows. Lines are matched by their words, so that what only moves into another loop stays recognisable."""
+    """Compare two texts; returns a row per line, in order. Indentation is ignored in matching, so that a line that only moves into
+    another loop is still recognised."""
     old, new = before.split("\n"), after.split("\n")
     rows: list[Row] = []
     matcher = SequenceMatcher(None, [line.strip() for line in old], [line.strip() for line in new], autojunk=False)
@@ -61,7 +63,7 @@ def compare(before: str, after: str) -> list[Row]:
 
 
 def shortened(rows: Sequence[Row]) -> list[Row]:
-    """The rows of a long text without those that are the same and far from any that changed."""
+    """The rows of a text, where stretches of equal rows far from any change become one "left out" row each. Short texts stay complete."""
     if len(rows) <= SHORT:
         return list(rows)
     near = {j for i, r in enumerate(rows) if r.kind != "same" for j in range(i - CONTEXT, i + CONTEXT + 1)}
@@ -83,7 +85,7 @@ def counts(rows: Sequence[Row]) -> dict[Kind, int]:
 
 
 def _beside(old: str, new: str) -> Row:
-    """The row of two lines that stand for each other."""
+    """The row of an old line and the new line that is its counterpart."""
     if old == new:
         return Row("same", (Piece(old, False),), (Piece(new, False),))
     words, others = _WORDS.findall(old), _WORDS.findall(new)
@@ -97,7 +99,7 @@ def _beside(old: str, new: str) -> Row:
 
 
 def _replaced(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
-    """Rows of lines that others took the place of: those that are alike beside each other, in their order."""
+    """Rows of old lines that were replaced by new ones, in order: similar lines share a row, every other line has its own."""
     a = b = 0
     for i, j in [*_pairs(old, new), (len(old), len(new))]:
         yield from (Row("gone", (Piece(line, True),)) for line in old[a:i])
@@ -108,11 +110,12 @@ def _replaced(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
 
 
 def _pairs(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Positions of lines that stand for each other: of all choices in order the one with the largest sum of ratios."""
+    """Pairs (old position, new position) of similar lines, both ascending: the choice with the largest sum of similarity ratios."""
     if not old or not new or len(old) * len(new) > MOST_PAIRS:
         return []
     words = [_WORDS.findall(line.strip()) for line in new]
-    best: list[list[tuple[float, int, int]]] = [[(0.0, 0, 0)] * (len(new) + 1) for _ in range(len(old) + 1)]    # sum, step back in each
+    # largest sum so far, step in old, step in new
+    best: list[list[tuple[float, int, int]]] = [[(0.0, 0, 0)] * (len(new) + 1) for _ in range(len(old) + 1)]
     for i, line in enumerate(old):
         matcher = SequenceMatcher(None, autojunk=False)
         matcher.set_seq2(_WORDS.findall(line.strip()))

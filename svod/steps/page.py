@@ -2,7 +2,7 @@
 
     parts (svod.steps.plan_steps)  →  templates/: overview, graph, kernels step by step
 
-The page has no scripts and asks for nothing outside itself. What changed in a line is marked by a sign beside it as well as by colour.
+The page has no scripts and loads no other files. A changed line is marked by a sign as well as by colour.
 """
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from svod.system import quantities as q
 from svod.system.files import write_text
 from svod.system.pages import environment
 
-MOST_LINES = 4000       # lines of one text in a page
-OPEN_KERNELS = 1        # kernels whose steps are open at first
-NOTEBOOK_PIXELS = 640   # height of the steps in a notebook
+MOST_LINES = 4000       # most lines shown of one text; the page says how many are left out
+OPEN_KERNELS = 1        # number of kernels whose steps are unfolded when the page opens
+NOTEBOOK_PIXELS = 640   # height in pixels of the page in a notebook
 
 
 def render_plans(title: str, plans: Sequence[PlanPart], *, now: datetime | None = None) -> str:
-    """The page of plans. `now` is the date in its footer."""
+    """The HTML page of several plans. `now`: the date in its footer; None for the present time."""
     return _render(title, plans, [k for plan in plans for k in plan.kernels], now)
 
 
 def render_kernel(kernel: KernelPart, *, now: datetime | None = None) -> str:
-    """The page of one kernel."""
+    """The HTML page of one kernel. `now`: the date in its footer; None for the present time."""
     return _render(f"Steps of {kernel.name}", (), [kernel], now)
 
 
@@ -70,7 +70,7 @@ def write_page(path: str | os.PathLike[str], page: str) -> Path:
 
 
 def in_notebook(page: str) -> str:
-    """A page as part of a notebook, which keeps its style to itself."""
+    """Wrap a page in an iframe for a notebook, so that its style does not affect the notebook's."""
     return (f'<iframe srcdoc="{html.escape(page)}" sandbox title="steps" '
             f'style="width: 100%; height: {NOTEBOOK_PIXELS}px; border: 0"></iframe>')
 
@@ -83,18 +83,18 @@ def _render(title: str, plans: Sequence[PlanPart], kernels: Sequence[KernelPart]
 
 @lru_cache
 def templates() -> Environment:
-    """Those of this part, with what they call."""
+    """The Jinja environment of the templates in svod/steps, with the functions and constants that they call."""
     env = environment("svod.steps")
     env.globals.update(q=q, shortened=shortened, cut=_cut, is_open=_is_open, OPEN_KERNELS=OPEN_KERNELS, SHORT=SHORT, UNCHANGED=UNCHANGED)
     return env
 
 
 def _cut(text: str) -> tuple[str, int]:
-    """The first lines of a text, and how many are left out."""
+    """(the first `MOST_LINES` lines of a text, the number of lines left out)."""
     lines = text.split("\n")
     return ("\n".join(lines[:MOST_LINES]), max(0, len(lines) - MOST_LINES))
 
 
 def _is_open(step: Step) -> bool:
-    """Whether a step is shown at first: nests, and what could not be made."""
+    """Whether a step is unfolded when the page opens: a loop nest, or an opt that could not be applied."""
     return step.language == NEST or (bool(step.problem) and step.name == "opts")

@@ -1,7 +1,7 @@
-"""The steps of a plan: what each pass made of the graph and of each distinct kernel, as data.
+"""The steps of a plan: the result of each pass for the graph and for each distinct kernel, as data.
 
-Passes and their order are those of dumps (`svod.compile.plan.dump.PASSES`): what a pass says of the plan stands in the plan's part, what it
-says of a kernel in the kernel's. Kernels that occur several times are told once.
+Passes and their order are those of dumps (`svod.compile.plan.dump.PASSES`). A pass's text about the whole plan goes into the plan's part,
+its text about a kernel into the kernel's part. A kernel that occurs several times is shown once.
 """
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from svod.steps.steps import Step, linked, steps_of
 from svod.system.quantities import amount
 from svod.system.quantities import seconds as duration
 
-_LATER = {"opts", *(p.name for p in KERNEL_PASSES)}     # passes that `steps_of` goes through
+_LATER = {"opts", *(p.name for p in KERNEL_PASSES)}     # passes whose steps `steps_of` makes
 
 
 class Call(NamedTuple):
-    """A kernel of the plan, in the plan's order. `part`: the id of its part; "" for what has no code of svod's. Cycles are predicted;
-    None where they are not."""
+    """A kernel of the plan, at position `number` in the plan's order. `part`: the id of the page's part about it, "" if svod has no code
+    of it. `cycles`: predicted, else None. `estimate`: the least seconds that the machine's ceilings allow; `measured`: seconds of a run."""
 
     number: int
     name: str
@@ -44,7 +44,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelPart:
-    """A kernel on a page of steps. `id`: of its part in the page."""
+    """A kernel on a page of steps. `id`: the HTML id of its part of the page."""
 
     id: str
     name: str
@@ -53,13 +53,13 @@ class KernelPart:
 
     @property
     def cycles(self) -> float | None:
-        """Those predicted after the last opt."""
+        """The cycles predicted after the last opt; None if there is no prediction."""
         return next((s.cycles for s in reversed(self.steps) if s.name == "opts"), None)
 
 
 @dataclass(frozen=True)
 class PlanPart:
-    """A plan on a page of steps: `facts`, its kernels in order, and what passes say of the whole."""
+    """A plan on a page of steps. `steps`: texts of passes about the whole plan; `calls`: its kernels in order; `kernels`: distinct ones."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -70,7 +70,7 @@ class PlanPart:
 
 @dataclass(frozen=True)
 class Figures:
-    """Seconds of one run of a kernel, by key: the least that the machine's ceilings allow, and those that were measured."""
+    """Seconds of one run of a kernel, by its key: the least that the machine's ceilings allow, and the measured ones."""
 
     estimates: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)
@@ -78,8 +78,8 @@ class Figures:
 
 def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, figures: Figures | None = None, title: str = "plan",
                  prefix: str = "", first: tuple[Step, ...] = ()) -> PlanPart:
-    """A plan step by step. `explained`: how its graph was cut; None: not known, so that passes over the graph are left out. `prefix`: of
-    the ids, where a page has several plans. `first`: steps before those of the passes."""
+    """A plan step by step. `explained`: how its graph was cut into kernels; if None, passes over the graph are left out. `prefix`:
+    prepended to the HTML ids of its kernels, for pages with several plans. `first`: steps to show before those of the passes."""
     subject, figures = Subject(explained, plan), figures or Figures()
     of_plan: list[Step] = list(first)
     of_kernels: dict[str, list[Step]] = {}
@@ -89,9 +89,9 @@ def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, fig
         try:
             for section in p.show(subject):
                 steps = of_kernels.setdefault(section.kernel, []) if section.kernel else of_plan
-                if not section.kernel or all(s.name != p.name for s in steps):      # a kernel that occurs again is told once
+                if not section.kernel or all(s.name != p.name for s in steps):      # a kernel that occurs again is shown once
                     steps.append(Step(p.name, p.name, p.what, f"text after {p.name}", section.text))
-        except SvodError as e:      # a graph with variables has no text that is read back
+        except SvodError as e:      # the pass cannot show the graph, e.g. one with variables cannot be printed as text that can be parsed
             of_plan.append(Step(p.name, p.name, p.what, "", "", str(e)))
     parts = {key: _part(k, f"{prefix}kernel-{i}", plan, of_kernels.get(key, []), figures)
              for i, (key, k) in enumerate(subject.first.items())}
@@ -109,7 +109,7 @@ def _plan_facts(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
 
 
 def call_of(number: int, k: PreparedKernel, part: KernelPart | None = None, figures: Figures | None = None) -> Call:
-    """A kernel as the overview has it. `number`: its place in the plan."""
+    """A kernel as a row of the overview. `number`: its position in the plan."""
     figures = figures or Figures()
     work = k.estimate if isinstance(k.estimate, Work) else None
     return Call(number, kernel_name(k), part.id if part is not None else "", k.opts_source, k.chain or AS_IT_IS,
@@ -122,7 +122,7 @@ def _cut_words(cut: str) -> str:
 
 
 def part_of_kernel(form: KernelForm, name: str) -> KernelPart:
-    """A kernel without a plan."""
+    """The part of a page about one kernel that belongs to no plan."""
     facts = [("key", form.kernel.key[:16]), ("target", form.target.key), *group_facts(form)]
     return KernelPart("kernel-0", name, tuple(facts), steps_of(form))
 
@@ -152,7 +152,8 @@ def _facts(k: PreparedKernel, form: KernelForm, plan: ExecutionPlan, figures: Fi
 
 
 def group_facts(form: KernelForm) -> Iterator[tuple[str, str]]:
-    """The needs of each phase's groups on a device that has them; nothing where they are not known."""
+    """Facts about each phase of a kernel on a device with thread groups: threads, registers, shared memory, or the error that tells why
+    they are unknown. Yields nothing for other devices."""
     if not form.target.has_groups:
         return
     try:

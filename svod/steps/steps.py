@@ -2,10 +2,10 @@
 
     canonical AST
     the loops without opts
-    the loops after each opt of the chain, and the cycles that are predicted
-    what the passes of `kernel_form.KERNEL_PASSES` make of them: LINEAR, source, assembly
+    the loops after each opt of the chain, with predicted cycles
+    the results of the passes `kernel_form.KERNEL_PASSES`: LINEAR, source, assembly
 
-A step that cannot be made has the reason in the place of its text. A stage that the device's compiler does not have is no step.
+If a step fails, it has the reason (`problem`) instead of a text. Stages that the device's compiler lacks are left out.
 """
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from svod.system.quantities import amount
 NEST = "loop nest"
 UNCHANGED = "no change"
 AST = "AST"
-MOST_COMPARED = 4000        # lines of two texts together: comparing takes up to their product
+MOST_COMPARED = 4000        # most lines of two texts together that are compared: the time grows with the product of their lengths
 _SENTENCE = re.compile(r"(?<=[\w`)]\.) (?=[A-Z`])")
 
 
 @dataclass(frozen=True)
 class Step:
-    """The result of a pass. `name`: of the pass; `about`: what it does; `language`: of `text`. `problem`: why there is no text, where there
-    is none. `cycles`: predicted after it; None where nothing is."""
+    """The result of a pass. `name`: the pass; `about`: what it does; `language`: the language of `text`. `problem`: why there is no
+    text, "" if there is one. `cycles`: predicted for this state; None without a prediction."""
 
     name: str
     title: str
@@ -51,29 +51,29 @@ class Step:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The changes since the step before, where that has text in the same language and neither is too long; else none."""
+        """The rows that compare this step's text with the text of `before`; none if either is missing or both are too long."""
         if self.before is None or not self.text or self.text.count("\n") + self.before.text.count("\n") > MOST_COMPARED:
             return []
         return compare(self.before.text, self.text)
 
     @property
     def summary(self) -> str:
-        """The numbers of lines that changed: `+3 −1 ~2 ⇥4`, `no change`; "" where nothing is compared."""
+        """The numbers of changed lines, such as `+3 −1 ~2 ⇥4`, or `no change`; "" if the step is not compared with another."""
         if not self.rows:
             return ""
         return " ".join(f"{r}{n}" for r, n in ((Row(kind).sign, n) for kind, n in counts(self.rows).items())) or UNCHANGED
 
     @property
     def share(self) -> float | None:
-        """Predicted cycles over those after the step before; None where either is unknown."""
+        """This step's predicted cycles divided by those of the step before; None if either is unknown."""
         if self.before is None or self.cycles is None or not self.before.cycles:
             return None
         return self.cycles / self.before.cycles
 
 
 def steps_of(form: KernelForm, first: Sequence[Step] = ()) -> tuple[Step, ...]:
-    """All steps of a kernel under its chain, compared with those before them. `first`: passes that were made before; without any, the
-    canonical AST."""
+    """All steps of a kernel under its opt chain, each linked to the step that it is compared with. `first`: steps of earlier passes; if
+    empty, the canonical AST is the first step."""
     steps = list(first)
     if not steps:
         steps.append(Step("canonical", "canonical AST", "what the kernel computes, in the form that its key is made of", AST,
@@ -88,7 +88,8 @@ def steps_of(form: KernelForm, first: Sequence[Step] = ()) -> tuple[Step, ...]:
 
 
 def linked(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """The steps, each with the nearest one before it that has text as `before`, where all from there on are in its language."""
+    """The steps, each with `before` set to the nearest earlier step that has text. A step of another language starts a new sequence: it
+    and its failed successors have None."""
     out: list[Step] = []
     last: Step | None = None
     for s in steps:
@@ -99,7 +100,7 @@ def linked(steps: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def _opt_steps(form: KernelForm) -> Iterator[Step]:
-    """The loops without opts, and after each opt. They end where an opt does not apply."""
+    """Steps of the loops without opts, and after each opt. They end with the first opt that does not apply."""
     state = Scheduler(form.kernel, form.target)
     yield _nest_step(state, AS_IT_IS, "the loops of the kernel without opts")
     for opt in form.chain:
@@ -115,19 +116,19 @@ def _nest_step(state: Scheduler, title: str, about: str) -> Step:
     text, problem = _made(lambda: print_nest(state))
     try:
         cycles = float(backend_named(state.target.device).cost(state).cycles)
-    except SvodError:       # the placements contradict each other until a later opt, which the nest says, too
+    except SvodError:       # the opts contradict each other until a later one is applied; the printed nest says so, too
         cycles = None
     return Step("opts", title, about, NEST, text, problem, cycles)
 
 
 def about_opt(op: str) -> str:
-    """The first sentence of an opt's documentation; "" for one that there is not."""
+    """The first sentence of an opt's docstring; "" if there is no such opt."""
     doc = " ".join((inspect.getdoc(OPTS[op]) or "").split("\n\n")[0].split()) if op in OPTS else ""
     return _SENTENCE.split(doc)[0].rstrip(".:")
 
 
 def _made(make: Callable[[], str]) -> tuple[str, str]:
-    """(text, "") or ("", why there is none). Raises StageMissing."""
+    """(the text, ""), or ("", the reason why it cannot be made). Raises StageMissing."""
     try:
         return make(), ""
     except StageMissing:
@@ -137,7 +138,8 @@ def _made(make: Callable[[], str]) -> tuple[str, str]:
 
 
 def as_text(steps: Sequence[Step]) -> str:
-    """The steps for a terminal: of those that are compared, what changed, each line with its sign."""
+    """The steps for a terminal. A step that is compared with the one before shows changed lines with their signs, others show their
+    text."""
     return "\n\n".join(map(_step_text, steps))
 
 

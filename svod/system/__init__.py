@@ -1,1 +1,1 @@
-"""Helpers for processes, files and text that every part uses. They know nothing of tensors."""
+"""Helpers for processes, files and text that all parts of svod use. They do not depend on tensors or kernels."""

@@ -1,8 +1,8 @@
-"""Writes files that users name: whole or not at all, wherever the system allows that. Only regular files are replaced.
+"""Writes files that users name. A file is replaced atomically if the system allows that; only regular files are replaced.
 
-A new file has the mode that the umask leaves, one that is replaced keeps its mode and owner. A file whose directory cannot be written, or
-that cannot be replaced (it is mounted on its own, or belongs to somebody else), is written in place. A full disk is no reason to: the old
-file would be lost.
+A new file gets the mode that the umask leaves; a replaced one keeps its mode and owner. A file is overwritten in place if its directory
+cannot be written, or if it cannot be replaced (it is a mount point, or belongs to another user). A full disk is no reason to overwrite in
+place, because the old content would be lost.
 """
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)      # refusals of a new file or of its name
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)      # errors that refuse a new file, or renaming it
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let `write` fill the file `path`: a reader sees the old file or the whole new one, unless it can only be written in place. Links are
-    followed; a device or a pipe is written to, not replaced. Raises OSError, which names the file, and leaves the old file in place."""
+    """Replace the file `path` by the bytes that `write` writes. A reader sees the old file or the complete new one, unless it can only
+    be overwritten in place. Links are followed; a device or a pipe is written to, not replaced. Raises OSError, which names the file;
+    the old file then stays."""
     try:
         _write(Path(os.path.realpath(path)), write)
     except OSError as e:
-        e.filename = os.fspath(path)    # it may have no name, or that of the temporary file
+        e.filename = os.fspath(path)    # the error may name no file, or the temporary one
         raise
 
 
@@ -34,10 +35,10 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         with open(path, "wb") as f:
             write(f)
         return
-    # the name is short, as that of the file may be as long as names can be
+    # a short name: adding to the file's name might exceed the longest name allowed
     temporary = path.parent / f".svod-{secrets.token_hex(8)}.part"
     try:
-        beside = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)      # less what the umask takes
+        beside = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)      # the umask clears bits of this mode
     except OSError as e:
         if e.errno not in REFUSALS or not path.is_file():
             raise
@@ -54,12 +55,12 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             if not replaced:
                 _write_in_place(path, f)
     finally:
-        with suppress(FileNotFoundError):       # it has become the file
+        with suppress(FileNotFoundError):       # it has been renamed
             os.unlink(temporary)
 
 
 def _take_over(path: Path, new: int) -> bool:
-    """Give the open file `new` the owner and the mode of the file that it replaces. False where it cannot have them."""
+    """Give the open file `new` the owner and mode of the file that it will replace. Returns False if the system refuses."""
     try:
         old = os.stat(path)
     except FileNotFoundError:
@@ -75,7 +76,7 @@ def _take_over(path: Path, new: int) -> bool:
 
 
 def _replace(temporary: Path, path: Path) -> bool:
-    """Give a file the name of another. False where that other can only be written in place."""
+    """Rename a file to the name of another, which it replaces. Returns False if the other can only be overwritten in place."""
     try:
         os.replace(temporary, path)
     except OSError as e:
@@ -86,7 +87,7 @@ def _replace(temporary: Path, path: Path) -> bool:
 
 
 def _write_in_place(path: Path, content: IO[bytes]) -> None:
-    """Write all of `content` into a file that is there."""
+    """Overwrite an existing file with all of `content`."""
     content.seek(0)
     with open(path, "r+b") as f:
         shutil.copyfileobj(content, f)
@@ -94,5 +95,5 @@ def _write_in_place(path: Path, content: IO[bytes]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, as `write_file` does."""
+    """Write `text` to `path`, with the guarantees of `write_file`."""
     write_file(path, lambda f: f.write(text.encode()))

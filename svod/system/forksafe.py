@@ -3,8 +3,8 @@
     _lock = threading.Lock()
     remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
-A thread that forks inside `with _lock` also leaves that block in the child: there it releases the old lock, and the attribute has a new
-one.
+If a thread forks inside `with _lock`, the child leaves that block, too: it releases the old lock object, and the attribute already holds
+a new lock.
 """
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _owners: WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = WeakKeyDictionar
 
 
 def remake_after_fork(owner: Any, name: str, make: Callable[[], Any]) -> None:
-    """In a forked child, set the attribute `name` of `owner` (a module, a class or an object) to `make()`, as long as the owner lives."""
+    """Register that a forked child sets attribute `name` of `owner` (a module, a class or an object) to `make()`, if the owner still
+    lives."""
     _owners.setdefault(owner, {})[name] = make
 
 

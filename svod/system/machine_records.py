@@ -1,6 +1,6 @@
-"""Figures of this machine in a JSON file, by key.
+"""Stores measured properties of this machine in a JSON file, by key.
 
-Lost or damaged figures can be measured again, so these functions log errors and raise none. Records appear whole or not at all. When two
+Lost or damaged records can be measured again, so these functions log errors and raise none. The file is replaced atomically. If two
 processes write at once, the later one may drop the record that the other one added.
 """
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger("svod.records")
 
 
 def read_records(path: Path) -> dict[str, Any]:
-    """All records of the file; empty where it is missing, unreadable or not a JSON object."""
+    """All records of the file; {} if it is missing, unreadable or not a JSON object."""
     try:
         loaded = json.loads(path.read_text())
     except FileNotFoundError:
@@ -29,7 +29,7 @@ def read_records(path: Path) -> dict[str, Any]:
 
 
 def add_record(path: Path, key: str, value: Any) -> bool:
-    """Add or replace a record, whose value fits JSON, and make the directory. Returns whether the file was written."""
+    """Add or replace a record and create the directory. `value` must fit JSON. Returns whether the file was written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(read_records(path) | {key: value}, indent=1))

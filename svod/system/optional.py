@@ -1,6 +1,6 @@
-"""Steps that a program goes on without: measuring, looking for what others found, keeping what may be made again.
+"""Steps whose failure must not stop the program, such as a measurement, reading another process's results, or filling a cache.
 
-Whatever such a step raises, be it an error of svod's or of the system it runs on, becomes one line. KeyboardInterrupt is raised.
+Any exception of such a step, svod's or another, becomes one line in the log. KeyboardInterrupt passes through.
 """
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 def reason(error: BaseException) -> str:
-    """An error in words, on one line: svod's errors as they are, others after their class."""
+    """An error as one line of text: svod's errors as they are, others after the name of their class."""
     text = " ".join(str(error).split())
     return text if isinstance(error, SvodError) and text else f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def optional(log: logging.Logger, failed: str, step: Callable[[], T], otherwise: T, level: int = logging.WARNING) -> T:
-    """The result of `step`. Where it raises, `otherwise`, and one line: `failed`, and why in brackets. The log has the traceback at
-    level DEBUG."""
+    """The result of `step`. If it raises, log one line, `failed` with the reason in brackets, and return `otherwise`. At level DEBUG,
+    the log also has the traceback."""
     try:
         return step()
     except Exception as e:

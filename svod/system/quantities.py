@@ -1,4 +1,4 @@
-"""Quantities for people: three significant digits and a unit that keeps them short. An unknown quantity is a dash."""
+"""Formats quantities for people: three significant digits and a unit that keeps them short. An unknown quantity is a dash."""
 from __future__ import annotations
 
 import math
@@ -8,23 +8,23 @@ NOTHING = "–"
 
 
 def count(n: int, what: str) -> str:
-    """`3 kernels`, `1 search`, `2 searches`."""
+    """A number with a noun in singular or plural: `3 kernels`, `1 search`, `2 searches`."""
     return f"{n} {what}{'' if n == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """`value` with `significant` digits and never an exponent: 1.23, 12.3, 123, 1 230."""
+    """Format `value` with `significant` digits and without an exponent: 1.23, 12.3, 123, 1 230."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "∞"
     places = significant - 1 - math.floor(math.log10(abs(value)))
     rounded = round(value, places)
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
-        places -= 1     # 9.996 became 10.00
+        places -= 1     # rounding added a digit: 9.996 is shown as 10.0, not 10.00
     return f"{rounded:,.{max(0, places)}f}".replace(",", " ")
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """`value` in the largest unit in which it rounds to at least 1."""
+    """Format `value` in the largest unit in which it rounds to at least 1."""
     for size, unit in units[:-1]:
         if round(abs(value) / size, 2 - math.floor(math.log10(abs(value) / size))) >= 1:
             return f"{digits(value / size)} {unit}"
@@ -33,7 +33,7 @@ def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration: 1.23 ms; minutes from 120 s on."""
+    """A duration: 1.23 ms; from 120 s on in minutes."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:
@@ -46,8 +46,8 @@ def seconds(value: float | None) -> str:
 
 
 def gain(before: float | None, after: float | None) -> float | None:
-    """The factor by which the duration `after` is shorter than `before`: the quotient of the two as `seconds` shows them, so that a reader
-    who divides the figures of a page gets the gain that stands beside them. None where either is unknown."""
+    """The speed-up from the duration `before` to `after`. Both are rounded as `seconds` shows them, so that the quotient of the numbers
+    on a page is the gain shown beside them. None if either is unknown."""
     return float(f"{before:.3g}") / float(f"{after:.3g}") if before and after else None
 
 
@@ -57,7 +57,7 @@ def flops_rate(value: float | None) -> str:
 
 
 def giga(value: float | None) -> str:
-    """A rate in 10⁹ per second, for a column whose header has the unit: 258."""
+    """A rate in 10⁹ per second without its unit, for a column whose header names that: 258."""
     return NOTHING if not value else digits(value / 1e9)
 
 
@@ -89,12 +89,12 @@ def times(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A part of 1: 85 %, 9.5 %."""
+    """A fraction in percent: 85 %, 9.5 %."""
     if value is None:
         return NOTHING
     return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{digits(100 * value, 2)} %"
 
 
 def spread(value: float | None) -> str:
-    """Half the width of an interval, as a part of 1: ±0.4 %, ±12 %."""
+    """Half the width of a confidence interval, given as a fraction of the value: ±0.4 %, ±12 %."""
     return NOTHING if value is None else f"±{100 * value:.1f} %" if value < 0.0995 else f"±{100 * value:.0f} %"

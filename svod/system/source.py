@@ -1,8 +1,9 @@
-"""The identity of svod's own code in this process, by which caches and workers tell whether they belong to it.
+"""The identity of svod's own code in this process. Caches and workers compare it to find out whether they have the same code.
 
-Modules are imported when they are first used, also hours after the start, and a package may be updated under a running process. So its
-files are looked at when svod is imported, and are known to be the code that runs as long as they are the same files. Afterwards nothing is
-known: neither is what this process compiles kept for others, nor does it work with processes that start from the new files.
+Modules are imported when they are first used, also hours after the start, and a package may be updated while a process runs. So svod
+records its files' times, sizes and inodes at import. As long as these do not change, the running code is known to be the code in the files.
+After a change it is unknown: this process no longer stores compiled code for others, nor works with processes that start from the new
+files.
 """
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ import sys
 from pathlib import Path
 
 MODULES = tuple(importlib.machinery.all_suffixes())     # suffixes of modules: sources, bytecode without a source, compiled extensions
-SUFFIXES = (*MODULES, ".ll", ".json")      # and the data that code is made of
-UNCHECKED = 0b01    # flags of bytecode that is not compared with its source (PEP 552)
-HEADER = 16         # bytes before the code: magic number, flags, time and size of the source
+SUFFIXES = (*MODULES, ".ll", ".json")      # also the data files that code generation reads
+UNCHECKED = 0b01    # flag bit of bytecode that is not compared with its source (PEP 552)
+HEADER = 16         # bytes before the code in a .pyc file: magic number, flags, time and size of the source
 
 
 class Source:
@@ -24,13 +25,13 @@ class Source:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._unknown = f"unknown {os.urandom(6).hex()}"   # different in each process: none may take another's unknown code for its own
+        self._unknown = f"unknown {os.urandom(6).hex()}"   # different in each process, so that two processes with unknown code never match
         self._files = self._look()
-        self._modules = 0       # modules that were loaded when the files were last compared
+        self._modules = 0       # number of loaded modules when the files were last compared
         self._digests: dict[tuple[str, ...], str] = {}
 
     def is_known(self) -> bool:
-        """Whether everything that is loaded by now was loaded from files that have not changed since."""
+        """Whether the files have not changed since import, so that all modules loaded so far came from the recorded files."""
         if self._modules != len(sys.modules):
             modules = len(sys.modules)
             if not self._files or self._files != self._look():
@@ -39,8 +40,8 @@ class Source:
         return True
 
     def digest(self, *parts: str) -> str:
-        """A digest, in 16 hex digits, of some directories and files of the package, or of all; without them of an archive. Where the code
-        is not known it begins with "unknown" and is another one in each process."""
+        """A digest (16 hex digits) of the given directories and files of the package, or of all of it. For an archive, `parts` are
+        ignored. If the code is unknown, the digest begins with "unknown" and differs in each process."""
         if parts not in self._digests:
             self._modules = 0
             try:
@@ -64,7 +65,8 @@ class Source:
         return h.hexdigest()
 
     def _look(self) -> dict[str, tuple[int, int, int]]:
-        """Time, size and inode by path: of the package's files, or of the one file that holds them all; {} where that is not known."""
+        """Time, size and inode of the package's files, by path, or of the one archive or program that contains them; {} if none is
+        found."""
         found: dict[str, tuple[int, int, int]] = {}
         try:
             if self._root.is_dir():
@@ -72,10 +74,10 @@ class Source:
             if not any(path.endswith(MODULES) for path in found):
                 holder = next((p for p in self._root.parents if p.exists()), self._root)
                 if not holder.is_file():
-                    from svod.system.process import program  # Few starts need it.
+                    from svod.system.process import program  # imported late: few processes need it
                     holder = Path(program.frozen_file() or holder)
                 found = {str(holder): _stamp(os.stat(holder))} if holder.is_file() else {}
-        except OSError:     # a file that vanishes meanwhile
+        except OSError:     # a file vanished meanwhile
             return {}
         return found
 
@@ -95,7 +97,7 @@ def _scan(directory: str, found: dict[str, tuple[int, int, int]]) -> None:
 
 
 def _executed(path: str) -> bytes:
-    """The bytes that Python executes for a module's file: a source, or bytecode, which says when it was made before it begins."""
+    """The bytes that Python executes for a module's file: its source, or bytecode without the header, which has a time stamp."""
     if path.endswith(".py"):
         try:
             compiled = Path(importlib.util.cache_from_source(path)).read_bytes()
@@ -108,7 +110,7 @@ def _executed(path: str) -> bytes:
 
 
 _SVOD = Source(Path(os.path.abspath(__file__)).parent.parent)
-GENERATOR = ("core", "compile", "system", "config.py", "errors.py")     # the parts on which generated code depends
+GENERATOR = ("core", "compile", "system", "config.py", "errors.py")     # the directories and files that generated code depends on
 
 
 def source_digest() -> str:
@@ -122,5 +124,5 @@ def generator_digest() -> str:
 
 
 def is_known() -> bool:
-    """Whether svod's code in this process is the code in its files, as it was when it was imported."""
+    """Whether svod's code in this process is the code in its files: no file has changed since import."""
     return _SVOD.is_known()

@@ -1,4 +1,4 @@
-"""Tables of text. rich draws them for a given width or a terminal; in a pipe they are tab-separated for `cut` and `awk`."""
+"""Text tables. rich draws them for a terminal or a given width; in a pipe they are tab-separated for `cut` and `awk`."""
 from __future__ import annotations
 
 import io
@@ -13,13 +13,13 @@ from rich.text import Text
 
 from svod.system.process.streams import is_terminal
 
-#: Control characters, but for the end of a line: a terminal would obey those in text of a stranger's file.
+# Replaces control characters except newlines: a terminal would obey escape sequences in text from other people's files.
 _CONTROL = {n: "\ufffd" for n in (*range(32), *range(127, 160)) if n != 10}
-LEAST_COLUMN = 10       # the least width in characters of a column that shrinks
+LEAST_COLUMN = 10       # least width in characters of a column that may shrink
 
 
 def printable(text: str) -> str:
-    """Text without control characters but the end of a line: from records of others, for a terminal."""
+    """Replace control characters except newlines, for showing other people's records on a terminal."""
     return text.translate(_CONTROL)
 
 
@@ -29,7 +29,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collecti
     for name in header:
         table.add_column(Text(name, no_wrap=True), justify="right" if name in right else "left", no_wrap=name not in (*shrink, *fold))
     for row in (map(printable, cells) for cells in rows):
-        # Text, as a name may look like rich's markup.
+        # as Text: rich would interpret brackets in a name as markup
         table.add_row(*(Text(cell, overflow="fold") if name in fold else Text(cell, no_wrap=True, overflow="ellipsis")
                         for name, cell in zip(header, row, strict=True)))
     return table
@@ -37,8 +37,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collecti
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), shrink: Collection[str] = (),
                width: int) -> list[str]:
-    """The lines of a table. Columns in `right` are right-aligned. Columns in `shrink` are cut, to at least `LEAST_COLUMN` characters, where
-    lines would exceed `width`."""
+    """The lines of a table. Columns in `right` are right-aligned. If lines would exceed `width`, columns in `shrink` are cut to at least
+    `LEAST_COLUMN` characters."""
     widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
     least = sum(min(w, LEAST_COLUMN) if name in shrink else w for name, w in zip(header, widths, strict=True)) + 2 * (len(header) - 1)
     out = io.StringIO()

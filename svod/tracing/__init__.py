@@ -6,8 +6,8 @@
 
     call: arguments → key, arrays → Captured of the key → addresses, launches → tensors over fresh memory
 
-A call that was captured before builds no graph. What the function reads beside its arguments is watched (`watch`), and a change makes the
-next call capture anew.
+A call whose signature was captured before builds no graph. Values that the function reads besides its arguments are watched (`watch`): if
+one changes, the next call captures the function again.
 """
 from svod.tracing.jitted import Jit, jit
 

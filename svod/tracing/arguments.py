@@ -3,7 +3,7 @@
     f(x, {"scale": 2.0}, n.bind(5))
       key      ((4, 8), float32), ("dict", ("scale", float, …)), ("variable", n)        given  [x]      values  {n: 5}
 
-Arrays and tensors of any library are tensors. Every other argument is a constant: it is part of the key.
+Arrays and tensors of any library are inputs of the plan. Every other argument is a constant: it is part of the key.
 """
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _key_of_other(value: Any, given: list[Leaf], values: dict[str, int]) -> Hash
         return type(value).__name__, tuple([key_of(v, given, values) for v in value])
     if isinstance(value, dict):
         return "dict", tuple([(k, key_of(v, given, values)) for k, v in value.items()])
-    if isinstance(value, (float, np.floating)):      # 0.0 equals -0.0, and nan not itself
+    if isinstance(value, (float, np.floating)):      # as bytes: 0.0 == -0.0, and nan != nan
         return type(value).__name__, np.asarray(value).tobytes()
     try:
         hash(value)
@@ -90,7 +90,7 @@ def _unbound(n: Dim, values: dict[str, int]) -> UOp:
 
 
 def is_leaf(value: Any) -> bool:
-    """Whether an argument is an array or a tensor, of NumPy, svod or another library."""
+    """Whether an argument is an array or a tensor of NumPy, svod or another library."""
     if isinstance(value, (Tensor, np.ndarray)):
         return True
     return not isinstance(value, (np.generic, type)) and (is_shareable(value) or hasattr(value, "__array_interface__")
@@ -105,7 +105,7 @@ def as_tensor(value: Leaf) -> Tensor:
         return Tensor(value)
     except SvodError:
         raise
-    except Exception as error:      # whatever the other library raises
+    except Exception as error:      # other libraries raise errors of any type
         raise SvodError(f"svod.jit: an argument of type {type(value).__module__}.{type(value).__name__} cannot be read as an array: "
                         f"{error}") from error
 
@@ -123,12 +123,12 @@ def memory_of(leaf: Array | Tensor) -> Array:
 
 
 def buffer_under(leaf: Leaf) -> Buffer:
-    """The memory of an argument."""
+    """The buffer of an argument, computed now if it has no memory yet."""
     return buffer_of(base_of(in_memory(as_tensor(leaf)).uop))
 
 
 def in_memory(t: Tensor) -> Tensor:
-    """The tensor with its values in a buffer, in the layout of its shape. A constant gets memory here."""
+    """Realize a tensor and return it over a buffer in the layout of its shape. A constant gets memory here."""
     if not t.realize().is_realized:
         return t.contiguous().realize()
     own = not is_symbolic(t.shape) or is_padding_view(t.uop)
@@ -138,7 +138,7 @@ def in_memory(t: Tensor) -> Tensor:
 # -- nested values --------------------------------------------------------------------------------------
 
 def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """`value` with `leaf` of all that is neither a tuple, list nor dict."""
+    """Apply `leaf` to every element of nested tuples, lists and dicts; returns the same structure with its results."""
     if isinstance(value, (tuple, list)):
         items = [mapped(v, leaf) for v in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -148,12 +148,12 @@ def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def substitute(value: Any, stand_ins: Iterator[Any]) -> Any:
-    """`value` with the next of `stand_ins` for each array or tensor."""
+    """Replace each array or tensor in a nested value by the next of `stand_ins`."""
     return mapped(value, lambda v: next(stand_ins) if is_leaf(v) else v)
 
 
 def structure_of(value: Any, outputs: list[Tensor]) -> Any:
-    """`value` with the class Tensor for each tensor. Collects the tensors."""
+    """Replace each tensor in a nested value by the class Tensor, which `rebuild` replaces again. Appends the tensors to `outputs`."""
     def leaf(v: Any) -> Any:
         if not isinstance(v, Tensor):
             return v
@@ -163,16 +163,16 @@ def structure_of(value: Any, outputs: list[Tensor]) -> Any:
 
 
 def rebuild(structure: Any, results: Iterator[Tensor]) -> Any:
-    """The value of a `structure_of`, with the next of `results` for each tensor."""
+    """Replace each class Tensor in a result of `structure_of` by the next of `results`."""
     return mapped(structure, lambda v: next(results) if v is Tensor else v)
 
 
 
 def names_of_leaves(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """A person's name for each leaf of a call's arguments, in order: `x`, or `x[0]`, `x[1]`, … where an argument has several."""
+    """A readable name for each array or tensor among a call's arguments, in order: `x`, or `x[0]`, `x[1]`, … if an argument has several."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):     # a function that is not Python's tells nothing
+    except (TypeError, ValueError):     # a function that is not written in Python may have no signature
         parameters = []
     variadic = inspect.Parameter.VAR_POSITIONAL
     positional = [p.name for p in parameters if p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)]

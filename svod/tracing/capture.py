@@ -1,4 +1,4 @@
-"""From a function and the arguments of one call to a plan: trace it over stand-ins, compute what is constant, prepare the rest.
+"""Makes a plan of a function and the arguments of one call: traces it over stand-ins, folds constants, prepares the remaining graph.
 
     f, (x, w)  →  f(stand-in x, stand-in w) = graph  →  constants folded  →  Captured
 """
@@ -31,9 +31,9 @@ from svod.tune.resolved import Resolved, resolve
 
 _FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CAT, Ops.CONTIGUOUS, Ops.COPY}
 _DEAR = TRANSCENDENTAL | {Ops.BUFFER, Ops.REDUCE_AXIS, Ops.CONTIGUOUS, Ops.COPY}
-_CHEAP = 16      # largest number of elementwise operations on positions that are recomputed instead of stored
-_OFTEN = 4       # writes to a constant's memory after which it is read in place, and packed no more
-_here = threading.local()       # `capturing`: this thread is inside a function that is being captured
+_CHEAP = 16      # most elementwise operations on positions that are recomputed in each run instead of folded into memory
+_OFTEN = 4       # writes to a constant's memory after which it is an input of the plan, no longer folded or packed at capture
+_here = threading.local()       # `capturing`: this thread runs a function that is being captured
 
 
 def is_capturing() -> bool:
@@ -52,9 +52,10 @@ def _capturing() -> Iterator[None]:
 
 def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: Sequence[Tensor], config: PrepareConfig | None,
             fresh_numbers: bool) -> Captured:
-    """Capture a call. `tensors`: its tensors, in memory, in order. `fresh_numbers`: random numbers are drawn anew in each run.
+    """Capture a call. `tensors`: the tensors among its arguments, in memory, in order. `fresh_numbers`: random numbers are drawn anew in
+    each run.
 
-    Raises SvodError for a function that returns no tensor, reads an argument's values, or reads what cannot be watched."""
+    Raises SvodError for a function that returns no tensor, reads an argument's values, or reads an object that cannot be watched."""
     watch = Watch(name)
     stand_ins = [_stand_in(t) for t in tensors]
     inputs = [base_of(t.uop) for t in stand_ins]
@@ -62,7 +63,7 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
         if _has_memory(u):
             buffer_of(u).closed = (f"svod.jit: {name} reads the values of an argument while it is captured; compute with tensors only, and "
                                    "pass what decides on the computation as a Python value")
-    # the function must not repeat assignments that were made before
+    # compute pending assignments first: the captured graph must not repeat them in each run
     realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and base_of(t.uop).op is Ops.AFTER])
     assigned: dict[int, tuple[TensorBase, UOp]] = {}
     try:
@@ -83,8 +84,8 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
     finally:
         for t, u in assigned.values():
             if _is_effect(t, u):
-                t.uop = u       # the plan writes that memory; the tensor goes on holding it
-    # changes by the function itself, while it is captured, do not count
+                t.uop = u       # the plan writes that memory in each run; the tensor stays a view of it
+    # start to watch after tracing: changes that the function itself makes while it is captured do not count
     watch.follow(fn)
     mapped([*args, *kwargs.values()], lambda v: None if is_leaf(v) else watch.follow(v))
     watch.close()
@@ -103,7 +104,7 @@ def _stand_in(t: Tensor) -> Tensor:
 
 
 def _in_own_layout(t: Tensor) -> Tensor:
-    """A result in the layout of its shape: a view of an input may have the strides of another largest shape."""
+    """A result in the dense layout of its own shape: a view of an input with variable lengths may have strides of other upper bounds."""
     view = is_symbolic(t.shape) and _is_stored(t) and not is_padding_view(t.uop)
     return Tensor.from_uop(graph.copy(t.uop, t.device)) if view else t
 
@@ -119,15 +120,15 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
     watch.hold([buffer_of(u) for u in constants])
     stored = [_is_stored(t) for t in outputs]
     _fold_constants(roots, changing, resolved)
-    # whoever calls the function may write to its results, and others have what was folded, too
+    # copy folded results: the caller may write to what it gets, and other tensors share the folded memory
     outputs = [t if before or not _is_stored(t) else Tensor.from_uop(graph.copy(t.uop, t.device))
                for t, before in zip(outputs, stored, strict=True)]
     results = [t.uop for t in outputs]
     computed = [t.uop for t in (*outputs, *effects) if not _is_stored(t)]
     fixed = frozenset() if resolved.config.constants == "none" else frozenset(buffers_under(computed)) - changing
     bound = set(inputs)
-    for u, t in zip(inputs, tensors, strict=False):     # after them there may be the key of random numbers
-        # outputs of a plan have memory from the start, and kernels that are captured are timed on theirs
+    for u, t in zip(inputs, tensors, strict=False):     # not strict: `inputs` may have one more, the key of random numbers
+        # an assigned argument is an output, and outputs have memory from the start; captured kernels are timed on the call's arguments
         if _has_memory(u) and (u in assigned or resolved.config.capture is not None):
             own = buffer_of(base_of(t.uop))
             if t.device == HOST:
@@ -146,15 +147,15 @@ def _is_stored(t: Tensor) -> bool:
 
 
 def _stays(buffer: Buffer, watch: Watch) -> bool:
-    """Whether the content of a buffer may be read once, at capture: a write to it is seen, or refused, and is rare."""
+    """Whether the content of a buffer may be read once, at capture: writes to it are detected or refused, and have been rare so far."""
     if buffer.version >= _OFTEN:
         return False
     return not buffer.shared or (buffer.given is not None and watch.freeze(buffer.given))
 
 
 def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], resolved: Resolved) -> None:
-    """Compute the values that do not depend on the BUFFERs `changing` now, once, so that no run computes it again (batch norm's scale,
-    transposed weights, weights that are random numbers). A few operations on positions, such as a mask, stay where they are read, and
+    """Compute now all values that do not depend on the BUFFERs `changing`, so that runs do not compute them again: batch norm's scale,
+    transposed weights, random weights. Not folded are a few operations on positions, such as a mask, which are cheap to recompute, and
     conversions to a wider type: memory keeps the narrow one."""
     sink = graph.sink(*[t.uop for t in outputs])
     varies: set[UOp] = set(changing)
@@ -192,5 +193,5 @@ def _is_effect(tensor: TensorBase, before: UOp) -> bool:
 
 
 def _has_memory(u: UOp) -> bool:
-    """Whether a node is storage. A tensor without elements is a constant and has no storage."""
+    """Whether a node is a BUFFER. A tensor without elements is a constant and has no BUFFER."""
     return u.op is Ops.BUFFER

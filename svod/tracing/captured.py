@@ -2,7 +2,7 @@
 
     arrays → addresses of inputs | free memory → addresses of outputs | one native call → tensors over that memory
 
-No graph is built. A result is a tensor over an array; it gets a node when somebody computes with it.
+No graph is built. A result is a tensor over an array; its graph node is made when it is first used in a computation.
 """
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from svod.tracing.arguments import Leaf, as_tensor, buffer_under, memory_of, reb
 
 
 class _Result(NamedTuple):
-    """The place of a result of the function. `made`: the buffer number of memory that each run makes; `given`: the number of the argument
-    that is returned; else `node`: a BUFFER that was there before."""
+    """The memory of a result of the function. `made`: its buffer number, if each run allocates it. `given`: the number of the argument,
+    if that is returned. Otherwise `node`: a BUFFER that existed before the capture."""
 
     shape: tuple[int, ...]
     made: int | None
@@ -38,13 +38,13 @@ class _Result(NamedTuple):
 
 
 class Captured:
-    """The plan of one signature, the buffers of its inputs and the sources of its results."""
+    """The plan of one signature, the buffers of its inputs and the memory of its results."""
 
     def __init__(self, prepared: Prepared, inputs: Sequence[UOp], structure: Any, results: Sequence[UOp], draws: int = 0) -> None:
         self.prepared, self.plan, self.structure = prepared, prepared.plan, structure
-        self.draws = draws              # keys of random numbers that a run takes
-        self.changed: Callable[[], str] = lambda: ""    # the name of a captured value that has changed since; "" for none
-        numbers = [prepared.numbers.get(u) for u in inputs]      # None: the function does not read that input
+        self.draws = draws              # number of random keys that a run consumes
+        self.changed: Callable[[], str] = lambda: ""    # the name of a watched value that has changed since; "" if none
+        numbers = [prepared.numbers.get(u) for u in inputs]      # buffer number of each input; None if the function does not read it
         self.reads = [(i, n) for i, n in enumerate(numbers) if n is not None]
         made = {prepared.nodes[i]: i for i in prepared.unbound.outputs if prepared.is_new(i)}
         outputs = iter(prepared.unbound.outputs)
@@ -55,36 +55,36 @@ class Captured:
             given = inputs.index(node) if node in inputs else None
             self.results.append(_Result(shape_of(u), made.get(node), given, node))
         self.made = {number: self._memory_for(number) for number in dict.fromkeys(made.values())}
-        # memory that stays from run to run, beside that of arguments
+        # memory that stays the same from run to run: neither of arguments nor of results
         bound = {number for _, number in self.reads} | self.made.keys()
         self._fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
                        and (array := b.storage.host if b.storage is not None else b.array) is not None}
-        self._written = [i for i, number in self.reads if number in prepared.overwritten]       # arguments
-        self._loose, self._loose_written = self.reads, self._written        # reads and writes of tensors that are not held
-        self._is_released = False       # the plan has no memory for arguments and results but that of the last run
-        self._held: tuple[object, int] = (None, -1)     # arguments of the last run, and the plan's bindings after it
+        self._written = [i for i, number in self.reads if number in prepared.overwritten]       # the numbers of arguments that a run writes
+        self._loose, self._loose_written = self.reads, self._written        # the same without the arguments of `hold`
+        self._is_released = False       # whether the plan has dropped the arguments and results of the capture's own call
+        self._held: tuple[object, int] = (None, -1)     # `held` of the last run, and the count of the plan's bindings after it
         self._memory = WrittenMemory(self._fixed, prepared.overwritten) if prepared.overwritten else None
-        # every result is memory of its own: no nodes are needed
+        # each result has fresh memory of its own: tensors over the arrays suffice, without graph nodes
         numbers = [r.made for r in self.results]
         self._is_tuple = type(structure) is tuple and all(part is Tensor for part in structure)
         self._is_plain = None not in numbers and len({*numbers}) == len(numbers) and not any(is_symbolic(r.shape) for r in self.results)
 
     def _memory_for(self, number: int) -> ResultMemory:
-        """The memory of an output: in the shape of the result that it is, if it is one."""
+        """The memory of an output, in the shape of its result if exactly one result uses it, else flat."""
         spec = self.prepared.unbound.buffers[number]
         shapes = [r.shape for r in self.results if r.made == number]
         plain = len(shapes) == 1 and not is_symbolic(shapes[0])
         return ResultMemory(shapes[0] if plain else (spec.size,), spec.dtype)
 
     def hold(self, arguments: Iterable[int]) -> None:
-        """These arguments, by number, are arrays that `run` does not look at while it is given the same object for `held`."""
+        """Declare arguments, by number, as unchanging: `run` does not read them again as long as it gets the same object as `held`."""
         held = frozenset(arguments)
         self._loose = [(i, number) for i, number in self.reads if i not in held]
         self._loose_written = [i for i in self._written if i not in held]
 
     def run(self, given: Sequence[Leaf], values: Mapping[str, int], held: object = None) -> Any:
-        """Run the plan over the arguments and return the function's results. `held`: an object that stands for the arguments of `hold`;
-        None: they may be others than in the last run. Raises LaunchError and ScheduleError."""
+        """Run the plan over the arguments and return the function's results. `held`: an object that identifies the arguments declared by
+        `hold`; None: these may differ from the last run's. Raises LaunchError and ScheduleError."""
         plan, results = self.plan, {}
         if not plan.is_local:
             return self._run_on_devices(given, values)
@@ -101,10 +101,10 @@ class Captured:
                 earlier = self._memory.move(spans) if spans else spans
                 try:
                     self._check_written(given, self._loose_written if stay else self._written)
-                except LaunchError:         # the plan stays bound to what the call before gave
+                except LaunchError:         # take back the move: the plan stays bound to the memory of the call before
                     self._memory.move(earlier)
                     raise
-            for number, array, address in moved:        # the key of the signature answers for types and sizes
+            for number, array, address in moved:        # dtypes and sizes need no check: they are part of the signature's key
                 plan.bindings.bind_new(number, array, address)
             for number, kept in self.made.items():
                 before = bound.get(number)
@@ -126,7 +126,7 @@ class Captured:
         return rebuild(self.structure, iter(self._tensors(results, given, values)))
 
     def release_example(self) -> None:
-        """Let go of the arguments of the capture's own call and of memory for its results: each run has its own."""
+        """Release the arguments and results of the call that was captured, whose memory the plan used: each run binds its own."""
         if self.plan.is_local:
             numbers = {*(n for _, n in self.reads), *self.made}
             for number in numbers:
@@ -142,37 +142,37 @@ class Captured:
         return sum(memory.nbytes for memory in self.made.values())
 
     def let_go(self) -> None:
-        """Let go of the last run's arguments and results; not while the plan runs. A plan that keeps its example keeps these, too."""
+        """Release the arguments and results of the last run, unless the plan runs now or keeps those of its capture."""
         if self._is_released and self.plan.lock.acquire(blocking=False):
             try:
-                if not self.plan.is_running:        # a function that it calls, called this
+                if not self.plan.is_running:        # it is running if a function that the plan calls back called this
                     self.plan.bindings.release()
                     self._held = None, -1
             finally:
                 self.plan.lock.release()
 
     def _run_on_devices(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
-        """`run`, over the arguments' memory where it is. Results stay where they are computed."""
+        """`run` on devices other than the host: binds the arguments' buffers, and leaves the results in the memory of their device."""
         plan = self.plan
         with plan.lock:
             buffers = {number: buffer_under(given[i]) for i, number in self.reads}
             if self._memory is not None:
                 self._check_written(given, self._written)
                 WrittenMemory({**self._fixed, **{n: span_of(b.host) for n, b in buffers.items() if b.host is not None}},
-                              self.prepared.overwritten)        # raises
+                              self.prepared.overwritten)        # raises if written memory overlaps other memory
             nodes = {number: self.prepared.new_buffer(number) for number in self.made}
             for number, buffer in (*buffers.items(), *((number, buffer_of(node)) for number, node in nodes.items())):
                 plan.bindings.bind_buffer(number, buffer)
             plan.set_variables({n: v for n, v in values.items() if n in plan.variables})
             try:
                 plan.execute()
-            except LaunchError:     # its device may be gone: the next call has a plan on another
+            except LaunchError:     # its device may be lost: let the next call capture again, possibly for another device
                 self.changed = lambda: "a run that failed"
                 raise
         return rebuild(self.structure, iter(self._tensors(nodes, given, values)))
 
     def _tensors(self, made: Mapping[int, Array | UOp], given: Sequence[Leaf], values: Mapping[str, int]) -> list[Tensor]:
-        """The results as tensors with nodes, so that those over the same memory share it."""
+        """The results as tensors with graph nodes; results over the same memory share a node."""
         nodes: dict[int, UOp] = {}
         for number, memory in made.items():
             if isinstance(memory, UOp):
@@ -189,7 +189,8 @@ class Captured:
         return tensors
 
     def _check_written(self, given: Sequence[Leaf], written: Iterable[int]) -> None:
-        """Raise LaunchError for an argument that is written and not laid out as a kernel writes it."""
+        """Raise LaunchError for an argument that the plan writes if it is read-only or is not a contiguous, aligned array of a native
+        type."""
         for i in written:
             leaf = given[i]
             if isinstance(leaf, Tensor) and leaf.device != HOST:

@@ -4,8 +4,8 @@
     y * 2 over buffer 9      the same key: that plan, over the memory of 9 and a new result
 
 The key numbers buffers by their first appearance. A part of a graph that reads no buffer is itself in the key: equal parts are one node.
-A plan is kept if all that it holds is small, and if computing the graph changes nothing else. What the environment says of searches,
-captures and dumps counts: such graphs are prepared anew.
+A plan is kept if its memory is small and the graph has no effects but its results. With a search, a capture or a dump configured in the
+environment, every graph is prepared again.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from svod.tensor.base import TensorBase, forget_pending
 from svod.tensor.realize import replace_nodes
 from svod.tune.resolved import resolve
 
-LIMIT = 64              # plans; the one that was used longest ago goes first
+LIMIT = 64              # most plans that are kept; the least recently used one is dropped first
 
 _plans: OrderedDict[Hashable, _Kept] = OrderedDict()
 _lock = Lock()
@@ -51,7 +51,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
         prepared.attach(tensors)
         return
     key, buffers = key_of(roots)
-    key = id(config), key           # the configuration of an environment is one object, which the plan keeps
+    key = id(config), key           # `id(config)` is enough: the environment's configuration is one object, which the plan keeps alive
     with _lock:
         kept = _plans.get(key)
         if kept is not None:
@@ -59,7 +59,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
     try:
         if kept is not None and kept.run(tensors, roots, buffers):
             return
-    except LaunchError:     # its device may be gone: a plan that is prepared anew has another, or says what is wrong
+    except LaunchError:     # its device may be lost: preparing again finds another device, or reports the cause
         with _lock:
             _plans.pop(key, None)
     resolved = resolve(config)
@@ -79,8 +79,9 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
 
 
 def key_of(roots: Sequence[UOp]) -> tuple[Hashable, list[UOp]]:
-    """The key of equal graphs over other buffers, and the BUFFERs by number. Graphs with EFFECTS or VARIABLES have no key."""
-    places: dict[UOp, int | UOp] = {}       # the number of the entry, or the node itself
+    """The key that equal graphs over different buffers share, and their BUFFERs in the key's order. Not for graphs with EFFECTS or
+    VARIABLES."""
+    places: dict[UOp, int | UOp] = {}       # value: position of the node's entry in the key, or the node itself if it reads no buffer
     entries: list[tuple[object, ...]] = []
     buffers: list[UOp] = []
     whole = roots[0] if len(roots) == 1 else graph.sink(*roots)
@@ -104,13 +105,13 @@ def _reads_beyond(u: UOp) -> bool:
 
 
 def _may_keep(roots: Sequence[UOp], config: PrepareConfig) -> bool:
-    """Whether another run of the plan would be all that a graph needs the next time."""
+    """Whether a kept plan may be run for an equal graph: no search, capture, debug output or dump, no effects and no variables."""
     alone = config.beam is None and config.capture is None and not config.debug and config.dump_after is None
     return alone and not config.disable_schedule_cache and not any(traits_of(r) & (EFFECTS | VARIABLES) for r in roots)
 
 
 def _is_small(prepared: Prepared) -> bool:
-    """Whether the memory of a plan is small. For larger graphs, the savings are nothing beside the computation."""
+    """Whether the plan's memory is small and all outputs are new. For large graphs, preparing costs little beside the computation."""
     plan = prepared.plan
     made = sum(b.nbytes for b in plan.buffers if b.has_memory)
     return made + plan.memory.shared + plan.memory.kept < LARGE and all(map(prepared.is_new, prepared.unbound.outputs))
@@ -137,7 +138,7 @@ class _Kept:
         self.plan.bindings.release(self.outputs)
 
     def run(self, tensors: Sequence[TensorBase], roots: Sequence[UOp], buffers: Sequence[UOp]) -> bool:
-        """Compute the tensors. Returns False, and does nothing, while another thread runs the plan."""
+        """Compute the tensors. Returns False without computing if another thread is running the plan."""
         plan = self.plan
         if not plan.lock.acquire(blocking=False):
             return False
@@ -168,10 +169,10 @@ class _Kept:
         return True
 
 
-_HOLDERS = 4        # references to a node: the tensor's, of the list of roots, of `node`, and of getrefcount's argument
+_HOLDERS = 4  # references to a node with one tensor: by the tensor, the list of roots, the variable `node`, and getrefcount's argument
 
 
 def _holds_alone(tensor: TensorBase, roots: Sequence[UOp]) -> bool:
-    """Whether a tensor is all that holds its node, the only root: then no other tensor has to be told where the values are."""
+    """Whether the only root is referenced by this tensor alone; then no other tensor has to be updated with the computed node."""
     node = roots[0]
     return getrefcount(node) == _HOLDERS and tensor._node is node and base_of(node) is node

@@ -22,7 +22,7 @@ from svod.tracing.captured import Captured
 from svod.tracing.lengths import Form, Lengths, OnePlan, form_of
 
 MOST_PLANS = 64         # most plans that one function keeps; the least recently used one is dropped
-RECAPTURES_SAID = 8     # captures of one signature after which a warning says why there are so many
+RECAPTURES_SAID = 8     # captures of one signature after which a warning names the value that changes
 log = logging.getLogger("svod.jit")
 
 
@@ -35,9 +35,9 @@ class Jit:
         self._captured: dict[Hashable, Captured] = {}
         self._renewed: dict[Hashable, int] = {}
         self._lengths = Lengths()
-        self._for_all_lengths: dict[Hashable, OnePlan | None] = {}      # key: frame; None: the function needs to know its lengths
+        self._for_all_lengths: dict[Hashable, OnePlan | None] = {}      # form without lengths: its plan; None: each length has its own
         self._lock = threading.RLock()
-        # in a forked child the function is captured anew: a plan that ran meanwhile cannot run there, and kernels may be searched once more
+        # a forked child captures again: a plan that was running during the fork cannot run there; kernels may be searched once more
         for name, make in (("_captured", dict), ("_renewed", dict), ("_for_all_lengths", dict), ("_lock", threading.RLock)):
             remake_after_fork(self, name, make)
         functools.update_wrapper(self, fn, updated=())
@@ -64,17 +64,17 @@ class Jit:
         return captured.run(given, values)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Bind a method: the object is the first argument, a part of the signature, and lives as long as the captures."""
+        """Bind a method: the object becomes the first argument and a part of the signature; captures keep it alive."""
         return self if instance is None else types.MethodType(self, instance)
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
-        """The plans captured so far, one per input signature, at most `MOST_PLANS`; then those that are for all lengths."""
+        """The plans captured so far: one per input signature, at most `MOST_PLANS`, then the plans with variable lengths."""
         ones = (one.captured for one in self._for_all_lengths.values() if one is not None)
         return tuple(c.plan for c in (*self._captured.values(), *ones) if c is not None)
 
     def _capture(self, key: Hashable, args: Any, kwargs: Any, given: list[Leaf]) -> tuple[Captured, list[Leaf]]:
-        """The capture of a call, made now unless another thread has made it, and its arguments in memory."""
+        """Capture a call, unless another thread has done so; returns the capture and the arguments in memory."""
         with self._lock:
             captured = self._captured.get(key)
             changed = "" if captured is None else captured.changed()
@@ -98,7 +98,7 @@ class Jit:
         return capture(self.fn, self._name, args, kwargs, tensors, self.config, self.random == "fresh")
 
     def _one_plan(self, form: Form, args: Any, kwargs: Any, given: list[Leaf]) -> OnePlan | None:
-        """The plan for all lengths of the frame of a call; None where there is none for these lengths."""
+        """The plan for all lengths of calls of this form, captured now if needed; None if these lengths need a plan of their own."""
         one = self._for_all_lengths.get(form.frame)
         if form.frame in self._for_all_lengths and one is None:
             return None
@@ -119,7 +119,7 @@ class Jit:
         return made if usable else None
 
     def _say_changed(self, key: Hashable, changed: str) -> None:
-        """Count a capture that a change made necessary, and warn about many."""
+        """Count a capture that a changed value made necessary; warn once after `RECAPTURES_SAID`."""
         self._renewed[key] = self._renewed.get(key, 0) + 1
         if self._renewed[key] == RECAPTURES_SAID:
             log.warning("svod.jit: %s was captured %d times for one signature, the last time because of %s; pass what changes often as an "
@@ -131,12 +131,12 @@ class Jit:
 
 
 def _keys(draws: int) -> list[Leaf]:
-    """The keys of the random numbers that a run draws, as the last argument of its plan."""
+    """The random keys of a run that draws `draws` times, as its plan's last argument; empty if it draws none."""
     return [np.array(next_keys(draws), np.uint32)] if draws else []
 
 
 def _check_arguments(fn: Any, config: Any, random: str, dynamic: str) -> None:
-    """Raise ArgumentError and ConfigError for arguments that `svod.jit` does not take."""
+    """Raise ArgumentError or ConfigError for invalid arguments of `svod.jit`."""
     if not callable(fn):
         hint = "; to compute a tensor, call its realize()" if isinstance(fn, Tensor) else ""
         raise ArgumentError(f"svod.jit takes a function of tensors, got {type(fn).__name__}{hint}")
@@ -160,21 +160,22 @@ def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = 
     lists and dicts of them. A bound variable may be an argument, `f(x, n.bind(5))`, or stand in the shape of one, `f(x[:n.bind(5)])`; its
     value may differ in each call. Everything else must be hashable and is a constant of the signature. Every call returns new tensors.
 
-    What the function reads beside its arguments is seen to change: weights that are replaced, loaded or assigned to, names, attributes.
-    The next call then captures anew. A NumPy array that it reads becomes read-only while the capture lives.
+    Changes of values that the function reads besides its arguments are detected: weights that are replaced, loaded or assigned to, names,
+    attributes. The next call then captures again. A NumPy array that it reads becomes read-only while the capture lives.
 
     A tensor that the function assigns to (`state.assign(…)`) is state: every call reads and writes its memory, also if it is an argument.
     Reading the value of an argument during capture (`x.item()`, `if x.sum() > 0`) is an error. A jitted function that is called during the
     capture of another becomes a part of the other.
 
-    `random`: "captured" draws `Tensor.rand` and its like once, at capture, and every call returns the same numbers; "fresh" draws new
-    numbers in each call, the ones that the calls would draw without jit.
+    `random`: "captured" draws random tensors (`Tensor.rand` and others) once, at capture, and every call returns the same numbers; "fresh"
+    draws new numbers in each call, the same ones as without jit.
 
-    `dynamic`: what happens when lengths differ from call to call, each of which is a signature. "tell" warns after a few and names the
-    variable to declare; "auto" makes variables of the lengths that differ, from the second on: one plan serves all of them, arguments are
-    copied to its layout, and a function that needs to know its lengths keeps a plan for each; "never" says nothing.
+    `dynamic`: how to treat lengths that differ from call to call; without variables, each combination has its own plan. "tell" warns
+    after a few and names the variable to declare. "auto" turns differing lengths into variables from the second combination on: one plan
+    serves all of them, and arguments are copied to its layout; functions that depend on the number itself keep a plan per length. "never"
+    does not warn.
 
-    Of the plans, one per signature, the last `MOST_PLANS` (64) are kept.
+    The last `MOST_PLANS` (64) plans are kept, one per signature.
 
     Raises ArgumentError unless `fn` is a function. A call raises SvodError if the function returns no tensor."""
     if fn is None:

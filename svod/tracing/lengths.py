@@ -4,8 +4,8 @@
       told        "f was captured for 4 lengths of axis 0 of x … declare a Variable"
       one plan    n = Variable("n0", 1, 64); x is copied to the layout of 64×8, and the plan runs with n = 17, 30, …
 
-A place is an extent of a tensor argument, or an int. Places that always have the same value share a variable. An extent of 1 broadcasts, so
-it is never a variable's.
+A `Place` is an extent of a tensor argument, or an int argument. Places that always have the same value share a variable. An extent of 1
+broadcasts, so it is never the value of a variable.
 """
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from svod.tensor import Tensor
 from svod.tracing.arguments import Leaf, as_tensor, is_leaf, mapped
 from svod.tracing.captured import Captured
 
-FEW = 4         # lengths after which a function that is not dynamic is said to have many plans
-LEAST = 16      # least bound of a variable; else it is twice the largest value so far, rounded up to a power of two
+FEW = 4         # number of different lengths after which the warning is given
+LEAST = 16      # least upper bound of a variable; larger ones are twice the largest value so far, rounded up to a power of two
 
 
 class Place(NamedTuple):
-    """An extent or an int among the arguments: the number of the leaf among them, and the axis; None for an int."""
+    """A number among the arguments that may vary: extent `axis` of argument `leaf` (counting nested ones), or that argument itself, an
+    int, if `axis` is None."""
 
     leaf: int
     axis: int | None
 
 
 class Form(NamedTuple):
-    """The arguments of a call without their lengths, and the lengths by place. Calls of one form may be one plan."""
+    """The arguments of a call: `frame`, all but the lengths, and `lengths`. Calls with an equal frame may share one plan."""
 
     frame: Hashable
     lengths: dict[Place, int]
 
 
 def form_of(args: Any, kwargs: Mapping[str, Any], given: Sequence[Leaf]) -> Form | None:
-    """The form of a call. None for one that has variables of its own."""
+    """The form of a call; None if its arguments have declared variables already."""
     lengths: dict[Place, int] = {}
     frame: list[Hashable] = []
     leaves = iter(given)
@@ -70,14 +71,15 @@ def form_of(args: Any, kwargs: Mapping[str, Any], given: Sequence[Leaf]) -> Form
 
 
 class Lengths:
-    """The lengths that a function was captured for, by frame."""
+    """The lengths that a function was captured for, by frame (the arguments without lengths)."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, list[dict[Place, int]]] = {}
         self.is_said = False
 
     def note(self, form: Form) -> dict[Place, list[int]]:
-        """Remember a captured form. Returns the places that have differed in its frame, with their values."""
+        """Remember the lengths of a captured call. Returns the places whose values have differed among calls of its frame, with these
+        values."""
         seen = self._seen.setdefault(form.frame, [])
         if form.lengths not in seen:
             seen.append(form.lengths)
@@ -85,7 +87,7 @@ class Lengths:
         return {place: v for place, v in values.items() if len(v) > 1}
 
     def advice(self, name: str, fn: Callable[..., Any], args: Any, kwargs: Any, differing: Mapping[Place, list[int]]) -> str:
-        """A message about a function that is captured for many lengths; "" if it was given, or there are few."""
+        """The warning about a function that is captured for many lengths; "" if it was given before, or there are less than `FEW`."""
         many = {place: v for place, v in differing.items() if len(v) >= FEW}
         if self.is_said or not many:
             return ""
@@ -102,12 +104,12 @@ class Lengths:
 
 
 def bound_for(values: Sequence[int]) -> int:
-    """The bound of a variable that has had these values."""
+    """The upper bound of a variable that has had these values so far."""
     return max(LEAST, 1 << (2 * max(values) - 1).bit_length())
 
 
 def _labels(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> list[str]:
-    """The name of each leaf of the arguments: the parameter that it is, or is in; of a module, forward's."""
+    """The name of each leaf among the arguments: the parameter that it belongs to. For a module, parameters of `forward`."""
     try:
         names = list(inspect.signature(getattr(fn, "forward", fn)).parameters)
     except (TypeError, ValueError):     # a builtin
@@ -137,11 +139,12 @@ class OnePlan:
             variable = Variable(f"n{number}_{i}", 0 if is_count else 1, bound_for(seen))
             self.variables.update(dict.fromkeys(places, variable))
         self.captured: Captured | None = None
-        self._memory: dict[int, Array] = {}     # memory by leaf
-        self._leaves: list[int] = []            # the leaves that are tensors
+        self._memory: dict[int, Array] = {}     # value: memory in the layout of the largest lengths; key: number of the leaf
+        self._leaves: list[int] = []            # the numbers of the leaves that are tensors
 
     def holds(self, lengths: Mapping[Place, int]) -> bool:
-        """Whether the plan is for these lengths."""
+        """Whether the plan can run for these lengths: fixed ones are equal, others within their variable's bounds and equal within a
+        group."""
         if any(lengths[place] != n for place, n in self.fixed.items()):
             return False
         values: dict[str, int] = {}
@@ -149,11 +152,11 @@ class OnePlan:
                    for place, v in self.variables.items())
 
     def values(self, lengths: Mapping[Place, int]) -> dict[str, int]:
-        """The values of the variables."""
+        """The value of each variable, by name, for these lengths."""
         return {v.name: lengths[place] for place, v in self.variables.items()}
 
     def arguments(self, args: Any, kwargs: Any, given: Sequence[Leaf]) -> tuple[Any, Any, list[Tensor]]:
-        """The arguments with variables for lengths, and their tensors, to capture with."""
+        """The arguments to capture with, where variables stand for lengths, and the tensors among them."""
         tensors: list[Tensor] = []
         leaves, numbers = iter(given), itertools.count()
         self._leaves.clear()
@@ -169,7 +172,7 @@ class OnePlan:
         return mapped(list(args), replaced), mapped(dict(kwargs), replaced), tensors
 
     def _tensor(self, leaf: int, value: Leaf) -> Tensor:
-        """The tensor of an argument. One with variable lengths lies in memory of its own."""
+        """The tensor of an argument. If it has variable lengths, the values are copied to memory in the layout of the largest ones."""
         if not any(Place(leaf, axis) in self.variables for axis in range(len(value.shape))):
             return as_tensor(value)
         shape = tuple([self.variables[place].bind(n) if (place := Place(leaf, axis)) in self.variables else n
@@ -185,7 +188,7 @@ class OnePlan:
         self._memory[leaf][tuple([slice(0, n) for n in array.shape])] = array
 
     def filled(self, given: Sequence[Leaf]) -> list[Leaf]:
-        """The arguments' memory for a run."""
+        """The arrays of a run: arguments with variable lengths are copied to the plan's memory, others are passed on."""
         out: list[Leaf] = []
         for number, leaf in zip(self._leaves, given, strict=True):
             if number in self._memory:
@@ -196,8 +199,8 @@ class OnePlan:
         return out
 
     def capture(self, make: Callable[[Any, Any, list[Tensor]], Captured], args: Any, kwargs: Any, given: Sequence[Leaf]) -> bool:
-        """Capture with variables, by `make`. Returns False, and holds nothing, for a function that assigns to an argument of these lengths:
-        the copy would take the values. Raises SvodError for a function that needs to know a length."""
+        """Capture with variables, by calling `make`. Returns False and keeps nothing if the function assigns to an argument of variable
+        length, because the copy would be written instead. Raises SvodError for a function that depends on the number itself."""
         arguments, options, tensors = self.arguments(args, kwargs, given)
         captured = make(arguments, options, tensors)
         written = captured.prepared.overwritten
@@ -208,16 +211,17 @@ class OnePlan:
         return True
 
     def run(self, given: Sequence[Leaf], lengths: Mapping[Place, int], more: Sequence[Leaf]) -> Any:
-        """Run for these lengths. `more`: operands of the plan after the arguments."""
+        """Run the plan for these lengths. `more`: operands after the arguments, such as random keys."""
         assert self.captured is not None
         result = self.captured.run([*self.filled(given), *more], self.values(lengths))
         return mapped(result, self._with_lengths)
 
     def _with_lengths(self, value: Any) -> Any:
-        """A result as a tensor of the lengths that it has."""
+        """A result, as a tensor of the lengths of this run if it has variable ones."""
         if not isinstance(value, Tensor) or not is_symbolic(value.shape):
             return value
         array = np.require(value._values(), None, ("C", "A"))
-        if any(np.may_share_memory(array, memory) for memory in self._memory.values()):     # an argument that is returned
+        # a returned argument: the next run overwrites this memory
+        if any(np.may_share_memory(array, memory) for memory in self._memory.values()):
             array = array.copy()
         return Tensor._over(array, value.dtype, False)

@@ -7,11 +7,11 @@
     an attribute of an nn.Module        the module reports it                           nothing
     a tensor's memory                   svod counts its writes to it                    nothing
     a NumPy array                       NumPy refuses writes while the capture lives    nothing
-    memory of another library           svod is not told: it is read in place each time what packing it once would have saved
+    memory of another library           not at all: it is an input of each run          it cannot be folded or packed once
 
-A function is followed through its closure, its globals, its default values, the functions it names, and the objects that these hold.
-Lists, dicts and sets of more than `MOST_ITEMS` are watched by their length. Modules of svod, NumPy and the standard library are not
-followed. A generator of random numbers and an iterator are refused: they would be asked once, at capture.
+A function's closure, globals, default values, the functions it names, and the objects that these hold are watched, too. Lists, dicts and
+sets of more than `MOST_ITEMS` are watched by their length only. Modules of svod, NumPy and the standard library are not watched. Random
+generators and iterators are refused: the capture would call them once, where the function calls them each time.
 """
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ class Watch:
     def __init__(self, name: str) -> None:
         self._function = name
         self._names: list[list[Any]] = []                       # [dict, key, value]
-        self._attributes: list[list[Any]] = []                  # the same of objects; those that no code names are dropped at the end
-        self._named: set[str] = set()                           # names, in the code of functions that were followed
-        self._cells: list[list[Any]] = []                       # [cell, value]
-        self._slots: list[tuple[Any, str, Any]] = []
+        self._attributes: list[list[Any]] = []  # [__dict__, name, value] of objects; `close` drops names that no followed function mentions
+        self._named: set[str] = set()                           # names of globals and attributes in the code of followed functions
+        self._cells: list[list[Any]] = []                       # [closure cell, name, value]
+        self._slots: list[tuple[Any, str, Any]] = []            # (object, slot, value)
         self._containers: list[tuple[Any, int, tuple[Any, ...]]] = []       # (container, its length, its items if they are few)
-        self._reported: list[tuple[dict[str, Any], dict[str, Any]]] = []    # attributes of modules, and a copy
-        self._tensors: list[tuple[Tensor, UOp]] = []
-        self._buffers: dict[Buffer, int] = {}                   # buffers and their versions
+        self._reported: list[tuple[dict[str, Any], dict[str, Any]]] = []    # (__dict__ of a module, its copy)
+        self._tensors: list[tuple[Tensor, UOp]] = []            # (tensor, its node at the snapshot)
+        self._buffers: dict[Buffer, int] = {}                   # versions of watched buffers at the snapshot
         self._held: list[Buffer] = []
         self._frozen: list[Array] = []
-        self._seen: dict[int, Any] = {}                         # key: id; the object is kept, so that no other gets the id
+        self._seen: dict[int, Any] = {}                         # key: id; the object is kept alive, so that no other object gets its id
         self._count = changes.count
         weakref.finalize(self, _release, self._held, self._frozen)
 
     def hold(self, constants: Iterable[Buffer]) -> None:
-        """Watch the buffers whose content goes into the capture."""
+        """Watch buffers whose content the capture reads once."""
         for buffer in constants:
             buffer.watched += 1
             self._held.append(buffer)
 
     def close(self) -> None:
-        """End the snapshot."""
+        """Take the snapshot that `changed` compares with: versions of buffers, nodes of tensors, attributes that the code names."""
         self._buffers = {buffer: buffer.version for buffer in self._held}
-        self._tensors = [(t, t.uop) for t, _ in self._tensors]      # computed meanwhile, perhaps
+        self._tensors = [(t, t.uop) for t, _ in self._tensors]      # the node may have changed since `follow`: the tensor was computed
         if self._named.isdisjoint(_BY_ANY_NAME):
             self._attributes = [entry for entry in self._attributes if entry[1] in self._named]
         self._names += self._attributes
@@ -108,7 +108,7 @@ class Watch:
         return self._reported_change() if changes.count != self._count else ""
 
     def _reported_change(self) -> str:
-        """The first change since the snapshot of something watched; "" for none."""
+        """The first reported change since the snapshot of a watched buffer, tensor or module; "" for none."""
         count = changes.count
         if any(buffer.version != version for buffer, version in self._buffers.items()):
             return "the content of a tensor"
@@ -125,7 +125,7 @@ class Watch:
 
     # -- the snapshot ------------------------------------------------------------------------------
     def follow(self, value: Any) -> None:
-        """Watch a value and all that it holds."""
+        """Watch a value and all values that it refers to."""
         todo = [value]
         while todo:
             v = todo.pop()
@@ -135,7 +135,7 @@ class Watch:
             todo += self._held_by(v)
 
     def _held_by(self, v: Any) -> Iterable[Any]:
-        """Note a value that is not a constant. Returns its content."""
+        """Register a value that is not a constant. Returns the values that it refers to."""
         if isinstance(v, Tensor):
             self._tensors.append((v, v.uop))
             return ()
@@ -206,7 +206,7 @@ class Watch:
         return held
 
     def _names_in_module(self, module: types.ModuleType, names: set[str]) -> list[Any]:
-        """Watch the data and functions of a module that a function may name."""
+        """Watch the data and functions of a module that are among `names`. Returns them."""
         held = []
         for name in names & vars(module).keys():
             value = vars(module)[name]
@@ -216,8 +216,8 @@ class Watch:
         return held
 
     def freeze(self, array: Array) -> bool:
-        """Have NumPy refuse writes to an array while this watch lives. Returns whether nothing else can write to its memory: not so for
-        memory that another library owns."""
+        """Make NumPy refuse writes to an array while this watch lives. Returns False if the memory can be written otherwise: another
+        library owns it."""
         chain: list[Array] = []
         owner: Any = array
         while isinstance(owner, np.ndarray):
@@ -248,7 +248,7 @@ def _items(container: Any) -> Iterable[Any]:
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    """The names and attributes that a function's code, and the functions inside it, read."""
+    """The names of globals and attributes that a function's code, and the functions defined in it, read."""
     yield from (i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_") and i.opcode in dis.hasname)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -261,7 +261,7 @@ def _slots_of(kind: type) -> list[str]:
 
 
 def _is_foreign(module: Any) -> bool:
-    """Whether a module is not the user's."""
+    """Whether a module is svod's, NumPy's or of the standard library, whose values are not watched."""
     return not isinstance(module, str) or module.partition(".")[0] in _NOT_FOLLOWED
 
 
@@ -277,14 +277,14 @@ def _freeze(array: Array) -> None:
 
 
 def _release(buffers: list[Buffer], frozen: list[Array]) -> None:
-    """The watch is gone: nothing depends on the buffers and arrays any more."""
+    """Stop watching these buffers and arrays: the watch was garbage-collected. Arrays become writable again as they were before."""
     for buffer in buffers:
         buffer.watched -= 1
         if not buffer.watched and buffer.shared:
-            buffer.forget_copies()      # From now on its array can change unseen.
+            buffer.forget_copies()      # writes to its array are no longer detected from now on
     for array in frozen:
         _guarded[id(array)][1] -= 1
-    # an array comes before its views; a view of one that is still guarded waits for it
+    # an array stands before its views; a view whose owner is still guarded keeps its entry until the owner is released
     for key, (array, watches, was_writable) in list(_guarded.items()):
         if not watches and (not was_writable or _can_be_written(array)):
             del _guarded[key]

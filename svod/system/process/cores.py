@@ -1,4 +1,4 @@
-"""The cores that this process may use: affinity, and the quotas of its control groups. Both may change while it runs."""
+"""The cores that this process may use: its affinity, and the quotas of its control groups. Both may change while it runs."""
 from __future__ import annotations
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from svod.system.process.system_files import ROOT, control_groups, read
 
-QUOTA_SECONDS = 1.0     # A quota is read again after so long: reading it takes longer than preparing a small kernel.
+QUOTA_SECONDS = 1.0     # seconds after which the quota is read again: reading it takes longer than preparing a small kernel
 
 
 def parse_cpu_list(text: str) -> list[int]:
@@ -25,13 +25,13 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def machine_cores() -> int:
-    """The number of cores of this machine, whoever may use them."""
+    """The number of cores of this machine, including cores that this process may not use."""
     return os.cpu_count() or 1
 
 
 def affinity(thread: int = 0) -> tuple[int, ...]:
-    """The CPUs that a thread (0: the calling one) may run on, ascending; all where the system does not tell. Raises ProcessLookupError for
-    a thread that has ended."""
+    """The CPUs that a thread (0: the calling one) may run on, ascending; all CPUs if the system does not tell. Raises ProcessLookupError
+    for a thread that has ended."""
     if hasattr(os, "sched_getaffinity"):
         with suppress(PermissionError):         # a sandbox refuses the call
             return tuple(sorted(os.sched_getaffinity(thread)))
@@ -52,7 +52,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 
 class Quota:
-    """The quota of this process, read again at the first question after QUOTA_SECONDS."""
+    """The CPU quota of this process, cached for QUOTA_SECONDS."""
 
     def __init__(self, root: Path = ROOT, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock = root, clock
@@ -60,7 +60,7 @@ class Quota:
         self._cpus: float | None = None
 
     def cpus(self) -> float | None:
-        """`cpu_quota`, at most QUOTA_SECONDS old."""
+        """The value of `cpu_quota`, at most QUOTA_SECONDS old."""
         now = self._clock()
         if now - self._read_at >= QUOTA_SECONDS:
             self._cpus, self._read_at = cpu_quota(self._root), now
@@ -71,8 +71,8 @@ _QUOTA = Quota()
 
 
 def usable_cores(limit: int | None = None, cpus: int | None = None, quota: Quota = _QUOTA) -> int:
-    """The number of cores that this process may keep busy: min(affinity, quota, `limit`), at least 1. A quota is rounded down: threads
-    beyond it are throttled for whole periods. `cpus` replaces the affinity's count."""
+    """The number of cores that this process may keep busy: min(affinity, quota, `limit`), at least 1. A quota is rounded down, because
+    the system suspends threads beyond it for whole periods. `cpus` replaces the number of CPUs of the affinity."""
     count, granted = len(affinity()) if cpus is None else cpus, quota.cpus()
     if granted is not None:
         count = min(count, int(granted))
@@ -82,5 +82,5 @@ def usable_cores(limit: int | None = None, cpus: int | None = None, quota: Quota
 
 
 def physical_core(core: int, root: Path = ROOT) -> str:
-    """A text that is equal for hardware threads of one physical core."""
+    """A text that is the same for all hardware threads of one physical core."""
     return read(root / "sys/devices/system/cpu" / f"cpu{core}" / "topology/thread_siblings_list") or str(core)

@@ -1,4 +1,4 @@
-"""Directories that a process is given: where it started, the user's own, and those for temporary files. Each may be missing."""
+"""Directories of a process: where it started, the user's own, and those for temporary files. Each may be missing."""
 from __future__ import annotations
 
 import os
@@ -10,23 +10,24 @@ from pathlib import Path
 
 from svod.system.process import STARTED_IN, current_directory
 
-COMMON = "/tmp"     # shared by all users of a machine, whatever TMPDIR says
+COMMON = "/tmp"     # shared by all users of a machine, independent of TMPDIR
 
 
 def working_directory() -> Path | None:
-    """The current directory; None where it was removed, or may not be seen."""
+    """The current directory; None if it was removed or is not accessible."""
     here = current_directory()
     return None if here is None else Path(here)
 
 
 def from_start(path: str) -> str:
-    """The absolute form of a path that was given when the process started, in its environment: a relative one counts from the directory
-    in which svod was imported, wherever the process has gone since. One that begins with `~` stays as it is for a user without a home."""
+    """The absolute form of a path from the environment. A relative path refers to the directory in which svod was imported, even if the
+    process has changed its directory since. A path that begins with `~` is returned unchanged if the user has no home."""
     return _below(STARTED_IN, path)
 
 
 def absolute(path: str) -> str:
-    """The absolute form of a path that is given now. One that begins with `~` stays as it is for a user without a home."""
+    """The absolute form of a path, relative to the current directory. A path that begins with `~` is returned unchanged if the user has
+    no home."""
     return _below(current_directory() or STARTED_IN, path)
 
 
@@ -36,22 +37,22 @@ def _below(folder: str | None, path: str) -> str:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether `path` can be written as a directory: it can, or it does not exist and its nearest existing parent can. Creates nothing."""
+    """Whether `path` is a writable directory, or could be created: its nearest existing parent is writable. Creates nothing."""
     for p in (path, *path.parents):
-        if os.path.exists(p):       # not Path.exists, which raises where a directory on the way may not be searched
+        if os.path.exists(p):       # not Path.exists, which raises if a directory on the way may not be searched
             return os.path.isdir(p) and os.access(p, os.W_OK | os.X_OK)
     return False
 
 
 def user_data() -> Path | None:
-    """The platform's directory for the user's data of svod. It may be missing or read-only. None for a user without a home."""
-    import platformdirs  # 5 ms that a process which is told all its directories does not need
+    """The platform's directory for the user's data of svod, which may be missing or read-only. None for a user without a home."""
+    import platformdirs  # this import takes 5 ms, which processes save that are given all directories
 
     return _absolute_or_none(platformdirs.user_data_dir)
 
 
 def user_cache() -> Path | None:
-    """The platform's directory for files that svod can make again. It may be missing or read-only. None for a user without a home."""
+    """The platform's directory for svod's cached files, which may be missing or read-only. None for a user without a home."""
     import platformdirs
 
     return _absolute_or_none(platformdirs.user_cache_dir)
@@ -60,14 +61,14 @@ def user_cache() -> Path | None:
 def _absolute_or_none(ask: Callable[..., str]) -> Path | None:
     try:
         found = Path(ask("svod", appauthor=False))
-    except (RuntimeError, KeyError, OSError):       # newer releases of platformdirs; older ones give "~/…" or a relative path back
+    except (RuntimeError, KeyError, OSError):       # newer releases of platformdirs raise; older ones return "~/…" or a relative path
         return None
     return found if found.is_absolute() else None
 
 
 # -- temporary files ----------------------------------------------------------------------------------------------------
 def temporary() -> Path:
-    """The directory for temporary files. Raises FileNotFoundError, whose message says which were tried, where none can be written."""
+    """The directory for temporary files. Raises FileNotFoundError, whose message lists the directories tried, if none can be written."""
     try:
         return Path(tempfile.gettempdir())
     except OSError as e:
@@ -76,12 +77,12 @@ def temporary() -> Path:
 
 
 def common_temporary() -> Path:
-    """The directory for temporary files that all users of this machine share: /tmp where it can be written, else `temporary`."""
+    """The directory for temporary files that all users of this machine share: /tmp if it can be written, else `temporary()`."""
     return Path(COMMON) if os.path.isdir(COMMON) and os.access(COMMON, os.W_OK | os.X_OK) else temporary()
 
 
 def temporary_places() -> list[str]:
-    """Directories for temporary files that can be written, those that people choose first."""
+    """Writable directories for temporary files, the one chosen by TMPDIR first."""
     try:
         chosen = [str(temporary())]
     except OSError:
@@ -91,18 +92,19 @@ def temporary_places() -> list[str]:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder that is removed at the end. Raises the errors of `temporary`."""
+    """A new temporary folder, removed when the context ends. Raises the errors of `temporary`."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=temporary(), ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def kept_folder(prefix: str, parent: Path | None = None) -> Path:
-    """A new folder in `parent`, else for temporary files, that stays. Raises the errors of `temporary`."""
+    """A new folder that is not removed, in `parent` or, if that is None, in the directory for temporary files. Raises the errors of
+    `temporary`."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent or temporary()))
 
 
 def anonymous_file(name: str) -> int:
-    """The descriptor of a file without a name, in memory where the system can."""
+    """The descriptor of a file without a name, in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         with suppress(OSError):     # a sandbox refuses the call
             return os.memfd_create(name)
@@ -113,8 +115,8 @@ def anonymous_file(name: str) -> int:
 
 # -- lists of paths -----------------------------------------------------------------------------------------------------
 def split_paths(text: str) -> list[str]:
-    """The entries of a list of paths and addresses joined as in PATH. The colons of an address, before // and before a port, separate
-    nothing, nor does a colon inside a path that is there, or whose directory is there: the longest such path is one entry."""
+    """The entries of a list of paths and addresses joined as in PATH. The colons of an address, before // and before a port, do not
+    separate entries, nor does a colon inside a path that exists or whose directory exists: the longest such path is one entry."""
     text = text.replace(os.pathsep, "\0")
     if os.pathsep == ":":
         text = re.sub(r"(?i)(?:(?<=^)|(?<=\0))(https?)\0//([^/\0]*)(?:\0(\d+)(?=[/\0]|$))?",
@@ -129,18 +131,17 @@ def split_paths(text: str) -> list[str]:
 
 
 def is_address(entry: str) -> bool:
-    """Whether an entry of such a list is an address on a server."""
+    """Whether an entry of such a list is the address of a server (http or https)."""
     return entry.lower().startswith(("http://", "https://"))
 
 
 def paths_from_start(text: str) -> str:
-    """A list of paths whose relative ones count from the directory in which the process started, as `from_start` has it."""
+    """A list of paths with relative ones made absolute, as `from_start` does."""
     return os.pathsep.join(e if is_address(e) else from_start(e) for e in split_paths(text))
 
 
 def _is_one_path(parts: list[str]) -> bool:
-    """Whether parts that a separator joined are one path: it is there, or a directory with a separator in its name, in which it would
-    be."""
+    """Whether parts split at a separator are one path: it exists, or its directory exists and has all these separators in its name."""
     whole = os.path.expanduser(os.pathsep.join(parts))
     folder = os.path.dirname(whole)
     return bool(parts[0]) and (os.path.exists(whole) or (folder.count(os.pathsep) == len(parts) - 1 and os.path.isdir(folder)))

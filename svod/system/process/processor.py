@@ -1,5 +1,5 @@
-"""Caches of the processor, and facts about the machine, as the system tells them under /sys and /proc; and its tile registers, for which
-a process has to ask."""
+"""Cache sizes and facts about the machine, read from /sys and /proc, and the request for tile registers (AMX), which a process has to
+make."""
 from __future__ import annotations
 
 import ctypes
@@ -10,20 +10,20 @@ from pathlib import Path
 from svod.system.process.cores import parse_cpu_list
 from svod.system.process.system_files import ROOT, entries, read
 
-FALLBACK_CACHES = (32 << 10, 512 << 10, 8 << 20)  # l1, l2, l3 where the system does not tell (macOS, some containers)
+FALLBACK_CACHES = (32 << 10, 512 << 10, 8 << 20)  # bytes of l1, l2, l3 if the system does not tell (macOS, some containers)
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux: arch/x86/include/uapi/asm/prctl.h
 
 
 def _parse_size(text: str) -> int:
-    """Bytes of `48K`, `1024K`, `32M`; 0 for anything else."""
+    """Bytes of `48K`, `1024K`, `32M`; 0 for any other text."""
     unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper())
     digits = text[:-1] if unit else text
     return int(digits) << (unit or 0) if digits.isdigit() else 0
 
 
 def cache_sizes(root: Path = ROOT, cpu: int = 0) -> tuple[int, int, int]:
-    """(l1 data, l2, l3) bytes as seen by `cpu`. l1 and l2 are per core: the share of one core where several have one cache. l3 is one
-    whole instance, 0 without one. FALLBACK_CACHES stands in for what the system does not tell."""
+    """Bytes of (l1 data, l2, l3) as seen by `cpu`. l1 and l2 are per core: a cache of several cores is divided by their number. l3 is
+    one whole instance, 0 without one. FALLBACK_CACHES replaces sizes that the system does not tell."""
     base = root / "sys/devices/system/cpu" / f"cpu{cpu}"
     siblings = max(1, len(parse_cpu_list(read(base / "topology/thread_siblings_list"))))
     sizes: dict[int, int] = {}
@@ -65,9 +65,9 @@ def host_facts(root: Path = ROOT) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def may_use_tiles() -> bool:
-    """Ask the system to let this process, and those forked from it, use tile registers (AMX). False where it does not, or has none.
+    """Ask the system to let this process, and children forked from it, use tile registers (AMX). Returns False if it refuses or has none.
 
-    Linux grants their 8 KiB of state per process on request; an instruction without it ends the process."""
+    Linux grants the 8 KiB of state per process on request; without that, a tile instruction kills the process."""
     if platform.system() != "Linux" or platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     call = ctypes.CDLL(None).syscall

@@ -1,4 +1,4 @@
-"""The program that this process runs: its name and arguments, the Python that runs it, and svod's own files, which may be in a zip."""
+"""The program that this process runs: its name and arguments, its Python interpreter, and svod's own files, which may be in a zip."""
 from __future__ import annotations
 
 import getpass
@@ -9,7 +9,7 @@ from importlib import resources
 
 
 def name() -> str:
-    """The name of the program that people know this process by; "python" where none was given, as in an embedded Python."""
+    """The name of the program without its folder; "python" if it has none, as in an embedded Python."""
     return os.path.basename((command() or [""])[0]) or "python"
 
 
@@ -24,13 +24,13 @@ def command() -> list[str]:
 
 
 def become(words: list[str]) -> None:
-    """Let the rest of this process see `words` as the program's name and arguments."""
+    """Set the program's name and arguments for the rest of this process."""
     sys.argv = words
 
 
 def why_no_python() -> str:
-    """The reason why this process cannot start a second Python; "" where it can. A frozen program, and one that embeds Python, is named by
-    `sys.executable` itself: starting that would run the program once more."""
+    """The reason why this process cannot start a second Python; "" if it can. In a frozen program, or one that embeds Python,
+    `sys.executable` is the program itself: starting it would run the program again."""
     if getattr(sys, "frozen", False):
         return "this program is frozen: sys.executable is the program itself, no Python"
     if not sys.executable:
@@ -43,15 +43,15 @@ def why_no_python() -> str:
 
 
 def python() -> str:
-    """The file of the Python that runs this process: `sys.executable`, unless the program has made that the name of another file than the
-    one that runs."""
+    """The file of the Python that runs this process: `sys.executable`, unless the program has set that to another file than the running
+    one."""
     named = sys.executable or ""
     try:
         running = os.readlink("/proc/self/exe")
     except OSError:             # no /proc
         return named
     if not os.access(running, os.X_OK) or (os.path.exists(named) and os.path.samefile(named, running)):
-        return named            # In a virtual environment this may be a link. An update may have replaced the file that runs.
+        return named            # either may be a link in a virtual environment, or an update has replaced the running file
     return running
 
 
@@ -61,7 +61,7 @@ def frozen_file() -> str:
 
 
 def environment_folder() -> str:
-    """The folder of this environment's programs."""
+    """The folder of the programs installed in this Python environment."""
     return os.path.dirname(sys.executable or "")
 
 
@@ -71,7 +71,7 @@ def package_text(package: str, file: str) -> str:
 
 
 def user_at_host() -> str:
-    """user@host; the number of a user who has no name."""
+    """The user and the host as user@host; the user's number if there is no name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):

@@ -1,5 +1,5 @@
-"""Dispositions and masks of signals, which a process inherits: `nohup` ignores SIGHUP, a shell ignores SIGINT for what it starts in the
-background, and a supervisor may ignore SIGCHLD, after which nobody learns how a child ended."""
+"""Signal handlers and masks, which a process inherits from its parent: `nohup` ignores SIGHUP, a shell ignores SIGINT in background
+jobs, and a supervisor may ignore SIGCHLD, after which a parent cannot learn how its child ended."""
 from __future__ import annotations
 
 import signal
@@ -12,12 +12,13 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def _may_handle() -> bool:
-    """Whether this is the thread that may set handlers."""
+    """Whether this is the main thread, the only one that may set handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
 def handle(number: signal.Signals, handler: Handler) -> bool:
-    """Handle a signal from now on, unless the parent of this process has it ignored. Returns whether it is handled."""
+    """Set the handler of a signal, unless the process inherited that it is ignored, or this is not the main thread. Returns whether it
+    is set."""
     if not _may_handle() or signal.getsignal(number) is signal.SIG_IGN:
         return False
     signal.signal(number, handler)
@@ -26,38 +27,38 @@ def handle(number: signal.Signals, handler: Handler) -> bool:
 
 @contextmanager
 def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """`handle` within the context; afterwards the handlers are as before."""
+    """Set handlers, as `handle` does, within the context; restores the previous ones afterwards."""
     before = {number: signal.getsignal(number) for number in handlers}
     ours = [number for number, handler in handlers.items() if handle(number, handler)]
     try:
         yield
     finally:
         for number in ours:
-            if (handler := before[number]) is not None:     # None: it was set by other code than Python's
+            if (handler := before[number]) is not None:     # None: set by native code, which Python cannot restore
                 signal.signal(number, handler)
 
 
 def default(number: signal.Signals) -> None:
-    """Restore the effect of a signal on a program without a handler, also where it was ignored. For the main thread."""
+    """Restore the default action of a signal, even if it was ignored. Call it in the main thread."""
     signal.signal(number, signal.SIG_DFL)
 
 
 def end_by(number: signal.Signals) -> None:
-    """`default`, unless the parent of this process has the signal ignored."""
+    """Let a signal end the process again (the default action), unless the parent has it ignored."""
     if _may_handle() and signal.getsignal(number) is not signal.SIG_IGN:
         default(number)
 
 
 def learn_of_children() -> None:
-    """Have the system keep the status of children until it is asked for: where SIGCHLD is ignored, every child counts as one that ended
-    well. For a process that is svod's own."""
+    """Stop ignoring SIGCHLD, so that the system keeps each child's exit status until it is read; with SIGCHLD ignored, every child seems
+    to have succeeded. Only for processes that svod itself started."""
     if _may_handle() and hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         default(signal.SIGCHLD)
 
 
 def begin_as_worker() -> None:
-    """In a process that serves a search: SIGINT is ignored, as the searching process decides; every other signal does what it does by
-    default, whatever was inherited, and none is blocked."""
+    """Set up signals in a worker of a search: SIGINT is ignored, because the searching process decides about it. All other signals get
+    their default action, regardless of inherited handlers, and none is blocked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGALRM, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         default(number)
@@ -66,7 +67,7 @@ def begin_as_worker() -> None:
 
 @contextmanager
 def interrupt_blocked() -> Iterator[None]:
-    """Within the context SIGINT is blocked in this thread, and in processes that it starts."""
+    """Block SIGINT within the context, in this thread and in the processes that it starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,5 +1,5 @@
-"""The standard streams: None without a console, closed by who started the process, without the methods of files in notebooks and
-editors, or with a reader that has gone."""
+"""The standard streams in all conditions: None without a console, closed by the parent process, objects in notebooks and editors that
+lack the methods of files, or pipes whose reader has gone."""
 from __future__ import annotations
 
 import fcntl
@@ -11,20 +11,20 @@ from typing import IO, Any, TextIO
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether people see the output of a stream as it comes."""
+    """Whether a stream is a terminal, so that a person sees its output at once."""
     try:
         return bool(stream.isatty())
-    except (AttributeError, TypeError, ValueError, OSError):        # None, closed, or no file
+    except (AttributeError, TypeError, ValueError, OSError):        # None, closed, or not a file
         return False
 
 
 def columns(stream: Any, otherwise: int) -> int:
-    """The width in characters of the terminal behind a stream; `otherwise` where there is none."""
+    """The width in characters of the terminal behind a stream; `otherwise` if it is no terminal."""
     return shutil.get_terminal_size().columns if is_terminal(stream) else otherwise
 
 
 def descriptor(stream: Any) -> int | None:
-    """The open file descriptor of a stream; None where it has none."""
+    """The open file descriptor of a stream; None if it has none."""
     try:
         number = stream.fileno()
         os.fstat(number)
@@ -34,28 +34,28 @@ def descriptor(stream: Any) -> int | None:
 
 
 def errors() -> TextIO | _Nowhere:
-    """Standard error, or a stream that leads nowhere: print(file=None) would write to standard output."""
+    """Standard error, or a stream that discards its output if there is none: print(file=None) would write to standard output."""
     return sys.stderr if sys.stderr is not None else _Nowhere()
 
 
 class _Nowhere(io.TextIOBase):
-    """A stream without a reader."""
+    """A stream that discards its output."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
 def tell(text: str) -> None:
-    """Print a line on standard error; nothing happens where that has no reader any more."""
+    """Print a line on standard error, or do nothing if that is closed or has no reader any more."""
     try:
         print(text, file=errors(), flush=True)
-    except (AttributeError, ValueError, OSError):       # closed, no file, or its reader has gone
+    except (AttributeError, ValueError, OSError):       # closed, not a file, or its reader has gone
         return
 
 
 def above_standard(number: int) -> int:
-    """A file descriptor above 2 in place of `number`, which is closed if it is another: where a process begins with closed streams, files
-    that it opens get their numbers, and a child's streams take the place of what it is given under them."""
+    """Duplicate a file descriptor below 3 to one above 2, and close the original; others are returned unchanged. A process started with
+    closed standard streams gets their numbers for files that it opens, and a child process would use such a number for its own stream."""
     if number > 2:
         return number
     try:
@@ -65,17 +65,18 @@ def above_standard(number: int) -> int:
 
 
 class _Closed(io.TextIOWrapper):
-    """Stands for a standard stream that the caller has closed; it leads nowhere."""
+    """Replaces a standard stream that the caller has closed, and discards its output."""
 
 
 def was_closed(stream: Any) -> bool:
-    """Whether the caller has closed a standard stream, so that its output is lost. /dev/null is the caller's choice."""
+    """Whether the caller has closed a standard stream, so that its output is lost. False for /dev/null, which a caller chooses on
+    purpose."""
     return stream is None or isinstance(stream, _Closed)
 
 
 def prepare_streams() -> None:
-    """Make the standard streams writable. Streams that the caller has closed (`svod-db list >&-`) lead nowhere, so that no file opened
-    later gets their numbers. In the others, characters that the encoding lacks become question marks."""
+    """Make the standard streams writable. Streams that the caller has closed (`svod-db list >&-`) discard their output and keep their
+    numbers occupied, so that no file opened later gets these. In the others, characters that the encoding lacks become question marks."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

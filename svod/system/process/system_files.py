@@ -1,4 +1,4 @@
-"""Small files of /proc and /sys, all of them optional: they are missing in some containers, and outside of Linux."""
+"""Small files of /proc and /sys. All of them are optional: they are missing in some containers, and outside of Linux."""
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +10,7 @@ ROOT = Path("/")
 
 
 def read(path: Path) -> str:
-    """The text of a small file, stripped; "" where it cannot be read."""
+    """The text of a small file, stripped; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -18,7 +18,7 @@ def read(path: Path) -> str:
 
 
 def entries(path: Path, pattern: str) -> list[Path]:
-    """The files of a directory with a name of such a pattern, in order; none where it cannot be searched."""
+    """The files of a directory that match a glob pattern, sorted; [] if the directory cannot be read."""
     try:
         return sorted(path.glob(pattern))
     except OSError:
@@ -26,12 +26,12 @@ def entries(path: Path, pattern: str) -> list[Path]:
 
 
 def boot_id() -> str:
-    """The id of this machine's current boot; "" where that is not known."""
+    """The id of this machine's current boot; "" if it is not known."""
     return read(ROOT / "proc/sys/kernel/random/boot_id")
 
 
 def process_namespace() -> str:
-    """The namespace that ids of processes count in; "" where that is not known."""
+    """The namespace to which this process's ids belong; "" if it is not known."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
@@ -39,7 +39,7 @@ def process_namespace() -> str:
 
 
 def mounts() -> str:
-    """The file systems that this process sees, as /proc/self/mountinfo has them; "" where that is not known."""
+    """The mounted file systems that this process sees, as text of /proc/self/mountinfo; "" if it cannot be read."""
     return read(ROOT / "proc/self/mountinfo")
 
 
@@ -51,18 +51,18 @@ def processes_with(setting: str) -> list[int]:
         try:
             if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                 pids.append(int(entry.name))
-        except OSError:         # gone, or another user's
+        except OSError:         # the process has ended, or belongs to another user
             continue
     return pids
 
 
 def processes_of(directory: str) -> list[int]:
-    """Ids of the other processes that name a directory among their arguments, and of their descendants, which may
-    have overwritten their arguments. None without /proc."""
+    """Ids of other processes that have a directory among their arguments, and of their descendants, which may have overwritten their
+    arguments. Empty without /proc."""
     parents: dict[int, int] = {}
     found: set[int] = set()
     for entry in entries(ROOT / "proc", "[0-9]*"):
-        with contextlib.suppress(OSError):      # gone meanwhile
+        with contextlib.suppress(OSError):      # the process has ended meanwhile
             pid = int(entry.name)
             parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
             if pid != os.getpid() and directory.encode() in (entry / "cmdline").read_bytes():
@@ -73,7 +73,7 @@ def processes_of(directory: str) -> list[int]:
 
 
 def offer_to_end() -> None:
-    """Have the system kill this process before others when memory runs out; nothing happens where it cannot be told."""
+    """Make this process the first that the system kills when memory runs out. Does nothing if the system does not allow that."""
     try:
         (ROOT / "proc/self/oom_score_adj").write_text("1000")
     except OSError:
@@ -82,8 +82,8 @@ def offer_to_end() -> None:
 
 # -- control groups -----------------------------------------------------------------------------------------------------
 def control_groups(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, int]]:
-    """The directories of the control groups that bind this process by `controller` ("cpu", "memory"), each with the version of its
-    format (1 or 2), from the innermost group outwards."""
+    """Directories of the control groups that limit this process by `controller` ("cpu", "memory"), each with the version of its format
+    (1 or 2), from the innermost group outwards."""
     mount = root / "sys/fs/cgroup"
     for line in read(root / "proc/self/cgroup").splitlines():
         parts = line.split(":", 2)
@@ -97,7 +97,7 @@ def control_groups(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, i
         else:
             continue
         for top in dict.fromkeys(t for t in tops if os.path.isdir(t)):
-            # inside a container the path may be the host's: then the mount's root is the container's group
+            # inside a container the path may be the host's; then the mount point is the container's group
             here = top / group.lstrip("/")
             while here != top and top in here.parents:
                 yield here, version

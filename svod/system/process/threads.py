@@ -1,7 +1,7 @@
-"""Threads of the operating system, where they can be had.
+"""Native threads, also in programs that replace threads by greenlets.
 
-gevent and eventlet put greenlets in the place of threads: all of them run in one thread of the system, and one that stays in native code
-stops the others. A fresh copy of the module `_thread` has the system's own threads whatever was put into the first.
+gevent and eventlet replace threads by greenlets, which all run in one native thread: a greenlet in native code blocks all others. A fresh
+copy of the module `_thread` starts native threads even if the original was patched.
 """
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Joinable(Protocol):
 
 
 def are_greenlets() -> bool:
-    """Whether threads of the module threading are none of the system."""
+    """Whether the module threading starts greenlets instead of native threads."""
     return not isinstance(_thread.start_new_thread, types.BuiltinFunctionType)
 
 
 def start_native(name: str, work: Callable[..., object], *args: object) -> Joinable:
-    """Start a thread of the system for work that stays in native code. It does not keep the process alive. Raises RuntimeError where the
-    system allows no further thread."""
+    """Start a native thread for work that stays in native code. It does not keep the process alive. Raises RuntimeError if the system
+    allows no further thread."""
     if are_greenlets():
         return _Native(work, args)
     thread = threading.Thread(target=work, args=args, name=name, daemon=True)
@@ -35,7 +35,7 @@ def start_native(name: str, work: Callable[..., object], *args: object) -> Joina
 
 
 class _Native:
-    """A thread that the module threading knows nothing of."""
+    """A native thread that the module threading does not know."""
 
     def __init__(self, work: Callable[..., object], args: tuple[object, ...]) -> None:
         spec = BuiltinImporter.find_spec("_thread")

@@ -1,4 +1,4 @@
-"""Rights to write to a file: what is loaded as code comes from files that nobody but the user and root can change."""
+"""Write permissions of files: code is loaded only from files that nobody but the user and root can change."""
 from __future__ import annotations
 
 import os
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def writers(path: Path) -> str:
-    """A sentence on who but the user and root may change the file at `path`, a path without symbolic links, or replace it in a folder
-    above, such as "/srv/team may be written by its group"; "" where nobody may. Folders with the sticky bit count as their owner's:
-    others may add to them, and own what they add. A group that the user has alone counts as the user. Whoever owns
-    the root directory counts as root, who has no number of its own in a user namespace. Raises OSError."""
+    """Tell who, other than the user and root, may change the file at `path` or replace it in a parent folder, such as "/srv/team may be
+    written by its group"; "" if nobody may. `path` has no symbolic links. A folder with the sticky bit counts as writable by its owner
+    only: others may add files to it, but own what they add. A group whose only member is the user counts as the user. The owner of the
+    root directory counts as root, because root may have another number in a user namespace. Raises OSError."""
     if not hasattr(os, "geteuid"):
         return ""
     trusted = {0, os.geteuid(), os.stat("/").st_uid}
@@ -34,7 +34,8 @@ def _user(uid: int) -> str:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether a group is the user's own: of the same name, and without another member. Root's is not: containers run users in it."""
+    """Whether a group is the user's own: it has the user's name and no other member. The group root never counts: containers run users
+    in it."""
     import grp
     import pwd
     try:
