@@ -1,8 +1,8 @@
-"""Cycles that a nest's accesses cost a core beyond its first-level cache, from strides and extents alone.
+"""Predicts the cycles that a core spends on misses of its first-level cache, from strides and extents alone.
 
 An access touches, with some loops running, *lines*, *pages* and *sets* of a cache: `footprint` counts them. From the innermost loop
-outwards, a loop of e iterations either keeps what the iterations share (the data of one iteration fit the cache: then only what is new
-is loaded) or loads it e times; between "fits" and "is far too large" the share that is lost grows evenly, as replacement is not perfect:
+outwards, a loop of e iterations either keeps what the iterations share (the data of one iteration fit the cache: then only what is new is
+loaded) or loads it e times; between "fits" and "is far too large" the share that is lost grows evenly, as replacement is not perfect:
 
     traffic(k) = traffic(k + 1) · (r + f · (e - r)),     r = lines(k) / lines(k + 1),     f = share lost inside loop k
 
@@ -24,22 +24,24 @@ from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
 LINE = CACHE_LINE_BYTES
-PAGE = 4096                 # bytes of a page of memory; also of one way of a first-level cache, which is indexed by the offset in a page
-ANYWHERE = PAGE + LINE      # bytes between neighbours of a gathered axis: another page, another set
+PAGE = 4096                 # bytes of a page of memory, and of one way of a first-level cache, which is indexed by the offset in a page
+ANYWHERE = PAGE + LINE      # bytes assumed between neighbours of a gathered axis: another page, and another set
 
 
 class CacheLevel(NamedTuple):
-    """Where lines come from that miss a cache of `size` bytes (sets × ways lines): cycles of a line without and with prefetching."""
+    """A cache of `size` bytes (sets × ways lines), and the price of its misses. `unforeseen`, `streamed`: cycles to fetch a line that was
+    not prefetched, and one that was."""
 
     size: float
-    sets: int               # 0: hashed, no conflicts
+    sets: int               # 0: addresses are hashed, so there are no conflicts
     ways: int
     unforeseen: float
     streamed: float
 
 
 class Anchor(NamedTuple):
-    """A cache that was measured. Wires: the latency of a cache grows with the square root of its size, and so its bandwidth shrinks."""
+    """A measured cache, from which others are extrapolated: because of longer wires, latency grows with the square root of the size, and
+    bandwidth shrinks likewise."""
 
     size_bytes: int
     latency_cycles: float
@@ -50,15 +52,15 @@ class Anchor(NamedTuple):
 class Caches:
     """The caches and page tables that one core reads through."""
 
-    levels: tuple[CacheLevel, CacheLevel, CacheLevel]   # each with the price of its misses, which come from the next or from memory
-    last_bytes: int                     # size of the third-level cache; 0 without one
+    levels: tuple[CacheLevel, CacheLevel, CacheLevel]   # each with the price of its misses, which are served by the next level or by memory
+    last_bytes: int                     # bytes of the third-level cache; 0 without one
     kept_share: float = 0.75            # share of a cache that the data of a loop may take and still be kept
     streams: int = 32                   # pages that prefetchers follow at once
-    table_pages: int = 64               # pages in the first-level table of translations
-    table_miss_cycles: float = 4.0      # cycles of a miss of that table, when others overlap with it
-    walk_pages: int = 1536              # pages in the second-level table
+    table_pages: int = 64               # pages in the first-level translation table (TLB)
+    table_miss_cycles: float = 4.0      # cycles of a miss of that table, which overlaps with others
+    walk_pages: int = 1536              # pages in the second-level translation table
     walk_cycles: float = 25.0           # cycles of a miss of both tables
-    unforeseen_lines: int = 4           # lines after a change of page until a prefetcher is ahead
+    unforeseen_lines: int = 4           # lines after a change of page that are fetched before the prefetcher is ahead
 
     def lost(self, taken: float) -> float:
         """The share of a cache's content that is evicted before its next use, when the data take `taken` times the cache."""
@@ -67,14 +69,14 @@ class Caches:
 
 SECOND = Anchor(1 << 20, 14.0, 64.0)
 LAST = Anchor(32 << 20, 50.0, 24.0)
-MEMORY_CYCLES, MEMORY_BYTES = 300.0, 10.0       # latency of memory in cycles, and bytes per cycle of one core
+MEMORY_CYCLES, MEMORY_BYTES = 300.0, 10.0       # latency of memory in cycles, and bytes per cycle that one core gets
 SECOND_WAYS = 16
-FILL_BUFFERS = 12           # unforeseen lines on their way at once
+FILL_BUFFERS = 12           # lines without prefetch that are fetched at the same time
 
 
 @lru_cache(maxsize=16)
 def caches_of(target: Target) -> Caches:
-    """The caches of a target, by their sizes."""
+    """The caches of a target, extrapolated from their sizes."""
     l2 = math.sqrt(target.l2 / SECOND.size_bytes)
     l3 = math.sqrt(max(target.l3, target.l2) / LAST.size_bytes)
     if not target.l3:
@@ -89,7 +91,7 @@ def caches_of(target: Target) -> Caches:
 
 
 class CacheFootprint(NamedTuple):
-    """Lines and pages that an access touches, and the sets of caches that its lines are in."""
+    """Lines and pages that an access touches, and the sets of caches in which its lines lie."""
 
     lines: float
     pages: float
@@ -99,8 +101,8 @@ class CacheFootprint(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def footprint(steps: tuple[tuple[int, float], ...], itemsize: int, limit: float, sets2: int) -> CacheFootprint:
-    """The footprint of an access. `steps`: (bytes, count) of the running axes. `limit`: bytes of what is accessed; `sets2`: sets of the
-    second-level cache."""
+    """The footprint of an access. `steps`: (bytes, iterations) of each loop that runs. `limit`: bytes of the whole array; `sets2`: sets of
+    the second-level cache."""
     area = touched(steps, itemsize, LINE)
     run = max(1.0, math.ceil(area.run / LINE))
     reach, pages, first, second = area.run, 1.0, min(run, PAGE / LINE), min(run, float(sets2))
@@ -118,13 +120,13 @@ def footprint(steps: tuple[tuple[int, float], ...], itemsize: int, limit: float,
 
 
 class Traffic(NamedTuple):
-    """Cycles of one core for the accesses of a loop nest, by level, and the bytes that come from memory."""
+    """Cycles of one core for the accesses of a loop nest, by level, and the bytes moved from memory."""
 
-    first: float            # lines into the first cache
-    second: float           # into the second
-    memory: float           # from memory
-    translated: float       # addresses of pages
-    moved: float            # bytes
+    first: float            # cycles to fetch lines into the first cache
+    second: float           # cycles to fetch lines into the second cache
+    memory: float           # cycles to fetch lines from memory
+    translated: float       # cycles for address translations
+    moved: float            # bytes moved from memory
 
     @property
     def cycles(self) -> tuple[float, float, float, float]:
@@ -135,32 +137,33 @@ Triple = tuple[float, float, float]
 
 
 class _Lost(NamedTuple):
-    """The shares that are evicted between two iterations of a loop: of lines in each cache, of pages in each table."""
+    """Shares of data that are evicted between two iterations of a loop: lines of each cache, and pages of each table."""
 
-    lines: Triple           # first cache, second, third
-    pages: Triple           # first-level table, walks, streams of prefetchers
+    lines: Triple           # in the first, second and third cache
+    pages: Triple           # in the first-level table, in both tables, and among the pages that prefetchers follow
 
 
 class _Course(NamedTuple):
-    """The footprint of an access inside the first k loops of a nest, for k from 0 (the whole nest) to all (one iteration)."""
+    """The footprints of an access inside the outermost k loops of a nest, for k from 0 (the whole nest) to the number of loops (one
+    iteration)."""
 
     access: Access
-    depth: int              # loops outside of which the access stands: inside them it is a register
+    depth: int              # number of outermost loops around the access; inside the others its value is in a register
     footprints: list[CacheFootprint]
 
 
 def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, body: Sequence[float], accesses: Sequence[Access],
             shared: Sequence[bool], kept: float = 0.0) -> Traffic:
-    """Traffic of a nest with `loops` (axis, iterations), outermost first. The first `outside` of them belong to nests around it. `body`:
-    positions of each axis in one innermost iteration. An axis of -1 moves no access. `shared`: a neighbour inside the same outer loops
-    brings the data. `kept`: bytes of the arguments that pass through the caches between two runs."""
+    """The traffic of a nest. `loops`: (axis, iterations), outermost first; axis -1 moves no access. `outside`: how many of them belong to
+    nests around this one. `body`: positions of each axis in one innermost iteration. `shared`, per access: another stage inside the same
+    outer loops loads the same data. `kept`: bytes of arguments that pass through the caches between two runs."""
     courses = _courses(loops, body, accesses, caches.levels[1].sets)
     gone = [_lost_inside(caches, [c.footprints[k] for c in courses if c.depth >= k], 0.0 if k else kept) for k in range(len(loops) + 1)]
     cycles = [0.0, 0.0, 0.0]
     translated = moved = 0.0
     for course, is_shared in zip(courses, shared, strict=True):
         a, whole = course.access, course.footprints[0]
-        passes = 2.0 if a.kind is AccessKind.STORE else 1.0     # what is written is fetched before
+        passes = 2.0 if a.kind is AccessKind.STORE else 1.0     # a line that is written is fetched first
         lines, pages = _repeated(course, loops, gone)
         around = course.footprints[min(outside, len(loops))] if is_shared else None
         _subtract_what_is_there(lines, course, caches, gone[0], around)
@@ -168,7 +171,8 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
         surprise = min(1.0, caches.unforeseen_lines * visits / max(lines[1], lines[0], 1.0))
         for c, level in enumerate(caches.levels):
             cycles[c] += passes * lines[c] * (surprise * level.unforeseen + (1.0 - surprise) * level.streamed)
-        # what lies in huge pages that a cache holds needs few translations; in memory, another row of DRAM costs as much as one
+        # Data in huge pages that fit a cache need few translations. For data in memory, opening another DRAM row costs as much as a
+        # translation.
         if not HUGE_PAGE <= a.limit <= min(caches.last_bytes, caches.table_pages * HUGE_PAGE):
             translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages) \
                 + pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
@@ -177,7 +181,7 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
 
 
 def _courses(loops: Sequence[tuple[int, float]], body: Sequence[float], accesses: Sequence[Access], sets2: int) -> list[_Course]:
-    """The footprint of each access per depth, from one innermost iteration outwards."""
+    """The footprints of each access at each depth, computed from one innermost iteration outwards."""
     extents = list(body)
     out = []
     for a in accesses:
@@ -197,7 +201,8 @@ def _courses(loops: Sequence[tuple[int, float]], body: Sequence[float], accesses
 
 
 def _lost_inside(caches: Caches, here: Sequence[CacheFootprint], kept: float) -> _Lost:
-    """The shares that one iteration of a loop evicts from the caches and page tables. `kept`: bytes that pass through in any case."""
+    """The shares of data that one iteration of a loop evicts from the caches and page tables. `here`: footprints of its accesses; `kept`:
+    bytes that pass through the caches in any case."""
     lost, (l1, l2, l3) = caches.lost, caches.levels
     room = max(sum([p.lines for p in here]) * LINE, kept)
     first = max([room / l1.size, *[(p.lines / p.sets1 - 1.0) / l1.ways for p in here]])
@@ -208,7 +213,7 @@ def _lost_inside(caches: Caches, here: Sequence[CacheFootprint], kept: float) ->
 
 
 def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequence[_Lost]) -> tuple[list[float], list[float]]:
-    """Misses over all iterations: lines per cache and pages per table that are new or were evicted."""
+    """The misses over all iterations, because data are new or were evicted: (lines per cache, pages per table)."""
     footprints = course.footprints
     one = footprints[len(loops)]
     lines, pages = [one.lines] * 3, [one.pages] * 3
@@ -227,7 +232,8 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequenc
 
 def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches, gone: _Lost,
                             around: CacheFootprint | None) -> None:
-    """Take lines out of `lines` that are present at the start: kept from the last run, made in the nest, or a neighbour's in `around`."""
+    """Subtract from `lines` those that are cached at the start: kept from the last run, computed inside the nest, or loaded by another
+    stage (`around`: its footprint)."""
     whole = course.footprints[0].lines
     taken = 2.0 * whole * LINE
     for c, cache in enumerate(caches.levels):
@@ -240,12 +246,12 @@ def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches,
 
 
 def steps_of(a: Access) -> list[tuple[int, int]]:
-    """(local axis, bytes between neighbours), those of gathered axes included."""
+    """(local axis, bytes between neighbours) of an access, gathered axes included."""
     return [*[(axis, abs(step)) for axis, step in a.coefs if axis not in a.gathered], *[(axis, ANYWHERE) for axis in a.gathered]]
 
 
 def _print(a: Access, extents: Sequence[float], sets2: int) -> CacheFootprint:
-    """The footprint of an access over axes of these extents."""
+    """The footprint of an access whose axes have these extents."""
     steps = [(step, extents[axis]) for axis, step in steps_of(a) if extents[axis] > 1]
     if a.tile is not None and extents[a.tile.axis] > a.tile.positions:
         steps = [(step, extents[x]) for x, step in a.coefs if extents[x] > 1 and x != a.tile.axis]

@@ -1,4 +1,4 @@
-"""The record of a prediction: `backend.cost(state)` of every backend."""
+"""The record of a predicted cost, which `backend.cost(state)` of every backend returns."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ class CostPart(NamedTuple):
     """The prediction for one stage on a CPU, or for one phase on a device with groups."""
 
     name: str
-    cycles: float                           # of all cores or of the device; terms overlap, so this is not their sum
-    terms: tuple[tuple[str, float], ...]    # (resource, cycles that it alone would take)
+    cycles: float                           # of all cores together, or of the device; terms overlap, so this is less than their sum
+    terms: tuple[tuple[str, float], ...]    # (resource, cycles that it would take alone)
 
     def __str__(self) -> str:
         terms = sorted([t for t in self.terms if t[1] >= 0.5], key=lambda t: -t[1])
@@ -23,13 +23,13 @@ class CostPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """A prediction that ranks states; it does not promise a time. `cycles`: of the whole kernel, on all of its cores or on the device."""
+    """A predicted cost, good for ranking states but not as a time. `cycles`: of the whole kernel, on all its cores or on the device."""
 
     cycles: float = 0.0
-    accumulators: int = 0       # registers that live through the reduce loops, at most over the stages
+    accumulators: int = 0       # registers that live through the reduce loops; the largest number of any stage
     scratch_bytes: int = 0
     flops: float = 0.0
-    bytes_moved: float = 0.0    # from memory
+    bytes_moved: float = 0.0    # from and to memory
     parts: tuple[CostPart, ...] = ()
 
     def __str__(self) -> str:
@@ -37,13 +37,13 @@ class Cost:
 
 
 def total(costs: Sequence[Cost]) -> Cost:
-    """The cost of stages or phases that run one after the other."""
+    """The cost of stages or phases that run one after another."""
     return Cost(sum([c.cycles for c in costs]), max([c.accumulators for c in costs]), sum([c.scratch_bytes for c in costs]),
                 sum([c.flops for c in costs]), sum([c.bytes_moved for c in costs]), tuple([p for c in costs for p in c.parts]))
 
 
 def tiling_family(state: Scheduler) -> tuple[Any, ...]:
-    """A key that states share when they tile the same axes at the same levels and stage the same values, whatever the amounts."""
+    """A key that is equal for states that tile the same axes at the same levels and stage the same values, whatever the amounts."""
     rows = state.rows
     levels = tuple(tuple(rows[r].role for r in ids if rows[r].extent > 1) for ids in state.axis_rows)
     place = tuple(rows[p].axis if isinstance(p, int) else p for p in state.place)

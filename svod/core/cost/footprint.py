@@ -17,17 +17,17 @@ from typing import NamedTuple
 
 from svod.core.kernel.group_memory.banks import BANK_BYTES, BANKS
 
-Steps = tuple[tuple[int, int], ...]     # (bytes between neighbours, how many of them), the fastest first
+Steps = tuple[tuple[int, int], ...]     # (bytes between neighbours, iterations) of each loop, the one that runs fastest first
 
 
 class Footprint(NamedTuple):
-    """Runs of bytes, one in each of nested windows."""
+    """Runs of contiguous bytes, one in each of nested windows."""
 
-    run: float                                  # bytes side by side
-    windows: list[tuple[int, float]]            # (bytes from one window to the next, how many), the nearest first
+    run: float                                  # contiguous bytes
+    windows: list[tuple[int, float]]            # (bytes from one window to the next, number of windows), the smallest distance first
 
     def granules(self, granule: int) -> float:
-        """Distinct lines, or sectors, of `granule` bytes."""
+        """The number of distinct lines, or sectors, of `granule` bytes."""
         count = float(max(1, math.ceil(self.run / granule)))
         for _, windows in self.windows:
             count *= windows
@@ -35,8 +35,8 @@ class Footprint(NamedTuple):
 
 
 def touched(steps: Iterable[tuple[int, float]], itemsize: int, granule: int) -> Footprint:
-    """The footprint of loops with these steps, in any order. A step inside the bytes so far, or to a neighbouring granule, makes the run
-    longer; one inside the windows so far adds windows, as neighbouring ones overlap."""
+    """The footprint of loops with these steps, given in any order. A step that stays inside the run, or reaches the next granule, makes the
+    run longer. A step that stays inside the windows so far makes them overlap, and adds only the new ones."""
     run, windows = float(itemsize), list[tuple[int, float]]()
     for step, count in sorted([(abs(step), count) for step, count in steps if step and count > 1]):
         if windows:
@@ -53,14 +53,14 @@ def touched(steps: Iterable[tuple[int, float]], itemsize: int, granule: int) -> 
 
 @lru_cache(maxsize=1 << 15)
 def touched_bytes(steps: Steps, itemsize: int, limit: int, granule: int) -> float:
-    """Bytes of the distinct granules that loops touch, at most `limit`."""
+    """Bytes of the distinct granules that loops touch; at most `limit`."""
     return min(granule * touched(steps, itemsize, granule).granules(granule), float(max(limit, granule)))
 
 
 @lru_cache(maxsize=1 << 14)
 def shared_granules(inside: Steps, outside: Steps, itemsize: int, granule: int) -> float:
-    """Granules that a group and its neighbour store parts of, for each that it stores: one between any two of their rows, where rows do not
-    begin at multiples of a granule."""
+    """The share of a group's stored granules that it shares with a neighbouring group: one between any two of their rows, if rows do not
+    begin at multiples of a granule; else 0."""
     run = touched(inside, itemsize, 1).run
     further = [step for step, count in (*inside, *outside) if count > 1 and abs(step) >= run]
     return granule / run if any(step % granule for step in further) else 0.0
@@ -69,7 +69,7 @@ def shared_granules(inside: Steps, outside: Steps, itemsize: int, granule: int) 
 # -- one access by each thread of a subgroup ----------------------------------------------------------------
 @lru_cache(maxsize=1 << 14)
 def lane_offsets(steps: Steps, lanes: int) -> tuple[int, ...]:
-    """The distance in bytes of each lane's address from the first lane's."""
+    """The distance in bytes from the first lane's address to each lane's."""
     offsets = [0]
     for step, count in steps:
         if len(offsets) >= lanes:
@@ -84,28 +84,28 @@ def _granules(offsets: Iterable[int], width: int, granule: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def lane_granules(steps: Steps, lanes: int, width: int, granule: int) -> int:
-    """Granules that one access of `width` bytes by each of `lanes` threads touches."""
+    """The number of distinct granules that one access of `width` bytes by each of `lanes` threads touches."""
     return _granules(lane_offsets(steps, lanes), width, granule)
 
 
 @lru_cache(maxsize=1 << 14)
 def line_turns(steps: Steps, lanes: int, width: int, line: int) -> int:
-    """Turns in which a cache of such lines serves one access of `width` bytes by each of `lanes` threads. As many neighbours as ask for a
-    line together are served at a time, and each line that they touch takes a turn."""
+    """The number of turns in which a cache serves one access of `width` bytes by each of `lanes` threads. It serves as many neighbouring
+    threads at a time as together access a line's worth of bytes; each line that they touch takes one turn."""
     offsets, together = lane_offsets(steps, lanes), max(1, line // width)
     return sum(_granules(offsets[k:k + together], width, line) for k in range(0, len(offsets), together))
 
 
 @lru_cache(maxsize=1 << 14)
 def bank_turns(steps: Steps, lanes: int, width: int) -> int:
-    """Turns in which shared memory serves one access of `width` bytes by each of `lanes` threads: lanes that want different elements of one
-    bank wait for each other."""
+    """The number of turns in which shared memory serves one access of `width` bytes by each of `lanes` threads. Lanes that access different
+    words of one bank take turns."""
     return turns_of(lane_offsets(steps, lanes), width)
 
 
 @lru_cache(maxsize=1 << 14)
 def turns_of(offsets: tuple[int, ...], width: int) -> int:
-    """`bank_turns` of accesses that begin at these bytes."""
+    """`bank_turns` for accesses that begin at these byte offsets."""
     wanted: dict[int, set[int]] = {}
     for at in offsets:
         for word in range(at // BANK_BYTES, (at + width - 1) // BANK_BYTES + 1):
@@ -114,7 +114,8 @@ def turns_of(offsets: tuple[int, ...], width: int) -> int:
 
 
 def waves_of(grid: Sequence[int], resident: int) -> list[int]:
-    """The iterations of each loop of a grid, the last one fastest, inside a wave of `resident` groups that run at a time."""
+    """How many iterations of each loop of a grid are in one wave: `resident` groups that run at a time. The last loop of the grid runs
+    fastest."""
     inside, left = [1] * len(grid), resident
     for k in range(len(grid) - 1, -1, -1):
         inside[k] = min(grid[k], max(1, left))

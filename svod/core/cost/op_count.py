@@ -1,9 +1,9 @@
-"""What a kernel AST costs as a direct loop nest: operations and unique bytes, counted in closed form.
+"""Counts the operations and unique bytes of a kernel AST as a plain loop nest, in closed form.
 
     GEMM of (m, k) and (k, n):   flops = 2*m*n*k,   bytes_read = (m*k + k*n)*4,   bytes_written = m*n*4
 
-Every stage counts once per element of its ranges, however often it is read; recomputation is a choice of the opts. A multiply that feeds a
-sum counts as two operations. Index arithmetic, conversions and loads count as none."""
+Every stage counts once per element of its ranges, however often it is read; recomputation is up to the opts. A multiply-add counts as two
+operations. Index arithmetic, conversions and loads count as none."""
 from __future__ import annotations
 
 import math
@@ -19,9 +19,9 @@ from svod.core.schedule.axes import range_lists
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one kernel. `arithmetic`: operations by the type of their operands, floating point and integer; a transcendental function
-    is one. A sum of products of widened numbers counts as multiplying the narrow ones, as dot instructions do. `transcendental`: the
-    number of such functions. `bytes_read`, `bytes_written`: unique bytes of arguments, each PARAM at most once."""
+    """Work of one kernel. `arithmetic`: (dtype of the operands, operations), for floating point and integers; a transcendental function is
+    one operation. Products of widened numbers count as products of the narrow ones, as dot instructions compute them. `transcendental`:
+    number of transcendental functions. `bytes_read`, `bytes_written`: unique bytes of arguments, each PARAM at most once."""
 
     arithmetic: tuple[tuple[DType, int], ...]
     transcendental: int
@@ -38,7 +38,7 @@ class Work:
 
 
 def count_operations(ast: UOp) -> Work:
-    """The work of a kernel AST (docs/ir.md, section 2). Remembered on the node."""
+    """The work of a kernel AST (docs/ir.md, section 2), cached on the node."""
     result: Work = ast.cached("estimate", _estimate)
     return result
 
@@ -68,13 +68,13 @@ def _estimate(ast: UOp) -> Work:
             param = stage.src[0].src[0]
             written[param] = min(param.arg.size, written.get(param, 0) + outer)
         inside, narrow = _below_reduce(value), _narrow_products(value)
-        # positions that a gather reads are loads within an index
+        # visit index expressions as well: positions that a gather looks up are loads
         for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
             if u.op is Ops.LOAD:
                 param = u.src[0].src[0]
                 touched[param] = min(param.arg.size, touched.get(param, 0) + _footprint(u))
         for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE and n.dtype != dtypes.index):
-            # below a REDUCE a node runs for the reduced ranges it depends on, too
+            # a node inside a REDUCE also runs for each reduced range that it depends on
             times = outer * (_points(tuple(sy.ranges_of(u) - frozenset(ranges))) if u in inside else 1)
             if u.op is Ops.REDUCE:
                 count = u.arg[1]
@@ -87,7 +87,7 @@ def _estimate(ast: UOp) -> Work:
 
 
 def _below_reduce(value: UOp) -> set[UOp]:
-    """The nodes of a stage's value that stand below one of its REDUCEs."""
+    """The nodes in a stage's value that are operands of one of its REDUCEs, directly or not."""
     nodes: set[UOp] = set()
     for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
         if r.op is Ops.REDUCE:
@@ -97,8 +97,8 @@ def _below_reduce(value: UOp) -> set[UOp]:
 
 
 def _narrow_products(value: UOp) -> dict[UOp, DType]:
-    """The sums of products in a stage's value that dot instructions may compute (`svod.core.kernel.intrinsics`), and the products: the
-    type of both factors before they were widened, the wider of the two."""
+    """For sums of products that dot instructions may compute (`svod.core.kernel.intrinsics`): sum or product → dtype of the factors before
+    they were widened, the wider one of the two."""
     dtypes_of: dict[UOp, DType] = {}
     for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
         if r.op is Ops.REDUCE and r.arg == ("ADD", 1) and r.src[0].op is Ops.MUL and r.dtype in (dtypes.int32, dtypes.float32):
@@ -109,7 +109,7 @@ def _narrow_products(value: UOp) -> dict[UOp, DType]:
 
 
 def _before_cast(factor: UOp) -> DType | None:
-    """The 8- or 16-bit type of a number before a stage widened it."""
+    """The 8- or 16-bit dtype of a factor before a stage widened it; None if it was not widened."""
     if factor.op is not Ops.INDEX or factor.src[0].op is not Ops.STAGE or factor.src[0].src[0].op is not Ops.CAST:
         return None
     cast = factor.src[0].src[0]
@@ -117,15 +117,15 @@ def _before_cast(factor: UOp) -> DType | None:
 
 
 def _is_gate(u: UOp) -> bool:
-    """Whether an ALU node is index arithmetic: a comparison of index expressions, or logic on such comparisons. Remembered on the node."""
+    """Whether an ALU node is index arithmetic: a comparison of index expressions, or logic on such comparisons. Cached on the node."""
     result: bool = u.cached("is_gate", lambda n: n.dtype == dtypes.bool and all(
         s.dtype == dtypes.index or (s.dtype == dtypes.bool and s.op in ALU and _is_gate(s)) for s in n.src))
     return result
 
 
 def _footprint(load: UOp) -> int:
-    """An upper bound of the elements a LOAD touches: the points of the ranges it depends on, or the span of its index where that is
-    smaller, less what a gate over one range leaves out."""
+    """An upper bound of the elements that a LOAD touches: the points of the ranges it depends on, without positions that a gate over a
+    single range excludes; or the span of its index, if that is smaller."""
     index = load.src[0].src[1]
     extents = {r: sy.extent_of(r) for r in sy.ranges_of(index)}
     if len(load.src) == 3:

@@ -1,10 +1,10 @@
-"""Prices of many states of a kernel, the cheapest first: each phase is priced once, and most states not at all.
+"""Ranks many states of a kernel by price. Each phase is priced once, and most states are excluded by a lower bound.
 
     softmax, 40 sketches of the phase of its sums      the other phases of all 40 are priced once
     GEMM, 1014 sketches                                ranked by a bound from below; those behind the best one's price are never priced
 
-The bound counts the loops of the stage that a phase stores, and of the copies inside of them the bytes that they load. It takes everything
-else as free. A sum that is cut has at least its part of what the whole one has.
+The bound counts the loops of the stage that a phase stores, and the bytes that copies inside these loops load. All else is free. A part of
+a split sum costs at least its share of the whole sum.
 """
 from __future__ import annotations
 
@@ -36,22 +36,24 @@ from svod.errors import KernelOptError
 
 
 class GroupPrices:
-    """Prices of states on one target, whose phases are remembered."""
+    """Prices states on one target, and caches the prices of their phases."""
 
     def __init__(self) -> None:
         self._phases: dict[tuple[Any, ...], Cost | KernelOptError] = {}
         self._least: dict[tuple[Any, ...], tuple[Phase, float]] = {}
 
     def cheapest(self, states: Iterable[Scheduler], most: int, tie: float = 0.0) -> list[tuple[float, Scheduler]]:
-        """The `most` distinct states predicted fastest, with their cycles, the fastest first; and those that tie with the last of them:
-        `tie` is a share of its cycles behind the launch. States that cannot be placed or fit no group are left out."""
+        """The `most` distinct states that are predicted fastest, with their cycles, the fastest first. `tie`: include further states that
+        are slower than the last one by at most this share of its cycles without the launch. States that are illegal, or fit no group, are
+        left out."""
         candidates, bounds = distinct(states), list[tuple[float, int]]()
         for i, s in enumerate(candidates):
             self._push(bounds, s, i)
         found, limit = list[tuple[float, int]](), float("inf")
         while bounds and bounds[0][0] <= limit:
             bound, i = heappop(bounds)
-            if len(place_stages(candidates[i]).roots) > 1 and self.least(candidates[i]) > bound:     # more phases have prices now
+            # a phase got its price meanwhile, so the bound is higher now
+            if len(place_stages(candidates[i]).roots) > 1 and self.least(candidates[i]) > bound:
                 self._push(bounds, candidates[i], i)
                 continue
             try:
@@ -71,7 +73,7 @@ class GroupPrices:
             pass    # it cannot be placed, or fits no group
 
     def cost(self, state: Scheduler) -> Cost:
-        """`group_cost` of a state, remembered on it."""
+        """`group_cost` of a state, computed with the cached prices of phases."""
         return group_cost(state, self._cost)
 
     def _cost(self, state: Scheduler) -> Cost:
@@ -91,7 +93,8 @@ class GroupPrices:
         return found
 
     def least(self, state: Scheduler) -> float:
-        """Cycles that a state takes at least: of phases that have a price, that. Raises KernelOptError where a phase cannot have one."""
+        """A lower bound of a state's cycles; phases that are priced already count with their price. Raises KernelOptError if a phase is
+        known to be illegal."""
         placement, least = place_stages(state), 0.0
         maker = LoopNestMaker(state) if len(placement.roots) > 1 else None
         for root in placement.roots:
@@ -120,7 +123,8 @@ class GroupPrices:
 
 
 def _count_least(maker: LoopNestMaker, root: int) -> tuple[Phase, float]:
-    """What the stage at the root of a phase uses at least whose sum is not cut, and how much of its instructions stores its value."""
+    """(resources that the stage at the root of a phase uses at least, as if its sum were not split; the instructions of these that store
+    its value)."""
     state, placement = maker.state, maker.placement
     nest = maker.make([root, *[s for s in placement.stage(root).reads if placement.paths[s] == ()]])
     shape = StageShape(state, nest, root, root, group_of(state, placement, root), whole=True)
@@ -130,7 +134,7 @@ def _count_least(maker: LoopNestMaker, root: int) -> tuple[Phase, float]:
 
 
 class _Copies(NamedTuple):
-    """What copies inside a phase use at least: fields of `Phase`."""
+    """Resources that copies inside a phase use at least: fields of `Phase`."""
 
     instructions: float = 0.0
     first: float = 0.0
@@ -143,7 +147,8 @@ def _with_copies(phase: Phase, copies: _Copies) -> Phase:
 
 
 def _copies_at_least(state: Scheduler, root: int) -> _Copies:
-    """The copies and sums that live in loops of the stage at the root: each has all positions that its reader's other loops move."""
+    """Resources of the copies and sums placed in loops of the stage at the root. The region of each has at least the positions that the
+    reader's loops inside that place move."""
     placement, target, device = place_stages(state), state.target, device_of(state.target)
     on_grid, instructions, first, latency = grid_rows(state, placement, root), 0.0, 0.0, 0.0
     row_of_blocks, blocks = computed_blocks(state, root, on_grid)
@@ -155,7 +160,8 @@ def _copies_at_least(state: Scheduler, root: int) -> _Copies:
         region = _region_at_least(state, placement.stage(root), s, opened)
         times = prod([blocks if x == row_of_blocks else state.rows[x].extent for x in opened if x not in on_grid])
         if not is_derived(r.stage):
-            sums = sum([len(red.values) == 1 for red in r.reductions]) if state.dots[s] is None else 0     # else few instructions do many
+            # sums by an instruction count as free, as few instructions do many
+            sums = sum([len(red.values) == 1 for red in r.reductions]) if state.dots[s] is None else 0
             instructions += times * sums * prod(region) * prod([state.kernel.axes[a].extent for a in r.stage.reds])
             continue
         loads = [n for n in r.nodes if n.kind == "load"]
@@ -172,25 +178,25 @@ def _copies_at_least(state: Scheduler, root: int) -> _Copies:
 
 
 def _region_at_least(state: Scheduler, reader: ResolvedStage, s: int, opened: tuple[int, ...]) -> list[int]:
-    """Positions of each dim of stage `s` that a reader has in all loops but those in `opened`."""
+    """Per dim of stage `s`, the positions that a reader reads in its loops other than those in `opened`: a lower bound of the region."""
     inside = [prod([state.rows[x].extent for x in state.axis_rows[a] if x not in opened]) for a in reader.axes]
     node, outs = next((n for n in reader.read_nodes if n.arg == s), None), state.kernel.stages[s].outs
-    if node is None:        # another stage inside reads it
+    if node is None:        # a stage inside the reader's loops reads it instead
         return [1] * len(outs)
     return [min(max([inside[a] for a, _ in lin.coefs], default=1), state.kernel.axes[axis].extent)
             for axis, lin in zip(outs, node.dims, strict=True)]
 
 
 def _needed(state: Scheduler, root: int) -> set[int]:
-    """The stages whose nests the price of a phase reads: its own, and those at the root that they read."""
+    """The stages whose loop nests the price of a phase depends on: its own, and the stages at the root that they read."""
     placement = place_stages(state)
     own = phase_threads(state, placement, root).stages
     return {*own, *[s for q in own for s in placement.stage(q).reads if placement.paths[s] == ()]}
 
 
 def _key(state: Scheduler, maker: LoopNestMaker | None, root: int) -> tuple[Any, ...]:
-    """All that the price of a phase depends on, SPLITK and PIPELINE aside: the loops of its stages and where they live. `maker`: of a state
-    with several phases, whose other loops matter where they decide how a value lies, and how far it reaches."""
+    """The key of a phase's price, without SPLITK and PIPELINE: the loops and places of its stages. `maker`: the nest maker, if the state
+    has several phases; loops of other phases then matter only as far as they decide layouts and padding."""
     if maker is None:
         return state.kernel, root, state.rows, state.order, state.place, state.vector_rows, state.dots
     layouts, placement, kernel = maker.layouts, maker.placement, state.kernel
@@ -208,24 +214,24 @@ def _key(state: Scheduler, maker: LoopNestMaker | None, root: int) -> tuple[Any,
 
 
 def _whole_key(state: Scheduler, key: tuple[Any, ...], root: int) -> tuple[Any, ...]:
-    """A key with SPLITK and PIPELINE, where they are of this phase."""
+    """`key` with SPLITK and PIPELINE, if they belong to this phase."""
     split, ahead = state.split_reduce, state.pipeline
     return (key, split if split is not None and state.kernel.axes[split.axis].stage == root else None,
             ahead if ahead is not None and phase_of(place_stages(state), state.stage_of_row(ahead.row)) == root else None)
 
 
 class _LeastCounter(StageCounter):
-    """Counts what a stage does at least, whatever becomes of the values that are computed inside of it."""
+    """Counts the resources that a stage uses at least, whatever it costs to compute the stages inside it."""
 
     def _read(self, n: Node, operand: int) -> None:
         work = self.work
         if self.nest.placement.paths[n.arg] == ():
             super()._read(n, operand)
         elif None not in (self.state.dots[n.arg], self.state.dots[self.r.stage.index]):
-            return      # it may stay in registers
+            return      # it may stay in registers, so the read may be free
         elif self.tiles is not None and operand >= 0:
             self.instructions += 0.0 if self.tiles.dot.reads_shared else work.runs(n.deps)
-        elif prod([work.positions[a] for a in n.deps]) > 1:     # else a thread may have its one element in a register
+        elif prod([work.positions[a] for a in n.deps]) > 1:     # with a single position, a thread may have it in a register
             share = prod([work.distinct(n.deps, lin.coefs, equal_steps=True) for lin in n.dims])
             if self.stage.vector in n.deps:
                 share = min([share, *(1.0 / w for w in (self.width, self.width // 2, self.width // 4) if w > 1 and self.lanes % w == 0)])

@@ -21,14 +21,14 @@ from svod.core.kernel.scheduler import Scheduler
 
 GROUP_SIZES = (64, 128, 256)    # threads: enough to hide latency, few enough that several groups share a unit
 GROUPS_PER_UNIT = 4             # groups that a phase should have for each unit
-MOST_PARTS = 64                 # parts of a cut sum for each thread that combines them
-SHORT_AXIS = 8                  # positions: a shorter axis becomes straight-line code
-THREAD_ROW = 32                 # positions: a shorter row may be computed by one thread
+MOST_PARTS = 64                 # most parts of a split sum for each thread that combines them
+SHORT_AXIS = 8                  # positions; a shorter axis becomes straight-line code
+THREAD_ROW = 32                 # positions; one thread may compute a shorter row
 
 
 def amount_for(extent: int, threads: int, subgroup: int) -> int:
-    """Threads along an axis of `extent` positions: at most `threads`, in whole subgroups where that is more than one, and as evenly as
-    possible."""
+    """The number of threads along an axis of `extent` positions: at most `threads`, so that all rounds are about equally full; a multiple
+    of `subgroup` if there are more threads than that."""
     if extent <= threads:
         return extent
     even = -(-extent // -(-extent // threads))
@@ -36,13 +36,13 @@ def amount_for(extent: int, threads: int, subgroup: int) -> int:
 
 
 def thread_counts(state: Scheduler) -> tuple[int, ...]:
-    """Sizes of groups worth trying, within the limits of the target."""
+    """Sizes of groups to try, within the limits of the target."""
     limit = state.target.group_threads
     return tuple(dict.fromkeys(min(n, limit) for n in GROUP_SIZES))
 
 
 def along_memory(state: Scheduler, r: ResolvedStage) -> int:
-    """The local axis along which most of a stage's reads lie beside each other; of its store, where it reads nothing so; or -1."""
+    """The local axis along which most of a stage's reads are contiguous; if none are, the one along which its store is; else -1."""
     votes = dict.fromkeys(range(len(r.axes)), 0.0)
     for i, n in enumerate(r.nodes):
         if n.kind in ("load", "read"):
@@ -56,7 +56,7 @@ def along_memory(state: Scheduler, r: ResolvedStage) -> int:
 
 
 def stored_along(state: Scheduler, r: ResolvedStage) -> int:
-    """The output axis along which a stage is stored contiguously: the last one of its own temporary; or -1."""
+    """The output axis along which a stage's value is stored contiguously; for a temporary, the last axis. -1 if there is none."""
     outs = [a for a in range(len(r.stage.outs)) if extent_of(state, r, a) > 1]
     if r.store is None:
         return outs[-1] if outs else -1
@@ -64,8 +64,8 @@ def stored_along(state: Scheduler, r: ResolvedStage) -> int:
 
 
 def spread_outputs(state: Scheduler, r: ResolvedStage, first: int, threads: int, most: int = 1 << 30) -> Scheduler:
-    """Positions of the output bound to about `threads` threads: along axis `first`, at most `most` there, then along the axes outside of
-    it, innermost first. Threads run fastest along the last axis, so axes inside of `first` are taken only where it is short."""
+    """Bind positions of the output to about `threads` threads: first along axis `first`, at most `most` of them, then along the axes
+    outside of it, innermost first. Axes inside `first` are used only if it is short, since neighbouring threads lie along the last axis."""
     subgroup = device_of(state.target).subgroup
     outs = len(r.stage.outs)
     outside = list(range(first - 1, -1, -1))
@@ -83,7 +83,7 @@ def spread_outputs(state: Scheduler, r: ResolvedStage, first: int, threads: int,
 
 
 def short_unrolled(state: Scheduler, stage: Stage, most: int = SHORT_AXIS, width: int = 1) -> Scheduler:
-    """Short reduce loops as straight-line code, in vectors of `width` where those divide them."""
+    """Turn short reduce loops into straight-line code, in vectors of `width` if these divide the loop."""
     for axis in stage.reds:
         row = state.rows[state.row_id(state.kernel.axes[axis].name)]
         if 1 < row.extent <= most:
@@ -93,24 +93,25 @@ def short_unrolled(state: Scheduler, stage: Stage, most: int = SHORT_AXIS, width
 
 
 def groups_of(state: Scheduler, root: int) -> int:
-    """Groups of the phase that stores a stage."""
+    """The number of groups in the grid of the phase that stores stage `root`."""
     return prod(state.rows[row].extent for row in grid_rows(state, place_stages(state), root))
 
 
 def distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
-    """The states that differ, in order."""
+    """The states without duplicates, in order."""
     return list({s.digest: s for s in reversed(list(states))}.values())[::-1]
 
 
 def over_threads(first: Value[int], threads: Value[int]) -> Do:
-    """`spread_outputs` as a step."""
+    """`spread_outputs` as a step of a template."""
     return Do(lambda p: spread_outputs(p.state, p.stage, p.get(first), p.get(threads)))
 
 
 # -- elementwise stages ------------------------------------------------------------------------------
 
 def _vectors(p: Point) -> list[int]:
-    """Elements of a vector. They divide the rows, which then begin at multiples of one; of a single row only the last one is masked."""
+    """Elements of a vector to try: they divide the row, so that each row begins at a multiple of a vector. A single row needs no divisor,
+    as only its last vector is masked."""
     is_one_row = p.state.target.has_masked_memory and all(p.extent(a) == 1 for a in p.outs if a != p[STORED])
     return [n for n in dict.fromkeys((p.width, p.width // 2, 1)) if n <= 1 or p.extent(p[STORED]) % n == 0 or is_one_row]
 
@@ -124,25 +125,25 @@ ELEMENTWISE = Template(
     "ELEMENTWISE", STORED, _LARGE, Choose(
         [_VECTOR, Apply("UPCAST", STORED, _VECTOR), over_threads(STORED, _LARGE)],
         [Only(lambda p: 1 < p.extent(p[STORED]) <= THREAD_ROW), Apply("UPCAST", STORED, 0), over_threads(STORED, _LARGE)],
-        [over_threads(STORED, _LARGE), Apply("UPCAST", STORED, 4)]))      # positions of a thread lie a group apart
+        [over_threads(STORED, _LARGE), Apply("UPCAST", STORED, 4)]))      # a thread's positions are as far apart as the group is wide
 
 
 # -- transposes --------------------------------------------------------------------------------------
 
 def _read_axis(p: Point) -> int | None:
-    """The output axis along which values are read, where that is not the one along which they are stored."""
+    """The output axis along which values are read, if it is not the one along which they are stored; else None."""
     read = along_memory(p.state, p.stage)
     return read if read in p.outs and read != p[STORED] else None
 
 
 def _short_axes(p: Point) -> list[tuple[int, int]]:
-    """(a short axis, of which a thread has the whole; the other one, in vectors)."""
+    """(short axis, of which a thread takes all positions; the other axis, along which it takes a vector)."""
     return [(short, other) for short, other in ((p[STORED], p[_READ]), (p[_READ], p[STORED]))
             if p.extent(short) <= SHORT_AXIS and p.extent(other) % p.width == 0]
 
 
 def _tile(along_stored: Callable[[Point], int], along_read: Callable[[Point], int]) -> list[Apply]:
-    """A tile of threads, smaller where an axis has fewer positions left."""
+    """Steps that bind a tile of threads to both axes, smaller if an axis has fewer positions left."""
     return [Apply("LOCAL", STORED, lambda p: min(along_stored(p), p.left(p[STORED]))),
             Apply("LOCAL", _READ, lambda p: min(along_read(p), p.left(p[_READ])))]
 
@@ -158,7 +159,8 @@ def _side(p: Point) -> int:
 _READ = fact(_read_axis)
 _SHORT = Hole("", _short_axes)
 
-# Both axes have whole sectors in a group. In a square of vectors, transposed in registers, as many neighbours want a sector as fill it.
+# A group covers whole sectors along both axes. With squares of vectors, transposed in registers, as many neighbouring threads access a
+# sector as fill it.
 TRANSPOSE = Template(
     "TRANSPOSE", STORED, _READ, Choose(
         [THREADS, Choose(
@@ -173,18 +175,18 @@ TRANSPOSE = Template(
 # -- reductions --------------------------------------------------------------------------------------
 
 def _summed_axis(p: Point) -> int:
-    """The reduce axis along memory, else the longest; -1 without any."""
+    """The reduce axis that is contiguous in memory, else the longest; -1 if there is none."""
     reds = [a for a in p.reds if p.extent(a) > 1]
     return p[_LANE] if p[_LANE] in p.reds else max(reds, key=lambda a: (p.extent(a), a), default=-1)
 
 
 def _result_lane(p: Point) -> int:
-    """The output axis along memory, or -1."""
+    """The output axis that is contiguous in memory, or -1."""
     return p[_LANE] if p[_LANE] in p.outs else -1
 
 
 def _reduced_vectors(p: Point) -> Iterable[int]:
-    """Elements of a vector, of the sum or of the results; a short axis of results whole."""
+    """Elements of a vector to try, along the sum or along the results; a short axis of results may be one vector."""
     short = p.extent(p[_RESULT_LANE]) if p[_RESULT_LANE] >= 0 else 1
     return dict.fromkeys((p.width, *[short][:1 < short <= SHORT_AXIS], 1))
 
@@ -198,7 +200,7 @@ def _result_vector(p: Point) -> int:
 
 
 def _has_enough(p: Point) -> bool:
-    """Whether each of the threads that share a sum has a vector of it, and two positions unless each has one."""
+    """Whether each thread that shares a sum has at least a vector of it. Without vectors: at least two positions, or exactly one."""
     if p[_SUMMED] < 0:
         return True
     extent, vector, parts = p.extent(p[_SUMMED]), _sum_vector(p), p[_PARTS]
@@ -206,14 +208,14 @@ def _has_enough(p: Point) -> bool:
 
 
 def _unrolled(p: Point) -> Scheduler:
-    """Short reduce loops as straight-line code, else the innermost by four: loads are under way at once."""
+    """Unroll short reduce loops completely, else the innermost one by four, so that several loads are in flight at once."""
     r, state = p.stage, short_unrolled(p.state, p.stage.stage)
     loops = [x for x in state.order[r.stage.index] if state.rows[x].axis in r.stage.reds and state.rows[x].extent > 1]
     return try_opt(state, "UNROLL", state.rows[loops[-1]].name, 4) if loops else state
 
 
 def _cuts(p: Point) -> list[int]:
-    """Parts of a sum whose phase has too few groups for the units, also in whole subgroups."""
+    """Numbers of parts for a sum whose phase has too few groups for the units; some are multiples of a subgroup."""
     if p[_SUMMED] < 0 or not p.stage.stage.is_output:
         return []
     wanted = GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))
@@ -230,7 +232,8 @@ _PARTS = Hole("threads of a sum", lambda p: dict.fromkeys(
 _REDUCED_VECTOR = Hole("vector", _reduced_vectors)
 _CUT = Hole("parts", _cuts)
 
-# Threads lie along memory, be that the sum or the results; the rest of a group shares the sum, or takes more results.
+# Threads lie along contiguous memory, which is either the sum or the results. The remaining threads of a group share the sum, or take more
+# results.
 REDUCTION = Template(
     "REDUCTION", _LANE, _SUMMED, _RESULT_LANE, THREADS, _PARTS, _REDUCED_VECTOR, Only(_has_enough),
     Apply("UPCAST", _SUMMED, _sum_vector), Apply("GROUP", _SUMMED, _PARTS), Apply("UPCAST", _RESULT_LANE, _result_vector), Do(_unrolled),

@@ -1,4 +1,4 @@
-"""The loops of a stage by what they are bound to: the grid, the threads of a group, a thread's own iterations, positions side by side.
+"""Sorts the loops of a stage by what runs them: the grid, the threads of a group, iterations of one thread, positions side by side.
 
     y[i] = Σ x[i, k], UPCAST(r0, 4) GROUP(r0, 32) LOCAL(o0, 8), 1024 × 4096
         grid      128 groups, 8 rows apart
@@ -21,25 +21,25 @@ from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, ReductionParts, Scheduler
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 
-Moves = tuple[tuple[int, int], ...]     # (local axis of a stage, positions)
+Moves = tuple[tuple[int, int], ...]     # (local axis, positions that one step moves along it)
 
 
 class Run(NamedTuple):
-    """A loop, and what one step of it moves."""
+    """A loop: its number of iterations, and how far one step moves along each local axis."""
 
     times: int
     moves: Moves
 
 
 def steps_of(runs: Sequence[Run], coefs: tuple[tuple[int, int], ...]) -> Steps:
-    """How far each loop moves an access with these bytes per position of each local axis: (bytes, iterations)."""
+    """(bytes that one step moves an access, iterations) of each loop. `coefs`: bytes per position of each local axis."""
     by_axis = dict(coefs)
     return tuple([(sum([n * by_axis.get(a, 0) for a, n in run.moves]), run.times) for run in runs])
 
 
 @lru_cache(maxsize=1 << 12)
 def positions_of(runs: tuple[Run, ...], dims: int, lanes: int) -> list[tuple[int, ...]]:
-    """The position of each lane in the first `dims` local axes, from that of the first one."""
+    """The position of each of `lanes` lanes along the first `dims` local axes, relative to the first lane."""
     positions = [(0,) * dims]
     for times, moves in runs:
         if len(positions) >= lanes:
@@ -50,14 +50,14 @@ def positions_of(runs: tuple[Run, ...], dims: int, lanes: int) -> list[tuple[int
 
 
 def _cut_of(state: Scheduler, root: int) -> ReductionParts | None:
-    """The cut of the sum of the stage that a phase stores."""
+    """The split of the reduction of stage `root`, or None."""
     split = state.split_reduce
     return split if split is not None and state.kernel.axes[split.axis].stage == root else None
 
 
 def computed_blocks(state: Scheduler, root: int, rows_of_grid: tuple[int, ...]) -> tuple[int, int]:
-    """(the row of the loop over the blocks of a pass of attention, how many of them a group computes on average) where the mask leaves
-    some out, else (-1, 0)."""
+    """(loop row over the blocks of keys, blocks that a group computes on average) for attention whose mask excludes blocks; (-1, 0) for
+    anything else."""
     stage = state.kernel.stages[root]
     if not stage.is_output or not masked_limits(state.kernel):
         return -1, 0
@@ -71,7 +71,7 @@ def computed_blocks(state: Scheduler, root: int, rows_of_grid: tuple[int, ...]) 
 
 
 class StageShape:
-    """The loops of stage `s` inside the phase that stores stage `root`. `whole`: as if no reduction were cut into parts."""
+    """The loops of stage `s` inside the phase that stores stage `root`. `whole`: treat a split reduction as if it were not split."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, s: int, root: int, group: ThreadGroup, whole: bool = False) -> None:
         self.state, self.nest, self.stage, self.root = state, nest, nest.stages[s], root
@@ -82,19 +82,19 @@ class StageShape:
         cut = None if whole else _cut_of(state, root)
         self.cut_row, self.parts = (state.axis_rows[cut.axis][0], cut.parts) if cut is not None else (-1, 1)
         self.blocks_row, self.blocks = computed_blocks(state, root, self.rows_of_grid)
-        self.is_cut = cut is not None and s == root         # its results are parts
-        is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
-        self.is_of_group = self.stage.space in OF_GROUP and is_derived(self.stage.r.stage)     # dealt out to all threads
+        self.is_cut = cut is not None and s == root         # its results are partial ones
+        is_copy = is_derived(self.stage.r.stage) and s == root      # a copy that is its own phase, all of whose loops form the grid
+        self.is_of_group = self.stage.space in OF_GROUP and is_derived(self.stage.r.stage)     # shared out among all threads of the group
         self.is_shared_copy = self.is_of_group and self.stage.space is MemorySpace.SHARED
         self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in self.stage.loops] if is_copy else self._grid()
         around = [loop for loop in self.stage.around if loop.row not in self.rows_of_grid]
-        self.outside = len(around)                  # serial loops of stages around this one
-        self.serial = [Run(self._of_part(loop.row, loop.iterations), self._moves(loop.row)) for loop in around]     # outermost first
-        self.axes_of_serial = [-1] * len(around)    # the local axis of each that is the stage's own, else -1
+        self.outside = len(around)                  # number of serial loops that belong to stages around this one
+        self.serial = [Run(self._of_part(loop.row, loop.iterations), self._moves(loop.row)) for loop in around]     # outermost loop first
+        self.axes_of_serial = [-1] * len(around)    # per serial loop: the stage's local axis, or -1 for a loop of another stage
         if not (is_copy or self.is_of_group):
             self._add_own()
         self.expanded = self._copied_vector() if self.is_of_group else self._side_by_side()
-        # the fastest first
+        # the loop along which neighbouring threads lie comes first
         self.threads = self._copy_threads(group.threads) if self.is_of_group else self._threads(s, group.reducers, group.threads)
         self.num_threads = group.threads
         self.times = float(prod(run.times for run in self.serial[:self.outside]))
@@ -105,7 +105,7 @@ class StageShape:
         return k < self.outside
 
     def _moves(self, row: int) -> Moves:
-        """What one step of a loop row moves."""
+        """How far one step of a loop row moves along each local axis of the stage."""
         if row in self.own:
             a, p = self.own[row]
             return ((a, p.stride),)
@@ -116,7 +116,7 @@ class StageShape:
         return [Run(loops[row].extent, self._moves(row)) for row in self.rows_of_grid if row in loops and loops[row].extent > 1]
 
     def _add_own(self) -> None:
-        """The stage's own loops; the grid has its part of the one that SPLITK has cut."""
+        """Add the stage's own loops to the serial ones. Of a loop that SPLITK splits, only one part is serial."""
         for a, p in self.stage.loops:
             if p.row in self.rows_of_grid:
                 continue
@@ -124,8 +124,8 @@ class StageShape:
             self.axes_of_serial.append(a)
 
     def _of_part(self, row: int, times: int) -> int:
-        """The iterations of a loop that one group does; the grid has its part of the one that SPLITK has cut, and else masked blocks are
-        left out."""
+        """The iterations of a loop that one group runs. If SPLITK splits the loop, that is one part, and the parts join the grid; blocks
+        that a mask excludes are not counted."""
         if row != self.cut_row:
             return self.blocks if row == self.blocks_row else times
         own = -(-times // self.parts)
@@ -137,13 +137,14 @@ class StageShape:
                 if p.role not in (LOOP, LOCAL, GROUP)]
 
     def _copied_vector(self) -> list[Run]:
-        """The elements that a thread copies at once."""
+        """The loop over the elements that a thread copies at once; [] for single elements."""
         a = self.stage.vector
         width = next((p.stride for axis, p in self.stage.loops if axis == a), self.stage.region[a] if a >= 0 else 1)
         return [Run(width, ((a, 1),))] if a >= 0 and width > 1 else []
 
     def _copy_threads(self, threads: int) -> list[Run]:
-        """The parts of a copy dealt out to all threads of a group, neighbours to neighbours; what is left are a thread's own iterations."""
+        """The loops of a copy that threads run side by side, neighbouring threads at neighbouring parts. Remaining iterations become serial
+        loops of a thread."""
         out, left = list[Run](), threads
         for a, p in reversed(self.stage.loops):
             taken = max(1, min(p.extent, left))
@@ -155,7 +156,7 @@ class StageShape:
         return out
 
     def _threads(self, s: int, reducers: int, threads: int) -> list[Run]:
-        """The loops that are bound to the threads: parts of reductions, then positions of the output."""
+        """The loops bound to threads: parts of reductions first, then positions of the output."""
         rows, kernel = self.state.rows, self.state.kernel
         out: list[Run] = []
         for q in (s, *[t for t, _ in reversed(self.nest.placement.paths[s] or ())]):
@@ -168,6 +169,7 @@ class StageShape:
             out.append(Run(reducers // parts, ()))
         local = [x for a in kernel.stages[self.root].outs for x in self.state.axis_rows[a] if rows[x].role == LOCAL]
         positions = [Run(rows[x].extent, self._moves(x)) for x in reversed(local)]
-        if out and prod([run.times for run in (*out, *positions)]) > threads:      # those for which the stage is the same share its sum
+        # if the stage is the same for some positions, their threads share its sum
+        if out and prod([run.times for run in (*out, *positions)]) > threads:
             positions = [run for run in positions if run.moves]
         return [*out, *positions]
