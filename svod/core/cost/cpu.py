@@ -1,7 +1,7 @@
-"""Prices of a stage's work on a processor, and the cost of a state: the search ranks its proposals by it.
+"""Predicts the cost of a state on a CPU, by which the search ranks its proposals.
 
-Per stage: the issue slots of its vector operations, the registers they need and the longest chain of additions, and what its accesses
-cost beyond the first cache (`caches.py`). A stage takes the slowest of these and a share of the others; stages are added up.
+Per stage it estimates the issue slots of vector operations, spilled registers, the longest chain of additions, and misses of the first
+cache (`caches.py`). A stage takes the time of the slowest of these and a share of the others; the times of stages are added.
 """
 from __future__ import annotations
 
@@ -24,46 +24,49 @@ from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of
 
 @dataclass(frozen=True)
 class Cpu:
-    """Prices of one core, in cycles, or in *operations*: vector instructions, of which two are issued per cycle."""
+    """Prices on one core, in cycles or in *operations*: vector instructions, of which two are issued per cycle."""
 
-    operations: tuple[float, ...] = (1.0, 1.5, 8.0, 14.0)   # of each `OperationKind`
-    combined_operations: tuple[float, ...] = (0.0, 1.0, 6.0, 30.0)      # by components of two results that are combined: of ARGMAX, EXPSUM
+    operations: tuple[float, ...] = (1.0, 1.5, 8.0, 14.0)   # price of each `OperationKind`
+    # price of combining two results, by their number of components: 2 for ARGMAX, 3 for EXPSUM
+    combined_operations: tuple[float, ...] = (0.0, 1.0, 6.0, 30.0)
     issued_per_cycle: float = 2.0
-    contention_share: float = 0.15      # share that is not hidden of the fewer of loads and arithmetic: one queue issues both
-    latency_cycles: float = 4.0         # of a multiply-add or addition
-    lookahead_operations: float = 400.0 # a core looks ahead so far: sums that end within them overlap with the next ones
-    loop_cycles: float = 1.5            # of bookkeeping in an iteration
-    block_end_cycles: float = 2.0       # of an accumulator at the end of a block of a long sum: it is added to another one, and made zero
-    spill_cycles: float = 5.0           # of an accumulator in memory in each iteration: stored, and loaded again before it is used
-    mask_operations: float = 2.0        # that make the mask of a load whose lanes differ from one iteration to the next
-    spread_mask_operations: float = 4.0 # that bring a mask to the lanes of one of several wide loads
-    wide_mask_operations: float = 2.0   # of a wide load under a mask that is shuffled after it
-    shuffled_step: int = 4              # elements between lanes up to which whole vectors are loaded and shuffled
-    lane_loads: float = 1.5             # loads' worth of one lane that is loaded by itself
-    masked_lane_loads: float = 6.0      # the same under a mask
-    staged_lane_loads: float = 8.0      # the same from a staged area, as its rows are mostly a power of two apart and share cache sets
-    transposed_lane_loads: float = 0.5  # the same where squares are transposed in registers
-    transposed_positions: int = 4       # positions side by side from which stores of lanes are transposed in registers
-    lane_store_cycles: float = 3.0      # of one lane that is taken out of a vector and stored by itself
-    evicting_store_cycles: tuple[float, float, float] = (40.0, 12.0, 4.0)   # lanes a page apart evict each other; half and a quarter of one
-    launch_cycles: float = 2000.0       # of a phase that wakes other cores
-    unhidden_share: float = 0.4         # of all that does not bound a stage
-    unhidden_translations: float = 0.3  # share of translations that is never hidden: the oldest instructions wait for them
+    contention_share: float = 0.15      # share of the fewer of loads and arithmetic that is not hidden, as one queue issues both
+    latency_cycles: float = 4.0         # latency of a multiply-add or an addition
+    lookahead_operations: float = 400.0 # operations that a core looks ahead: sums that end within them overlap with the next ones
+    loop_cycles: float = 1.5            # bookkeeping of one iteration
+    block_end_cycles: float = 2.0       # an accumulator at the end of a block of a long sum, which is added to another one and set to zero
+    spill_cycles: float = 5.0           # an accumulator in memory, per iteration: it is stored, and loaded again
+    mask_operations: float = 2.0        # making the mask of a load, if its lanes differ from one iteration to the next
+    spread_mask_operations: float = 4.0 # spreading a mask to the lanes of one of several wide loads
+    wide_mask_operations: float = 2.0   # a wide load under a mask that is shuffled after the load
+    shuffled_step: int = 4              # largest distance of lanes, in elements, at which whole vectors are loaded and shuffled
+    lane_loads: float = 1.5             # price, in loads, of one lane that is loaded separately
+    masked_lane_loads: float = 6.0      # price, in loads, of one lane that is loaded separately under a mask
+    # price, in loads, of one lane from a staged area: its rows mostly are a power of two apart and share cache sets
+    staged_lane_loads: float = 8.0
+    transposed_lane_loads: float = 0.5  # price, in loads, of one lane if squares are transposed in registers
+    transposed_positions: int = 4       # positions side by side from which on stores of separate lanes are transposed in registers
+    lane_store_cycles: float = 3.0      # one lane that is extracted from a vector and stored separately
+    # one lane's store if lanes evict each other, because they are a page apart; half a page; a quarter
+    evicting_store_cycles: tuple[float, float, float] = (40.0, 12.0, 4.0)
+    launch_cycles: float = 2000.0       # a phase that wakes other cores
+    unhidden_share: float = 0.4         # share of the other resources' time that is added to that of the slowest one
+    unhidden_translations: float = 0.3  # share of address translations that is never hidden, as the oldest instructions wait for them
 
     def lane_store(self, stride: int) -> float:
-        """Cycles of one lane's store, with so many bytes between lanes."""
+        """Cycles to store one lane. `stride`: bytes between lanes."""
         near = [cycles for k, cycles in enumerate(self.evicting_store_cycles) if stride % (PAGE >> k) == 0]
         return near[0] if near else self.lane_store_cycles
 
 
 CPU = Cpu()
-#: Terms of the cost of a stage: instructions, lines into each cache and from memory, translations of addresses, start of other cores.
+#: Terms of a stage's cost: instructions, lines into each cache and from memory, address translations, start of other cores.
 TERMS = ("instructions", "first cache", "second cache", "memory", "page tables", "launch")
 
 
 @Derived
 def cost_of(state: Scheduler) -> Cost:
-    """The predicted cost of a state, remembered on it. Raises KernelOptError when its placements contradict each other."""
+    """The predicted cost of a state, cached on the state. Raises KernelOptError if its placements contradict each other."""
     nest, kernel, cpu = loop_nest(state), state.kernel, CPU
     threads, costs = cores_of(state), list[Cost]()
     memory = _Memory(state, nest, kept=float(count_operations(kernel.ast).bytes_moved))
@@ -74,8 +77,8 @@ def cost_of(state: Scheduler) -> Cost:
         issue = issue_cost(work, cpu)
         streamed = stage.r.store is not None and state.stream and has_non_temporal_stores(state)
         non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
-        if not kernel.written:      # else what goes past the caches is read again
-            memory.kept -= non_temporal     # the output stage comes first: nothing reads it
+        if not kernel.written:      # a kernel that reads what it writes loads the stored data again
+            memory.kept -= non_temporal     # the output stage comes first, and no stage reads it
         data = memory.of_stage(work, non_temporal)
         slowest = max(issue.cycles, *data.cycles)
         cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
@@ -90,7 +93,7 @@ def cost_of(state: Scheduler) -> Cost:
 
 
 def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -> float:
-    """Speed-up of a stage by cores: each takes whole iterations of the parallel loop."""
+    """How many times faster cores run a stage: each core takes whole iterations of the parallel loop."""
     if threads < 2:
         return 1.0
     shared = 0
@@ -109,13 +112,14 @@ def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -
 
 
 def work_of(state: Scheduler) -> list[StageWork]:
-    """The work of each stage of a state as a core does it. Raises KernelOptError as `cost_of` does."""
+    """The work of each stage of a state, as one core does it. Raises KernelOptError as `cost_of` does."""
     nest = loop_nest(state)
     return [core_work(state, nest, s) for s in nest.stages]
 
 
 def core_work(state: Scheduler, nest: LoopNest, s: int) -> StageWork:
-    """The work of stage `s` as a core does it: all loops one after the other, in vectors. Iterations that add zeros are skipped."""
+    """The work of stage `s` as one core does it: all loops run serially, in vectors. Iterations that are skipped because they add zeros do
+    not count."""
     stage, loops = nest.stages[s], list[tuple[int, float]]()
     for a, loop in stage.loops:
         window = skipping_window(state, stage.r, a, stage.axes[a]) if a >= len(stage.r.stage.outs) else None
@@ -129,15 +133,15 @@ def core_work(state: Scheduler, nest: LoopNest, s: int) -> StageWork:
 
 # -- instructions -------------------------------------------------------------------------------------------
 class IssueCost(NamedTuple):
-    """The instructions of a stage."""
+    """The price of a stage's instructions."""
 
-    cycles: float            # of all times the stage runs
+    cycles: float            # of all runs of the stage
     accumulators: float      # vector registers that live through the reduce loops
     flops: float
 
 
 def issue_cost(work: StageWork, cpu: Cpu) -> IssueCost:
-    """The price of a stage's instructions."""
+    """The price of the instructions of a stage."""
     return _Issue(work, cpu).price()
 
 
@@ -155,12 +159,12 @@ class _Issue:
         store, is_transposed = self._stores()
         accumulators = float(work.accumulators)
         vectors = float(work.positions[stage.vector]) if 0 <= stage.vector < work.outs else 1.0
-        if self.dot.corrects:    # a sum beside it for each vector
+        if self.dot.corrects:    # each vector has another accumulator, for the correction
             self.arithmetic += work.body * vectors * work.tile / max(accumulators, 1.0)
             accumulators += vectors
         spills = self._spills(accumulators, vectors, is_transposed)
         if self.r.reductions and stage.innermost < work.outs and any(a >= work.outs for a, _ in stage.loops):
-            # accumulators in scratch
+            # accumulators lie in scratch memory: load and store each
             self.loads += 2.0 * accumulators * work.body * sum(len(red.values) for red in self.r.reductions)
         most, least = max(self.loads, self.arithmetic), min(self.loads, self.arithmetic)
         slots = (most + cpu.contention_share * least) / cpu.issued_per_cycle + spills
@@ -171,7 +175,7 @@ class _Issue:
         return IssueCost(cycles * stage.times, accumulators, 2 * work.multiply_adds * self.dot.group * per_vector * stage.times)
 
     def _count(self) -> None:
-        """Count what is summed up, loaded and computed."""
+        """Count the operations of sums, loads and arithmetic."""
         for red in self.r.reductions:
             cost = self.dot.cost if len(red.values) == 1 else self.cpu.combined_operations[len(red.values)]
             self.arithmetic += self.work.body * self.work.tile * cost
@@ -195,7 +199,8 @@ class _Issue:
         self.loads += count * self.dot.load if n.kind == "read" else count
 
     def _lane_loads(self, n: Node, known: bool) -> tuple[float, float]:
-        """(cost in loads, shuffles) of one vector of a load or read, from how its lanes lie in memory. `known`: the mask is a constant."""
+        """(price in loads, shuffles) of one vector of a load or read, by the distance of its lanes in memory. `known`: the mask is a
+        constant."""
         cpu, lanes, vector_loop = self.cpu, min(self.work.lanes, self.stage.num_lanes), self.stage.vector_loop
         step, aligned = self._staged_lanes(n, lanes) if n.linear is None else self._memory_lanes(n, lanes)
         assert vector_loop is not None
@@ -204,7 +209,7 @@ class _Issue:
             shuffles = (step - 1.0) * (1.0 if n.gate < 0 or known else 1.0 + 2.0 * cpu.spread_mask_operations)
             if n.gate >= 0 and step > 1:
                 shuffles += step * cpu.wide_mask_operations
-            return (step if aligned else 2.0 * step), shuffles      # a wide vector that is not aligned takes two lines
+            return (step if aligned else 2.0 * step), shuffles      # a wide vector that is not aligned touches two cache lines
         if n.linear is None:
             return cpu.staged_lane_loads * lanes, 0.0
         if n.gate < 0 and any(self._is_wide(a, lanes) for a, c in n.linear.coefs if c == 1 and a != self.stage.vector):
@@ -212,7 +217,7 @@ class _Issue:
         return (cpu.lane_loads if n.gate < 0 else cpu.masked_lane_loads) * lanes, 0.0
 
     def _staged_lanes(self, n: Node, lanes: int) -> tuple[int, bool]:
-        """Elements between the lanes of a read of scratch, and whether all its vectors are aligned."""
+        """(elements between the lanes of a read of scratch memory, whether all its vectors are aligned)."""
         order, vector = self.work.nest.layouts.orders.get(n.arg), self.stage.vector
         inner = order[-1] if order else -1
         moved = [(dim, lin) for dim, lin in enumerate(n.dims) if lin.coef(vector)]
@@ -220,19 +225,20 @@ class _Issue:
         return max(steps, key=abs, default=ANYWHERE), all(is_aligned(lin.coefs, 0, vector, lanes) for _, lin in moved)
 
     def _memory_lanes(self, n: Node, lanes: int) -> tuple[int, bool]:
-        """Elements between lanes of a load, and whether all its vectors are aligned."""
+        """(elements between the lanes of a load, whether all its vectors are aligned)."""
         linear, vector = n.linear, self.stage.vector
         assert linear is not None
         gathered = any(vector in self.r.nodes[x].deps for x, _ in linear.atoms)
         return ANYWHERE if gathered else linear.coef(vector), is_aligned(linear.coefs, linear.const, vector, lanes)
 
     def _is_wide(self, a: int, lanes: int) -> bool:
-        """Whether a vector's positions of axis `a` lie side by side: with the lanes they form squares, which registers transpose."""
+        """Whether a whole vector of positions along axis `a` is computed side by side, so that these and the lanes form squares, which are
+        transposed in registers."""
         region = self.stage.region
         return self.work.positions[a] >= lanes or (is_derived(self.r.stage) and a < len(region) and region[a] >= lanes)
 
     def _stores(self) -> tuple[float, bool]:
-        """Cycles of the stores, and whether lanes are stored one by one."""
+        """(cycles of the stores, whether lanes are stored separately)."""
         work, outs, lane = self.work, self.work.outs, self.stage.vector
         own = sum(1 for a, _ in work.loops if a < outs)
         store = (work.runs_of_loop[own] if all(a < outs for a, _ in work.loops[:own]) else work.body) * work.rows * self.dot.store
@@ -241,13 +247,14 @@ class _Issue:
             return store, False
         per_lane = self.cpu.lane_store(linear.coef(lane) * self.r.stage.dtype.itemsize)
         beside = max([work.positions[a] for a, c in linear.coefs if c == 1], default=1)
-        if beside >= self.cpu.transposed_positions:     # a lane's positions side by side are stored at once, and miss once
+        # positions of a lane that are contiguous are stored at once, and miss the cache once
+        if beside >= self.cpu.transposed_positions:
             per_lane = self.cpu.transposed_lane_loads + (per_lane - self.cpu.lane_store_cycles) / beside
         return store * per_lane * min(work.lanes, self.stage.num_lanes), True
 
     def _spills(self, accumulators: float, vectors: float, is_transposed: bool) -> float:
-        """Cycles of accumulators that do not fit the registers."""
-        registers = accumulators + vectors + 1     # accumulators, a row of vectors, what is read in all lanes
+        """Cycles for accumulators that do not fit the registers."""
+        registers = accumulators + vectors + 1     # accumulators, a row of vectors, and one value in all lanes
         if is_transposed:
             registers += vectors - 1
         beyond = registers - self.work.state.target.vector_registers
@@ -261,23 +268,24 @@ class _Issue:
             return 0.0
         work, cpu = self.work, self.cpu
         sums = prod(loop.extent for a, loop in self.stage.loops if a >= work.outs)
-        ahead = 1.0 + cpu.lookahead_operations * work.body / (sums * max(self.loads + self.arithmetic, 1.0))    # sums under way at once
+        # sums that run at the same time
+        ahead = 1.0 + cpu.lookahead_operations * work.body / (sums * max(self.loads + self.arithmetic, 1.0))
         return cpu.latency_cycles * work.body * (work.tile / max(accumulators, 1.0)) / ahead
 
 
 # -- memory -------------------------------------------------------------------------------------------------
 class _Memory:
-    """Prices the accesses of the stages of a state, readers before what they read.
+    """Prices the memory accesses of a state's stages. Readers come before the stages that they read.
 
-    `kept`: bytes of the arguments that pass through the caches from one run to the next."""
+    `kept`: bytes of arguments that pass through the caches between two runs."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, kept: float) -> None:
         self.state, self.nest, self.kept, self.caches = state, nest, kept, caches_of(state.target)
         self.threads = state.thread.cores if state.thread else 1
-        self.readers: dict[int, list[tuple[int, ...]]] = {}     # argument → loops of the stages that read it
+        self.readers: dict[int, list[tuple[int, ...]]] = {}     # argument → loop rows of each stage that reads it
 
     def of_stage(self, work: StageWork, non_temporal: float) -> Traffic:
-        """The accesses of a stage over all its runs. `non_temporal`: bytes that it stores non-temporally."""
+        """Price the accesses of a stage over all its runs. `non_temporal`: bytes that it stores non-temporally."""
         stage, accesses, is_shared = work.stage, list[Access](), list[bool]()
         crossing = 0.0
         for _, n, is_load in work.values():
@@ -294,25 +302,26 @@ class _Memory:
         loops = [*((loop.moves, float(loop.iterations)) for loop in stage.around), *work.loops]
         cost = traffic(self.caches, loops, work.outside, _body(stage), accesses, is_shared, self.kept)
         _, near, far = self.caches.levels
-        # what a phase before has written lies in the caches of all cores
+        # the result of an earlier phase lies in the caches of all cores
         cost = cost._replace(second=cost.second + crossing * near.unforeseen * (1.0 - 1.0 / self.threads))
         if not non_temporal:
             return cost
-        # to memory, and from there when it is read again; a line whose neighbour is stored much later is a place of its own
+        # Data go to memory, and come from there when they are read. A line whose neighbour is stored much later costs a separate access to
+        # DRAM.
         size = stored_bytes(self.state, self.nest.layouts, work.r.stage.index)
         alone = stage.num_lanes * size <= LINE and (not stage.loops or stage.innermost != stage.vector)
         of_line = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
         return cost._replace(memory=cost.memory + non_temporal / LINE * of_line, moved=cost.moved + non_temporal)
 
     def _is_shared(self, stage: StageNest, n: Node) -> bool:
-        """Whether a neighbour inside the same loops brings what is loaded."""
+        """Whether another stage inside the same loops loads the same argument."""
         around, seen = tuple([loop.row for loop in stage.around]), self.readers.setdefault(n.arg, [])
         shared = any(rows[:len(around)] == around for rows in seen)
         seen.append((*around, *_own_rows(stage)))
         return shared
 
     def _read(self, work: StageWork, n: Node) -> Access:
-        """A read of a staged value, from where it lies."""
+        """The access of a read of a staged value."""
         access, layout = work.read(n), self.nest.stages[n.arg].layout
         outer = frozenset([row for t, depth in self.nest.placement.paths[n.arg] or () for row in self.state.order[t][:depth]])
         fixed = sum([row in outer for row in (*[loop.row for loop in work.stage.around], *_own_rows(work.stage))])
@@ -323,7 +332,7 @@ class _Memory:
         return access._replace(fixed=fixed, is_made_inside=True, tile=tile)
 
     def _crossing(self, stage: StageNest, n: Node, access: Access) -> float:
-        """Lines of an earlier phase's result that lie in another core's cache when this stage reads them."""
+        """Lines of an earlier phase's result that may lie in another core's cache when this stage reads them."""
         if self.nest.placement.paths[n.arg] != () or self.threads < 2 or is_computed_once(self.state, self.nest.placement, n.arg):
             return 0.0
         size = access.itemsize
@@ -336,7 +345,7 @@ class _Memory:
         return size / LINE * (1.0 if any(a == parallel for a, _ in access.coefs) else self.threads)
 
     def _store(self, work: StageWork, non_temporal: float) -> Access | None:
-        """The store of a stage's value; None for values in registers and for non-temporal stores."""
+        """The store of a stage's value as an access; None if the value stays in registers, or is stored non-temporally."""
         r, stage = work.r, work.stage
         size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
         if r.store is not None:
@@ -350,10 +359,10 @@ class _Memory:
 
 
 def _own_rows(stage: StageNest) -> tuple[int, ...]:
-    """The loop rows of a stage; a copy has none of its own."""
+    """The loop rows of a stage; () for a copy, whose loops are no rows."""
     return () if is_derived(stage.r.stage) else tuple([loop.row for _, loop in stage.loops])
 
 
 def _body(stage: StageNest) -> list[float]:
-    """Positions of each axis in one iteration of the innermost loop."""
+    """Positions of each axis in one innermost iteration."""
     return [float(prod([p.extent for p in group if p.role != LOOP])) for group in stage.axes]

@@ -1,8 +1,9 @@
-"""Sketches: whole chains whose opts only pay together, with amounts derived from the target's vector width, registers and caches.
+"""Sketches for CPUs: whole chains of opts that pay only together, with amounts derived from the target's vector width, registers and
+caches.
 
-`sketches(state)` lists them. The heuristic is the shortest of those predicted fastest (`cpu.py`). Sketches read the accesses alone. A
-*contraction* is a sum of products whose operands each lack an output axis that the other has, so a register tile reuses both. Other
-reductions get their vectors where memory is contiguous. Costly elementwise stages that are read twice are staged."""
+`sketches(state)` lists them. The heuristic is the shortest of those that are predicted fastest (`cpu.py`). Sketches depend only on the
+accesses. A *contraction* is a sum of products in which each operand lacks an output axis that the other has, so a register tile reuses
+both. Other reductions get vectors along contiguous memory. Costly elementwise stages that are read twice are staged."""
 from __future__ import annotations
 
 import math
@@ -36,23 +37,23 @@ from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import FROM_SCRATCH, REDUCED, SAME_VALUE, SCATTERED, UNIT_STRIDE, is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import UPCAST, Scheduler
 
-MIN_PARALLEL_OPERATIONS = 1 << 15       # for each core: below this a second core costs more than it brings
-EVEN_FACTOR = 1.12              # cores wait for the last one for no more than this share of the time
-STREAM_GAIN_FACTOR = 1.03       # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
-SHORT_STRIDE_SHARE = 0.15       # worth of an access every few elements along a vector axis, which wide loads and shuffles make
-TIE_FACTOR = 1.015              # predictions this near each other say nothing
-SUMMED_ROWS = 8                 # rows added between loading sums from scratch and storing them there
-HALF_VECTORS = 4                # halves of vectors that a sum over memory reads in a row
-OVERLAPPING_WINDOW = 32         # positions of a window that becomes straight-line code where neighbours share elements
-STRAIGHT_LINE_POSITIONS = 8     # positions of any other window that does
-SIDE_BY_SIDE = (1, 4)           # rows, where values inside are reduced
+MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains
+EVEN_FACTOR = 1.12              # most uneven division of work among cores, as slowest core over average
+STREAM_GAIN_FACTOR = 1.03       # least predicted gain for which STREAM is taken: a product of 1024 was predicted 1.02 and lost 2-5 %
+SHORT_STRIDE_SHARE = 0.15       # score of an access with a stride of few elements along the vector axis, made by wide loads and shuffles
+TIE_FACTOR = 1.015              # predictions within this factor count as equal
+SUMMED_ROWS = 8                 # rows that are added between loading sums from scratch memory and storing them
+HALF_VECTORS = 4                # half vectors that a sum over memory reads in a row
+OVERLAPPING_WINDOW = 32         # most positions of an overlapping window that becomes straight-line code, as neighbours share elements
+STRAIGHT_LINE_POSITIONS = 8     # most positions of any other window that becomes straight-line code
+SIDE_BY_SIDE = (1, 4)           # rows computed side by side; several only if the kernel has inner reductions
 VECTORS_AT_ONCE = (4, 2, 1)
 WINDOW_ROWS = (4, 2)
 
 
 def heuristic(state: Scheduler) -> Scheduler:
-    """The best sketch by analysis: what runs when nothing is known about a kernel. Among sketches predicted equal it takes the fewest
-    phases, as cores wait for each other between phases, and then the shortest chain."""
+    """The best sketch by prediction, which runs if nothing was measured. Among sketches with equal predictions it takes the one with the
+    fewest phases, as cores wait for each other between phases, and then the shortest chain."""
     candidates = _distinct(_generate(state))
     limit = TIE_FACTOR * min((cost_of(s).cycles for s in candidates), default=0.0)
     best = min((s for s in candidates if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
@@ -61,12 +62,12 @@ def heuristic(state: Scheduler) -> Scheduler:
 
 
 def _phases(state: Scheduler) -> int:
-    """Number of stages that every call computes as a whole, the output included."""
+    """The number of phases that every call runs, the output included."""
     return sum(not is_constant(state, s) for s in place_stages(state).roots)
 
 
 def sketches(state: Scheduler) -> list[Scheduler]:
-    """All distinct sketches that apply."""
+    """All distinct sketches of a state."""
     candidates = _distinct(prefetched for s in _generate(state) for prefetched in schedule(PREFETCHED, s))
     fastest = min(candidates, key=lambda s: cost_of(s).cycles, default=None)
     return candidates if fastest is None else _distinct([*candidates, *schedule(STREAMED, fastest)])
@@ -86,8 +87,8 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
 # -- vectors and rows ----------------------------------------------------------------------------------
 
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
-    """The axes that vectors of a stage can lie along: the best one, -1 for none, and where that is a reduce axis that fills no vector
-    (the columns of a window), the best output axis as well."""
+    """The axes along which vectors of a stage may run: the best one, or -1. If that is a reduce axis too short for a vector (the columns of
+    a window), the best output axis as well."""
     best = _best_vector_axis(state, r)
     if best < len(r.stage.outs) or extent_of(state, r, best) >= vector_width(state, r):
         return [best]
@@ -96,7 +97,8 @@ def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
 
 
 def _best_vector_axis(state: Scheduler, r: ResolvedStage, *, outputs_only: bool = False) -> int:
-    """The local axis whose accesses are worth most along a vector, before any loop is tiled: `vector_row` chooses among tiles."""
+    """The local axis with the best score as the vector, before any loop is tiled; `vector_row` chooses among existing tiles. -1 if none has
+    a positive score."""
     below = reachable(r.nodes, [v for red in r.reductions for v in red.values])
     best, best_score = -1, 0.0
     width = vector_width(state, r)
@@ -127,14 +129,14 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage, *, outputs_only: bool 
         if a >= len(r.stage.outs):
             score *= 0.95
         elif not r.stage.is_output:
-            score *= 0.4    # inside another nest only a few positions of an output axis are needed at a time
+            score *= 0.4    # inside another nest, only few positions of an output axis are needed at a time
         if score > best_score:
             best, best_score = a, score
     return best
 
 
 def _short_stride(state: Scheduler, r: ResolvedStage, node: int, a: int) -> bool:
-    """Whether a node reads every few elements along an axis, which wide loads and shuffles do better than a load per lane."""
+    """Whether a node's stride along an axis is 2 to 4 elements, so that wide loads and shuffles are faster than a load per lane."""
     n = r.nodes[node]
     if n.kind == "load":
         assert n.linear is not None
@@ -151,13 +153,13 @@ def _contiguous_dims(state: Scheduler, s: int) -> frozenset[int]:
 
 
 def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Scheduler:
-    """Vectors along an axis for a stage that is not a contraction."""
+    """Upcast an axis in vectors, for a stage that is not a contraction."""
     if a < 0:
         return state
     amounts = lane_amounts(extent_of(state, r, a), vector_width(state, r), vectors)[:2]
     state = first_change(state, *[("UPCAST", name_of(state, r, a), n) for n in amounts])
     if r.reductions and a < len(r.stage.outs):
-        # short inner reduce axes (windows) as straight-line code: neighbouring positions share loads
+        # short inner reduce axes (windows) become straight-line code, as neighbouring positions share loads
         positions = 1
         for q in reversed(range(len(r.stage.outs), len(r.axes))):
             positions *= extent_of(state, r, q)
@@ -168,7 +170,7 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
 
 
 def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """STAGE the masked reads of overlapping windows, at the innermost loop that still holds a whole row of windows."""
+    """STAGE values that overlapping windows read under masks, at the innermost loop that still holds a whole row of windows."""
     for node in {n.arg: n for n in r.nodes if n.kind == "read"}.values():
         inner = resolved(state, node.arg)
         overlapping = any(len(lin.coefs) > 1 for lin in node.dims)
@@ -182,7 +184,7 @@ def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
-    """Several rows side by side, where a row operation has enough of them."""
+    """Upcast an output axis by `rows`, if it has enough rows and `rows` divides it."""
     for a in range(len(r.stage.outs)) if rows > 1 else ():
         e = extent_of(state, r, a)
         if e >= 4 * rows and e % rows == 0 and state.rows[state.row_id(name_of(state, r, a))].extent == e:
@@ -202,24 +204,24 @@ VECTORS = Template(
 # -- transposes ----------------------------------------------------------------------------------------
 
 def _stored_axis(p: Point) -> int | None:
-    """The output axis along which values are stored, where it fills a vector."""
+    """The output axis along which values are stored contiguously, if it fills a vector."""
     store = p.stage.store
     return None if store is None else next((a for a in p.outs if store.coef(a) == 1 and p.extent(a) >= p.width), None)
 
 
 def _read_axis(p: Point) -> int | None:
-    """Another output axis along which values are read, where it fills a vector."""
+    """Another output axis along which values are read contiguously, if it fills a vector."""
     return next((a for i, n in enumerate(p.stage.nodes) if n.kind in ("load", "read") for a in contiguous_axes(p.state, p.stage, i).direct
                  if a != p[_STORED] and a in p.outs and p.extent(a) >= p.width), None)
 
 
 def _columns(p: Point) -> list[int]:
-    """Columns of a tile: lines are stored in pairs, or one by one."""
+    """Columns of a tile: a whole pair of vectors, or one vector."""
     return [n for n in (2 * p.width, p.width) if n <= p.extent(p[_STORED])]
 
 
 def _read_innermost(p: Point) -> tuple[str, ...]:
-    """The loops, those of the axis that is read along innermost."""
+    """The names of the loops, with those of the axis that is contiguous in the reads innermost."""
     loops = [p.state.rows[row] for row in p.state.order[p.stage.stage.index] if p.state.rows[row].extent > 1]
     return tuple([row.name for row in sorted(loops, key=lambda row: row.axis == p.stage.axes[p[_READ]])])
 
@@ -227,8 +229,8 @@ def _read_innermost(p: Point) -> tuple[str, ...]:
 _STORED, _READ = fact(_stored_axis), fact(_read_axis)
 _COLUMNS = Hole("columns", _columns)
 
-# Tiles of values that are read along one axis and stored along another, transposed in registers by lowering. The inner loop goes on where
-# memory is stored, or where it is read.
+# Tiles of values that are read along one axis and stored along another; lowering transposes them in registers. The innermost loop runs
+# along the stored axis, or along the read one.
 TRANSPOSE = Template(
     "TRANSPOSE", _STORED, _READ, _COLUMNS,
     Apply("UPCAST", _READ, lambda p: p.width), Apply("UPCAST", _STORED, _COLUMNS),
@@ -238,7 +240,8 @@ TRANSPOSE = Template(
 # -- reductions that are not contractions --------------------------------------------------------------
 
 def _half_vector(p: Point) -> int | None:
-    """Elements of half a vector. A sum that waits for memory gains nothing from whole ones, and some cores fetch more at once so."""
+    """Elements of half a vector, for kernels that exceed the caches. A sum that waits for memory gains nothing from whole vectors, and some
+    cores then keep more fetches in flight."""
     half = p.width // 2
     return half if half >= 4 and _is_past_caches(p.state) else None
 
@@ -253,7 +256,7 @@ ROW_SUMS = Template("ROW SUMS", Choose(
 
 
 def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
-    """Elements between neighbours of each axis, in the read along the vector axis that depends on most axes."""
+    """Elements between neighbours along each axis, in the load along the vector axis that depends on most axes."""
     resolved = state.kernel.resolve(state.inlined)[r.stage.index]
     assert resolved is not None
     linears = [n.linear for n in resolved.nodes if n.kind == "load" and n.linear is not None and n.linear.coef(lane) == 1]
@@ -262,26 +265,29 @@ def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
 
 
 def _across(p: Point) -> int | None:
-    """The innermost long reduce axis with larger steps than the vector axis, which has some vectors."""
+    """The innermost long reduce axis that has larger steps through memory than the vector axis. None if there is none, or the vector axis
+    has few vectors."""
     steps = _steps(p.state, p.stage, p[LANE])
     across = [a for a in p.reds if steps.get(a, 0) > 1 and p.extent(a) >= 2 * SUMMED_ROWS]
     return across[-1] if across and p.extent(p[LANE]) >= 8 * p.width else None
 
 
 def _row_vectors(p: Point) -> tuple[int, ...]:
-    """Vectors of each row at a time, where the sums of a row fit a cache: some cores fetch past the caches faster one by one."""
+    """Vectors of a row per iteration, if the sums of a whole row fit half of the second cache. One is tried as well, as some cores then
+    fetch faster from memory."""
     return VECTORS_AT_ONCE[::2] if p.extent(p[LANE]) * p[_SUM_BYTES] <= p.state.target.l2 // 2 else ()
 
 
 def _strips(p: Point) -> list[int]:
-    """Positions of a strip for each core whose sums stay in the first cache, in whole vectors."""
+    """The width of a strip of columns for each core, in whole vectors, so that its sums stay in the first cache; [] if strips do not
+    help."""
     extent, target, columns = p.extent(p[LANE]), p.state.target, 4 * p.width
     strip = min(-(-extent // max(1, target.threads)), target.l1 // 4 // p[_SUM_BYTES]) // columns * columns
     return [strip] if 0 < strip < extent else []
 
 
 def _by_steps(p: Point, first: str = "") -> Scheduler:
-    """The loops with the largest steps outside, `first` outside of all."""
+    """Order the loops by their steps through memory, the largest outermost; the loop `first` is outermost of all."""
     state, r, steps = p.state, p.stage, _steps(p.state, p.stage, p[LANE])
 
     def step(x: int) -> float:
@@ -295,7 +301,7 @@ def _by_steps(p: Point, first: str = "") -> Scheduler:
 
 
 def _shared_rows(p: Point) -> Scheduler:
-    """Each core takes a part of the rows, where their loop is the outermost and there is work for all."""
+    """Give each core a part of the rows, if the loop over them is the outermost and there is enough work."""
     state = p.state
     first = next((x for x in state.order[p.stage.stage.index] if state.rows[x].extent > 1), None)
     if first is None or state.rows[first].axis != p.stage.axes[p[_ACROSS]] or not _is_large(state):
@@ -309,8 +315,8 @@ _ROW_VECTORS = Hole("vectors", _row_vectors)
 _STRIP = Hole("strip", _strips)
 _UNROLL_ROWS = Apply("UNROLL", _ACROSS, SUMMED_ROWS)
 
-# Memory is read in order: the loop over rows goes outside. The sums of a whole row stay in scratch, and several rows are added at a time.
-# Each core takes a part of the rows, or a strip of all of them.
+# Memory is read in order, with the loop over rows outermost. The sums of a whole row stay in scratch memory, and several rows are added at
+# a time. Each core takes a part of the rows, or a strip of columns of all rows.
 COLUMN_SUMS = Template("COLUMN SUMS", _ACROSS, _SUM_BYTES, Choose(
     [_ROW_VECTORS, Apply("UPCAST", LANE, lambda p: lane_amounts(p.extent(p[LANE]), p.width, p[_ROW_VECTORS])[0]),
      _UNROLL_ROWS, Do(_by_steps), Do(_shared_rows)],
@@ -319,7 +325,7 @@ COLUMN_SUMS = Template("COLUMN SUMS", _ACROSS, _SUM_BYTES, Choose(
 
 
 def _overlapping_axes(p: Point) -> list[int]:
-    """The output axes, other than the vector axis, whose neighbours read some of the same elements of small windows."""
+    """The output axes, other than the vector axis, along which neighbouring positions read overlapping small windows."""
     if math.prod(p.extent(a) for a in p.reds) > OVERLAPPING_WINDOW:
         return []
     inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
@@ -329,15 +335,15 @@ def _overlapping_axes(p: Point) -> list[int]:
 
 
 def _window_tiles(p: Point) -> Iterable[tuple[int, int]]:
-    """(rows, positions along the vector axis). A row that a few vectors hold is computed whole, too: along it masks are known, and no copy
-    is needed to be rid of them."""
+    """(rows, positions along the vector axis) of register tiles. A row of at most four vectors is also tried as a whole: its masks are then
+    constants, and need no copy."""
     extent, width = p.extent(p[LANE]), p.width
     whole = [(n, extent) for n in WINDOW_ROWS if extent <= 4 * width]
     return dict.fromkeys([(n, lane_amounts(extent, width, 4 // n)[0]) for n in WINDOW_ROWS] + whole)
 
 
 def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> bool:
-    """Whether neighbours of an output axis read some of the same elements."""
+    """Whether neighbouring positions of an output axis read some of the same elements."""
     c = abs(lin.coef(a))
     outs = len(r.stage.outs)
     return c > 0 and any(q >= outs and abs(k) > 0 and c % k == 0 and c // abs(k) < extent_of(state, r, q) for q, k in lin.coefs)
@@ -349,7 +355,7 @@ _WINDOW_ROWS = Hole("rows", lambda p: (tile_amounts(p.extent(p[_WINDOW_AXIS]), p
 _WINDOW_LANES = Hole("lanes", lambda p: (p[_WINDOW_TILE][1],))
 _REDUCED = Hole("", lambda p: p.reds)
 
-# Overlapping windows as straight-line code, those of several rows side by side: neighbours share elements.
+# Overlapping windows as straight-line code, several rows side by side, so that neighbours share elements.
 WINDOWS = Template(
     "WINDOWS", _WINDOW_AXIS, _WINDOW_TILE, _WINDOW_ROWS, _WINDOW_LANES,
     Apply("UPCAST", _WINDOW_AXIS, _WINDOW_ROWS), Apply("UPCAST", LANE, _WINDOW_LANES), Each(_REDUCED, Apply("UNROLL", _REDUCED, 0)), _LANES,
@@ -359,7 +365,7 @@ WINDOWS = Template(
 # -- all of a kernel -----------------------------------------------------------------------------------
 
 def _finish(p: Point) -> Scheduler:
-    """Stage costly values that are read twice, give the inner reductions their vectors, and share the work among cores."""
+    """Finish a sketch: stage costly values that are read twice, give inner reductions their vectors, and share the work among cores."""
     state = _keep_costly(p.state)
     for s in _untiled_reductions(p.state):
         r = resolved(state, s)
@@ -372,13 +378,13 @@ def _finish(p: Point) -> Scheduler:
 
 
 def _untiled_reductions(state: Scheduler) -> list[int]:
-    """The reductions other stages read whose loops are as they were."""
+    """The inner reductions whose loops no opt has tiled."""
     tiled = {state.stage_of_row(i) for i, row in enumerate(state.rows) if row.role == UPCAST}
     return [s.index for s in state.kernel.stages if s.has_reduce and not s.is_output and s.index not in tiled]
 
 
 def _keep_costly(state: Scheduler) -> Scheduler:
-    """STAGE elementwise values with costly operations that more than one stage reads, at the innermost loop around all readers."""
+    """STAGE elementwise values with costly operations that several stages read, at the innermost loop around all readers."""
     kernel = state.kernel
     for s in kernel.stages:
         if not is_derived(s) or state.place[s.index] != "inline":
@@ -393,18 +399,19 @@ def _keep_costly(state: Scheduler) -> Scheduler:
 
 
 def _is_past_caches(state: Scheduler) -> bool:
-    """Whether no cache holds the kernel's buffers."""
+    """Whether the kernel's arguments exceed all caches."""
     return bytes_of_arguments(state) > max(state.target.l2, state.target.l3)
 
 
 def _is_large(state: Scheduler) -> bool:
-    """Whether there is work for all cores."""
+    """Whether there is enough work for all cores."""
     work = sum(work_of(state, resolved(state, s.index)) for s in state.kernel.stages)
     return work >= MIN_PARALLEL_OPERATIONS * state.target.threads
 
 
 def _parallel(state: Scheduler) -> Scheduler:
-    """Share the outermost loop among the cores. A reduction is cut into parts where there are no output loops, or too few for the cores."""
+    """Share the outermost loop among the cores. A reduction is split into parts if there are no output loops, or too few iterations for the
+    cores."""
     target, kernel = state.target, state.kernel
     r = resolved(state, kernel.output)
     if target.threads < 2 or not _is_large(state) or state.thread is not None or state.split_reduce is not None:
@@ -416,8 +423,8 @@ def _parallel(state: Scheduler) -> Scheduler:
         return -(-extent // target.threads) * target.threads / extent
     shared = [row for row in loops if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= target.threads]
     cut = [row for row in loops if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads]
-    # the outermost loop whose iterations can be dealt out evenly, also when a core is late; else the one that comes nearest to it, or
-    # parts of the sums, whatever costs less
+    # Take the outermost loop whose iterations can be shared evenly, even if a core is late. Else take the cheaper of the most even loop and
+    # parts of the sum.
     many = [row for row in shared if waste(row) <= EVEN_FACTOR and state.rows[row].extent >= 2 * target.threads]
     least = sorted(shared, key=waste)
 
@@ -431,7 +438,8 @@ def _parallel(state: Scheduler) -> Scheduler:
 
 
 def _streamed(state: Scheduler) -> Scheduler:
-    """STREAM where the caches do not keep the output, though the prediction does not gain: the free part of the last cache is not known."""
+    """Apply STREAM if the caches do not keep the output, even if the prediction does not improve: the model does not know how much of the
+    last cache is free."""
     if not outgrows_caches(state) or not has_non_temporal_stores(state):
         return state
     return try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
@@ -446,7 +454,7 @@ INSTRUCTIONS = Template(
         [Only(lambda p: p[_INSTRUCTION].has_tiles), TILES],
         [Only(lambda p: not p[_INSTRUCTION].has_tiles), CONTRACTION]))
 
-# A contraction is a sum of products whose operands each lack an output axis that the other has.
+# A contraction is a sum of products in which each operand lacks an output axis that the other has.
 TEMPLATES: tuple[Steps, ...] = (
     [_IS_CONTRACTION, Choose(CONTRACTION, ATTENTION, INSTRUCTIONS)],
     [_IS_NONE, LANE, Choose(

@@ -3,9 +3,9 @@
     … STAGE(s0, root) …                weights of 4 MB, read in the order in which they lie
     … STAGE(s0, root) … PREFETCH(s0, 48)
 
-Between two runs of a kernel its plan reads the weights of all other kernels, so large weights come from memory in each run. A register
-tile multiplies each vector of weights by few positions: the loads wait for memory, although its bandwidth is not used up. The cost model
-does not see it, as it does not know the plan. A prefetch of what a cache holds already costs next to nothing.
+Between two runs of a kernel its plan reads the weights of all other kernels, so large weights come from memory in each run. A register tile
+multiplies each vector of weights by few positions: the loads wait for memory, although its bandwidth is not used up. The cost model does
+not predict this, as it does not know the plan. A prefetch of data that are cached costs next to nothing.
 """
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from svod.core.kernel.opts.stages import MAX_PREFETCH
 from svod.core.kernel.placement import is_computed_once
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
-KEPT_L2_SHARE = 2       # a constant larger than the second cache over this is gone from it at the next run: others use it too
-AHEAD_L1_SHARE = 4      # between a load and its prefetch lie as many bytes as the first cache over this
+# a constant larger than the second cache divided by this is evicted before the next run, as other kernels use the cache
+KEPT_L2_SHARE = 2
+AHEAD_L1_SHARE = 4      # the distance between a load and its prefetch, in bytes, is the first cache divided by this
 
 
 def ahead(state: Scheduler) -> Scheduler:
-    """The state with a PREFETCH of each large constant that is packed at prepare."""
+    """Add a PREFETCH for each large constant that is packed at prepare."""
     nest = loop_nest(state)
     for s in nest.placement.roots:
         layout = nest.stages[s].layout
@@ -37,8 +38,8 @@ def ahead(state: Scheduler) -> Scheduler:
 
 
 def _positions(nest: LoopNest, s: int) -> int:
-    """Positions of stage `s` that one iteration of its reader's innermost loop reads in vectors, at most over its readers; 0 where all
-    read it one by one: they do more with a line."""
+    """Positions of stage `s` that one iteration of a reader's innermost loop reads in vectors; the maximum over its readers. 0 if all read
+    single elements, as these compute longer per cache line."""
     most = 0
     for r, node in nest.placement.reads_of(s):
         reader, moving = nest.stages[r.stage.index], {a for lin in node.dims for a, _ in lin.coefs}

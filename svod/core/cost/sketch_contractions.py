@@ -1,4 +1,4 @@
-"""Contractions on processors: register tiles of vectors × positions, and where each operand is packed.
+"""Sketches of contractions for CPUs: register tiles of vectors × positions, and the place where each operand is packed.
 
     UPCAST(o0, 12) UPCAST(o1, 32) LANES(o1.in)                             24 vectors of results, 2 + 1 of operands
     … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   the columns of a tile packed once for all rows
@@ -32,16 +32,17 @@ from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
-MIN_STAGED_BYTES = 1 << 13     # a smaller operand is read in place
-UNSTAGED_FACTOR = 1.1          # times the cycles of a tile that copies an operand: a tile without the copy is a sketch below this
-SHORT_SUM = 4                  # iterations: a shorter reduce loop becomes straight-line code
-MOST_TILES = 6                 # register tiles of each vector axis
-VARIED_TILES = 2               # of them, those that come in all variants
+MIN_STAGED_BYTES = 1 << 13     # bytes; a smaller operand is read in place
+# a tile without a copy of its operand is a sketch if it takes less than this many times the cycles with the copy
+UNSTAGED_FACTOR = 1.1
+SHORT_SUM = 4                  # iterations; a shorter reduce loop becomes straight-line code
+MOST_TILES = 6                 # most register tiles for each vector axis
+VARIED_TILES = 2               # how many of them, the best ones, come in all variants
 
 
 def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
-    """How well a register tile of n lanes × m positions uses the multipliers: the share of useful lanes and positions, multiply-adds per
-    load, and whether they hide their latency (two a cycle, four cycles each)."""
+    """A score of how well a register tile of n lanes × m positions uses the multipliers: the share of useful lanes and positions,
+    multiply-adds per load, and whether there are enough multiply-adds to hide their latency (two per cycle, four cycles each)."""
     v = -(-n // width)
     lanes_used = lane / (-(-lane // n) * v * width)
     useful = tile / (-(-tile // m) * m)
@@ -50,7 +51,7 @@ def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
 
 
 def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, int]]:
-    """(lane amount, tile amount) pairs for axes of these extents, those with the most multiply-adds per load first."""
+    """(lanes, positions) of register tiles for axes of these extents, those with the best score first."""
     scores: dict[tuple[int, int], float] = {}
     for n in lane_amounts(lane, width, 4):
         v = -(-n // width)
@@ -60,8 +61,8 @@ def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, 
 
 
 class _RegisterTile(NamedTuple):
-    """Positions of the output axis `lane`, in vectors of the operand `vectors`, times those of the axis `tile`, one by one of `scalars`.
-    Local axes. `rank`: of the tiles of its axes, 0 for the one that uses the multipliers best."""
+    """A register tile: `lanes` positions of local axis `lane`, along which the operand `vectors` is read in vectors, times `rows` positions
+    of local axis `tile`, along which `scalars` is read one by one. `rank`: 0 for the best tile of these axes."""
 
     lane: int
     lanes: int
@@ -73,7 +74,8 @@ class _RegisterTile(NamedTuple):
 
 
 class _LoopOrder(NamedTuple):
-    """An order of the output's axes, the operand that its inner loop reads again and again, staged at axis `at`, and the other one."""
+    """An order of the output's axes. `inner`: the operand that the inner loop reads repeatedly, which is staged at axis `at`; `other`: the
+    other operand."""
 
     axes: tuple[int, ...]
     inner: Factor
@@ -84,12 +86,12 @@ class _LoopOrder(NamedTuple):
 class LaneChoice(NamedTuple):
     score: float
     axis: int           # the vector axis
-    vectors: Factor     # the operand read in vectors
+    vectors: Factor     # the operand that is read in vectors
     broadcast: Factor
 
 
 def lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[LaneChoice]:
-    """The axes that can be the vector, best first."""
+    """The output axes that can be the vector, best first."""
     width = vector_width(state, r)
     choices = []
     for a in range(len(r.stage.outs)):
@@ -106,7 +108,7 @@ def lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Fac
 
 
 def _register_tiles(p: Point) -> Iterator[_RegisterTile]:
-    """Tiles of the two best vector axes, those that use the multipliers best first."""
+    """Register tiles for the two best vector axes, the best ones first."""
     ranked: list[list[_RegisterTile]] = []
     for _, lane, x, y in lane_choices(p.state, p.stage, p[OPERANDS])[:2]:
         others = [a for a in p.outs if a != lane and p.extent(a) > 1]
@@ -119,7 +121,8 @@ def _register_tiles(p: Point) -> Iterator[_RegisterTile]:
 
 
 def _loop_orders(p: Point) -> list[_LoopOrder]:
-    """The vector operand's loops outside, so that every inner iteration uses its staged part; and the other way round."""
+    """Two loop orders: with the vector operand's loops outermost, so that all inner iterations use the staged part of it; and with the
+    other operand's loops outermost. Only the first for tiles without variants."""
     t = p[_TILE]
     x, y = t.vectors.axes, t.scalars.axes
     others = [a for a in p.outs if a not in (t.lane, t.tile)]
@@ -134,18 +137,19 @@ def _has_variants(p: Point) -> bool:
 
 
 def _innermost_lane(p: Point) -> str:
-    """The loop of the vectors, "" where there is none."""
+    """The name of the vector loop, "" if there is none."""
     lane = p.stage.axes[p[_TILE].lane]
     return next((row.name for row in reversed(p.state.rows) if row.axis == lane and row.role == "upcast"), "") if p[LANES] > 1 else ""
 
 
 def _is_near_unstaged(p: Point) -> bool:
-    """Whether a copy of the inner operand was made and gains little."""
+    """Whether the inner operand was staged, but gains little by it."""
     return p[_STAGED] is not p.state and (_has_variants(p) or cost_of(p.state).cycles < UNSTAGED_FACTOR * cost_of(p[_STAGED]).cycles)
 
 
 def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """Unroll the innermost reduce loop by two, a short one whole: less bookkeeping per multiply-add. Those that skip zeros stay loops."""
+    """Unroll the innermost reduce loop by two, or a short one completely, for less bookkeeping per multiply-add. Loops that skip zeros are
+    not unrolled."""
     skipping = {r.axes[a] for a in _skipping_axes(state, r)}
     summed = [a for a in r.stage.reds if a not in skipping]
     if not summed:
@@ -157,7 +161,8 @@ def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Factor) -> Scheduler:
-    """As `_unroll_last`, for windows: their overlap along the tile stays in registers; with too few, another loop is unrolled."""
+    """Like `_unroll_last`, for windows, whose overlap along the tile stays in registers. If there are too few registers for that, the
+    outermost reduce loop is unrolled instead."""
     last = len(r.axes) - 1
     if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(t.tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
         v, k = -(-t.lanes // vector_width(state, r)), extent_of(state, r, last)
@@ -174,13 +179,14 @@ def _ordered(state: Scheduler, r: ResolvedStage, axes: Sequence[int]) -> Schedul
 
 
 def _skipping_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
-    """The reduce axes whose loops skip what adds zeros. Outside the others, their bounds are computed seldom and predicted well."""
+    """The reduce axes whose loops skip iterations that add zeros. They go outside the others, where their bounds are computed rarely and
+    branches predicted well."""
     axes = loop_nest(state).stages[r.stage.index].axes
     return [a for a in range(len(r.stage.outs), len(r.axes)) if skipping_window(state, r, a, axes[a]) is not None]
 
 
 def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Scheduler:
-    """STAGE an operand: constants once at prepare, others at the loop of the output axis `at`."""
+    """STAGE an operand: constants at the root, once at prepare; others at the loop of the output axis `at`."""
     if x.stage < 0 or not is_derived(state.kernel.stages[x.stage]):
         return state
     name = state.kernel.stages[x.stage].name
@@ -189,7 +195,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)
     order = state.order[r.stage.index]
-    # the innermost loop of that axis, or of those that the operand depends on
+    # the innermost loop of that axis; if it has none, of the axes that the operand depends on
     wanted = [row for row in order if state.rows[row].axis == r.axes[at] and state.rows[row].extent > 1]
     if not wanted:
         outs = set(r.axes[:len(r.stage.outs)]) & {r.axes[a] for a in x.axes}
@@ -198,7 +204,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
 
 
 def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
-    """STAGE the other operand too where reading it in place needs a mask or a conversion: the copy does both once."""
+    """STAGE the other operand too, if reading it in place needs a mask, a conversion or arithmetic, which the copy then does once."""
     if y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
         return state
     inner = resolved(state, y.stage)
@@ -207,7 +213,7 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
     name = state.kernel.stages[y.stage].name
     if bytes_of(state, y.stage) <= state.target.l2:
         return try_opt(state, "STAGE", name, ROOT)
-    # inside the loops it depends on, outside the first one that would compute it again
+    # inside the loops that it depends on, but outside the first loop that would compute it again
     at = ROOT
     for row in state.order[r.stage.index]:
         local = r.axes.index(state.rows[row].axis)
@@ -218,9 +224,9 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
 
 
 def _stage_share(state: Scheduler, r: ResolvedStage, y: Factor, tile: int) -> Scheduler:
-    """STAGE what overlapping windows read once per core, so that it stays in that core's cache. An output axis along which windows
-    overlap is cut into one part per core. Inside a part, operands read one by one get short tiles along memory, where neighbours share
-    lines; operands read in vectors get wide ones, where neighbours across share more. The state as it is where no windows overlap."""
+    """STAGE the input of overlapping windows once per core, so that it stays in that core's cache. An output axis along which windows
+    overlap is split into one part per core. Inside a part, the tile's loop goes innermost if the operand depends on it, since neighbours
+    then share cache lines. Returns the state unchanged if no windows overlap."""
     if state.target.threads < 2 or y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
         return state
     if bytes_of(state, y.stage) > state.target.threads * state.target.l2:
@@ -251,11 +257,11 @@ _TILE = Hole("", _register_tiles)
 LANES = Hole("lanes", lambda p: (p[_TILE].lanes,))
 ROWS = Hole("rows", lambda p: (p[_TILE].rows,))
 _ORDER = Hole("", _loop_orders)
-_STAGED = fact(lambda p: _stage_operand(p.state, p.stage, p[_ORDER].inner, p[_ORDER].at))       # the state after it
+_STAGED = fact(lambda p: _stage_operand(p.state, p.stage, p[_ORDER].inner, p[_ORDER].at))       # the state after staging the inner operand
 _UNROLL = Do(lambda p: _unroll_windows(p.state, p.stage, p[_TILE], p[_ORDER].other))
 
-# Operands are staged where that makes them contiguous or near. Tiles that use the multipliers best come in variants; of the others come
-# those that are predicted to be faster.
+# Operands are staged if that makes them contiguous or near. The best tiles come in all variants, others only if they are predicted to be
+# faster.
 CONTRACTION = Template(
     "CONTRACTION", OPERANDS, _TILE, LANES, ROWS,
     Need(Apply("UPCAST", lambda p: p[_TILE].tile, ROWS), Apply("UPCAST", lambda p: p[_TILE].lane, LANES)), Apply("LANES", _innermost_lane),
@@ -270,8 +276,8 @@ CONTRACTION = Template(
 # -- a contraction inside another nest -----------------------------------------------------------------
 
 def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Scheduler | None:
-    """A contraction inside another nest (attention's scores): a register tile of the part computed at a time, its vector operand staged
-    at the innermost loop that moves it. None where that part has no axis that only one operand depends on."""
+    """Tile a contraction inside another nest (attention's scores): a register tile of the region computed at a time, with its vector
+    operand staged at the innermost loop that moves it. None if the region has no axis that only one operand depends on."""
     nest = loop_nest(state).stages.get(r.stage.index)
     if nest is None:
         return state
@@ -302,7 +308,7 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
 
 
 def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor) -> Scheduler:
-    """STAGE an operand of a stage inside another nest: constants once, others at the innermost loop that moves them."""
+    """STAGE an operand of a stage inside another nest: constants at the root, others at the innermost loop that moves them."""
     name = state.kernel.stages[x.stage].name
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)

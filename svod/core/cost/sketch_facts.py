@@ -13,12 +13,12 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS, Dot
 from svod.errors import KernelOptError
 
-SHARED_CACHE_BYTES = 32 << 20   # of a last cache that may be free for one program: larger ones have many cores
-EQUAL_WASTE = 0.03              # shares of idle lanes this near each other weigh less than straight-line code
+SHARED_CACHE_BYTES = 32 << 20   # bytes of the last cache that may be free for one program; larger last caches are shared by many cores
+EQUAL_WASTE = 0.03              # shares of idle lanes that differ by less than this count as equal
 
 
 def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
-    """The state after an opt, or the state as it was where the opt does not apply."""
+    """The state after an opt, or the same state if the opt does not apply."""
     try:
         return apply_opt(state, Opt(op, axis, arg))
     except KernelOptError:
@@ -26,30 +26,31 @@ def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
 
 
 def first_change(state: Scheduler, *opts: tuple[str, str, Any]) -> Scheduler:
-    """The state after the first of these opts that applies, or the state as it was."""
+    """The state after the first of these opts that applies, or the same state if none does."""
     return next((after for opt in opts if (after := try_opt(state, *opt)) is not state), state)
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of a contraction: the local axes it depends on, and which of them it can be read along in vectors."""
+    """A factor of a contraction."""
 
     node: int
     axes: frozenset[int]
-    stage: int                  # the stage it is a read of, or -1
-    unit: frozenset[int]        # axes along which it is contiguous as it lies in memory
-    staged_unit: frozenset[int] # axes along which it would be contiguous once staged
+    stage: int                  # the stage that it reads, or -1 if it is no read
+    unit: frozenset[int]        # local axes along which it is contiguous in memory
+    staged_unit: frozenset[int] # local axes along which it would be contiguous if its stage were staged
 
 
 def resolved(state: Scheduler, s: int) -> ResolvedStage:
-    """The stage with no other stage inlined, so that its operands are visible."""
+    """Stage `s` with no other stage inlined, so that its operands are visible as reads."""
     resolved = state.kernel.resolve(frozenset())[s]
     assert resolved is not None
     return resolved
 
 
 class Instruction(NamedTuple):
-    """A dot or matrix instruction for a sum along `axis`. `arg`: TC's: its name, or that and the axes of its tiles."""
+    """A dot or matrix instruction for a sum along `axis`. `arg`: the argument of TC: its name, or (name, rows axis, columns axis) for
+    tiles."""
 
     axis: str
     arg: Any
@@ -67,19 +68,19 @@ class Instruction(NamedTuple):
 
 
 def instructions(state: Scheduler, s: int) -> list[Instruction]:
-    """The instructions that can compute a stage."""
+    """The instructions that can compute the sums of a stage."""
     return [Instruction(axis, arg) for axis, arg in applicable(state.kernel, state.target, s)]
 
 
 class ContiguousAxes(NamedTuple):
-    """The axes along which a node reads memory with stride 1, and those along which it would if its stage were staged."""
+    """The local axes along which a node reads with stride 1: from memory as it is, and if the stage it reads were staged."""
 
     direct: frozenset[int] = frozenset()
     staged: frozenset[int] = frozenset()
 
 
 def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> ContiguousAxes:
-    """`ContiguousAxes` of a node of a stage."""
+    """The axes along which a node of a stage reads contiguous memory."""
     n = r.nodes[node]
     if n.kind == "load":
         assert n.linear is not None
@@ -100,7 +101,7 @@ def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> Contiguous
 
 
 def _strides(r: ResolvedStage) -> dict[int, set[int]]:
-    """Per axis of a stage: the elements between neighbours, of the loads that the axis moves."""
+    """Axis of a stage → the strides, in elements, of the loads that it moves; 0 for a gathered load."""
     strides: dict[int, set[int]] = {}
     for n in r.nodes:
         if n.kind == "load":
@@ -114,7 +115,7 @@ def _strides(r: ResolvedStage) -> dict[int, set[int]]:
 
 
 def factors_of(state: Scheduler, r: ResolvedStage) -> tuple[Factor, Factor] | None:
-    """The factors of a contraction, or None for a stage that is not one."""
+    """The two factors of a contraction; None if the stage is not one."""
     product = product_of(r)
     if product is None:
         return None
@@ -138,7 +139,7 @@ def name_of(state: Scheduler, r: ResolvedStage, local: int) -> str:
 
 
 def work_of(state: Scheduler, r: ResolvedStage) -> int:
-    """Value operations of a stage, roughly: positions × nodes."""
+    """Rough number of operations of a stage: positions × nodes / 2."""
     total = 1
     for axis in r.axes:
         total *= state.kernel.axes[axis].extent
@@ -159,8 +160,8 @@ def bytes_of_arguments(state: Scheduler) -> int:
 
 
 def outgrows_caches(state: Scheduler) -> bool:
-    """Whether the caches lose the output of a run before it is read. Where they keep it, storing past them is fast for this kernel and slow
-    for the next one, which reads it; a kernel timed by itself shows the first and not the second."""
+    """Whether the caches evict the output before the next kernel reads it. If they keep it, storing past them makes this kernel faster and
+    the next one slower; timing this kernel alone would show only the gain."""
     return bytes_of_arguments(state) > max(state.target.l2, Caches.kept_share * min(state.target.l3, SHARED_CACHE_BYTES))
 
 
@@ -171,13 +172,13 @@ def is_constant(state: Scheduler, s: int) -> bool:
 
 
 def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
-    """Amounts for a vector axis, best first: whole vectors, at most `vectors`, that waste the fewest lanes; a short axis whole."""
+    """Amounts for a vector axis, best first: those that waste the fewest lanes, at most `vectors` vectors. A short axis is taken whole."""
     if extent <= width:
         return [extent]
     options = [v * width for v in range(1, vectors + 1) if v * width <= extent]
     if extent <= vectors * width:
         options.append(extent)
-    # an axis like 56 or 28 is better cut evenly into vectors with idle lanes than with a moved-back last tile
+    # an axis of 56 or 28 is better cut evenly, with some idle lanes, than with a last tile moved back
     options += [d for d in range(width + 1, vectors * width) if extent % d == 0 and d * 10 >= -(-d // width) * width * 7]
 
     def waste(n: int) -> float:
@@ -186,12 +187,13 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
 
 
 def rows_held(vectors: int, registers: int) -> int:
-    """The most rows of a register tile, at least 1: each has `vectors` of results, beside as many of an operand and one element."""
+    """The most rows of a register tile that fit the registers; at least 1. Each row has `vectors` registers of results; `vectors` more hold
+    one operand, and one register an element of the other."""
     return max(1, (registers - vectors - 1) // vectors)
 
 
 def tile_amounts(extent: int, limit: int) -> list[int]:
-    """Amounts of a register tile up to `limit`, best first: little recomputed, then large."""
+    """Numbers of rows of a register tile, up to `limit`, best first: those that recompute few positions, then large ones."""
     options = list(range(min(limit, extent), 0, -1))
 
     def waste(n: int) -> float:

@@ -1,4 +1,5 @@
-"""Matrix instructions on processors: a block of tiles that reads its operands as rarely as the registers allow, and where each is packed.
+"""Sketches of matrix instructions for CPUs: a block of tiles in registers, so that operands are read rarely, and the place where each is
+packed.
 
     TC(r0, (amx8, o0, o1)) UPCAST(o0, 2) UPCAST(o1, 2)                     4 tiles of results, 2 + 2 of operands
     … TILE(o0, 8)                                                          as many rows as stay near pass over all columns
@@ -15,12 +16,12 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import DOTS
 
 BLOCKS = ((2, 2), (1, 3), (3, 1), (1, 2), (2, 1), (1, 1))      # tiles of results in registers: rows × columns
-L2_SHARE = 4            # an operand of a loop over blocks takes the second cache over this
-BLOCKS_PER_CORE = 2     # at least
+L2_SHARE = 4            # an operand in a loop over blocks may take the second cache divided by this
+BLOCKS_PER_CORE = 2     # least number of blocks per core
 
 
 class _Axes(NamedTuple):
-    """Of a stage with a matrix instruction: the names of the axes of its tiles and of its sum, and the stages of both operands."""
+    """Names in a stage with a matrix instruction: the axes of its tiles and of its sum, and the stages of both operands."""
 
     rows: str
     columns: str
@@ -30,7 +31,7 @@ class _Axes(NamedTuple):
 
 
 def _axes(p: Point) -> _Axes | None:
-    """None where the columns of tiles are not those of the output, though another axis has as many positions."""
+    """Find the names. None if the columns of tiles are not contiguous in the output, although another axis of enough positions is."""
     state, r = p.state, p.stage
     chosen, axes = state.dots[r.stage.index], state.kernel.axes
     assert chosen is not None
@@ -44,7 +45,7 @@ def _axes(p: Point) -> _Axes | None:
 
 
 def _near(p: Point, axis: str) -> Scheduler:
-    """A loop over blocks of `axis` whose operand takes a part of the second cache; each core gets some blocks."""
+    """Tile a loop over `axis`, so that the operand of a tile fits its share of the second cache, and each core gets some tiles."""
     state, chosen, target = p.state, p.state.dots[p.stage.stage.index], p.state.target
     assert chosen is not None
     row, (dtype, _) = state.rows[state.row_id(axis)], DOTS[chosen.name].operands
@@ -60,7 +61,7 @@ _ROWS, _COLUMNS = Hole("rows of tiles", lambda p: (p[_BLOCK][0],)), Hole("column
 _STAGE_ROWS = Apply("STAGE", lambda p: p[_AXES].row_operand, lambda p: p[_AXES].rows)
 _COLUMNS_OUTSIDE = Apply("ORDER", lambda p: p.stage.stage.name, lambda p: (p[_AXES].columns, p[_AXES].rows))
 
-# Blocks of tiles, and the operand that is packed by the core that uses it.
+# Blocks of tiles. Operands are read in place, or packed by the core that uses them.
 TILES = Template(
     "TILES", _AXES, _BLOCK, _ROWS, _COLUMNS,
     Apply("UPCAST", lambda p: p[_AXES].rows, _ROWS, must=True), Apply("UPCAST", lambda p: p[_AXES].columns, _COLUMNS, must=True),

@@ -1,4 +1,4 @@
-"""Templates: families of chains as data, enumerated by one interpreter.
+"""Templates: families of chains of opts, described as data and enumerated by one interpreter.
 
     COLUMNS, ROWS = Hole("columns", lambda p: (32, 16)), Hole("rows", lambda p: (6, 4))
     TOY = Template("TOY", COLUMNS, Apply("UPCAST", "o1", COLUMNS), ROWS, Apply("UPCAST", "o0", ROWS), Maybe(Apply("UNROLL", "r0", 2)))
@@ -8,8 +8,9 @@
     UPCAST(o1, 32) UPCAST(o0, 4)                      TOY: columns 32, rows 4
     …                                                 `made_by` gives the names of the states on the right
 
-Steps are taken in order, each from every point that the steps before it lead to, depth first. A hole as a step goes on with each of its
-values; as an amount it is the value that it has there. A hole without values ends its branch, so facts of a kernel are holes too."""
+Steps are taken in order, depth first: each continues from every point that the steps before it have reached. A hole as a step continues
+with each of its values in turn; as an argument it stands for its current value. A hole without values ends its branch, so facts of a kernel
+are holes too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,18 +24,18 @@ from svod.core.kernel.scheduler import Derived, Scheduler
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-_SPLITS = ("UPCAST", "UNROLL", "LOCAL", "GROUP", "TILE", "SPLITK")      # opts by an amount, of which 1 changes nothing
+_SPLITS = ("UPCAST", "UNROLL", "LOCAL", "GROUP", "TILE", "SPLITK")      # opts by an amount; an amount of 1 would change nothing
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A state on the way through a template: the stage whose loops are scheduled, and the values of the holes so far."""
+    """A state reached within a template, with the stage whose loops are scheduled and the values of the holes so far."""
 
     state: Scheduler
     stage: ResolvedStage
     template: str = ""
     values: Mapping[Hole[Any], Any] = field(default_factory=dict)
-    before: str = ""                # how the state was made that the template began with
+    before: str = ""                # the text of `made_by` for the state that the template began with
 
     def __getitem__(self, hole: Hole[T]) -> T:
         value: T = self.values[hole]
@@ -44,19 +45,19 @@ class Point:
         return replace(self, values={**self.values, hole: value})
 
     def at(self, state: Scheduler) -> Point:
-        """The point in another state. An opt that rewrites the kernel goes on with the stage of its output."""
+        """The same point with another state. If an opt has rewritten the kernel, the stage becomes that of the new output."""
         if state is self.state:
             return self
         stage = self.stage if state.kernel is self.state.kernel else resolved(state, state.kernel.output)
         return replace(self, state=state, stage=stage)
 
     def get(self, value: Value[T]) -> T:
-        """A value as steps take it: a hole's, a function's of the point, or itself."""
+        """Evaluate an argument of a step: the value of a hole, the result of a function of the point, or a constant."""
         result: T = self[value] if isinstance(value, Hole) else value(self) if callable(value) else value
         return result
 
     def name(self, axis: int | str) -> str:
-        """The name of a local axis of the stage, "" for -1; names stay as they are."""
+        """The name of a local axis of the stage; "" for -1; a name is returned unchanged."""
         return axis if isinstance(axis, str) else "" if axis < 0 else name_of(self.state, self.stage, axis)
 
     @property
@@ -79,7 +80,7 @@ class Point:
         return extent_of(self.state, self.stage, axis)
 
     def left(self, axis: int | str) -> int:
-        """Iterations left of the loop that has the name of an axis."""
+        """Iterations that are left in the loop with the name of an axis."""
         return self.state.rows[self.state.row_id(self.name(axis))].extent
 
     def __str__(self) -> str:
@@ -90,7 +91,7 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Hole(Generic[T_co]):
-    """A choice: its values at a point, in the order in which they are tried. `made_by` tells those of a hole that has a name."""
+    """A choice between values, which are tried in order. `made_by` shows the values of holes that have a name."""
 
     name: str
     choices: Callable[[Point], Iterable[T_co]]
@@ -100,17 +101,17 @@ Value: TypeAlias = T | Hole[T] | Callable[[Point], T]
 
 
 def inner(axis: Value[int]) -> Callable[[Point], str]:
-    """The name of the inner part of a local axis that was split once."""
+    """Returns a function for the name of the inner part of a local axis that was split once."""
     return lambda p: f"{p.name(p.get(axis))}.in"
 
 
 def fact(of: Callable[[Point], T | None]) -> Hole[T]:
-    """What a template reads from a kernel, computed once where it stands among the steps; None ends the branch."""
+    """A hole with a single value, computed once at its place among the steps, such as a property of the kernel. None ends the branch."""
     return Hole("", lambda p: () if (value := of(p)) is None else (value,))
 
 
 class Step:
-    """A step of a template, other than a hole."""
+    """A step of a template. Holes are steps too, but not of this class."""
 
 
 Steps: TypeAlias = Step | Hole[Any] | Sequence[Any]
@@ -118,8 +119,8 @@ Steps: TypeAlias = Step | Hole[Any] | Sequence[Any]
 
 @dataclass(frozen=True, eq=False)
 class Apply(Step):
-    """An opt of the axis with this name, or of a local axis of the stage (-1: none). The state stays where it does not apply; with `must`
-    the branch ends there."""
+    """Applies an opt to the axis with a name, or to a local axis of the stage (-1: to none). If the opt does not apply, the state stays
+    unchanged, or, with `must`, the branch ends."""
 
     op: str
     axis: Value[Any]
@@ -136,54 +137,54 @@ class Apply(Step):
 
 @dataclass(frozen=True, eq=False)
 class Do(Step):
-    """Opts that a function applies, where amounts follow one from the other. None ends the branch."""
+    """Applies opts by a function, for amounts that depend on each other. If it returns None, the branch ends."""
 
     change: Callable[[Point], Scheduler | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Only(Step):
-    """Ends the branch where a condition does not hold."""
+    """Ends the branch if a condition does not hold."""
 
     holds: Callable[[Point], bool]
 
 
 @dataclass(frozen=True, eq=False)
 class Cheaper(Step):
-    """Prunes by a bound: a point that costs no less than one that came here before, in the same template, ends its branch unless it is to
-    be kept."""
+    """Prunes branches: a point ends its branch if an earlier point at this step, in the same template, was as cheap or cheaper, unless
+    `kept` holds for it."""
 
     cost: Callable[[Point], float]
     kept: Callable[[Point], bool]
 
 
 class _Group(Step):
-    """Steps that belong together; a sequence of steps is one of them."""
+    """Base of steps that consist of other steps. A sequence of steps is such a step too."""
 
     def __init__(self, *steps: Steps) -> None:
         self.steps = steps
 
 
 class Choose(_Group):
-    """Each of the steps by itself, in this order."""
+    """Takes each of the alternatives by itself, in order."""
 
 
 class Need(_Group):
-    """The steps, where they change the state; else the branch ends."""
+    """Takes the steps, and ends the branch if they do not change the state."""
 
 
 def Maybe(*steps: Steps) -> Choose:
-    """Without the steps, and then with them where they change the state."""
+    """Continues first without the steps, then with them if they change the state."""
     return Choose([], Need(*steps))
 
 
 def Prefer(*steps: Steps) -> Choose:
-    """With the steps where they change the state, and then without."""
+    """Continues first with the steps if they change the state, then without them."""
     return Choose(Need(*steps), [])
 
 
 class Each(_Group):
-    """The steps for each value of a hole, one after the other."""
+    """Takes the steps for each value of a hole, one after the other, on the same state."""
 
     def __init__(self, hole: Hole[Any], *steps: Steps) -> None:
         super().__init__(*steps)
@@ -191,14 +192,14 @@ class Each(_Group):
 
 
 class _Bind(NamedTuple):
-    """One value of a hole."""
+    """Sets a hole to one value."""
 
     hole: Hole[Any]
     value: Any
 
 
 class Template(_Group):
-    """Steps with a name, by which `made_by` tells the states that they lead to."""
+    """Steps with a name, which `made_by` shows for the states that they produce."""
 
     def __init__(self, name: str, *steps: Steps) -> None:
         super().__init__(*steps)
@@ -206,7 +207,7 @@ class Template(_Group):
 
 
 def schedule(steps: Steps, state: Scheduler, s: int | None = None) -> Iterator[Scheduler]:
-    """The states to which templates lead that schedule the loops of stage `s` (None: the output's), in order; `made_by` names them."""
+    """The states that templates produce, in order. They schedule the loops of stage `s`; None: of the output."""
     start = Point(state, resolved(state, state.kernel.output if s is None else s), before=made_by(state))
     for p in _Interpreter().follow(steps, start):
         if p.state is not state and not made_by(p.state):
@@ -215,13 +216,13 @@ def schedule(steps: Steps, state: Scheduler, s: int | None = None) -> Iterator[S
 
 
 class _Interpreter:
-    """One enumeration of a template: it remembers what came to `Cheaper` steps."""
+    """One enumeration of a template. It keeps the least cost seen at each `Cheaper` step."""
 
     def __init__(self) -> None:
         self._least: dict[Cheaper, float] = {}
 
     def follow(self, step: Steps, p: Point) -> Iterator[Point]:
-        """The points to which steps lead from one."""
+        """The points that a step reaches from point `p`."""
         match step:
             case Hole():
                 for value in step.choices(p):
@@ -261,5 +262,5 @@ _MADE_BY: Derived[str] = Derived(lambda state: "")
 
 
 def made_by(state: Scheduler) -> str:
-    """The template that made a state, with its amounts; "" for other states, also after a further opt."""
+    """The template that produced a state, with the values of its holes; "" for other states, also after a further opt."""
     return _MADE_BY.known(state) or ""

@@ -1,4 +1,4 @@
-"""The work of a stage, read off its loop nest and the same for every machine: what runs how often, and which memory it accesses.
+"""The work of a stage, derived from its loop nest, independent of the machine: how often each operation runs, and its memory accesses.
 
     y[i, j] = Σ a[i, k]·b[k, j], UPCAST(o0, 4) UPCAST(o1, 16), in vectors of 16
         loops         o0/4 × o1/16 × r0: the body runs 16·4·64 times
@@ -6,8 +6,8 @@
         multiply-adds 4 in the body
         accesses      4 loads of a, one of b; 4 stores outside of r0
 
-A value is counted at the loop it stands in: one that an inner loop does not change is computed once around that loop. `cpu.py` turns
-the counts into cycles of a core, `groups/group_cost.py` into cycles of a device with groups of threads.
+A value that an inner loop does not change is computed once outside that loop, and counted there. `cpu.py` turns the counts into cycles of a
+core, `groups/group_cost.py` into cycles of a device with groups of threads.
 """
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, Scheduler
 from svod.core.machine.levels import MemorySpace
 
-Coefs = tuple[tuple[int, int], ...]     # (local axis, elements or bytes between its neighbours)
+Coefs = tuple[tuple[int, int], ...]     # (local axis, elements or bytes between neighbours along it)
 _TRANSCENDENTAL = frozenset(op.value for op in TRANSCENDENTAL)
 _DIVISIONS = ("FDIV", "RECIPROCAL", "SQRT")
-_BOUND = (LOOP, DOT, LOCAL, GROUP)      # roles of loops that take positions one after the other, or give them to instructions and threads
+_BOUND = (LOOP, DOT, LOCAL, GROUP)      # roles of loops that run positions one after the other, or bind them to instructions and threads
 
 
 class OperationKind(IntEnum):
-    """Operations that cost alike."""
+    """Kinds of operations with equal prices."""
 
     PLAIN = 0
-    CHOICE = 1              # a minimum or maximum
-    DIVISION = 2            # and square roots
+    CHOICE = 1              # minimum or maximum
+    DIVISION = 2            # division or square root
     TRANSCENDENTAL = 3
 
 
@@ -48,7 +48,7 @@ def kind_of(n: Node) -> OperationKind:
 
 
 class AccessKind(IntEnum):
-    """What an access does."""
+    """The kind of a memory access."""
 
     LOAD = 0                # of an argument
     READ = 1                # of a staged value
@@ -56,7 +56,7 @@ class AccessKind(IntEnum):
 
 
 class Tile(NamedTuple):
-    """An axis cut into tiles of `positions`, `apart` bytes from one tile to the next."""
+    """An axis cut into tiles of `positions`; `apart`: bytes from one tile to the next."""
 
     axis: int
     positions: int
@@ -64,66 +64,68 @@ class Tile(NamedTuple):
 
 
 class Access(NamedTuple):
-    """An access of a stage."""
+    """A memory access of a stage."""
 
     kind: AccessKind
     space: MemorySpace
-    number: int             # the argument; the stage that is read or stored where it is staged
-    coefs: Coefs            # bytes between neighbours of each local axis
+    number: int             # number of the argument, or of the staged stage
+    coefs: Coefs            # bytes between neighbours along each local axis
     itemsize: int           # bytes of an element
-    elements: int           # elements side by side that one instruction accesses
-    times: float            # instructions while the loops around the stage stand still
-    depth: int              # loops outside of which the access stands, those around the stage included
-    limit: int              # bytes of all that is accessed
-    gathered: tuple[int, ...] = ()      # local axes whose positions another load gives
-    fixed: int = 0          # outermost loops that do not move the access, as each of their iterations makes the data anew
-    is_made_inside: bool = False        # the data do not come from memory at first
+    elements: int           # contiguous elements that one instruction accesses
+    times: float            # instructions in one iteration of the loops around the stage
+    depth: int              # number of outermost loops that the access is inside of, loops around the stage included
+    limit: int              # bytes of the whole array
+    gathered: tuple[int, ...] = ()      # local axes whose positions are looked up by another load
+    fixed: int = 0          # number of outermost loops that compute the data anew in each iteration, so they do not move the access
+    is_made_inside: bool = False        # the data are computed in the nest, so they do not come from memory
     tile: Tile | None = None
 
     @property
     def width(self) -> int:
-        """Bytes of one instruction."""
+        """Bytes that one instruction accesses."""
         return self.itemsize * self.elements
 
 
 class StageWork:
-    """The work of a stage while the loops around it stand still.
+    """The work of a stage in one iteration of the loops around it.
 
-    `loops`: the stage's own (local axis, iterations), outermost first. `outside`: how many loops stand around it. `lanes`: positions of
-    the vector loop that one operation computes; 1 for a thread. `held`: elements per local axis of a tile that a thread has beside its
-    other positions. `known`: nodes whose values are there already."""
+    `loops`: (local axis, iterations) of the stage's own loops, outermost first. `outside`: number of loops around the stage. `lanes`:
+    positions of the vector loop that one operation computes; 1 for a thread. `held`: per local axis, the elements of a tile that a thread
+    has. `known`: nodes whose values an earlier stage has computed."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, stage: StageNest, loops: Sequence[tuple[int, float]], outside: int, lanes: int = 1,
                  held: Sequence[int] = (), known: Collection[int] = ()) -> None:
         self.state, self.nest, self.stage, self.r = state, nest, stage, stage.r
         self.loops, self.outside, self.lanes, self.outs = loops, outside, lanes, len(stage.r.stage.outs)
         self.vector = stage.vector
-        self.runs_of_loop = [1.0]               # how often the body of the first k loops runs
+        self.runs_of_loop = [1.0]               # how often the body of the outermost k loops runs
         for _, iterations in loops:
             self.runs_of_loop.append(self.runs_of_loop[-1] * iterations)
         self.body = self.runs_of_loop[-1]
         self.held = list(held) or [1] * len(stage.axes)
-        self.positions = [self.side_by_side(a) * self.held[a] for a in range(len(stage.axes))]      # side by side, in vectors on their axis
+        # per axis: positions side by side, as vectors on the vector axis
+        self.positions = [self.side_by_side(a) * self.held[a] for a in range(len(stage.axes))]
         self.tile = math.prod(self.positions)
-        self.skipped = {*masks_of(self.r), *known, *products_of(self.r)}       # nodes that cost nothing of their own
+        self.skipped = {*masks_of(self.r), *known, *products_of(self.r)}       # nodes without a cost of their own
 
     def side_by_side(self, a: int, role: str = "") -> int:
-        """Positions of a local axis that are computed side by side, of loops of a role alone."""
+        """Positions of a local axis that are computed side by side. `role`: count only loops of this role; "": all that are side by
+        side."""
         return math.prod([-(-p.extent // self.lanes) if p is self.stage.vector_loop else p.extent for p in self.stage.axes[a]
                           if (p.role == role if role else p.role not in _BOUND)])
 
     @property
     def accumulators(self) -> int:
-        """Positions side by side with sums of their own."""
+        """Positions side by side that have separate accumulators."""
         return math.prod([self.side_by_side(a, UPCAST) for a in range(len(self.stage.axes))])
 
     @property
     def rows(self) -> int:
-        """Results side by side, whatever is reduced side by side."""
+        """Results side by side; positions of reduce axes do not count."""
         return math.prod(self.positions[:self.outs])
 
     def depth(self, deps: Collection[int]) -> int:
-        """The number of own loops outside of which a value that depends on these axes stands."""
+        """The number of own loops, from the outermost, that a value is inside of if it depends on these axes."""
         return max([k + 1 for k, (a, _) in enumerate(self.loops) if a in deps], default=0)
 
     def runs(self, deps: Collection[int]) -> float:
@@ -135,15 +137,15 @@ class StageWork:
 
     @property
     def multiply_adds(self) -> float:
-        """Multiply-adds and other combinations of reductions, in vectors."""
+        """Multiply-adds and other combinations in reductions, in vectors."""
         return self.body * self.tile * len(self.r.reductions)
 
     def summed(self) -> float:
-        """Iterations of the loops over summed positions, one after the other."""
+        """Serial iterations of the loops over reduce axes."""
         return math.prod([n for a, n in self.loops if a >= self.outs])
 
     def values(self) -> Iterator[tuple[int, Node, bool]]:
-        """What is computed or loaded: (number among the stage's nodes, node, whether it is a load or the read of a staged value)."""
+        """The nodes that are computed or loaded: (number of the node, node, whether it is a load or the read of a staged value)."""
         for i, n in enumerate(self.r.nodes):
             if i not in self.skipped and n.dtype != dtypes.index:
                 if n.kind in ("load", "read"):
@@ -152,9 +154,8 @@ class StageWork:
                     yield i, n, False
 
     def distinct(self, deps: Collection[int], coefs: Coefs, equal_steps: bool = False) -> float:
-        """The share of distinct elements among those that an access touches over all positions side by side: neighbouring windows overlap.
-        Three taps of eight results read ten elements, not 24. `equal_steps`: only windows are counted that a step of
-        their own size moves."""
+        """The share of distinct elements among all that an access touches over the positions side by side, since neighbouring windows
+        overlap: three taps of eight results read ten elements, not 24. `equal_steps`: count overlaps only between axes with equal steps."""
         share, positions = 1.0, self.positions
         terms = [(abs(c) * (self.lanes if a == self.vector else 1), positions[a]) for a, c in coefs if c and positions[a] > 1 and a in deps]
         if len(terms) < 2:
@@ -172,24 +173,24 @@ class StageWork:
 
     # -- accesses -------------------------------------------------------------------------------------------
     def load(self, n: Node, linear: LinearIndex, times: float = 1.0, elements: int = 1) -> Access:
-        """The load of an argument, `elements` at once, `times` times."""
+        """The load of an argument as an access: `times` instructions of `elements` elements each."""
         size = n.dtype.itemsize
         return Access(AccessKind.LOAD, MemorySpace.GLOBAL, n.arg, _in_bytes(linear.coefs, size), size, elements, times,
                       self.outside + self.depth(n.deps), self.state.kernel.params[n.arg].arg.size * size, self.gathered(linear))
 
     def gathered(self, linear: LinearIndex) -> tuple[int, ...]:
-        """The local axes whose positions another load gives."""
+        """The local axes whose positions another load looks up."""
         return tuple(dict.fromkeys([a for atom, _ in linear.atoms for a in self.r.nodes[atom].deps]))
 
     def read(self, n: Node, times: float = 1.0, elements: int = 1) -> Access:
-        """The read of a staged value, from where it lies."""
+        """The read of a staged value as an access."""
         source, size = self.nest.stages[n.arg], stored_bytes(self.state, self.nest.layouts, n.arg)
         assert source.layout is not None
         return Access(AccessKind.READ, source.space, n.arg, _in_bytes(self.staged_coefs(n), size), size, elements, times,
                       self.outside + self.depth(n.deps), source.layout.size * size)
 
     def staged_coefs(self, n: Node) -> Coefs:
-        """Elements between neighbours of each local axis, for the read of a staged value."""
+        """Elements between neighbours along each local axis, for the read of a staged value."""
         layout, coefs = self.nest.stages[n.arg].layout, dict[int, int]()
         assert layout is not None
         for lin, stride in zip(n.dims, layout.strides, strict=True):
@@ -199,14 +200,14 @@ class StageWork:
 
     @property
     def place(self) -> LinearIndex:
-        """Where the stage's value is stored: in an argument, or as its layout says."""
+        """The index at which the stage's value is stored: in an argument, or in its layout."""
         if self.r.store is not None:
             return self.r.store
         assert self.stage.layout is not None
         return LinearIndex(tuple(enumerate(self.stage.layout.strides)), 0, ())
 
     def store(self, itemsize: int, place: LinearIndex, times: float = 1.0, elements: int = 1) -> Access:
-        """The store of the stage's value at a place."""
+        """The store of the stage's value as an access."""
         r, layout = self.r, self.stage.layout
         if r.store is not None:
             number, size = r.store_slot, self.state.kernel.params[r.store_slot].arg.size
@@ -222,12 +223,12 @@ def _in_bytes(coefs: Coefs, itemsize: int) -> Coefs:
 
 
 def is_aligned(coefs: Coefs, const: int, axis: int, lanes: int) -> bool:
-    """Whether each vector of so many lanes along a local axis begins at a multiple of its size."""
+    """Whether each vector of `lanes` lanes along a local axis begins at a multiple of its size."""
     return not const % lanes and not any(c % lanes for a, c in coefs if a != axis)
 
 
 def masks_of(r: ResolvedStage) -> set[int]:
-    """The nodes that only masks of loads use."""
+    """The nodes that are used only by masks of loads."""
     gates = {n.gate for n in r.nodes if n.gate >= 0}
     used: set[int] = set()
     for i in range(len(r.nodes) - 1, -1, -1):
@@ -236,13 +237,13 @@ def masks_of(r: ResolvedStage) -> set[int]:
 
 
 def products_of(r: ResolvedStage) -> set[int]:
-    """The products that are part of multiply-adds."""
+    """The products that are part of a multiply-add."""
     first = [red.values[0] for red in r.reductions if red.combiner == "ADD"]
     return {i for i in first if r.nodes[i].kind == "alu" and r.nodes[i].op == "MUL"}
 
 
 def has_constant_lanes(r: ResolvedStage, gate: int, stage: StageNest) -> bool:
-    """Whether a mask is the same for each lane at every iteration, up to a part common to all lanes: it is then a constant."""
+    """Whether the part of a mask that differs between lanes is the same in every iteration, and so a constant."""
     moved = {a for a, _ in stage.loops} | {loop.moves for loop in stage.around}
     todo, seen = [gate], False
     while todo:
@@ -257,8 +258,8 @@ def has_constant_lanes(r: ResolvedStage, gate: int, stage: StageNest) -> bool:
 
 
 def block_ends(r: ResolvedStage, loops: Sequence[tuple[int, float]], axes: Sequence[Sequence[EmittedLoop]]) -> float:
-    """How many blocks of additions end in one run of a stage: 0 where its sums are short. `loops`: (local axis, iterations), outermost
-    first; `axes`: all loops per local axis."""
+    """How many blocks of additions end in one run of a stage; 0 if its sums are not cut into blocks. `loops`: (local axis, iterations),
+    outermost first; `axes`: all loops per local axis."""
     rule, outs = r.stage.sum_rule, len(r.stage.outs)
     if rule is None:
         return 0.0
