@@ -12,7 +12,7 @@ No operation may become a call of a library function, trap, or have undefined be
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.text import SCALAR, Writer, constant, overload, refuse, register_type, splat
 from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.lower.linear import COMPARES
+from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
@@ -27,6 +28,7 @@ from svod.core.machine.target import Target
 INSTRUCTIONS = Instructions(has_short_integers=True, keeps_nans=True, compares_nans=True, compares_bools=True, compares_int64=True,
                             extends_by_source=True, rounds_float64=True, splits_lanes=True)
 """What LLVM has everywhere."""
+_ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to an operand, and its number
 FENCED_LEVELS = 2                   # levels of shuffles of shuffles that are fenced
 Core = Callable[[Writer, DType, int, list[str], tuple[int, ...]], str]
 """Writes one operation on operands of one dtype and returns the right-hand side of its last instruction."""
@@ -223,24 +225,24 @@ def _bitcast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     w.value[i] = w.value[src[0]] if a == b else w.temp(f"bitcast {a} {w.value[src[0]]} to {b}")
 
 
-def _in_rounds(op: str, write: Handler, accumulator: int) -> Handler:
-    """`write`, for an operation that adds to its operand number `accumulator`.
+def ends_of_rounds(code: Sequence[Instruction], is_split: Callable[[Instruction], bool]) -> frozenset[int]:
+    """The last instructions of rounds behind which another one follows at once.
 
     Unrolled iterations add to the same accumulators, round after round. Between two rounds goes an empty statement that memory accesses do
     not pass: LLVM gathers neighbouring loads, those of several rounds before the first, and then lacks registers for the accumulators
-    (14×32 accumulators, two rounds: 18.8 ms for 8.9 ms)."""
-    def handler(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-        if not w.family.fences:
-            write(w, i, dtype, lanes, src, arg)
-            return
-        before = w.code[src[accumulator]]
-        number = w.round_of.get(src[accumulator], 0) + 1 if before.op == op and lanes > 1 else 1
-        if number > w.round and w.round_block == w.block:
-            w.lines.insert(w.round_end, '  call void asm sideeffect "", ""()')
-        w.round_of[i], w.round, w.round_block = number, number, w.block
-        write(w, i, dtype, lanes, src, arg)
-        w.round_end = len(w.lines)
-    return handler
+    (14×32 accumulators, two rounds: 18.8 ms for 8.9 ms). `is_split`: whether a block of code ends at an instruction."""
+    ends, rounds, current, last = set[int](), dict[int, int](), 0, -1
+    for i, instruction in enumerate(code):
+        op, _, lanes, src, _ = instruction
+        if op in _ADDED_TO:
+            before = src[_ADDED_TO[op]]
+            number = rounds[i] = rounds.get(before, 0) + 1 if code[before].op == op and lanes > 1 else 1
+            if number > current and last >= 0:
+                ends.add(last)
+            current, last = number, i
+        elif op in ("LOOP", "ENDLOOP") and is_split(instruction):
+            last = -1
+    return frozenset(ends)
 
 
 # -- lanes and constants ----------------------------------------------------------------------------
@@ -338,7 +340,6 @@ def _narrowed(w: Writer, text: str, scalar: str, lanes: int, wanted: int) -> str
 
 
 HANDLERS: dict[str, Handler] = {
-    **{op: _alu(op) for op in CORES}, "MULACC": _in_rounds("MULACC", _alu("MULACC"), 2), "DOT": _in_rounds("DOT", _dot, 0),
-    "WHERE": _where, "CAST": _cast, "BITCAST": _bitcast, "CONST": _const, "VCONST": _vconst, "SPLAT": _splat, "EXTRACT": _extract,
-    "SHUFFLE": _shuffle,
+    **{op: _alu(op) for op in CORES}, "DOT": _dot, "WHERE": _where, "CAST": _cast, "BITCAST": _bitcast, "CONST": _const,
+    "VCONST": _vconst, "SPLAT": _splat, "EXTRACT": _extract, "SHUFFLE": _shuffle,
 }

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
-from svod.compile.llvm.alu import instructions
+from svod.compile.llvm.alu import ends_of_rounds, instructions
 from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.text import Writer, register_type
@@ -47,16 +47,21 @@ def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
     w.value[i] = "%end"
 
 
+def _trips(w: Writer, src: tuple[int, ...], step: int) -> int | None:
+    """The iterations of a loop; None where they are not known."""
+    if step < 1:
+        raise CompileError(f"LINEAR instruction LOOP with step {step}: steps are positive")
+    start, stop = w.code[src[0]], w.code[src[1]]
+    if start.op == "CONST" and stop.op == "CONST":
+        return max(0, -int((start.arg - stop.arg) // step))
+    return 1 if w.family.one_iteration and (start.op, stop.op) == ("BEGIN", "END_") else None
+
+
 class _Loop:
     """A loop being written. `once`: constant bounds with one iteration; it becomes straight-line code."""
 
     def __init__(self, w: Writer, src: tuple[int, ...], step: int) -> None:
-        start, stop = w.code[src[0]], w.code[src[1]]
-        trips = None
-        if start.op == "CONST" and stop.op == "CONST":
-            trips = max(0, -((start.arg - stop.arg) // step))
-        elif w.family.one_iteration and (start.op, stop.op) == ("BEGIN", "END_"):
-            trips = 1
+        start, trips = w.code[src[0]], _trips(w, src, step)
         self.once = trips == 1
         self.guarded = not trips
         self.start, self.stop, self.step = w.value[src[0]], w.value[src[1]], step
@@ -69,8 +74,6 @@ class _Loop:
 
 
 def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    if arg < 1:
-        raise CompileError(f"LINEAR instruction LOOP with step {arg}: steps are positive")
     loop = _Loop(w, src, arg)
     w.loops[i] = loop
     w.addresses = dict(loop.addresses)  # addresses that the body adds are not valid after it
@@ -156,9 +159,16 @@ def _render_phase(spec: PhaseSpec, code: tuple[Instruction, ...], target: Target
 
 def write_body(w: Writer, handlers: Mapping[str, Handler], symbol: str) -> None:
     """Write the instructions of a phase. Raises CompileError for one that has no handler."""
+    def is_split(instruction: Instruction) -> bool:
+        """Whether a LOOP or ENDLOOP is of a loop that is written as one."""
+        loop = instruction if instruction.op == "LOOP" else w.code[instruction.src[0]]
+        return _trips(w, loop.src, loop.arg) != 1
+    ends = ends_of_rounds(w.code, is_split) if w.family.fences else ()
     try:
         for i, (op, dtype, lanes, src, arg) in enumerate(w.code):
             handlers[op](w, i, dtype, lanes, src, arg)
+            if i in ends:
+                w.lines.append('  call void asm sideeffect "", ""()')
     except KeyError as missing:
         raise CompileError(f"phase {symbol}: LINEAR instruction {i}, {w.code[i]!r}: {missing} does not exist here") from missing
     w.finish()

@@ -111,8 +111,6 @@ class Writer:
         self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
         self.block = "entry"                # label of the block being written: phis name it
         self.fresh = 0
-        self.round, self.round_block, self.round_end = 0, "", 0     # rounds of multiply-adds into the same accumulators (alu.py)
-        self.round_of: dict[int, int] = {}
         self.shuffles: dict[int, int] = {}          # SHUFFLE of two → how many such stand behind one another
         self.streams = False
         self.in_tiles: set[int] = set()                 # values that are tiles
