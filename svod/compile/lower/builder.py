@@ -1,8 +1,9 @@
-"""The LINEAR builder: hash-consed per loop level, so that each value stands at the level where its last dependency appears.
+"""The LINEAR builder. It hash-conses values per loop level: each value is placed at the outermost level at which all its operands are
+available.
 
-Instructions are kept in parallel lists while a phase is built and flattened once at the end. An operation on the same operands
-is emitted once per scope; constants of index arithmetic are folded. Loads may be held below a level (`floor`), so that they do
-not move above the stores they read from.
+Instructions are kept in parallel lists while a phase is built, and flattened at the end. An operation on the same operands is emitted once
+per scope; constants of index arithmetic are folded. `floor` keeps a load inside a loop level, so that it does not move above the stores
+that it reads from.
 """
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from svod.errors import ProgramTooLong
 
 _INDEX = dtypes.index
 _BOOL = dtypes.bool
-MOST_FREQUENT = 8     # operations that are counted where a program is too long
+MOST_FREQUENT = 8     # number of operations that the error of a too long program lists, the most frequent ones
 
 
 class Builder:
-    """Builds the LINEAR of one phase. Values are ints, valid until the loop they were made in is closed. What would make more than `most`
-    instructions raises ProgramTooLong: a program that nobody wants is given up while it is written."""
+    """Builds the LINEAR of one phase. Values are ints, valid until the loop in which they were created is closed. An instruction beyond the
+    first `most` raises ProgramTooLong, so that a program that is too long is abandoned early."""
 
     def __init__(self, most: int = sys.maxsize) -> None:
         self.most = most
@@ -35,15 +36,15 @@ class Builder:
         self.level_of: list[int] = []
         self.code: list[list[int]] = [[]]
         self.memo: list[dict[tuple[Any, ...], int]] = [{}]
-        self.indices: dict[int, int] = {}       # constants of index arithmetic
-        self.multiples: dict[int, int] = {}     # answers of `multiple_of` by value
+        self.indices: dict[int, int] = {}       # constants of index arithmetic: number → value
+        self.multiples: dict[int, int] = {}     # value → its `multiple_of`, cached
         self.open_loops: list[int] = []
         self.round = 0
 
     # -- primitives -----------------------------------------------------------------------------
     @property
     def level(self) -> int:
-        """How many loops are open."""
+        """The number of open loops."""
         return len(self.code) - 1
 
     def _new(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, level: int) -> int:
@@ -61,7 +62,8 @@ class Builder:
         return n
 
     def pure(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None, floor: int = 0, version: int = 0) -> int:
-        """A value without side effects, at the level of its last operand (at least `floor`). Equal values of a `version` are made once."""
+        """Emit an operation without side effects, at the level of its innermost operand, or at level `floor` if that is further in. Equal
+        operations of one `version` share a value."""
         level = floor
         for s in src:
             x = self.level_of[s]
@@ -103,7 +105,7 @@ class Builder:
         return index
 
     def known(self, v: int) -> Any:
-        """The Python value of a scalar or splat constant, else None."""
+        """The Python value of a constant that is the same in all lanes, else None."""
         return self.arg[v] if self.op[v] == "CONST" else None
 
     def _elements(self, v: int, lanes: int) -> tuple[Any, ...] | None:
@@ -120,7 +122,7 @@ class Builder:
         return self.pure("SPLAT", self.dtype[v], lanes, (v,))
 
     def alu(self, op: str, dtype: DType, lanes: int, *args: int) -> int:
-        """An elementwise operation of result type (dtype, lanes); scalar operands are splat."""
+        """Emit an elementwise operation of result type (dtype, lanes). Scalar operands are broadcast."""
         if self.dtype[args[-1]] is _INDEX or dtype is _BOOL:
             folded = self._fold(op, dtype, lanes, args)
             if folded is not None:
@@ -162,8 +164,9 @@ class Builder:
         return self.vconst(dtype, tuple(map(fn, elements_a, elements_b)))
 
     def cast(self, dtype: DType, v: int) -> int:
-        """`v` as another type. A float that an integer type does not hold wraps, as it does in NumPy: a conversion instruction alone gives
-        what the machine gives, which differs even between vectors and scalars. It goes by way of a signed type, which holds it."""
+        """Convert `v` to another type. A float beyond the range of an integer type wraps, as in NumPy: a conversion instruction alone gives
+        results that differ between machines, even between vectors and scalars. So conversion to a short or unsigned type passes through a
+        wider or signed one."""
         if self.dtype[v] == dtype:
             return v
         if self.dtype[v].is_float and dtype.kind in "iu" and dtype.bits < 32:
@@ -180,7 +183,7 @@ class Builder:
         return self.pure("CAST", dtype, self.num_lanes[v], (v,))
 
     def bitcast(self, dtype: DType, v: int) -> int:
-        """The bits of `v` as another type: more lanes of narrower elements, or fewer of wider ones."""
+        """Reinterpret the bits of `v` as another type: more lanes of narrower elements, or fewer of wider ones."""
         if self.dtype[v] == dtype:
             return v
         return self.pure("BITCAST", dtype, self.num_lanes[v] * self.dtype[v].itemsize // dtype.itemsize, (v,))
@@ -192,7 +195,7 @@ class Builder:
         return self.alu("MUL", _INDEX, 1, a, self.index(k))
 
     def multiple_of(self, v: int) -> int:
-        """A number that divides the scalar index `v` at every iteration; 0 for the constant 0. Remembered."""
+        """A number that divides the scalar index `v` in every iteration; 0 for the constant 0. Cached."""
         if v not in self.multiples:
             self.multiples[v] = self._compute_multiple(v)
         return self.multiples[v]
@@ -212,9 +215,9 @@ class Builder:
     # -- memory ---------------------------------------------------------------------------------
     def load(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, floor: int = 0, ordered: bool = False,
              version: int = 0) -> int:
-        """A load at or below level `floor`. An `ordered` load stays where it is made and is never merged. Loads of different `version`
-        are not merged, as the memory was written between them. Loads of different rounds of the innermost loop are not merged while
-        `round` counts them: a value that waits for the next round takes a register."""
+        """Emit a load at loop level `floor` or further in. An `ordered` load stays where it is emitted and is never merged with an equal
+        one. Loads of different `version` are not merged, as the memory was written between them. Loads of different unrolled rounds
+        (`round`) of the innermost loop are not merged either, as a value kept for the next round takes a register."""
         if ordered:
             return self._new(op, dtype, lanes, src, arg, self.level)
         if self.round and (floor == self.level or any(self.level_of[s] == self.level for s in src)):
@@ -235,11 +238,11 @@ class Builder:
         return loop, carried
 
     def carry(self, loop: int, first: int, number: int) -> int:
-        """One more value that the innermost loop carries."""
+        """Add one more carried value to the innermost loop."""
         return self._new("CARRY", self.dtype[first], self.num_lanes[first], (loop,), number, self.level)
 
     def again(self, n: int, src: tuple[int, ...], level: int) -> int:
-        """An instruction once more, of other operands, at the end of a level."""
+        """Repeat an instruction with other operands, at the end of a loop level."""
         return self._new(self.op[n], self.dtype[n], self.num_lanes[n], src, self.arg[n], level)
 
     def close(self, loop: int, following: tuple[int, ...] = ()) -> list[int]:
@@ -258,7 +261,7 @@ class Builder:
         for i, v in enumerate(order):
             position[v] = i
         op, dtype, lanes, src, arg = self.op, self.dtype, self.num_lanes, self.src, self.arg
-        number, new = position.__getitem__, tuple.__new__      # a third of the time that Instruction(…) takes
+        number, new = position.__getitem__, tuple.__new__      # a third of the time of calling Instruction(…)
         return tuple([new(Instruction, (op[v], dtype[v], lanes[v], tuple(map(number, src[v])), arg[v])) for v in order])
 
 

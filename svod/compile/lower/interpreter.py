@@ -3,10 +3,10 @@
     run_phase(program, number, args, …)      runs a phase over the given flat arrays, in place
     PhaseInterpreter                         one phase; a subclass decides the order of threads and is told of every access
 
-The interpreter is the emulated device: lowering is tested on it without LLVM, and machine code against it. Every access that is
-not masked off is checked against its buffer; scratch, shared memory and temporaries start as NaN (floats) or 0xA5 bytes, scratch anew for
-every slice of a phase, so that code which reads what it never wrote, or what another slice left behind, gives visibly wrong numbers.
-The threads of a group run one after another, each up to the next BARRIER.
+The interpreter is the emulated device: lowering is tested on it without LLVM, and machine code against it. Every access that is not masked
+off is checked against its buffer. Scratch, shared memory and temporaries start as NaN (floats) or 0xA5 bytes, scratch again for every slice
+of a phase, so that code that reads memory it did not write gives visibly wrong numbers. The threads of a group run one after another, each
+up to the next BARRIER.
 """
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def poison(raw: Array, dtype: DType) -> None:
 
 
 def _aligned(nbytes: int) -> Array:
-    """So many bytes from a multiple of 64."""
+    """Allocate `nbytes` bytes at a multiple of 64."""
     raw = np.empty(nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start:start + nbytes]
@@ -91,8 +91,8 @@ Together = Callable[[list[list[Any]]], Any]     # the operands of each thread of
 
 
 class Barrier(NamedTuple):
-    """A point where a thread waits: the instruction, and the positions of the loops around it. `visible`: earlier stores are seen after;
-    threads that exchange registers wait for each other, and see nothing else of each other."""
+    """A point where a thread waits: the instruction, and the positions of the loops around it. `visible`: whether it makes earlier stores
+    visible, as BARRIER does; threads that only exchange registers do not see each other's stores."""
 
     instruction: int
     positions: tuple[int, ...]
@@ -109,7 +109,7 @@ Body = list[Step | Pause]
 
 
 def run_steps(body: Body) -> Iterator[Barrier]:
-    """Run steps in order; yields where the thread waits."""
+    """Run steps in order; yields whenever the thread has to wait."""
     for step in body:
         if isinstance(step, Pause):
             yield from step.run()
@@ -124,15 +124,15 @@ _INDEX_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class BulkBuffer:
-    """A buffer that rows are copied into. `filled`: how often all of them have come."""
+    """A buffer that rows are copied into. `filled`: how often all rows have arrived."""
 
     def __init__(self, expected: int):
         self.expected, self.filled = expected, 0
-        self.copies: list[Step] = []    # copies that have begun and not ended
+        self.copies: list[Step] = []    # copies that have started and not ended
 
 
 class ThreadState(NamedTuple):
-    """The private state of a waiting thread."""
+    """The private state of a thread that waits."""
 
     registers: list[Any]
     carried: dict[int, list[Any]]
@@ -157,10 +157,10 @@ class PhaseInterpreter:
         self.scratch, self.shared = (_aligned(n) for n in (phase.scratch_bytes, phase.shared_bytes))
         self.scratch_areas, self.shared_areas = _areas(code, "SCRATCH", self.scratch), _areas(code, "SHARED", self.shared)
         self.begin = self.end = self.thread = 0
-        self.copies: list[list[Step]] = [[]]    # asynchronous copies of the thread that runs, those committed together; the last are open
-        self.rows: list[BulkBuffer] = []        # asynchronous copies of rows of the group that runs, by buffer
-        self.sent: dict[int, Any] = {}          # per thread what it has given to others since they last went on
-        self.received: dict[int, Any] = {}      # per thread what it gave before that
+        self.copies: list[list[Step]] = [[]]    # asynchronous copies of the current thread, grouped by COMMIT; the last group is open
+        self.rows: list[BulkBuffer] = []        # bulk copies of rows of the current group, by buffer
+        self.sent: dict[int, Any] = {}          # thread → values it has given to others since it last resumed
+        self.received: dict[int, Any] = {}      # thread → values it gave before that
         self.steps: Body = []
         self.translate()
 
@@ -175,7 +175,7 @@ class PhaseInterpreter:
                 self.run_group(range(self.phase.block))
 
     def run_group(self, threads: Sequence[int]) -> None:
-        """Runs the threads of a group in the given order, each up to the next barrier. Raises CompileError where not all reach it."""
+        """Runs the threads of a group in the given order, each up to the next barrier. Raises CompileError if some do not reach it."""
         start = list(self.regs)
         _poison_areas(self.shared_areas)
         waiting: dict[int, ThreadState] = {}
@@ -200,7 +200,7 @@ class PhaseInterpreter:
         self.regs[:] = start
 
     def _resume(self, thread: int, steps: Iterator[Barrier], waiting: dict[int, ThreadState], reached: dict[int, Barrier]) -> None:
-        """Runs a thread on to its next barrier or its end."""
+        """Runs a thread up to its next barrier, or to its end."""
         self.thread = thread
         barrier = next(steps, None)
         if barrier is not None:
@@ -215,7 +215,7 @@ class PhaseInterpreter:
             raise self.failed(first.instruction, f"{others} of the {self.phase.block} threads of the group do not reach it")
 
     def order(self, threads: Sequence[int]) -> Sequence[int]:
-        """The order in which the threads of a group go on behind a barrier."""
+        """The order in which the threads of a group resume after a barrier."""
         return threads
 
     def at_barrier(self) -> None:
@@ -254,7 +254,7 @@ class PhaseInterpreter:
         return Pause(lambda: iter([_reached(self, i, loops, True)]))
 
     def exchange(self, i: int, loops: tuple[int, ...]) -> Pause:
-        """An instruction of a whole subgroup: each thread gives its operands, and takes its result from the operands of all."""
+        """An instruction of a whole subgroup: each thread gives its operands, and computes its result from the operands of all."""
         op, _, _, src, _ = self.code[i]
         result: Together = getattr(self, _TOGETHER[op])(i)
 
@@ -266,12 +266,12 @@ class PhaseInterpreter:
         return Pause(wait)
 
     def shuffle(self, i: int) -> Together:
-        """The value of the thread whose number differs in the bits of the mask."""
+        """SHFL_XOR: the value of the thread whose number differs in the bits of the mask."""
         mask = self.code[i].arg
         return lambda given: given[self.thread % len(given) ^ mask][0]
 
     def load_matrix(self, i: int) -> Together:
-        """The elements of a tile in memory that this thread holds."""
+        """LOADMATRIX: the elements of a tile in memory that this thread holds."""
         _, dtype, _, src, (offset, name, number, rows, columns, lines) = self.code[i]
         fragments = DOTS[name].fragments
         assert fragments is not None
@@ -289,7 +289,7 @@ class PhaseInterpreter:
         return load
 
     def matrix_product(self, i: int) -> Together:
-        """The elements of the sum that this thread holds."""
+        """MMA: the elements of the sum that this thread holds."""
         dot = DOTS[self.code[i].arg]
         assert dot.fragments is not None
         shapes = (dot.rows, dot.columns), (dot.rows, dot.depth), (dot.depth, dot.columns)
@@ -307,7 +307,7 @@ class PhaseInterpreter:
         return product
 
     def product_in_shared(self, i: int) -> Together:
-        """The elements of the sum that this thread holds, of operands in shared memory."""
+        """MMASHARED: the elements of the sum that this thread holds; operands are in shared memory."""
         name, *sides = self.code[i].arg
         dot = DOTS[name]
         assert dot.fragments is not None
@@ -356,7 +356,7 @@ class PhaseInterpreter:
         return self.code[s].dtype is INDEX and self.code[s].lanes == 1
 
     def step(self, i: int) -> Step | None:
-        """The action of one instruction; None for what is done once, here: constants and pointers."""
+        """The action of one instruction. None for constants and pointers, which are set here, once."""
         op, dtype, lanes, src, arg = self.code[i]
         regs, carried = self.regs, self.carried
         if op == "CONST":
@@ -391,7 +391,7 @@ class PhaseInterpreter:
             return self.copy_bulk(i)
         elif op in LOADS_OPS:
             return self.load(i)
-        elif op != "PREFETCH":      # changes no value
+        elif op != "PREFETCH":      # a prefetch changes no value
             return self.compute(i)
         return None
 
@@ -407,7 +407,7 @@ class PhaseInterpreter:
         return Elements(raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype)), dtype, name, op == "SCRATCH")
 
     def compute(self, i: int) -> Step:
-        """An instruction that makes a value of other values."""
+        """The action of an instruction that computes a value from other values."""
         op, _, _, src, _ = self.code[i]
         regs, get = self.regs, operator.itemgetter(*src)
         function = _INDEX_FUNCTIONS[op] if self.is_index(i) and op in _INDEX_FUNCTIONS and all(map(self.is_index, src)) else _boxed(self, i)
@@ -451,8 +451,8 @@ class PhaseInterpreter:
         return FUNCTIONS[uop]
 
     def defined_integer(self, i: int, x: Array, y: Array) -> Array:
-        """An operation that machines have for some operands. Raises CompileError for a division that a machine may trap at; a shift by the
-        width or more gives rubbish."""
+        """An integer operation that machines define only for some operands. Raises CompileError for a division at which a machine may trap;
+        a shift by the width or more gives garbage."""
         op, dtype, _, _, _ = self.code[i]
         if op in ("QUOTIENT", "REMAINDER"):
             if np.any((y == 0) | ((x == dtype.min) & (y == -1) & (dtype.kind == "i"))):
@@ -465,7 +465,7 @@ class PhaseInterpreter:
 
     # -- memory ---------------------------------------------------------------------------------------
     def addresses(self, i: int) -> Callable[[], Array]:
-        """The positions an access touches, one per lane."""
+        """The positions that an access touches, one per lane."""
         op, _, lanes, src, arg = self.code[i]
         regs, index = self.regs, src[1]
         if op in ("GATHER", "SCATTER"):
@@ -475,7 +475,7 @@ class PhaseInterpreter:
         return lambda: regs[index] + spread
 
     def checked(self, i: int, memory: Elements, where: Array, mask: Array | None, write: bool) -> Array:
-        """`where`, with masked-off lanes sent to 0, after checking the others."""
+        """Check the positions of an access against its buffer; returns them, with masked-off lanes set to 0."""
         used = where if mask is None else where[mask]
         if used.size and (used.min() < 0 or used.max() >= memory.size):
             bad = used[(used < 0) | (used >= memory.size)]
@@ -507,7 +507,7 @@ class PhaseInterpreter:
         return masked
 
     def copy_async(self, i: int) -> Step:
-        """Copies are made as late as they may be: at the WAIT for them."""
+        """An asynchronous copy, performed as late as allowed: at the WAIT for it."""
         op, dtype, lanes, src, arg = self.code[i]
         regs, elements = self.regs, np.arange(lanes)
         if op == "COMMIT":
@@ -535,7 +535,7 @@ class PhaseInterpreter:
         return begin
 
     def copy_bulk(self, i: int) -> Step:
-        """Rows are copied as late as they may be: when a thread waits for the buffer of which they are a part."""
+        """A bulk copy of a row, performed as late as allowed: when a thread waits for its buffer."""
         op, _, lanes, src, arg = self.code[i]
         regs, elements = self.regs, np.arange(lanes)
         if op != "COPY_BULK":
@@ -617,17 +617,17 @@ class PhaseInterpreter:
         return spread
 
 
-#: Methods, by name: an interpreter of another machine overrides them.
+#: Names of methods, so that an interpreter of another machine can override them.
 _TOGETHER = {"SHFL_XOR": "shuffle", "LOADMATRIX": "load_matrix", "MMA": "matrix_product", "MMASHARED": "product_in_shared"}
 
 
 def _reached(phase: PhaseInterpreter, i: int, loops: tuple[int, ...], visible: bool) -> Barrier:
-    """An instruction at which the thread that runs waits."""
+    """The point at which the current thread waits."""
     return Barrier(i, tuple([phase.regs[head] for head in loops]), visible)
 
 
 def _boxed(phase: PhaseInterpreter, i: int) -> Callable[..., Any]:
-    """`vector_function` of an instruction, for operands whose scalar indices are numbers of Python."""
+    """`vector_function` of an instruction, adapted to scalar indices that are Python ints."""
     vector, unbox, scalar = phase.vector_function(i), phase.is_index(i), [phase.is_index(s) for s in phase.code[i].src]
     if not unbox and not any(scalar):
         return vector
@@ -639,15 +639,15 @@ def _boxed(phase: PhaseInterpreter, i: int) -> Callable[..., Any]:
 
 
 def _begin_copy(phase: PhaseInterpreter, i: int, to: Elements, where: Array) -> None:
-    """Note a copy that has begun. Raises the error of the instruction for one beyond its memory."""
+    """Note that a copy has started. Raises the instruction's error if it goes beyond its memory."""
     if where[0] < 0 or where[-1] >= to.size:
         raise phase.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
     phase.in_flight(i, to, where)
 
 
 def in_rows(shape: tuple[int, int], side: tuple[int, int, int, int], line: int) -> Array:
-    """The places of the elements of a matrix that is cut into rows, without swizzling. `side`: the offset, the dim that is cut,
-    how far apart its rows are, and lines of a row; rows of neighbouring positions of the other dim follow each other."""
+    """The places of the elements of a matrix that is stored in rows of lines, before swizzling. `side`: (offset, dim that is cut into rows,
+    elements from one such row to the next, lines of a row). Rows of neighbouring positions of the other dim follow one another."""
     offset, cut, apart, lines = side
     places, row = np.indices(shape), lines * line
     return np.asarray(offset + places[cut] // row * apart + places[cut] % row + places[1 - cut] * row)

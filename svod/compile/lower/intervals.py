@@ -1,5 +1,5 @@
-"""How large the index values of a phase are: an interval for each instruction, from the size of the launch and of its groups, and from
-constants. What a variable or an element of a tensor says is of unknown size.
+"""Interval analysis of the index values of a phase, from the size of the launch and of its groups, and from constants. Variables and
+elements of tensors have unknown size.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PAIRS: dict[str, Callable[[Interval, Interval], Interval]] = {
 
 
 def intervals(phase: PhaseSpec, code: Sequence[Instruction]) -> list[Interval]:
-    """The least and the greatest value of each instruction of a phase that makes an index; UNKNOWN for others."""
+    """The least and the greatest value of each index instruction of a phase; UNKNOWN for other instructions."""
     found: list[Interval] = []
     for instruction in code:
         found.append(_of(phase, code, instruction, found))
@@ -69,25 +69,25 @@ def _of(phase: PhaseSpec, code: Sequence[Instruction], instruction: Instruction,
 
 
 def _known(interval: Interval) -> Interval:
-    """The interval if it has 64-bit numbers alone, else UNKNOWN: arithmetic wraps around."""
+    """The interval if it fits 64-bit numbers, else UNKNOWN, as arithmetic wraps around."""
     return interval if UNKNOWN[0] <= interval[0] and interval[1] <= UNKNOWN[1] else UNKNOWN
 
 
 def least_iterations(phase: PhaseSpec, code: Sequence[Instruction]) -> int:
-    """The iterations that a thread's loops have in all, counted where bounds are known: a thread has as many or more. What finds that a
-    loop is over counts as one more, with one more of each loop inside, but for the last loop: a driver in software runs the body once with
-    all lanes masked. Compilers may unroll short loops and have fewer.
+    """A lower bound of the iterations that all loops of a thread run together, counted as far as bounds are known. A software driver ends a
+    loop by one more run of its body with all lanes masked: that counts as an iteration, with one of each loop inside, except for the last
+    loop. Compilers may unroll short loops, and so run fewer.
 
         LOOP i 0 … n step 256:  LOOP j i … min(i + 256, n) step 1        the blocks of i have n iterations together"""
     total, values = 0, intervals(phase, code)
-    opened = [1]                        # how often the body of each open loop runs, in all
-    inside = [0]                        # loops that have been closed in each open loop
-    covered: dict[int, int] = {}        # loop → the positions that it passes, in all
+    opened = [1]                        # how often the body of each open loop runs in total
+    inside = [0]                        # loops already closed in each open loop
+    covered: dict[int, int] = {}        # loop → positions that it covers in total
     for i, (op, _, _, src, arg) in enumerate(code):
         if op == "LOOP":
             start, stop = src[:2]
             inside.append(0)
-            if code[start].op == "BEGIN":       # the thread's own group
+            if code[start].op == "BEGIN":       # the loop over the thread's own group
                 opened.append(opened[-1])
                 continue
             is_block = start in covered and _ends_a_block(code, start, stop)
@@ -105,7 +105,7 @@ def least_iterations(phase: PhaseSpec, code: Sequence[Instruction]) -> int:
 
 
 def _ends_a_block(code: Sequence[Instruction], loop: int, stop: int) -> bool:
-    """Whether `stop` is where a step of a loop ends: index + step, or min(index + step, its end)."""
+    """Whether `stop` is the end of one step of a loop: index + step, or min(index + step, end of the loop)."""
     _, _, _, (_, end, *_), step = code[loop]
     places = [s for s in code[stop].src if s != end] if code[stop].op == "MIN" and end in code[stop].src else [stop]
     return any(code[s].op == "ADD" and loop in code[s].src and any(code[n].op == "CONST" and code[n].arg == step for n in code[s].src)

@@ -1,9 +1,9 @@
-"""The grammar of LINEAR (docs/ir.md, section 4) as code: what is well formed, and how it reads.
+"""The grammar of LINEAR (docs/ir.md, section 4) as code: validation and printing.
 
     validate(program)                        raises CompileError naming the first instruction that breaks the grammar
     format_linear(program)                   text for people, indented by loop
 
-What it computes is in svod/compile/lower/interpreter.py.
+Its semantics are in svod/compile/lower/interpreter.py.
 """
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ INDEX, BOOL = dtypes.index, dtypes.bool
 
 ARITY: dict[str, int] = {op.value: n for n, ops in ((1, UNARY), (2, BINARY_OPS), (3, TERNARY)) for op in ops - TRANSCENDENTAL}
 ARITY["SCALEB"], ARITY["POW2"] = 2, 1
-LEGAL_INTEGER = frozenset({"QUOTIENT", "REMAINDER", "SHL_BELOW", "SHR_BELOW"})        # made by legalisation: defined for fewer operands
+# created by legalisation; defined for fewer operands than IDIV, MOD, SHL and SHR
+LEGAL_INTEGER = frozenset({"QUOTIENT", "REMAINDER", "SHL_BELOW", "SHR_BELOW"})
 ARITY.update(dict.fromkeys(LEGAL_INTEGER, 2))
 COMPARES = frozenset(op.value for op in COMPARISONS)
 FLOAT_ONLY = frozenset({"SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "FDIV", "SCALEB", "POW2"})
@@ -28,10 +29,11 @@ BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
 POINTERS = frozenset({"ARG", "TEMP", "SCRATCH", "SHARED"})
 LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
 STORE_OPS = frozenset({"STORE", "STORES", "SCATTER"})
-BULK_OPS = frozenset({"BULK_BEGIN", "COPY_BULK", "BULK_WAIT", "BULK_END"})    # rows on their way to shared memory, counted there
+# bulk copies of rows to shared memory, and the counters of their arrival
+BULK_OPS = frozenset({"BULK_BEGIN", "COPY_BULK", "BULK_WAIT", "BULK_END"})
 NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER", "COPY_ASYNC", "COMMIT", "WAIT", *BULK_OPS}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
-HELD_OPS = frozenset({"LOADMATRIX", "MMA", "MMASHARED"})      # on tiles that the threads of one or several subgroups hold together
+HELD_OPS = frozenset({"LOADMATRIX", "MMA", "MMASHARED"})      # operate on tiles that the threads of one or several subgroups hold together
 TOGETHER = HELD_OPS | {"SHFL_XOR"}               # instructions that the threads of a subgroup execute together
 
 
@@ -77,7 +79,7 @@ class _PhaseCheck:
     def __init__(self, spec: ProgramSpec, phase: PhaseSpec, code: Sequence[Instruction]):
         self.spec, self.phase, self.code = spec, phase, code
         self.open: list[int] = []                    # LOOPs around the current instruction, outermost first
-        self.scope: list[int] = []                   # per instruction: the innermost LOOP around it, -1 outside
+        self.scope: list[int] = []                   # per instruction: the innermost LOOP around it; -1 outside of all
         self.ends: dict[int, tuple[int, ...]] = {}   # closed LOOP → final values
         self.tiles: set[int] = set()                 # values in tile registers
         self.varying: set[int] = set()               # values that may differ between the threads of a group
@@ -153,7 +155,7 @@ class _PhaseCheck:
         self.runs_together()
 
     def runs_together(self) -> None:
-        """All threads of the group come here equally often."""
+        """Check that all threads of the group run this instruction equally often."""
         for loop in self.open:
             self.require(not any(s in self.varying for s in self.code[loop].src[:2]),
                          f"stands in the loop %{loop}, which the threads of a group may run a different number of times")
@@ -168,7 +170,7 @@ class _PhaseCheck:
         self.copied(dtype, src, arg)
 
     def copied(self, dtype: DType, src: tuple[int, ...], arg: Any) -> None:
-        """Check the operands of a copy from an argument to shared memory; conditions stand behind pointers and indices."""
+        """Check the operands of a copy from an argument to shared memory; conditions come after pointers and indices."""
         self.pointer_to(src[0], "SHARED", dtype)
         self.pointer_to(src[2], "ARG", dtype)
         for s, of in zip((src[1], src[3], *src[4:]), (INDEX, INDEX, BOOL, BOOL), strict=False):
@@ -200,7 +202,7 @@ class _PhaseCheck:
         self.runs_together()
 
     def held(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-        """A tile that the threads of a subgroup hold together: each has the elements of its fragment."""
+        """Check an instruction on a tile that the threads of a subgroup hold together, each with the elements of its fragment."""
         name = arg if op == "MMA" else arg[op == "LOADMATRIX"] if isinstance(arg, tuple) and len(arg) == (6 if op == "LOADMATRIX" else 3) \
             else None
         dot = DOTS.get(name) if isinstance(name, str) else None
@@ -243,7 +245,7 @@ class _PhaseCheck:
         self.runs_together()
 
     def held_in_shared(self, dot: Dot, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-        """A product of tiles in shared memory, which lie in lines."""
+        """Check a product of tiles in shared memory, which are stored in lines."""
         assert dot.fragments is not None
         self.require(len(src) == 5, "takes an accumulator, and a pointer and an index for each operand")
         self.operand(src[0], dot.accumulator, dot.fragments[0].num_elements, "accumulator")

@@ -1,4 +1,4 @@
-"""LINEAR as text: JSON that keeps each type and value. The source of backends that interpret LINEAR."""
+"""LINEAR as text: JSON that keeps each type and value exactly. It is the source code of backends that interpret LINEAR."""
 from __future__ import annotations
 
 import json
@@ -26,7 +26,8 @@ def encode_linear(source: str) -> bytes:
 
 
 def decode_linear(code: bytes, spec: ProgramSpec) -> Program:
-    """The program behind `encode_linear`. Raises CompileError for anything else, and for other phases than those of `spec`."""
+    """The program that `encode_linear` has encoded. Raises CompileError for other bytes, and if the number of phases is not that of
+    `spec`."""
     try:
         phases = _read(code.decode())
     except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
 """Lowering: a Scheduler state becomes a Program of phases in LINEAR, emitted directly.
 
-There is no expanded graph that is simplified back. Each stage's loops are opened in the state's order; UPCAST and UNROLL
-positions are expanded while emitting, a value per distinct position of the axes it depends on; every address is (pointer, index at
-its loop level, constant).
+No expanded graph is built and simplified. The loops of each stage are opened in the state's order. UPCAST and UNROLL positions are expanded
+during emission, with one value per distinct position of the axes that it depends on. Every address is (pointer, index at its loop level,
+constant).
 
 Example, `UPCAST(o0, 16)` on y[i] = x[i] + 1 over 100 positions becomes
 
@@ -10,12 +10,13 @@ Example, `UPCAST(o0, 16)` on y[i] = x[i] + 1 over 100 positions becomes
       i = MIN(b*16, 84)                       # the last tile is moved back, no mask
       STORE y[i:i+16] = LOAD x[i:i+16] + 1
 
-Extents that an amount does not divide: an output axis moves its last tile back (recomputing a few positions) where tiles are contiguous and
-the kernel does not read what it writes, else positions are guarded; a reduce axis runs its remainder as a second, shorter copy of the body.
+If a split does not divide an extent, an output axis moves its last tile back, which computes a few positions twice; this takes contiguous
+tiles, and a kernel that does not read what it writes, else positions are guarded. A reduce axis runs its remainder as a second, shorter
+copy of the body.
 
-Extents that depend on variables: loops end where the variables say. Where an iteration covers several positions the body is there twice,
-for iterations that are wholly inside, and, for what those leave, in smaller steps (`svod.core.tree.tails`): single rows, vectors under a
-mask, half tiles of accumulators. A last tile of rows is moved back where there are rows enough for a whole one.
+If an extent depends on variables, the loop ends at its value. If an iteration covers several positions, there are two bodies: one for
+iterations that are wholly inside, and one with smaller steps for the rest (`svod.core.tree.tails`): single rows, vectors under a mask, half
+tiles of accumulators. A last tile of rows is moved back if there are enough rows for a whole tile.
 
     UPCAST(o0, 64), n positions   →   LOOP i in 0…n-63 step 64: STORE y[i:i+64];   LOOP i in …n step 16: STORE y[i:i+16] if i+lane < n
 """
@@ -30,8 +31,8 @@ from svod.core.kernel.scheduler import Scheduler
 
 
 def lower(state: Scheduler, most: int = sys.maxsize) -> Program:
-    """The Program of a state. Raises KernelOptError when the opts do not go together, and ProgramTooLong as soon as it is certain that the
-    program has more than `most` instructions."""
+    """The Program of a state. Raises KernelOptError if its opts contradict each other, and ProgramTooLong as soon as the program has more
+    than `most` instructions."""
     facts = ProgramFacts(state, most)
     phases: list[PhaseSpec] = []
     code: list[tuple[Instruction, ...]] = []

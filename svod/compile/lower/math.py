@@ -4,12 +4,12 @@
 
 LLVM turns `llvm.exp` on 16 lanes into 16 calls of libm, so lowering expands these itself. Every expansion is branch-free, correct at ±0,
 infinities, NaN, overflow and denormal arguments and results, and within `MAX_ULP` of the true value (a unit in the last place of the
-result; tested over all 16-bit floats and by dense sampling of the others). float16 and bfloat16 are computed in float32 and rounded.
-SIN and COS hold their bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is some number in [-1, 1]. Strict rules (`FloatRules`): MULACC
-is fused, and sums are computed as they are written. Without, the last bits of a result may be lost, POW of float64 has an error of y·log x
-units in the last place, and SIN and COS hold for |x| < 2^23, in float32 alone for |x| < 2^13.
+result; tested over all 16-bit floats and by dense sampling of the others). float16 and bfloat16 are computed in float32 and rounded. SIN
+and COS keep this bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is some number in [-1, 1]. The bounds are for strict rules
+(`FloatRules`): MULACC is fused, and sums are computed as written. Without these the last bits of a result may be lost, POW of float64 has
+an error of y·log x units in the last place, and SIN and COS are accurate for |x| < 2^23, or for |x| < 2^13 if there is only float32.
 
-Where the target has POW2, EXP2 of float32 is that and a scaling for denormal results, and EXP of 16-bit floats is 2^(x / ln 2).
+If the target has POW2, EXP2 of float32 is that instruction and a scaling for denormal results, and EXP of 16-bit floats is 2^(x / ln 2).
 
 The polynomials (`polynomials.json`) were fitted by experiments/polynomials.py, which prints their entries. Methods: scaling by powers of
 two with one instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23`
@@ -38,7 +38,7 @@ F16, BF16, F32, F64 = dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.fl
 
 
 class MathBuilder(Protocol):
-    """A builder of instructions. Values are ids with a dtype and a number of lanes."""
+    """A builder of instructions, as expansions use it. Values are ids with a dtype and a number of lanes."""
 
     def alu(self, op: str, dtype: DType, lanes: int, *args: int) -> int: ...
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int: ...
@@ -58,7 +58,7 @@ MAX_ULP: dict[Ops, dict[DType, float]] = {
 SIN_DOMAIN: dict[DType, float] = {F16: 65504.0, BF16: 2.0**40, F32: 2.0**40, F64: 2.0**30}
 
 def _single(*values: float) -> tuple[float, ...]:
-    """The float32 numbers that these shortest decimals stand for."""
+    """The float32 numbers nearest to these decimals."""
     return tuple(float(np.float32(v)) for v in values)
 
 
@@ -79,8 +79,8 @@ _INV_LN2 = {F32: _single(1.442695, 1.925963e-08), F64: (1.4426950408889634, 2.03
 
 
 def _short_parts(parts: Sequence[float], dtype: DType, bits: int, count: int) -> tuple[float, ...]:
-    """A positive constant, given as a sum, as a sum of `count` numbers of `bits` bits and one of all bits: the product of one of the former
-    and a small integer is exact."""
+    """Split a positive constant, given as a sum, into `count` numbers of `bits` bits and a last one of full precision. The product of one
+    of the short numbers and a small integer is exact."""
     rest, out = sum(map(Fraction, parts)), []
     for _ in range(count):
         exponent = math.frexp(float(rest))[1]
@@ -90,7 +90,7 @@ def _short_parts(parts: Sequence[float], dtype: DType, bits: int, count: int) ->
     return (*out, float(np.float32(float(rest)) if dtype == F32 else float(rest)))
 
 
-# their products are exact: of ln 2 with integers below 2^9 (2^11 for float64), of π/2 with integers below 2^13 (2^23)
+# short parts whose products are exact: of ln 2 with integers below 2^9 (2^11 for float64), of π/2 with integers below 2^13 (2^23)
 _LN2_SHORT = {F32: _short_parts(_LN2[F64], F32, 14, 1), F64: _short_parts(_LN2[F64], F64, 41, 1)}
 _TWO_PI = {F32: _single(2 / math.pi)[0], F64: 2 / math.pi}
 _PI_2_SHORT = {F32: _short_parts(_PI_2, F32, 11, 3), F64: _short_parts(_PI_2, F64, 30, 2)}
@@ -138,7 +138,7 @@ class _Vector:
         return total
 
     def clamp(self, x: int, low: float, high: float) -> int:
-        """x limited to [low, high]; a NaN stays one."""
+        """Limit x to [low, high]; NaN stays NaN."""
         lo, hi = self.c(low), self.c(high)
         x = self.where(self.lt(hi, x), hi, x)
         return self.where(self.lt(x, lo), lo, x)
@@ -153,11 +153,11 @@ class _Vector:
 
 # -- exponentials -----------------------------------------------------------------------------------
 def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int], int]]:
-    """(a, unit, p → p · 2^(unit·a)) with a = x·scale/unit rounded to an integer.
+    """(a, unit, a function p → p · 2^(unit·a)), where a is x·scale/unit rounded to an integer.
 
-    Adding 1.5·2^mantissa leaves the integer in the low bits of the sum. With SCALEB the unit is 1. Without it is 2: with the bias added
-    those bits are the exponent of 2^a, for |a| below the bias, and two multiplications by that reach denormals and infinity. Where sums may
-    be computed otherwise than they are written a is rounded and becomes an integer."""
+    Adding 1.5·2^mantissa leaves the integer in the low bits of the sum. With SCALEB the unit is 1. Without it the unit is 2: the low bits
+    plus the bias are the exponent of 2^a, for |a| below the bias, and two multiplications by 2^a reach denormals and infinity. If sums may
+    not be computed as written (no strict rules), a is rounded and converted to an integer instead."""
     if not v.rules.is_strict:
         n = v.b.cast(v.number, v.nearest(v.mul(x, v.c(0.5 * scale))))
         power = v.value(v.integer("SHL", v.integer("ADD", v.b.bitcast(v.word, n), v.w(v.bias)), v.w(v.mantissa)))
@@ -183,14 +183,15 @@ def _exp(v: _Vector, x: int) -> int:
 
 
 def _exp_of_16_bits(v: _Vector, x: int) -> int:
-    """e^x = 2^(x / ln 2) for results of 16 bits: where these are not 0 or infinite, |x| < 104, and the product is off by 2^-17 at most."""
+    """e^x = 2^(x / ln 2) for results of 16 bits: as long as these are finite and not 0, |x| < 104, and the product has an error of at most
+    2^-17."""
     return _exp2(v, v.mul(x, v.c(_INV_LN2[F32][0])))
 
 
 def _exp2(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | None = None) -> int:
     """2^(x + low) with a correction |low| far below 1. `table`: another polynomial for |r| ≤ 1."""
     if v.rules.has_pow2 and v.dtype == F32 and low is None and table is None:
-        small = v.lt(x, v.c(-126.0))        # the instruction makes denormal powers 0
+        small = v.lt(x, v.c(-126.0))        # the instruction flushes denormal powers to 0
         return v.mul(v.b.alu("POW2", F32, v.lanes, v.where(small, v.add(x, v.c(64.0)), x)), v.where(small, v.c(2.0**-64), v.c(1.0)))
     x = v.clamp(x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)))
     a, unit, scaled = _powers(v, x, 1.0)
@@ -220,7 +221,7 @@ def _split(v: _Vector, x: int, normal: bool = False) -> tuple[int, int]:
 
 
 def _log_domain(v: _Vector, x: int, y: int) -> int:
-    """The logarithm y of finite positive x, completed: log 0 = -inf, log inf = inf, NaN below 0 and of NaN."""
+    """Complete the logarithm y of finite positive x: log 0 = -inf, log inf = inf, and NaN for negative x and NaN."""
     y = v.where(v.lt(x, v.c(math.inf)), y, v.c(math.inf))
     outside = v.where(v.eq(x, v.c(0.0)), v.c(-math.inf), v.c(math.nan))
     return v.where(v.lt(v.c(0.0), x), y, outside)
@@ -258,8 +259,8 @@ def _log2(v: _Vector, x: int) -> int:
 def _sine(v: _Vector, x: int, quarter: int) -> int:
     """sin(x + quarter·π/2): x = n·π/2 + r, |r| ≤ π/4, then the sine or cosine of r by the last two bits of n + quarter.
 
-    The reduction is done in float64, where n·π/2 is exact as a fused product of two or three parts of π/2, or of short parts. With the
-    latter n is an int32, which no infinity becomes: those are set apart."""
+    The reduction is done in float64, in which n·π/2 is exact as a fused product of n with two or three parts of π/2, or with short parts.
+    With short parts n is an int32, so infinities are handled separately."""
     wide = v if v.double or not v.rules.has_float64 else _Vector(v.b, F64, v.lanes, v.rules)
     angle = v.b.cast(wide.dtype, x)
     parts: Sequence[float]
@@ -289,7 +290,7 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
 
 # -- sigmoid shapes ---------------------------------------------------------------------------------
 def _rational(v: _Vector, x: int, limit: float, p: Sequence[float], q: Sequence[float]) -> int:
-    """x P(x²)/Q(x²), limited to [-1, 1]; beyond |x| = `limit` it is ±1 in float32."""
+    """x P(x²)/Q(x²), limited to [-1, 1]. Beyond |x| = `limit` it is ±1 in float32."""
     x = v.clamp(x, -limit, limit)
     z = v.mul(x, x)
     return v.clamp(v.div(v.mul(x, v.polynomial(z, p)), v.polynomial(z, q)), -1.0, 1.0)
@@ -336,7 +337,7 @@ def _pow(v: _Vector, x: int, y: int) -> int:
 
 
 def _log2_domain(v: _Vector, a: int, y: int) -> int:
-    """The logarithm y of finite positive a, completed for 0, infinity and NaN."""
+    """Complete the logarithm y of finite positive a for 0, infinity and NaN."""
     y = v.where(v.lt(a, v.c(math.inf)), y, a)
     return v.where(v.eq(a, v.c(0.0)), v.c(-math.inf), y)
 
@@ -358,12 +359,12 @@ def _magnitude_64(v: _Vector, a: int, y: int) -> int:
     e, m = _split(v, a)
 
     def product(x: int, w: int) -> tuple[int, int]:
-        """x·w exactly, as a sum."""
+        """The exact product x·w as a sum of two numbers."""
         high = v.mul(x, w)
         return high, v.fma(x, w, v.sub(v.c(0.0), high))
 
     def total(x: int, w: int) -> tuple[int, int]:
-        """x + w exactly, as a sum, where |x| ≥ |w| or x = 0."""
+        """The exact sum x + w as a sum of two numbers, if |x| ≥ |w| or x = 0."""
         high = v.add(x, w)
         return high, v.sub(w, v.sub(high, x))
 
@@ -375,7 +376,7 @@ def _magnitude_64(v: _Vector, a: int, y: int) -> int:
     s_low = v.mul(v.fma(minus_s, d_low, v.fma(minus_s, d, f)), inverse)
     z, z_low = product(s, s)
     z_low = v.fma(v.add(s, s), s_low, z_low)
-    # atanh(s) = s + s z (1/3 + z q(z)): the bracket, its product with z, and with s, each as a sum
+    # atanh(s) = s + s z (1/3 + z q(z)): the bracket, its product with z, and that with s, each as a sum of two numbers
     third, third_low = _THIRD
     k, k_low = total(v.c(third), v.mul(z, v.polynomial(z, _FITTED["POW_ATANH_64"])))
     k_low = v.add(k_low, v.c(third_low))
@@ -405,8 +406,8 @@ _EXPANSIONS: dict[Ops, Callable[..., int]] = {
 
 
 def expand(b: MathBuilder, op: Ops, dtype: DType, lanes: int, *args: int, rules: FloatRules) -> int:
-    """The value of a transcendental `op` on operands of (dtype, lanes), as instructions made by `b`, of those that the `rules` of a target
-    allow. The bounds are those of strict rules.
+    """Expand a transcendental `op` on operands of (dtype, lanes) into instructions of `b`; returns the value. `rules`: the float rules of
+    the target; the error bounds hold for strict ones.
 
     Raises UnsupportedError for an operation without an expansion and for types that are not floats."""
     expansion = _EXPANSIONS.get(op)

@@ -1,10 +1,10 @@
-"""Index values that fit 32 bits as int32, for devices whose 64-bit arithmetic takes several instructions.
+"""Narrows index values that fit 32 bits to int32, for devices whose 64-bit arithmetic takes several instructions.
 
     MUL index %3, 4096         MUL int32 %3, 4096             %3 is below 512
     IDIV index %5, 7           CAST uint32 %5; IDIV uint32; CAST int32     %5 is not negative
 
-What fits follows from the size of the launch and of its groups, and from constants: each value has an interval. A value outside 32 bits,
-or of unknown size (a variable, an element of a tensor), stays an index. The result is LINEAR, but addresses and loop indices may be int32.
+Interval analysis, from the size of the launch and of its groups and from constants, tells which values fit. A value outside 32 bits, or of
+unknown size (a variable, an element of a tensor), stays an index. The result is LINEAR, but addresses and loop indices may be int32.
 """
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from svod.core.ir.dtype import DType, dtypes
 
 _INDEX, _I32, _U32 = dtypes.index, dtypes.int32, dtypes.uint32
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
-_WRAPS = frozenset({"ADD", "SUB", "MUL", "MULACC", "NEG", "SPLAT", "EXTRACT", "SHUFFLE"})     # low bits follow from low bits of operands
+# operations whose low bits depend only on the low bits of their operands
+_WRAPS = frozenset({"ADD", "SUB", "MUL", "MULACC", "NEG", "SPLAT", "EXTRACT", "SHUFFLE"})
 
 
 def fits(interval: Interval) -> bool:
@@ -31,7 +32,7 @@ class _Narrowing(Rewriting):
         self.interval = intervals(phase, code)
 
     def _as(self, s: int, dtype: DType) -> int:
-        """The value of an instruction of `code` as another integer type."""
+        """The value of an instruction of `code`, converted to another integer type."""
         return self._cast(self.at[s], dtype)
 
     def _cast(self, position: int, dtype: DType) -> int:
@@ -69,7 +70,7 @@ class _Narrowing(Rewriting):
         return self.add(op, kind, lanes, (*bounds, *[self._carried(s) for s in src[2:]]), arg)
 
     def _carried(self, s: int) -> int:
-        """A carried value of a loop. Indices are not narrowed, as nothing is known of their later values."""
+        """A carried value of a loop. Carried indices are not narrowed, as their later values are unknown."""
         return self._as(s, _INDEX) if self.code[s].dtype is _INDEX else self.at[s]
 
     def _division(self, i: int, instruction: Instruction) -> int:
@@ -83,7 +84,8 @@ class _Narrowing(Rewriting):
         return self._cast(divided, _I32)
 
     def _other(self, instruction: Instruction) -> int:
-        """An instruction that makes no index: its operands keep their type, but for what a loop carries and what is converted."""
+        """Copy an instruction that does not compute an index. Its operands keep their narrowed types, except carried values and operands of
+        BITCAST."""
         op, dtype, lanes, src, arg = instruction
         if op == "ENDLOOP":
             return self.add(op, dtype, lanes, (self.at[src[0]], *[self._carried(s) for s in src[1:]]), arg)
@@ -92,5 +94,5 @@ class _Narrowing(Rewriting):
 
 
 def narrow_indices(phase: PhaseSpec, code: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-    """The code of a phase that is launched as groups, with indices as int32 where all values that they can have fit."""
+    """The code of a phase that is launched as groups, with indices as int32 if all their values fit."""
     return tuple(_Narrowing(phase, code).run())

@@ -1,14 +1,14 @@
-"""Prefetches beside loads of arguments and temporaries: a pass over the LINEAR of a phase, for what PREFETCH(operand, distance) asks.
+"""Adds prefetches next to loads of arguments and temporaries, as PREFETCH(operand, distance) requests: a pass over the LINEAR of a phase.
 
     LOOP r step 2                            LOOP r step 2
       a = LOAD x, r*48 [0]        4 ahead      a = LOAD x, r*48 [0]
       …                              →         PREFETCH x, r*48 [4·2·48]
                                                …
 
-It stands last, after squares of strided loads have become rows. An address is taken `distance` iterations ahead of the innermost loop that
-moves the load, by how much its index grows with that loop; positions that are looked up in the loop itself have no such number, and what
-no loop is left around is loaded as without it. Of neighbours in one iteration, each line of 64 bytes is asked for once. Addresses may lie
-outside the argument: the instruction does nothing then, and computing them wraps around without being undefined.
+The pass runs last, after squares of strided loads have become rows. The prefetched address is `distance` iterations ahead in the innermost
+loop that moves the load, computed from how much the index grows per iteration. There is no prefetch if the index is looked up in the loop,
+or if no loop is left. In one iteration each line of 64 bytes is prefetched once. Addresses may lie outside the argument: the instruction
+then does nothing, and the address computation wraps around without being undefined.
 """
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Source = tuple[str, int]        # a pointer: ("ARG", slot) or ("TEMP", number)
 
 
 def add_prefetches(code: tuple[Instruction, ...], distances: Mapping[Source, int]) -> tuple[Instruction, ...]:
-    """The code with a PREFETCH after each LOAD and LOADS of what is in `distances`: iterations ahead."""
+    """The code with a PREFETCH after each LOAD and LOADS of a pointer in `distances`. `distances`: pointer → iterations ahead."""
     if not distances:
         return code
     out: list[Instruction] = []
     number: list[int] = []                          # position in `code` → in `out`
     around: list[int] = []                          # open loops
-    asked: set[tuple[int, int, int, int]] = set()   # (innermost loop, pointer, index, line from there)
-    moved: dict[tuple[int, int], int] = {}          # (index, innermost loop) → elements per iteration
+    asked: set[tuple[int, int, int, int]] = set()   # (innermost loop, pointer, index, line relative to it) of prefetches so far
+    moved: dict[tuple[int, int], int] = {}          # (index, innermost loop) → growth in elements per iteration
     for at, (op, dtype, lanes, src, arg) in enumerate(code):
         number.append(len(out))
         out.append(Instruction(op, dtype, lanes, tuple([number[s] for s in src]), arg))
@@ -58,7 +58,7 @@ def add_prefetches(code: tuple[Instruction, ...], distances: Mapping[Source, int
 
 
 def _moved(code: tuple[Instruction, ...], index: int, around: list[int]) -> int:
-    """Elements by which an index grows with an iteration of the innermost loop that moves it; 0 where none does or it is unknown."""
+    """How many elements an index grows per iteration of the innermost loop that moves it; 0 if no loop does, or the growth is unknown."""
     for loop in reversed(around):
         if not _is_once(code, loop):
             per_step = _slope(code, index, loop, {})
@@ -70,7 +70,7 @@ def _moved(code: tuple[Instruction, ...], index: int, around: list[int]) -> int:
 
 
 def _is_once(code: tuple[Instruction, ...], loop: int) -> bool:
-    """Whether a loop runs once at most: a condition, or an axis of one position."""
+    """Whether a loop runs at most once: it is a condition, or an axis of one position."""
     start, stop = code[loop].src[:2]
     ends = code[stop].src[1:] if code[stop].op == "WHERE" else (stop,)
     if code[start].op != "CONST" or any(code[e].op != "CONST" for e in ends):
@@ -79,8 +79,8 @@ def _is_once(code: tuple[Instruction, ...], loop: int) -> bool:
 
 
 def _slope(code: tuple[Instruction, ...], v: int, loop: int, known: dict[int, int | None]) -> int | None:
-    """The growth of a scalar index with the index of `loop`: in the middle of a row where positions are taken apart by division, and
-    before the last tile is moved back. None: unknown. `known` remembers the slopes of values."""
+    """How much a scalar index grows with the index of `loop`; None if unknown. Divisions are treated as if the row did not end, and the
+    last tile as if it were not moved back. `known`: cache of the growth of values."""
     if v <= loop:
         return int(v == loop)
     if v not in known:

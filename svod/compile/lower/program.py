@@ -4,10 +4,10 @@ Every phase becomes one native function with the fixed signature
 
     void symbol(ptr args, ptr vars, ptr scratch, i64 begin, i64 end)
 
-`args` is an array of pointers: the kernel's parameters by slot, then the program's temporaries. `vars` is an array of i64 in
-the order of `ProgramSpec.variables`. `scratch` is the calling worker's private memory, 64-byte aligned, of at least
-`scratch_bytes`. The function computes iterations begin ≤ i < end of the phase's `extent` outer iterations, which are independent
-(`extent_at`, where their number depends on variables).
+`args` is an array of pointers: the kernel's parameters by slot, then the program's temporaries. `vars` is an array of i64 in the order of
+`ProgramSpec.variables`. `scratch` is the calling worker's private memory, 64-byte aligned, of at least `scratch_bytes`. The function
+computes iterations begin ≤ i < end of the phase's `extent` outer iterations, which are independent. If their number depends on variables,
+`extent_at` computes it.
 
 On a target with groups of threads an outer iteration is one group: the launch is a grid of `extent` groups of `block` threads, each of
 which runs the code with begin = its group and end = begin + 1. `scratch` is then private to a thread, and the threads of a group share
@@ -43,12 +43,12 @@ class Instruction(NamedTuple):
     arg: Any
 
 
-Instruction.__repr__ = tuple.__repr__       # type: ignore[method-assign]   # digests are made of it
+Instruction.__repr__ = tuple.__repr__       # digests are made of this text
 
 
 @dataclass(frozen=True)
 class Count:
-    """How often a loop runs: ceil((const + Σ factor·variable) / stride), `most` times at most."""
+    """The number of iterations of a loop: ceil((const + Σ factor·variable) / stride), at most `most`."""
 
     terms: tuple[tuple[str, int], ...]      # (variable, factor)
     const: int
@@ -60,7 +60,7 @@ class Count:
         return not self.terms
 
     def at(self, variables: Mapping[str, int]) -> int:
-        """The number for these values."""
+        """The number of iterations for these values of the variables."""
         return max(0, min(self.most, -(-(self.const + sum(k * variables[name] for name, k in self.terms)) // self.stride)))
 
 
@@ -69,32 +69,32 @@ class PhaseSpec:
     """One launch over the pool, or over a grid of groups of threads."""
 
     symbol: str
-    extent: int           # iterations that begin/end cut, groups of a grid; the most, where variables say how many there are
-    threads: int          # cores the phase wants; 1: run by the caller
+    extent: int           # iterations that begin and end select from, or groups of a grid; the maximum, if variables decide
+    threads: int          # cores that the phase wants; 1: the caller runs it
     scratch_bytes: int    # per worker, or per thread of a group
-    once: bool = False    # reads only constants of the plan: run once at prepare
-    counts: tuple[Count, ...] = ()      # the loops that the launch is made of, where variables say how often they run
+    once: bool = False    # reads only constants, so it runs once, at prepare
+    counts: tuple[Count, ...] = ()      # the loops of the launch, if their number of iterations depends on variables
     block: int = 1        # threads of a group
-    shared_bytes: int = 0   # memory that they share
-    subgroup: int = 0     # threads that run in lockstep, where the code depends on how many do
+    shared_bytes: int = 0   # shared memory of a group
+    subgroup: int = 0     # threads that run in lockstep, if the code depends on it; else 0
 
     def extent_at(self, variables: Mapping[str, int]) -> int:
-        """Iterations for these values of the variables."""
+        """The number of outer iterations for these values of the variables."""
         return min(self.extent, prod(c.at(variables) for c in self.counts)) if self.counts else self.extent
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """Everything but the code: enough to allocate, launch and time a compiled program. `derive_spec` reads it from a kernel."""
+    """A program without its code: all that is needed to allocate, launch and time it. `derive_spec` computes it from a kernel."""
 
     name: str
     params: tuple[tuple[DType, int], ...]   # per slot: element type, number of elements
     outs: tuple[int, ...]                   # slots written
     temps: tuple[int, ...]                  # bytes of each temporary
     phases: tuple[PhaseSpec, ...]
-    variables: tuple[str, ...] = ()     # in order
-    ins: tuple[int, ...] = ()           # slots read, those that are written as well among them
-    launch: Launch = ONCE               # the launch of the kernel as it was written; phases are the code's own loops
+    variables: tuple[str, ...] = ()     # names, in the order of `vars`
+    ins: tuple[int, ...] = ()           # slots read, including those that are written as well
+    launch: Launch = ONCE               # the launch that the kernel's author wrote; phases are loops of the generated code
 
     @property
     def globals(self) -> tuple[int, ...]:
@@ -102,8 +102,8 @@ class ProgramSpec:
         return tuple(range(len(self.params)))
 
     def check(self) -> None:
-        """Raise LaunchError for a description that no program can have. What is run has passed this, wherever it was read from. Launch
-        dimensions that depend on variables are looked at when those have their values."""
+        """Raise LaunchError for a description that no program can have. Every program is checked before it runs, wherever it was read from.
+        Launch dimensions that depend on variables are checked once these have values."""
         self._check_slots()
         self._check_variables()
         self._check_phases()
@@ -155,7 +155,7 @@ class ProgramSpec:
 
 @dataclass(frozen=True)
 class Interface:
-    """The interface that a kernel AST gives its programs: parameters by slot, slots written and read, variables; sorted, each once."""
+    """The interface of a kernel AST: parameters by slot, slots written and read, and variables; sorted, without duplicates."""
 
     params: tuple[tuple[DType, int], ...]
     outs: tuple[int, ...]
@@ -164,7 +164,7 @@ class Interface:
 
 
 def interface_of(ast: UOp) -> Interface:
-    """The interface of a kernel, remembered on its node. Raises LaunchError for parameters that leave a slot out."""
+    """The interface of a kernel, cached on its node. Raises LaunchError if parameters leave a slot out."""
     interface: Interface = ast.cached("interface", _interface_of)
     return interface
 
@@ -189,8 +189,8 @@ def _interface_of(ast: UOp) -> Interface:
 
 
 class Packing(NamedTuple):
-    """The result of phases that run once: the content of `temps`, computed from the parameters `slots`, which are constants. Programs of
-    one `digest` leave the same."""
+    """The result of the phases that run once: they fill the temporaries `temps` from the parameters `slots`, which are constants. Programs
+    with the same `digest` fill them alike."""
 
     temps: tuple[int, ...]
     slots: tuple[int, ...]
@@ -198,9 +198,9 @@ class Packing(NamedTuple):
 
 
 def derive_spec(ast: UOp, target: Target, temps: tuple[int, ...], phases: tuple[PhaseSpec, ...]) -> ProgramSpec:
-    """The description of a program of a kernel: its interface and its launch, beside what lowering has decided.
+    """The description of a program: the interface and launch of its kernel, with the temporaries and phases that lowering has decided.
 
-    Raises LaunchError for a launch that does not fit the target, CompileError for one that cannot be."""
+    Raises LaunchError for a launch that does not fit the target, CompileError for a malformed one."""
     kernel = interface_of(ast)
     launch = launch_of(ast, target.global_limits, target.local_limits)
     return ProgramSpec(DEFAULT_NAME, kernel.params, kernel.outs, temps, phases, kernel.variables, kernel.ins, launch)
@@ -208,7 +208,7 @@ def derive_spec(ast: UOp, target: Target, temps: tuple[int, ...], phases: tuple[
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A ProgramSpec and, per phase, its LINEAR. Equal are those that are written the same: 0.0 is not -0.0, nor 1 True."""
+    """A ProgramSpec and, per phase, its LINEAR. Programs are equal if their text is: 0.0 differs from -0.0, and 1 from True."""
 
     spec: ProgramSpec
     code: tuple[tuple[Instruction, ...], ...]
@@ -221,12 +221,12 @@ class Program:
 
     @property
     def size(self) -> int:
-        """len(LINEAR): what BEAM_UOPS_MAX limits."""
+        """The number of LINEAR instructions, which BEAM_UOPS_MAX limits."""
         return sum(len(c) for c in self.code)
 
     @cached_property
     def digest(self) -> str:
-        """Hex digest of what runs: code, launch sizes and scratch, in emission order; symbol and kernel names excluded."""
+        """Hex digest of the code, launch sizes and scratch, in emission order; names of symbols and of the kernel do not count."""
         h = hashlib.blake2b(b"svod-linear-1", digest_size=16)
         for phase, code in zip(self.spec.phases, self.code, strict=True):
             h.update(repr((phase.extent, phase.threads, phase.scratch_bytes, phase.once)).encode())
@@ -242,7 +242,7 @@ class Program:
 
     @property
     def packing(self) -> Packing | None:
-        """The result of the phases that run once; None where there are none."""
+        """The result of the phases that run once; None if there are none."""
         phases = [(phase.extent, code) for phase, code in zip(self.spec.phases, self.code, strict=True) if phase.once]
         pointers = {(i.op, i.arg) for _, code in phases for i in code if i.op in ("ARG", "TEMP")}
         temps = tuple(sorted(number for op, number in pointers if op == "TEMP"))

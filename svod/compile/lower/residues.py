@@ -1,4 +1,4 @@
-"""Remainders of the integers of a phase, from the code that computes them.
+"""Residue analysis: what the integers of a phase are congruent to, derived from the code that computes them.
 
     %5 = MUL %2, 16;  %7 = ADD %5, 4        %7 is 4 more than a multiple of 16
     LOAD float32x4 %0, %7 [8]               so the address is a multiple of 16 bytes: (16·%2 + 4 + 8)·4
@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 from svod.compile.lower.program import Instruction
 
-WRAPS = 32          # bits below which integers wrap around where nobody cares: 240 + 32 of uint8 is 16
+WRAPS = 32          # integers of fewer bits may wrap around, so they are not analysed: in uint8, 240 + 32 is 16
 
 
 class Residue(NamedTuple):
-    """Numbers `remainder` + k·`modulus`; the modulus of a constant is 0."""
+    """The numbers `remainder` + k·`modulus`. The modulus of a constant is 0."""
 
     modulus: int
     remainder: int
 
     def divisor(self, offset: int = 0) -> int:
-        """The largest number that divides all of them, plus an offset; 0 where that is always 0."""
+        """The largest number that divides all these numbers plus `offset`; 0 if the sum is always 0."""
         return gcd(self.modulus, self.remainder + offset)
 
 
@@ -29,7 +29,7 @@ ANY = Residue(1, 0)
 
 
 def _either(a: Residue, b: Residue) -> Residue:
-    """One of two numbers."""
+    """The residue of a value that is one of two."""
     return Residue(gcd(a.modulus, b.modulus, a.remainder - b.remainder), a.remainder)
 
 
@@ -42,7 +42,7 @@ def _negated(a: Residue) -> Residue:
 
 
 def _product(a: Residue, b: Residue) -> Residue:
-    """(m k + r)(n l + s)"""
+    """The residue of a product: (m k + r)(n l + s)."""
     return Residue(gcd(a.modulus * b.modulus, a.modulus * b.remainder, b.modulus * a.remainder), a.remainder * b.remainder)
 
 
@@ -52,13 +52,13 @@ def _low_bits(n: int) -> int:
 
 
 def _and(a: Residue, b: Residue) -> Residue:
-    """Low bits that are 0 in one stay so."""
+    """The residue of a bitwise AND: low bits that are 0 in one operand are 0 in the result."""
     low = [_low_bits(x.divisor()) for x in (a, b)]
     return Residue(max(low) if all(low) else 0, 0)
 
 
 def _quotient(a: Residue, b: Residue) -> Residue:
-    """A quotient by a constant, which is exact or not known."""
+    """The residue of a quotient by a constant; ANY if the division may be inexact."""
     by = abs(b.remainder)
     if b.modulus or not by or a.divisor() % by:
         return ANY
@@ -76,7 +76,7 @@ _RULES: dict[str, Callable[..., Residue]] = {
 
 
 def residues(code: Sequence[Instruction]) -> list[Residue]:
-    """The residue of each instruction that makes a scalar integer; ANY for others."""
+    """The residue of each instruction that computes a scalar integer; ANY for others."""
     known: list[Residue] = []
     for op, dtype, lanes, src, arg in code:
         residue = ANY

@@ -1,15 +1,15 @@
-"""Strided accesses that cover a square become contiguous ones and a transposition in registers: a pass over the LINEAR of a phase.
+"""Turns strided accesses that cover a square into contiguous accesses and a transposition in registers: a pass over the LINEAR of a phase.
 
     a = LOADS x, i [0, s]        (lane l: x[i + l*s])           r0 = LOAD x, i [0];  r1 = LOAD x, i [s];  …
     b = LOADS x, i [1, s]        (lane l: x[i + 1 + l*s])  →    a, b, … = the transposition of r0, r1, …, by SHUFFLEs
     …                            as many as there are lanes
 
-The same for STORES, the other way round; also where all of a square stand under one condition, which its rows then stand under. Where
-vectors have masks (`ragged`), fewer than `lanes` accesses make a part of a square, whose rows are loaded and stored under a mask: 14
-columns of 16 channels are 16 masked stores of 14 elements. Loads under one mask per lane make a square whose rows are loaded where the mask
-of the lane says so. It stands last, on straight-line code, where unrolled positions are side by side; a copy that packs a matrix, a
-transpose kernel and a convolution that stores channels as lanes all come out of it. Loads move up to the first of their group, stores down
-to the last, so groups whose memory is also accessed in the other direction are left alone.
+STORES are treated alike, in reverse. If all accesses of a square have the same condition, its rows get it. If vectors have masks
+(`ragged`), fewer than `lanes` accesses form a part of a square, whose rows are loaded and stored under a mask: 14 columns of 16 channels
+become 16 masked stores of 14 elements. Loads with one mask per lane form a square in which each row is loaded under the mask of its lane.
+The pass runs late, on straight-line code, in which unrolled positions are next to each other; it serves copies that pack a matrix,
+transpose kernels, and convolutions that store channels as lanes. Loads move up to the first of their group, stores down to the last, so
+groups whose memory is also accessed in the other direction are left alone.
 """
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from typing import Any, NamedTuple
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 
-MIN_LANES, PAIR = 4, 2          # lanes of a square: for processors, and for threads, whose registers have one element each
-MIN_SHARE = 3                   # a part of a square has more than a third of its rows; fewer go lane by lane
+MIN_LANES, PAIR = 4, 2          # least lanes of a square: on CPUs, and on groups of threads, whose registers hold one element
+MIN_SHARE = 3                   # a part of a square must have more than one row in so many; fewer rows are accessed lane by lane
 _STRIDED = ("LOADS", "STORES")
 _LOADS = ("LOAD", "LOADS", "GATHER")
 _STORES = ("STORE", "STORES", "SCATTER")
 
 
 def transpose_squares(code: list[Instruction], ragged: bool = False, least: int = MIN_LANES) -> list[Instruction]:
-    """The code with squares of strided accesses of at least so many lanes replaced, with parts of squares too where `ragged`; the list
-    itself when there are none."""
+    """The code with squares of strided accesses replaced; the same list if there are none. `least`: fewest lanes of a square. `ragged`:
+    replace parts of squares as well."""
     if not any(i.op in _STRIDED for i in code):
         return code
     loads, stores = _squares(code, ragged, least)
@@ -38,7 +38,7 @@ def transpose_squares(code: list[Instruction], ragged: bool = False, least: int 
 
 
 class _StridedGroup(NamedTuple):
-    """The key of strided accesses that differ in their lane offset alone."""
+    """The key of strided accesses that differ only in their constant offset."""
 
     block: int
     op: str
@@ -47,16 +47,16 @@ class _StridedGroup(NamedTuple):
     dtype: str
     lanes: int
     stride: int
-    mask: tuple[int, ...]       # gate and alternative, of masked loads; the condition of stores
+    mask: tuple[int, ...]       # gate and alternative of masked loads; condition of stores
 
 
 def _squares(code: list[Instruction], ragged: bool, lanes: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Groups of positions, by lane offset, that make a square; loads and stores."""
+    """Groups of accesses that form a square, in the order of their offsets: (loads, stores)."""
     block = 0
     groups: dict[_StridedGroup, dict[int, int]] = {}
-    loaded: set[tuple[int, int]] = set()     # (block, pointer); blocks of one phase: pointers loaded from anywhere
+    loaded: set[tuple[int, int]] = set()     # (block, pointer) of loads; a block is straight-line code between loops
     stored: set[tuple[int, int]] = set()
-    twice: set[_StridedGroup] = set()               # groups that store to one place twice: their order counts
+    twice: set[_StridedGroup] = set()               # groups that store twice to one place, so that their order matters
     for at, (op, _, _, src, arg) in enumerate(code):
         if op in ("LOOP", "ENDLOOP"):
             block += 1
@@ -84,7 +84,7 @@ def _squares(code: list[Instruction], ragged: bool, lanes: int) -> tuple[list[li
 
 
 def _group_of(code: list[Instruction], at: int, block: int, ragged: bool, least: int) -> _StridedGroup | None:
-    """The group of a strided access that may be part of a square, or None. `ragged`: masked loads may be."""
+    """The group of a strided access that may be part of a square, or None. `ragged`: loads under masks may be part of one."""
     op, dtype, lanes, src, arg = code[at]
     plain = 2 if op == "LOADS" else 3
     mask = src[plain:]
@@ -99,7 +99,7 @@ def _group_of(code: list[Instruction], at: int, block: int, ragged: bool, least:
 
 
 def _runs(members: dict[int, int], lanes: int, stride: int, least: int) -> Iterable[list[int]]:
-    """Positions of accesses at consecutive offsets: `lanes` of them, or what is left of a run and at least `least`."""
+    """Runs of accesses at consecutive offsets: of `lanes` accesses each, or fewer at the end of a run, but at least `least`."""
     offsets = sorted(members)
     i = 0
     while i < len(offsets):
@@ -127,7 +127,7 @@ def _rebuild(code: list[Instruction], loads: list[list[int]], stores: list[list[
         return len(out) - 1
 
     def transposed(rows: list[int], dtype: DType, lanes: int) -> list[int]:
-        """Columns of the square whose first rows are given; what the missing rows give is undefined."""
+        """The columns of a square of which the first rows are given. Elements of missing rows are undefined."""
         square: list[int | None] = [*rows, *[None] * (lanes - len(rows))]
         h = 1
         while h < lanes:
@@ -147,7 +147,7 @@ def _rebuild(code: list[Instruction], loads: list[list[int]], stores: list[list[
         return [v for v in square if v is not None]
 
     def first(n: int, lanes: int) -> tuple[int, ...]:
-        """The mask of the first n lanes; none for all of them."""
+        """The mask of the first n lanes; () if these are all."""
         return () if n == lanes else (emit("VCONST", dtypes.bool, lanes, (), tuple(j < n for j in range(lanes))),)
 
     for at, (op, dtype, lanes, src, arg) in enumerate(code):
