@@ -1,8 +1,8 @@
-"""The command lines. Each console script is a small `main` here that calls `run_command` with the module of its real commands.
+"""The command lines. Each console script is a small `main` in a package here, which calls `run_command` with the module of its commands.
 
-`run_command` is their common guard, which never shows a traceback. Bad input ends with one line and exit status 2, Ctrl-C at any moment
+`run_command` runs a command so that it never shows a traceback. Bad input ends with one line and exit status 2, Ctrl-C at any moment
 with one line and status 130, SIGTERM with status 143, a closed pipe silently. Characters that a stream's encoding lacks are replaced. The
-guard must stand before Ctrl-C can come, so this module imports little, and the guard imports the rest.
+handlers must be in place before Ctrl-C can come, so this module imports little, and `run_command` imports the rest.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message on one line. For an error of the system that is the file's name, where it has one, and the problem."""
+    """An error's message on one line. For an OSError: the file's name, if it has one, and the operating system's message."""
     if isinstance(error, OSError) and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
@@ -42,38 +42,38 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
     except KeyboardInterrupt:
         tell(f"{program}: interrupted")
         status = EXIT_INTERRUPTED
-    except SystemExit as e:     # a command that has a status of its own
+    except SystemExit as e:     # the command chose its exit status
         status = e.code if isinstance(e.code, int) else 1
     except BrokenPipeError:
         # the reader has gone (`svod-db list | head`); Python must not flush into the closed pipe at exit
         _write_no_more()
         status = 0
-    except OSError as e:        # the disk is full; so it would be when Python flushes at exit
+    except OSError as e:        # the disk is full: Python must not flush again at exit
         _write_no_more()
         tell(f"{program}: {one_line(e)}")
         status = EXIT_USAGE
-    end_by(signal.SIGINT)       # only the interpreter's exit is left: a Ctrl-C there ends it silently
+    end_by(signal.SIGINT)       # from here on, while the interpreter exits, a Ctrl-C ends the process silently
     sys.exit(status)
 
 
 def _write_no_more() -> None:
-    """Send further output on stdout nowhere."""
+    """Discard further output on stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Handles SIGTERM: processes of the command, such as a script, end with it."""
+    """Handles SIGTERM: exits by an exception, so that the command ends its processes, such as a script, first."""
     raise SystemExit(128 + number)
 
 
 def completion_variable(program: str) -> str:
     """The environment variable through which a shell asks `program` for completions: `_SVOD_TUNE_COMPLETE=bash_source svod-tune` prints
-    what the shell evaluates once."""
+    the code that the shell has to evaluate once."""
     return f"_{program.replace('-', '_').upper()}_COMPLETE"
 
 
 def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
-    """The exit status of the command; errors of the input are reported here."""
+    """Run the command and report errors of its input. Returns the exit status."""
     import importlib
 
     from svod.config import child_environment, set_default_environment, unknown_variables_once

@@ -1,4 +1,4 @@
-"""The programs of this installation."""
+"""The commands by which users call the programs of this installation, for messages."""
 from __future__ import annotations
 
 import os
@@ -11,21 +11,21 @@ from svod.system.process.program import environment_folder, python
 
 
 def program(name: str) -> str:
-    """The command that calls program `name` of svod's from here: its name where PATH finds it, else its path in this environment;
-    `python -m svod tune` where the programs do not lie beside the Python, as with a checkout."""
+    """The command that calls svod's program `name`: its name if PATH finds it, else its path in this environment. If the programs are not
+    in the folder of Python's executable, as with a checkout, the command is like `python -m svod tune`."""
     if (Path(environment_folder()) / name).exists():
         return shlex.quote(_called(name))
     return f"{interpreter()} -m svod {name.removeprefix('svod-')}"
 
 
 def interpreter() -> str:
-    """The command that calls this environment's Python from here, which may be called python3 alone."""
+    """The command that calls this environment's Python; some environments have only `python3`, and no `python`."""
     names = ("python", os.path.basename(python()))
     return shlex.quote(_called(next((n for n in names if (Path(environment_folder()) / n).exists()), "python")))
 
 
 def _called(name: str) -> str:
-    """The name of a file beside the Python where PATH finds it, else its path."""
+    """The name of a file in the folder of Python's executable, if PATH finds that file; else its path."""
     beside = Path(environment_folder()) / name
     on_path = shutil.which(name)
     if on_path is not None and Path(on_path).parent.resolve() == beside.parent.resolve():

@@ -14,8 +14,8 @@ from svod.errors import ConfigError, DatabaseError
 from svod.tune.db import layers
 
 SQLITE_HEADER = b"SQLite format 3\0"
-FORMAT = re.compile(rb'"format"\s*:\s*"([^"]*)"')     # in the first line of a file of svod's
-HEADER_BYTES = 4096
+FORMAT = re.compile(rb'"format"\s*:\s*"([^"]*)"')     # the format that the first line of svod's files names
+HEADER_BYTES = 4096                                   # bytes of a file that are searched for its format
 
 
 class Finite(click.FloatRange):
@@ -30,9 +30,9 @@ class Finite(click.FloatRange):
 
 def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None, stdout: bool = False,
                  format: str | None = None) -> None:
-    """Raise ConfigError where the file that `option` names cannot be written, as far as that shows without writing, or where it would
-    replace a database or a file in `read`, which the command reads. `format`: only files of this format of svod's, and empty ones, are
-    replaced; None: any. None as a path passes, and so does "-" with `stdout`."""
+    """Raise ConfigError if the file `path`, given by `option`, cannot be written, as far as that shows without writing, or if it would
+    replace a database or one of the files `read`, which the command reads. `format`: an existing file may only be replaced if it is empty
+    or has this format of svod's; None: any file. None as `path` is valid, and with `stdout` also "-"."""
     if path is None or (stdout and os.fspath(path) == "-"):
         return
     if os.fspath(path) == "-":
@@ -60,7 +60,7 @@ def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | 
 
 
 def _beginning(file: Path) -> bytes:
-    """The first bytes of a regular file; none of one that cannot be read."""
+    """The first bytes of a file; b"" if it is no regular file or cannot be read."""
     if not file.is_file() or not os.access(file, os.R_OK):
         return b""
     with open(file, "rb") as opened:
@@ -68,15 +68,15 @@ def _beginning(file: Path) -> bytes:
 
 
 def check_is_there(plan: layers.DatabasePaths) -> None:
-    """Raise DatabaseError where `plan` names databases but none of them exists. Records that ship with svod do not count."""
+    """Raise DatabaseError if `plan` names databases but none of them exists. Records that ship with svod do not count."""
     files = [p for p in (plan.write, *plan.read) if p is not None]
     if files and not any(p.exists() for p in files):
         raise DatabaseError(f"there is no database at {files[0]}; {program('svod-tune')} SCRIPT --db {files[0]} makes one")
 
 
 def check_database(spec: str | None) -> None:
-    """Raise DatabaseError where --db names no database and none can be made there. A database that cannot be written passes: it can be
-    read."""
+    """Raise DatabaseError if the file that --db names is no database and none can be created there. An existing database that cannot be
+    written is accepted, as it can be read."""
     problem = layers.name_problem(layers.resolve(spec)) if spec is not None else None
     if problem is not None:
         raise DatabaseError(f"--db {spec}: {problem}")

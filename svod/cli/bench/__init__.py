@@ -5,8 +5,8 @@ from typing import NoReturn
 
 from svod.cli import run_command
 
-# By default the threads of OpenBLAS spin for 2^26 cycles after a product: some 25 ms on a core that the next contestant needs. 2^20 cycles
-# are 0.4 ms, which is longer than the gap between two runs and shorter than the pause between contestants.
+# By default the threads of OpenBLAS spin for 2^26 cycles after a product: some 25 ms on cores that the next contestant needs. 2^20 cycles
+# are 0.4 ms, longer than the gap between two runs of a contestant and shorter than the pause between contestants.
 OPENBLAS_SPIN = "20"
 
 

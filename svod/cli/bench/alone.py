@@ -1,6 +1,6 @@
-"""The child of `svod.bench.peers.alone`: has one library prepare one case and run it when the parent says so.
+"""The child process of `svod.bench.peers.alone`: it lets one library prepare one case, and runs it when the parent asks.
 
-    python -m svod.cli.bench.alone DESCRIPTOR       of the pipe, which the parent has open
+    python -m svod.cli.bench.alone DESCRIPTOR       file descriptor of the pipe to the parent
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(descriptor: str) -> None:
     except UnsupportedError as e:
         pipe.send(("unsupported", str(e)))
         return
-    except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
+    except Exception as e:      # the border to other libraries: any exception becomes a record
         pipe.send(("failed", str(e) if isinstance(e, SvodError) else f"{type(e).__name__}: {' '.join(str(e).split()):.200}"))
         return
     pipe.send(("done", Done([np.array(a) for a in outputs], prepared.remark, prepared.identity, prepared.kernels, prepared.prepare_seconds,
@@ -76,7 +76,7 @@ def _contestant(order: Order) -> Peer:
 
 
 def _resolved(order: Order) -> Case:
-    """The case, with the data from which a child makes its operands."""
+    """The case that an order names, with the options from which this process makes its operands."""
     case = select_cases(order.suite, order.case)[0]
     if case.op == "torch":
         return replace(case, options={**case.options, "seed": order.seed})

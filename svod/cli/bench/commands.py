@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TORCH_NEEDS = ("torch", "torchvision", "transformers")
 NEW_SEEDS = 1_000_000   # drawn seeds are below this: short enough to type
-SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
+SETTLE_SECONDS = 0.5    # seconds for which the machine's load is watched before a run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -156,7 +156,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
 
 
 def _installed(cases: Sequence[Case]) -> list[Case]:
-    """The cases that this machine has files and packages for; the others are said. Raises UnsupportedError where none is left."""
+    """The cases that this machine has files and packages for; the others are listed on stderr. Raises UnsupportedError if none is left."""
     from svod.bench.suites.onnx_files import file_named
 
     found: list[Case] = []
@@ -178,7 +178,8 @@ def _installed(cases: Sequence[Case]) -> list[Case]:
 
 
 def _known(path: Path | None, settings: Settings, target: Target) -> list[CaseResult]:
-    """The results in the file that a run goes on with. Raises FormatError for one of another machine or seed, click.UsageError."""
+    """The results in the file that --resume continues. Raises FormatError if they are of another machine or seed, click.UsageError without
+    a file."""
     from svod.bench.compare import check_comparable
     from svod.bench.load import MachineLoad
     from svod.bench.machine import machine_of, versions
@@ -196,7 +197,7 @@ def _known(path: Path | None, settings: Settings, target: Target) -> list[CaseRe
 
 
 def _target(prepare: config.PrepareConfig) -> Target:
-    """The device that a configuration names. Raises DeviceError where nothing runs on it."""
+    """The target of the device that a configuration names. Raises DeviceError if no kernel can run on it."""
     backend = device_named(prepare.device or HOST).backend
     backend.check_runs()
     return backend.target()
@@ -245,7 +246,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
 
     def finished(so_far: Run) -> None:
         click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")
-        if json_path is not None:       # keeps the results where another library ends the process
+        if json_path is not None:       # written after each case, in case a library crashes the process
             with contextlib.suppress(OSError):      # the last write reports the error
                 write_run(json_path, so_far)
     return run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
@@ -329,7 +330,7 @@ def report(runs: tuple[Path, ...], db: str | None, with_db: bool, output: Path, 
 
 
 def _write_at_last(path: Path, result: Run) -> None:
-    """Write the run. Where that fails, save it among the temporary files, then raise the OSError of `path`."""
+    """Write the run to `path`. If that fails, save it in a temporary folder, and raise the OSError all the same."""
     from svod.bench.results import write_run
 
     try:

@@ -1,7 +1,7 @@
-"""svod in its own benchmarks: each case is captured like a function under `svod.jit`.
+"""The contestants of svod in its own benchmarks. Each case is captured like a function under `svod.jit`.
 
-    heuristic   the heuristic's chains, without a database
-    tuned       the chains of the database; with a beam, kernels that it lacks are searched first
+    heuristic   uses the heuristic's chains, without a database
+    tuned       uses the chains of the database; with a beam, kernels that it lacks are searched first
 """
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SvodContestant:
 
 
 def _prepare_file(config: PrepareConfig, case: Case) -> PreparedPeer:
-    """An ONNX file, called as its users do: arrays to new arrays."""
+    """Prepare an ONNX file, which is called as its users call it: with arrays, and returning new arrays."""
     from svod.onnx import load
 
     start = time.perf_counter()
@@ -95,7 +95,7 @@ def _prepare_file(config: PrepareConfig, case: Case) -> PreparedPeer:
 
 
 def _prepare_module(config: PrepareConfig, case: Case) -> PreparedPeer:
-    """A PyTorch module, by `deployed`."""
+    """Prepare a PyTorch module, compiled by `deployed`."""
     import torch
 
     from svod.bench.peers.with_torch import prepared_module
@@ -113,8 +113,9 @@ def _prepare_module(config: PrepareConfig, case: Case) -> PreparedPeer:
 
 
 def deployed(module: Any, options: dict[str, Any]) -> Callable[..., Any]:
-    """A module as those who deploy one have it: by svod.torch.compile at its first call. The step of a decoding loop goes through
-    torch.compile, with guards in each call. Raises UnsupportedError, in the first call, for a module that cannot be exported."""
+    """A module compiled as for deployment: by svod.torch.compile at its first call. The step of a decoding loop is compiled by
+    torch.compile instead, whose guards are checked in each call. The first call raises UnsupportedError for a module that cannot be
+    exported."""
     import torch
 
     import svod.torch
@@ -141,8 +142,8 @@ WHOLE: Mapping[str, Callable[[PrepareConfig, Case], PreparedPeer]] = {"onnx": _p
 
 def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: str | None = None,
                      config: PrepareConfig | None = None, budget: float | None = None) -> list[SvodContestant]:
-    """The contestants of a run. `mode` is heuristic, db-only or beam, with the width `beam`. `fresh` also searches known kernels. `budget`:
-    seconds of search for each case, instead of those that `SvodContestant` gives it."""
+    """The contestants of a run. `mode` is heuristic, db-only or beam, with the width `beam`. `fresh`: search known kernels as well.
+    `budget`: seconds of search for each case; None: the defaults of `SvodContestant`."""
     base = replace(config, beam=None, capture=None) if config is not None else PrepareConfig.from_env(beam=None, capture=None)
     out = [SvodContestant("heuristic", replace(base, db=NONE))]
     if mode != "heuristic":
@@ -154,7 +155,7 @@ def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: st
 
 
 def describe(plan: ExecutionPlan) -> tuple[KernelInfo, ...]:
-    """The kernels of a plan in the form of the results."""
+    """The kernels of a plan as the KernelInfo of benchmark results."""
     out = []
     for k in plan.kernels:
         e = k.estimate if isinstance(k.estimate, Work) else None
@@ -164,6 +165,6 @@ def describe(plan: ExecutionPlan) -> tuple[KernelInfo, ...]:
 
 
 def _tensor(array: Array, dtype: str) -> Tensor:
-    """A realised tensor, over the array's memory unless it is bfloat16."""
+    """A realised tensor with the content of an array. It uses the array's memory, except for bfloat16, which is converted."""
     tensor = Tensor(bfloat16_bits_to_float32(array), "bfloat16") if dtype == "bfloat16" else Tensor(array)
     return tensor.realize()

@@ -15,10 +15,10 @@ from svod.system.process.streams import columns
 from svod.system.quantities import bytes_rate, flops_rate, percent, seconds, spread
 from svod.system.tables import print_table
 
-WIDEST = 140        # from this width on, the table shows seconds of search and rates over the round neighbour; a pipe gets them all
-WIDE = 116          # from this width on, every peer has a column; below, only the best one has
-MEDIUM = 98         # from this width on, the times of the heuristic and of the best peer are shown too
-NAME = 12           # width of a contestant's name
+WIDEST = 140        # least columns of a table with seconds of search and rates over the round neighbour; a pipe gets this width
+WIDE = 116          # least columns of a table with a column for each peer; narrower ones only show the best peer
+MEDIUM = 98         # least columns of a table that also shows the times of the heuristic and of the best peer
+NAME = 12           # columns of a contestant's name
 WIDE_INTERVAL = " ~"
 MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
 
@@ -73,7 +73,7 @@ def _describe_outcome(case: CaseResult, o: ContestantResult) -> str:
 
 @dataclass(frozen=True)
 class _RunColumns:
-    """The columns of the table of kernels: those that the run has figures for and the terminal has room for."""
+    """The columns of the table of kernels that a run has figures for and the terminal has room for."""
 
     contestants: tuple[str, ...]
     peers: tuple[str, ...]          # libraries with a column of their own
@@ -119,7 +119,7 @@ class _RunColumns:
 
 
 def _against_best(c: CaseResult) -> str:
-    """The speed-up of svod over the best library."""
+    """The speed-up of svod over the best library, as the text of a cell."""
     s = c.svod.speedups.get(c.best_peer or "") if c.svod is not None else None
     return "" if s is None else f"{s.median:.2f}x{doubt(half_width(s))}{'' if not s.is_none else ' ='}"
 
@@ -142,7 +142,7 @@ def print_run(run: Run) -> None:
 
 
 def _cell(c: CaseResult, name: str) -> str:
-    """The time of a contestant; the name "svod" stands for the best svod contestant."""
+    """The time of a contestant as the text of a cell; the name "svod" stands for the best svod contestant."""
     o = c.outcome(name) if name != "svod" else c.svod or c.outcome("tuned")
     if o is None:
         return ""
@@ -169,8 +169,8 @@ def print_groups(groups: Sequence[GroupResult], peers: Sequence[str], tuned: boo
 
 
 def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> None:
-    """Print a line for each suite: geometric means, the median and the longest search, and the lowest rate over a round neighbour. `names`
-    adds the names of these cases."""
+    """Print a line for each suite: geometric means, the median and the longest search, and the lowest rate over a round neighbour. `names`:
+    also show the names of the cases with the longest search and the lowest rate."""
     own = "tuned" if tuned else "heuristic"
     peers = any(f"{own}/{BEST_PEER}" in s.means.speedups for s in suites)
     searched, rated = any(s.searching is not None for s in suites), any(s.rates is not None for s in suites)
@@ -192,7 +192,7 @@ def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> 
 
 
 def print_ceilings(c: Ceilings, is_device: bool) -> None:
-    """Print a line for each rate: of one core and of all threads, or of a device."""
+    """Print a line for each ceiling, with the rates of one core and of all threads, or the rate of a device."""
     many = f"{c.threads} threads" if c.threads > 1 else "1 thread"
     rows = [(f"multiply-add {dtype}", flops_rate(one), flops_rate(all_)) for dtype, (one, all_) in c.flops.items()]
     for level, kinds in c.bandwidth.items():

@@ -55,7 +55,7 @@ from svod.tune.db.transfer import FORMAT
 from svod.tune.db.why import describe_searches, explain
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
-SCRIPT_SECONDS = 600.0  # `why` ends a script after this
+SCRIPT_SECONDS = 600.0  # seconds after which `why` ends a script
 
 
 def _set_database(context: click.Context, parameter: click.Parameter, spec: str | None) -> None:
@@ -69,7 +69,7 @@ def _database_option() -> click.Option:
 
 
 class _DbCommand(click.Command):
-    """A command that takes --db after its name as well as before it."""
+    """A command that accepts --db after its name as well as before it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -93,11 +93,11 @@ def cli(context: click.Context) -> None:
 
 
 def _say(text: str = "", err: bool = False) -> None:
-    """Print text, in which names, reasons and chains may come from records of others."""
+    """Print text without control characters, as names, reasons and chains may come from untrusted records."""
     click.echo(printable(text), err=err)
 
 
-CHECKED_ALWAYS = 64 << 20       # bytes of a database that every command checks for damaged pages
+CHECKED_ALWAYS = 64 << 20       # every command checks databases below this many bytes for damaged pages
 
 
 def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
@@ -124,7 +124,7 @@ def _check_whole(path: Path) -> None:
         with contextlib.closing(connection):
             answer = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except (DatabaseError, OSError, sqlite3.OperationalError):
-        return      # foreign, newer, locked or unreadable: reading it reports that
+        return      # a foreign, newer, locked or unreadable file is reported when it is read
     except sqlite3.DatabaseError as e:
         answer = str(e)
     if answer != "ok":
@@ -133,9 +133,9 @@ def _check_whole(path: Path) -> None:
 
 
 def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False) -> str:
-    """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one. A plan numbers
-    the names of its kernels: gemm_0 is a kernel called gemm. `shipped`: where the user's records have none, one that ships with svod, by
-    its key: names of these say little."""
+    """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one. A number at the
+    end is ignored if nothing else fits, as plans number their kernels: gemm_0 is a kernel called gemm. `shipped`: if the user's records
+    have no such kernel, also look for the key among kernels that ship with svod."""
     names: dict[str, set[str]] = {key: set() for key, in (*db.tally(Measurement, "kernel"), *db.tally(Search, "kernel"))}
     for k, _ in db.select(KernelRecord):
         names.setdefault(k.kernel, set()).add(k.name)
@@ -154,7 +154,8 @@ def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False) -> str:
 
 
 def _only_match(text: str, names: dict[str, set[str]], origins: dict[str, set[str]]) -> str | None:
-    """The one kernel that `text` means, of those with these names and origins, or None. Raises DatabaseError where it means several."""
+    """The key of the kernel that `text` means, or None. `names`, `origins`: by key, those of the kernels to choose from. Raises
+    DatabaseError if it may mean several."""
     kinds = ({k for k in names if k == text}, {k for k in names if k.startswith(text)}, _with(names, text, whole=True),
              _with(origins, text, whole=True), _with(names, text, whole=False), _with(origins, text, whole=False),
              _with(names, re.sub(r"_\d+$", "", text), whole=True))
@@ -168,7 +169,7 @@ def _only_match(text: str, names: dict[str, set[str]], origins: dict[str, set[st
 
 
 def _with(texts: dict[str, set[str]], text: str, *, whole: bool) -> set[str]:
-    """The keys whose texts contain `text`, as a whole text or as a part of one."""
+    """The keys that have a text equal to `text`, or without `whole` one that contains it."""
     return {key for key, own in texts.items() if (text in own if whole else any(text in x for x in own))}
 
 
@@ -210,7 +211,7 @@ def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | N
 
 
 def _say_missing(context: click.Context, db: TuningDB, has_kernels: bool) -> None:
-    """Say that the database that results go to is not there, or that no kernels are, and how to get some."""
+    """Say on stderr if the database does not exist or has no kernels, and how to tune some."""
     path = db.path or db.plan.write
     if path is not None and not path.exists():
         state = f"there is no database at {path} yet"
@@ -223,7 +224,7 @@ def _say_missing(context: click.Context, db: TuningDB, has_kernels: bool) -> Non
 
 
 def _complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The names of kernels that begin with the typed text, and their keys."""
+    """Completions of a typed text: the names and the keys of kernels that begin with it."""
     db = _open(context.find_root())
     kernels = sorted({(k.kernel, k.name) for k, _ in db.select(KernelRecord)})
     texts = {name: key[:SHOWN_KEY] for key, name in kernels} | {key[:SHOWN_KEY]: name for key, name in kernels}
@@ -262,7 +263,8 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
 
 
 def _show_target(db: TuningDB, row: WinnerRow, found: Sequence[tuple[Measurement, int]], verdicts: Sequence[Verdict]) -> None:
-    """Print the chain in use of a kernel on one target, and its twenty fastest chains. `found`: its measurements with their layers."""
+    """Print a kernel's records for one target: the chain in use, its loops, and the twenty fastest chains. `found`: its measurements with
+    their layers."""
     measurements, layers = [m for m, _ in found], {m.id: LAYER_NAMES[layer] for m, layer in found}
     told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified")}
     counts = ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in measurements).items()))
@@ -288,7 +290,7 @@ def _show_target(db: TuningDB, row: WinnerRow, found: Sequence[tuple[Measurement
 
 
 def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
-    """The loops that the chain in use makes of the kernel, replayed with today's opts, or why they cannot be shown."""
+    """The lines of the kernel's loop nest under the chain in use, replayed with today's opts; else a line that says why there is none."""
     machine = target_with(row.target)
     if machine is None:
         return ["loops     are shown on a machine with this target"]

@@ -1,4 +1,4 @@
-"""The listing of svod-db: each kernel on each target, with the chain in use; filters, orders, and tables with a chain below each row."""
+"""The listing of svod-db: a row for each kernel on each target with the chain in use; its filters, orders and tables."""
 from __future__ import annotations
 
 import json
@@ -16,16 +16,17 @@ from svod.system.tables import print_table, printable, text_table
 from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
 from svod.tune.db.why import no_winner_reason
 
-SHOWN_KEY = 12          # characters of a key in a table
-MOST_NAME = 20          # characters of a name on a terminal
+SHOWN_KEY = 12          # characters of a key that tables show
+MOST_NAME = 20          # most characters of a name that a terminal shows
 INDENT = "    "
 
 Order = Literal["time", "gain", "saved", "name", "latest"]
 
 
 class WinnerRow(NamedTuple):
-    """A kernel on a target, as `list` and `show` print it. `heuristic` and `time` are seconds of one call before and after, `calls` how
-    often the tuned program makes it, where that is known, and `latest` when the last search began, in seconds since 1970."""
+    """A kernel on a target, as `list` and `show` print it. `heuristic` and `time`: seconds of one call with the heuristic's and with the
+    used chain; `calls`: calls in a run of the tuned program, 1 if unknown; `latest`: the time when the last search began, in seconds since
+    1970."""
 
     kernel: str
     name: str
@@ -72,8 +73,8 @@ def _by_place(records: Iterable[P]) -> defaultdict[tuple[str, str], list[P]]:
 
 
 def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
-    """Every kernel on every target of the user's records, with the chain in use, wherever that comes from. `kernel`: this one alone, also
-    where its records ship with svod."""
+    """A row for every kernel on every target of the user's records, with the chain in use, wherever it comes from. `kernel`: only rows of
+    the kernel with this key, also from records that ship with svod."""
     shipped = kernel is not None
     kernels = sorted((k for k, _ in db.select(KernelRecord, kernel, shipped=shipped)), key=lambda k: k.ast_version)
     names = {k.kernel: k.name for k in kernels}
@@ -92,7 +93,7 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
         if w is None:
             found = [m for m, _ in db.select(Measurement, key, target, shipped=shipped)]
             if not found and not searches[at]:
-                continue        # the records that were counted are unusable, and reported
+                continue        # the counted records are invalid; they have been reported
             reason = no_winner_reason(found, [v for v, _ in db.select(Verdict, key, target, shipped=shipped)], searches[at])
         newest = max(searches[at], key=lambda s: s.started_at, default=None)
         rows.append(WinnerRow(key, names.get(key, ""), tuple(sorted(origins[key])), target,
@@ -106,14 +107,14 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
 
 
 def _calls(searches: Sequence[Search]) -> float:
-    """The number of times that the program calls a kernel, by the latest search that has it; 1 if none has."""
+    """The number of calls of a kernel in a run of its program, as the latest search that knows it has recorded it; 1 if none has."""
     said = [s for s in searches if isinstance(s.result.get("calls"), (int, float))]
     return float(max(said, key=lambda s: s.started_at).result["calls"]) if said else 1.0
 
 
 def in_order(rows: Sequence[WinnerRow], order: Order) -> list[WinnerRow]:
-    """The rows by target, in each the first that `order` puts first: those that take most of the time, gained or saved most, were searched
-    last, or by name."""
+    """Sort rows by target and then by `order`: most time of the program, largest gain, most time saved, or latest search first, or by
+    name."""
     def first(r: WinnerRow) -> float:
         return {"time": -r.cost, "gain": -(r.speedup or 0.0), "saved": -r.saved, "name": 0.0, "latest": -r.latest}[order]
     return sorted(rows, key=lambda r: (r.target, first(r), r.name, r.kernel))
@@ -121,8 +122,8 @@ def in_order(rows: Sequence[WinnerRow], order: Order) -> list[WinnerRow]:
 
 def chosen(rows: Iterable[WinnerRow], *, names: Sequence[str], origin: str | None, target: str | None,
            least: float | None) -> list[WinnerRow]:
-    """The rows whose name fits one of the patterns `names` (*, ? and […]), which come from a place with `origin` in it, on a target with
-    `target` in it, and whose chain is at least `least` times as fast as the heuristic's. What is None or empty chooses all."""
+    """The rows that fit all filters: one of the patterns `names` (*, ? and […]) matches the name, an origin contains `origin`, the target's
+    key contains `target`, and the chain is at least `least` times as fast as the heuristic's. A filter that is None or empty fits all."""
     return [r for r in rows if (not names or any(fnmatchcase(r.name, n) for n in names))
             and (origin is None or any(origin in o for o in r.origins)) and (target is None or target in r.target)
             and (least is None or (r.speedup or 0.0) >= least)]

@@ -1,4 +1,4 @@
-"""Measures the chains of others on this machine for `svod-db verify`, and makes the table of their verdicts."""
+"""Measures chains from other machines on this one for `svod-db verify`, and prints a table of the results."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
@@ -25,11 +25,11 @@ from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.start import make_executor
 
-CONFIRM_SECONDS = 0.5       # time for the confirmation of one kernel
+CONFIRM_SECONDS = 0.5       # seconds of the confirmation of one kernel
 
 
 class Checked(NamedTuple):
-    """A winner before its check, and the winner after it, or the reason why there is none."""
+    """A checked kernel. `before`: its winner before the check; `after`: the winner after it, or the reason why there is none."""
 
     name: str
     before: Winner
@@ -37,8 +37,8 @@ class Checked(NamedTuple):
 
 
 def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool) -> list[Checked]:
-    """Measure here the chains of others, or of all winners (`every`), for these kernels (none: all), within `budget` seconds. Raises
-    TuneError where no worker starts, and DatabaseError."""
+    """Measure on this machine the chains from other machines, or with `every` those of all winners, for the kernels with the keys `kernels`
+    (empty: for all), within `budget` seconds. Raises DatabaseError, and TuneError where no worker starts."""
     checked: list[Checked] = []
     for target, tasks in _tasks_by_target(db, kernels, every).items():
         before = {t.key: db.ranking(t.key, target.key)[0] for t in tasks}
@@ -52,9 +52,9 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
 
 
 def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dict[Target, list[KernelTask]]:
-    """The kernels to measure, by the targets that this machine has."""
+    """The kernels to measure, by target, for the targets that this machine has."""
     places: dict[str, set[str]] = {}
-    expected: dict[str, set[str]] = {}      # targets of other machines; records that ship with svod for them do not matter here
+    expected: dict[str, set[str]] = {}      # the same without records that ship with svod: these may be for other machines
     for m, layer in db.select(Measurement, shipped=True):
         if m.step == "confirm" and (not kernels or m.kernel in kernels):
             places.setdefault(m.target, set()).add(m.kernel)
@@ -77,7 +77,8 @@ def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dic
 
 
 def _kernels(keys: list[str], described: dict[str, KernelRecord]) -> Iterator[tuple[Kernel, str]]:
-    """The kernels that the database describes, with their names; a description of another kernel is said and passed over."""
+    """The kernels with these keys, and their names, from the database's descriptions. A kernel whose description is missing, damaged or
+    that of another kernel is reported and left out."""
     for key in keys:
         try:
             kernel = Kernel(data_to_ast(described[key].ast)) if key in described else None
@@ -97,7 +98,7 @@ def _resolved(target: Target, db: TuningDB) -> Resolved:
 
 
 def _winner(kernel: Kernel, resolved: Resolved) -> Proposed | None:
-    """The winner, wherever it was found."""
+    """The best chain of the database that can be used, wherever it was measured, as a chain to measure; None if there is none."""
     for winner in resolved.db.ranking(kernel.key, resolved.target.key):
         if fault(winner, kernel, resolved.compiler) is None:
             return Proposed((apply_opts(Scheduler(kernel, resolved.target), chain_of(winner.chain)),), CHECK)

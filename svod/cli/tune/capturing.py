@@ -1,4 +1,4 @@
-"""The first step of svod-tune: the script is run, or a file read, for the plans to tune."""
+"""The first step of svod-tune: get the plans to tune, by running the script or reading a capture."""
 from __future__ import annotations
 
 import shlex
@@ -22,19 +22,19 @@ from svod.system.quantities import count
 from svod.tune import capture
 from svod.tune.capture import Capture, News
 
-MAX_PROBLEMS = 3            # faults of a capture that are reported one by one
+MAX_PROBLEMS = 3            # most faults of a capture that are reported one by one
 
 
 @dataclass(frozen=True)
 class Captured:
-    """The plans that a script prepared, or a file holds. `script`: how the script ended; None: a file was read."""
+    """The plans to tune. `script`: the end of the script that prepared them; None if a capture was read."""
 
     content: Capture
     script: ScriptEnd | None
 
     @property
     def status(self) -> int:
-        """The exit status where the capture is incomplete."""
+        """The exit status that a successful search ends with: EXIT_OK, or another one if the capture is incomplete."""
         if self.script is not None:
             return EXIT_SCRIPT if self.script.failure else EXIT_OK
         return EXIT_DAMAGED if self.content.problems else EXIT_OK
@@ -73,7 +73,7 @@ class Captured:
         return "prepared no kernel; there is nothing to tune (kernels are captured when a svod Tensor is realized or prepared)"
 
     def keep(self, path: str) -> bool:
-        """Write the capture to a file. Returns whether that could be done."""
+        """Write the capture to a file. Returns False if it cannot be written."""
         try:
             capture.write_capture(path, self.content)
         except OSError as e:
@@ -84,7 +84,8 @@ class Captured:
 
 
 def take_capture(setting: Setting, workers: Workers) -> Captured:
-    """Run the script, or read the file. The workers start while the script runs, once it has prepared what is worth a search."""
+    """Run the script, or read the capture. The workers are started while the script runs, as soon as it has prepared kernels worth a
+    search."""
     options = setting.options
     if options.source is not None:
         return Captured(capture.read_capture(options.source), None)

@@ -1,4 +1,4 @@
-"""The ceilings of this machine, that svod-tune holds kernels against: from the cache, or measured once."""
+"""The ceilings of this machine, with which svod-tune compares kernels: from the cache, or measured once."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from svod.cli.tune.waiting import say
 from svod.core.machine.target import Target
 from svod.errors import SvodError
 
-ABOVE_CEILING = 1.05        # no kernel exceeds its ceiling by more than this factor
+ABOVE_CEILING = 1.05        # a kernel that exceeds its ceiling by more than this factor shows that the ceiling is wrong
 
 
 class MachineCeilings:
-    """The machine's ceilings, measured quickly at most once, and once more where that measurement cannot be right."""
+    """The machine's ceilings. They are measured quickly at most once, and once more if that measurement cannot be right."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The options of svod-tune. `run.py` carries them out; it is imported after the first line of output."""
+"""The command line of svod-tune: its options and their checks. `run.py`, imported after the first line of output, does the work."""
 from __future__ import annotations
 
 import importlib.machinery
@@ -35,7 +35,7 @@ class _TuneCommand(click.Command):
 
 
 class _Seconds(Finite):
-    """Seconds above 0."""
+    """The type of options that take a number of seconds above 0."""
 
     name = "seconds"
 
@@ -125,7 +125,7 @@ def first_line(options: TuneOptions) -> str:
 
 
 def check(options: TuneOptions) -> None:
-    """Raise click.UsageError for options that do not go together, and another SvodError for options that cannot be used."""
+    """Raise click.UsageError for options that exclude each other, and another error for options that cannot be used."""
     if options.beam < 1:
         raise click.BadParameter(f"{options.beam}: a beam of at least 1 is needed to search; to see what would be tuned use --dry-run",
                                  param_hint="--beam")
@@ -167,7 +167,7 @@ def check(options: TuneOptions) -> None:
 
 
 def _check_script(script: str, is_onnx: bool) -> None:
-    """Raise click.UsageError for an argument that can be neither run nor read."""
+    """Raise click.UsageError for an argument that is neither a program to run nor an ONNX file to read."""
     if not os.path.isfile(script) and not os.path.isfile(os.path.join(script, "__main__.py")):
         problem = "is a directory without a __main__.py" if os.path.isdir(script) else "does not exist"
         raise click.UsageError(f"{script} {problem}; give the path of a Python script or of an ONNX file")
@@ -180,7 +180,7 @@ def _check_script(script: str, is_onnx: bool) -> None:
 
 
 def _is_data(path: str) -> bool:
-    """Whether a file is one that Python cannot run, such as saved weights: bytes that are no text, no compiled module and no archive with a
+    """Whether a file is one that Python cannot run, such as saved weights: neither text nor a compiled module nor an archive with a
     program."""
     with open(path, "rb") as f:
         begins = f.read(1 << 10)

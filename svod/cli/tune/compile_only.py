@@ -1,4 +1,4 @@
-"""svod-tune --compile-only: the heuristic and all sketches of every kernel, compiled for a device that need not be there."""
+"""svod-tune --compile-only: compiles every kernel's heuristic and sketches for a device, which this machine need not have."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,12 +19,13 @@ from svod.system.quantities import count, percent
 from svod.system.tables import text_table
 from svod.tune.capture import Capture
 
-SHOWN = 8       # digits of a key
+SHOWN = 8       # digits of a key that tables show
 
 
 @dataclass(frozen=True)
 class CompiledState:
-    """A state of a kernel, and the report of the device's compiler. `cycles`: predicted by the cost model, None for a library kernel."""
+    """A compiled state of a kernel, with the resources that the device's compiler reports. `cycles`: the cost model's prediction, None for
+    a library kernel."""
 
     source: str                 # heuristic, sketch or library
     chain: str
@@ -35,7 +36,7 @@ class CompiledState:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel of the capture with its states, the one that is predicted fastest first."""
+    """A kernel of the capture with its compiled states, the fastest by prediction first."""
 
     key: str
     name: str
@@ -51,7 +52,7 @@ class CompiledKernel:
 
 
 def compile_kernels(captured: Capture, device: Device, target: Target, only: Sequence[str] = ()) -> list[CompiledKernel]:
-    """Every kernel of a capture, or those whose key or name `only` has. Nothing is kept."""
+    """Compile every kernel of a capture, or those whose key begins with or whose name contains an entry of `only`. Nothing is stored."""
     calls: dict[str, int] = {}
     names: dict[str, str] = {}
     origins: dict[str, dict[str, None]] = {}
@@ -84,7 +85,7 @@ def _states(kernel: Kernel, device: Device, target: Target) -> tuple[CompiledSta
         chain, cycles = chain_text(s.applied_opts), device.backend.cost(s).cycles
         try:
             out.append(_compiled(source, chain, cycles, lower(s), device, target))
-        except KernelOptError:      # placements that do not go together: a search drops it too
+        except KernelOptError:      # opts that contradict each other: a search drops such a state, too
             if source == "heuristic":
                 raise
         except SvodError as e:
@@ -98,7 +99,8 @@ def _compiled(source: str, chain: str, cycles: float | None, program: Program, d
 
 
 def compiled_table(kernels: Sequence[CompiledKernel], target: Target, width: int) -> list[str]:
-    """A line per kernel: its states, what the first one and the heuristic's need, and how many spill registers or were refused."""
+    """The lines of a table with a row per kernel: the number of its states, the resources of the state predicted fastest, and the numbers
+    of states that spill registers and that the compiler refused."""
     rows = []
     for k in kernels:
         first = k.states[0]

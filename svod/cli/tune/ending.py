@@ -1,4 +1,4 @@
-"""The end of svod-tune: what is kept where, what is printed, and the file of --json."""
+"""The end of svod-tune: storing results that the database could not take, printing the report, and writing the file of --json."""
 from __future__ import annotations
 
 import errno
@@ -28,7 +28,7 @@ from svod.tune.db.moving import export_unstored
 from svod.tune.lock import Locked, write_lock
 from svod.tune.session import SessionResult, bound_at
 
-PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
+PIPE_WIDTH = 110            # width, in characters, of a table that does not go to a terminal
 
 
 class Output:
@@ -79,8 +79,8 @@ class Kept:
         self._has_database = setting.config.db != config.NONE
 
     def save(self, result: SessionResult | None) -> None:
-        """Write results that the database could not take to a file for `svod-db import`: in the current directory, else in the temporary
-        one."""
+        """Write results that the database could not take to a file for `svod-db import`, in the current directory, or in the directory for
+        temporary files if that fails."""
         if result is None or result.rows == 0 or not self._has_database or self.db.path is not None or self.db.storage.store_again():
             return
         name = time.strftime("svod-tuned-%Y%m%d-%H%M%S.jsonl")
@@ -95,7 +95,7 @@ class Kept:
                 return
 
     def is_missing(self, result: SessionResult | None) -> bool:
-        """Whether the database could not take what was found."""
+        """Whether the database could not take the results."""
         return result is not None and self._has_database and self.db.path is None
 
     def after_early_end(self, result: SessionResult | None) -> str:
@@ -121,7 +121,7 @@ class Kept:
 
 
 def keep_lock(path: str, works: Sequence[TargetWork]) -> bool:
-    """Write the chains that the next `prepare` uses to a lock file. Returns whether that could be done."""
+    """Write the chains that the next `prepare` uses to a lock file. Returns False if the file cannot be written."""
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
     try:
@@ -134,7 +134,7 @@ def keep_lock(path: str, works: Sequence[TargetWork]) -> bool:
 
 
 def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: MachineCeilings, output: Output, status: int) -> int:
-    """Print what a search would do, and write the file of --json. Returns the exit status."""
+    """Print the kernels that a search would tune, and write the file of --json. Returns the exit status."""
     lines, kernels = [], []
     for w in works:
         known = None
@@ -187,7 +187,7 @@ class Report:
         return next_steps(setting.options, [o for w in self.works for o in w.outcomes], ended)
 
     def say_failures(self) -> None:
-        """Say last, where no candidate of a target could be measured, that this is no result of a search."""
+        """If no candidate of a target could be measured, say on stderr that this is an error of svod and no result of the search."""
         for w in self.works:
             if w.failure:
                 say(f"svod-tune: {w.label}nothing could be measured: every candidate of {count(len(w.wanted), 'kernel')} failed "

@@ -3,8 +3,8 @@
     {"event": "round_finished", "at": 1760000000.25, "kernel": "9f3c…", "round": 3, "proposed": 41, "timed": 17, …}
     {"event": "fleet_sampled", "at": 1760000002.25, "kernel": "", "workers": [{"name": "local-bench-0", "state": "busy", …}], …}
 
-`event` is the class of `svod.tune.search.events`, `at` is Unix time, the rest are the event's fields. Times are seconds. What is unknown or
-infinite is null. A command appends to the file; each of its sessions begins with `session_started`.
+`event` is the event's class (`svod.tune.search.events`), `at` is Unix time, the other entries are the event's fields. Times are seconds.
+Unknown and infinite values are null. A command appends to the file; each of its sessions begins with `session_started`.
 """
 from __future__ import annotations
 

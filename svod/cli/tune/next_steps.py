@@ -1,4 +1,4 @@
-"""The commands that svod-tune recommends at its end. Each does what the remark behind it says; a test runs them."""
+"""The commands that svod-tune recommends at its end, each with a remark about its effect. A test runs them."""
 from __future__ import annotations
 
 import shlex
@@ -14,14 +14,14 @@ from svod.system.process.directories import working_directory
 from svod.system.quantities import count
 from svod.tune.db.records import BUDGET_SPENT
 
-MAX_REASONS = 3     # kernels whose reasons are given in a sentence
+MAX_REASONS = 3     # most kernels for which the last line of --dry-run gives the reasons
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command. `wider`: whether a beam of twice the width has something left to search. `saved`: the file with results that
-    the database could not take. `stored`: whether there is a database that keeps results. `here`: whether this machine's target was among
-    those that were tuned for."""
+    """Facts about the end of a command. `not_stored`: the database could not take the results; `saved`: the file that has them instead.
+    `stored`: there is a database that keeps results. `here`: this machine's target was among the targets that were tuned for. `wider`: a
+    beam of twice the width has something left to search. `fell_short`: a whole plan gained less than its kernels promised."""
 
     interrupted: bool
     not_stored: bool
@@ -72,7 +72,7 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
 
 
 def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
-    """The command that searches further, if something is left to search; else the one that shows the result."""
+    """The command that searches further, if something is left to search; else the command that shows the result."""
     if not ended.stored:
         return []
     cut_short = [x for x in outcomes if BUDGET_SPENT in x.why]

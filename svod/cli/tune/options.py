@@ -10,12 +10,12 @@ from svod.cli.installation import program
 
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
-#: Options that a command to paste has where this one has them, beside the beam's width and the budget.
+#: The options that a recommended command repeats from the given one, besides the beam's width and the budget.
 CARRIED = frozenset({"db", "device", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy",
                      "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch", "lock_path"})
 REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # formats that --json and --lock write, and may replace
 TORCH = ("compile", "modules", "off")       # values of --torch
-_WITH_TORCH = ("torch", "torchvision", "transformers")      # packages whose import says that a script is one of PyTorch's
+_WITH_TORCH = ("torch", "torchvision", "transformers")      # packages whose import shows that a script uses PyTorch
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class TuneOptions:
 
     @property
     def is_onnx(self) -> bool:
-        """Whether a model's file is tuned, and not a program."""
+        """Whether an ONNX file is tuned, and not a program."""
         return self.script is not None and self.script.endswith(".onnx")
 
     @property
     def of_onnx(self) -> list[str]:
-        """The options given that are of ONNX files."""
+        """The names of the given options that are only for ONNX files."""
         given = {"--dim": self.dim, "--shape": self.shape, "--inputs": self.inputs, "--random-weights": self.random_weights,
                  "--outputs": self.outputs, "--fallback": self.fallback}
         return [name for name, value in given.items() if value]
@@ -86,7 +86,7 @@ class TuneOptions:
 
     @property
     def runs_torch(self) -> bool:
-        """Whether the program runs under `svod.torch.run`: it was asked for, or the script calls torch.compile."""
+        """Whether the program is run by `svod.torch.run`: because of --torch, or without that option if the script calls torch.compile."""
         return self.calls_compile if self.torch is None else self.torch in ("compile", "modules")
 
     @property
@@ -96,13 +96,13 @@ class TuneOptions:
 
     @property
     def calls_compile(self) -> bool:
-        """Whether the script seems to call torch.compile or the method of that name of a module of PyTorch's: it imports PyTorch, and names
-        a `compile` that belongs to no other imported module, such as `re`."""
+        """Whether the script seems to call torch.compile or the method `compile` of a PyTorch module: it imports PyTorch, and has a
+        `compile` that belongs to no other imported module, such as `re`."""
         return self.imports_torch and _names_compile(self._tree)
 
     @property
     def _tree(self) -> ast.Module:
-        """The script's syntax tree, empty of an ONNX file, a module, and a directory with a __main__.py."""
+        """The script's syntax tree; an empty one for an ONNX file, a module, or a directory with a __main__.py."""
         try:
             return ast.parse("" if self.is_onnx else Path(self.script or "").read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -110,18 +110,19 @@ class TuneOptions:
 
     @property
     def launched(self) -> list[str]:
-        """The program and its arguments as Python runs them."""
+        """The arguments of the Python command that runs the program, with the program's own arguments."""
         launcher = ["-m", "svod.torch.run", *(["--modules"] if self.torch == "modules" else [])] if self.runs_torch else []
         return [*launcher, *self.program, *self.args]
 
     @property
     def asked(self) -> list[str]:
-        """The command that was given, as the module takes it that runs an ONNX file: it says it with what it lacks. [] for a program."""
+        """For an ONNX file, the option that passes the given svod-tune command to `svod.onnx.run`, which repeats it in messages about
+        missing options; [] for a program."""
         modes = {name: True for name in ("dry_run", "compile_only") if getattr(self, name)}
         return [f"--command={self.command_line(**modes)}"] if self.is_onnx else []
 
     def command_line(self, **changes: object) -> str:
-        """A command to paste: this one with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
+        """A recommended command line: this command's with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
         values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}
         for f in fields(self):
             if f.name in CARRIED and getattr(self, f.name) != f.default:
@@ -138,7 +139,7 @@ class TuneOptions:
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
-    """The imports of a script, anywhere in it: full names by the names that they have there."""
+    """All imports of a script, anywhere in it: the name in the script → the full name."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -149,7 +150,7 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 
 def _names_compile(tree: ast.Module) -> bool:
-    """Whether a script names torch.compile, or calls a `compile` of something that is no imported module."""
+    """Whether a script mentions torch.compile, or calls a method `compile` of an object that is no imported module."""
     imported = _imports(tree)
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The whole plan timed by svod-tune, with the heuristic's and with tuned chains; and what came out for each kernel."""
+"""The result of svod-tune for each kernel, and the timing of whole plans with the heuristic's and with tuned chains."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.confirmation import Finding
 from svod.tune.settle import BothWays, settle
 
-CHECK_SECONDS = 4.0         # the longest check of one plan
-KNOWN_CHECK_SECONDS = 1.5   # the longest check of one plan where nothing was searched
-MAX_CHECKS = 3              # only the plans that take most of the time are checked
-CHECK_SHARE = 0.05          # plans below this share of the time are not checked
+CHECK_SECONDS = 4.0         # most seconds for the check of one plan
+KNOWN_CHECK_SECONDS = 1.5   # most seconds for the check of one plan if nothing was searched
+MAX_CHECKS = 3              # most plans that are checked; those that take most of the time are
+CHECK_SHARE = 0.05          # plans below this share of the time are not checked, except the first
 
 
 def outcomes_of(work: TargetWork, setting: Setting) -> list[KernelReport]:
-    """For each kernel the chain that the next `prepare` uses, and the times that it was chosen by."""
+    """For each kernel the chain that the next `prepare` uses, with the times by which it was chosen."""
     result = work.result
     findings: Mapping[str, Finding] = result.findings if result is not None else {}
     out = []
@@ -55,7 +55,7 @@ def outcomes_of(work: TargetWork, setting: Setting) -> list[KernelReport]:
 
 
 def check_plans(captured: Capture, work: TargetWork, setting: Setting) -> list[tuple[CapturedPlan, PlanCheck]]:
-    """Time the plans that take most of the time, with heuristic and with tuned chains, and give up the chains that lose in them."""
+    """Time the plans that take most of the time, with the heuristic's and with tuned chains, and give up chains that are slower in them."""
     seconds = {o.row.key: o.row.seconds for o in work.outcomes}
     plans = sorted(captured.plans, key=lambda p: -p.runs * _plan_seconds(p, seconds))
     total = sum(p.runs * _plan_seconds(p, seconds) for p in plans) or 1.0
@@ -80,7 +80,7 @@ def check_plans(captured: Capture, work: TargetWork, setting: Setting) -> list[t
 
 
 def _time_plan(work: TargetWork, setting: Setting, plan: CapturedPlan) -> BothWays | None:
-    """Time a plan with the heuristic's chains and with those of the database; None where there is no time left."""
+    """Time a plan with the heuristic's chains and with the database's chains; None where there is no time left."""
     kernels, compiler = plan.unbound.kernels, work.resolved.compiler
     by_key = {o.row.key: o for o in outcomes_of(work, setting)}
     heuristics: dict[str, Compiled] = {}
@@ -100,8 +100,8 @@ def _time_plan(work: TargetWork, setting: Setting, plan: CapturedPlan) -> BothWa
 
 
 def gain_in(unbound: UnboundPlan, o: KernelReport) -> Gain | None:
-    """The promised gain of one call of a kernel in a plan: the mean over its calls, each at the values of the plan check. None where a call
-    was not timed at its values."""
+    """The times of one call of a kernel that promise its gain in a plan: the mean over its calls, each at the values that the plan check
+    uses. None if the kernel was not timed at the values of a call."""
     calls = unbound.variables_of(o.row.key)
     if not calls:
         return None if o.gain is None or not o.heuristic else Gain(o.heuristic, o.heuristic / o.gain)

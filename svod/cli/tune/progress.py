@@ -1,12 +1,13 @@
-"""The progress of a search, from the events of `svod.tune.search.events` and the activity of the executor's workers: a live view on a
-terminal, lines elsewhere, and JSON Lines with --log-json.
+"""The display of a search's progress: a live view on a terminal, lines elsewhere, and JSON Lines with --log-json. Its sources are the
+events of `svod.tune.search.events` and the activity of the executor's workers.
 
     svod-tune: 12 kernels, beam 8, 115 s, 2 Ray workers
     [  14 s] conv layer1.0.conv1      1.46 ms → 0.61 ms   2.39× so far
     [  30 s] 412 candidates, 14 a second, a chain leads in 5 of 12 kernels so far, 85 s left, 2.1 % less time expected in another minute;
              2 workers compile, 1 idle
 
-What leads while a search runs has won races; whether it is faster says the confirmation, whose times are in the table at the end.
+A chain that leads while a search runs has only won races. The confirmation tells whether it is faster; its times are in the table at the
+end.
 """
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ from svod.tune.workers.executor import Activity
 HEARTBEAT = 15.0        # seconds between lines when nothing improves
 QUIET = 2.0             # seconds between two lines about one kernel
 TICK = 1.0              # seconds between looks at the workers
-RATE_OVER = 30.0        # seconds that the rate of candidates is taken over
-SAMPLE = 5.0            # seconds between samples of the fleet in the log
+RATE_OVER = 30.0        # the rate of candidates is the mean over this many seconds
+SAMPLE = 5.0            # seconds between samples of the workers' activity in the log
 MINUTE = 60.0
-REFRESH_PER_SECOND = 4
-WIDTH_NAME = 28
-NARROW = 60             # columns of a terminal below which a kernel has its name and its gain alone
-FEWEST_WORKER_ROWS = 3
+REFRESH_PER_SECOND = 4  # number of times per second that the live view is redrawn
+WIDTH_NAME = 28         # characters of a kernel's label in a line
+NARROW = 60             # in a terminal with fewer columns only a kernel's name, best time and gain are shown
+FEWEST_WORKER_ROWS = 3  # rows that the live view always has for workers, however low the terminal is
 
 # words for candidates that were dropped; other statuses are shown as they are
 WENT: dict[str, str] = {
@@ -52,7 +53,7 @@ WENT: dict[str, str] = {
 
 @dataclass
 class _State:
-    """The displayed state of a kernel, as the budget sees one (`svod.tune.search.budget.Budgeted`). Times are seconds of one call."""
+    """The displayed state of a kernel. It has the interface `svod.tune.search.budget.Budgeted`. Times are seconds of one call."""
 
     label: str
     share: float
@@ -79,20 +80,21 @@ class _State:
 
 
 class Progress(AbstractContextManager["Progress", None]):
-    """A listener of a session, shown while it is entered. It keeps what all forms show. `activity` tells what the workers do; it is asked
-    once a second, by a thread. `log` gets every event, and a sample of the fleet every few seconds."""
+    """A listener of a session, and the base of the displays: it collects the facts that all of them show. It is a context manager, and
+    shows them while it is entered. `activity` returns the activity of the workers; a thread calls it once a second. `log` gets every event,
+    and a sample of the workers' activity every few seconds."""
 
     def __init__(self, rows: Sequence[SurveyRow], activity: Callable[[], Sequence[Activity]] = tuple, log: EventLog | None = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.started = clock, clock()
         self.states = {r.key: _State(label(r), r.share, r.calls) for r in rows}
         self.budget, self.executor, self.candidates = 0.0, "", 0
-        self.went: Counter[str] = Counter()     # candidates that were dropped, by status
+        self.went: Counter[str] = Counter()     # numbers of dropped candidates by status
         self.workers: Sequence[Activity] = ()
-        self.ending = ""        # the activity after Ctrl-C
-        self.driver = ""        # the driver's work that workers wait for
+        self.ending = ""        # a line about the confirmations after Ctrl-C; "" before
+        self.driver = ""        # the work of this process that the workers wait for
         self._activity, self._log, self._sampled = activity, log, clock()
-        self._counts: deque[tuple[float, int]] = deque([(self.started, 0)])     # when, and the candidates by then
+        self._counts: deque[tuple[float, int]] = deque([(self.started, 0)])     # (time, number of candidates until then)
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._ticker = threading.Thread(target=self._keep_ticking, name="svod-progress", daemon=True)
@@ -108,13 +110,13 @@ class Progress(AbstractContextManager["Progress", None]):
 
     @property
     def per_second(self) -> float:
-        """Candidates timed a second, of late."""
+        """The number of candidates timed per second, over the last RATE_OVER seconds."""
         then, before = self._counts[0]
         return (self.candidates - before) / max(TICK, self.clock() - then)
 
     @property
     def minute_gain(self) -> float | None:
-        """Seconds of a run of the model that another minute of search is expected to save."""
+        """Seconds of a run of the model that another minute of search is expected to save; None while that is unknown."""
         return gain_within(self.states.values(), MINUTE)
 
     @property
@@ -123,13 +125,13 @@ class Progress(AbstractContextManager["Progress", None]):
 
     @property
     def expected(self) -> str:
-        """The expected gain of another minute, as a share of the kernels' time."""
+        """Words about the expected gain of another minute of search, as a share of the kernels' time; "" while that is unknown."""
         gain, whole = self.minute_gain, sum(s.calls * s.best for s in self.states.values() if s.best)
         return f"{digits(100 * gain / whole, 2)} % less time expected in another minute" if gain is not None and whole else ""
 
     @property
     def destinations(self) -> str:
-        """The numbers of candidates by their fates."""
+        """The numbers of candidates that were timed and that were dropped, by the reason, in words."""
         slow = self.went[Status.SLOW]
         timed = f"{self.candidates} timed" + (f" ({slow} slow)" if slow else "")
         return ", ".join([timed, *(f"{n} {WENT.get(s, s)}" for s, n in self.went.most_common() if s != Status.SLOW)])
@@ -147,7 +149,7 @@ class Progress(AbstractContextManager["Progress", None]):
             self.candidates += 1
         elif isinstance(event, events.CandidateDropped):
             self.went[event.status] += 1
-            self.candidates += event.status == Status.SLOW      # it was timed, but not to the end
+            self.candidates += event.status == Status.SLOW      # a slow candidate was timed, though not to the end
         state = self.states.get(event.kernel)
         if state is not None:
             _update_kernel(state, event)
@@ -161,10 +163,10 @@ class Progress(AbstractContextManager["Progress", None]):
             self.show(event, state)
 
     def show(self, event: SearchEvent, state: _State | None) -> None:
-        """Print an event that is shown at once. `state`: the state of its kernel."""
+        """Print an event, if it is one that this display shows at once. `state`: the state of its kernel."""
 
     def tick(self) -> None:
-        """Look at the workers."""
+        """Update the workers' activity and the rate of candidates. Called once a second."""
         with self._lock:
             now = self.clock()
             self.workers = self._activity()
@@ -237,13 +239,13 @@ def workers_in_words(workers: Sequence[Activity]) -> str:
 
 
 def _since(seconds: float) -> str:
-    """A duration that grows while it is watched."""
+    """The words for a duration, with tenths of seconds below two minutes, so that it visibly grows."""
     return in_words(seconds) if seconds >= 120 else f"{seconds:.1f} s"
 
 
 def worker_rows(workers: Sequence[Activity], room: int) -> list[tuple[str, str, str, str]]:
-    """Machine, worker, activity and its duration, a row each. Where there are more than `room`, a row counts the workers of one machine
-    that do the same, and has the longest time; the last row then counts what is left out."""
+    """A row for each worker: machine, worker, activity and its duration. If there are more than `room`, a row stands for all workers of a
+    machine with the same activity, with their number and the longest duration; the last row then counts workers that have no row."""
     rows = [(w.host or "here", w.name, doing(w), _since(w.seconds)) for w in workers]
     if len(rows) <= room:
         return rows
@@ -297,7 +299,7 @@ class LineProgress(Progress):
 
 
 class LiveProgress(Progress):
-    """A view that rich redraws: the search, as many kernels as the terminal has room for, and the workers."""
+    """A view that rich redraws: facts about the search, as many kernels as the terminal has room for, and the workers."""
 
     def __init__(self, rows: Sequence[SurveyRow], stream: TextIO, activity: Callable[[], Sequence[Activity]] = tuple,
                  log: EventLog | None = None) -> None:
@@ -374,18 +376,18 @@ class LiveProgress(Progress):
 
 def make_progress(rows: Sequence[SurveyRow], stream: TextIO, told: BeamConfig, activity: Callable[[], Sequence[Activity]] = tuple,
                   log: EventLog | None = None) -> Progress:
-    """A live view where `stream` is a terminal, else lines. `told` gives lines in any case where it asks for rounds, candidates, or those
-    that a limit drops (`debug`, `log_surpass_max`), and so does a log that goes to the terminal."""
+    """A live view if `stream` is a terminal, else lines. Also lines if `told` asks for lines about rounds or candidates (`debug`,
+    `log_surpass_max`), or if the log goes to stderr."""
     if is_terminal(stream) and not told.debug and not told.log_surpass_max and (log is None or log.path != "-"):
         return LiveProgress(rows, stream, activity, log)
     return LineProgress(rows, stream, told, activity, log)
 
 
 def label(row: SurveyRow) -> str:
-    """The kernel's name and where it first comes from: `conv layer1.0.conv1`."""
+    """A kernel's name with its first origin, such as `conv layer1.0.conv1`, or with its key if it has none."""
     return f"{row.name} {short_origin(row.origins[0])}" if row.origins else f"{row.name} {row.key[:8]}"
 
 
 def short_origin(origin: str) -> str:
-    """A module path unchanged; a file:line without its folders."""
+    """Shorten an origin: a module path stays as it is, a file:line loses its folders."""
     return origin.rsplit("/", 1)[-1]

@@ -18,18 +18,18 @@ from svod.tune.db.records import SizeTime
 from svod.tune.plan_check import PlanCheck, name_of
 
 KEY_SHOWN = 8
-NARROW = 90                 # columns below which a table has fewer of its own
-MOST_NAME = 16              # characters of a name in a narrow table; a wider one gives it half of the columns that are more
-MOST_NAMES = 4              # kernels that a sentence names
+NARROW = 90                 # a table for fewer characters per line leaves some of its columns out
+MOST_NAME = 16              # most characters of a name in a narrow table; of the width beyond NARROW names may take half
+MOST_NAMES = 4              # most kernels that a sentence names
 
 
 @dataclass(frozen=True)
 class KernelReport:
-    """The outcome of a kernel. `chain` is the one that the next `prepare` uses, as plain data, and `source` its origin (database,
-    heuristic, …). `heuristic` and `tuned` are seconds of one call, or None: of a winner of the database `Winner.heuristic_seconds` and
-    `Winner.time`. For a kernel with variables they are geometric means over `sizes`. A `confirmed` chain was timed against the heuristic
-    at full size; where it is `noisy` the machine was busy then. `against` is the digest of the heuristic's LINEAR at that time, or empty
-    where it is today's."""
+    """The result for a kernel. `chain`: the chain that the next `prepare` uses, as plain data; `source`: its origin (database, heuristic,
+    …). `heuristic` and `tuned`: seconds of one call, or None; for a winner of the database they are `Winner.heuristic_seconds` and
+    `Winner.time`, for a kernel with variables geometric means over `sizes`. A `confirmed` chain was timed against the heuristic at full
+    size; it is `noisy` if the machine was busy then. `against`: the digest of the heuristic's LINEAR at that time, "" if it was
+    today's."""
 
     row: SurveyRow
     chain: tuple[Any, ...]
@@ -47,12 +47,12 @@ class KernelReport:
 
     @property
     def gain(self) -> float | None:
-        """The speed-up over the heuristic, as both times are shown."""
+        """The speed-up over the heuristic, the ratio of the two times as they are shown."""
         return gain(self.heuristic, self.tuned)
 
 
 def work_lines(rows: Sequence[SurveyRow], beam: int) -> list[str]:
-    """The work to do in a line, and the reasons of kernels that are left out in further ones."""
+    """A line about the work to do, and a line for each reason why kernels are left out."""
     groups = {d: [r for r in rows if r.decision == d] for d in ("search", "check", "known", "small", "left out")}
     known = sum(r.winner is not None for r in groups["search"])
     on = f" ({known} of them known, with more to try)" if known else ""
@@ -80,8 +80,8 @@ def _names(rows: Sequence[SurveyRow]) -> str:
 
 
 def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
-    """The table of the kernels whose chain is verified, those first that take most time, and below it the others with the reason. Less
-    than `NARROW` columns get no rates, so that names and keys are readable."""
+    """The lines of the table of kernels with a verified chain, and below it lines about the others with the reasons. Below the width NARROW
+    the table has no rates, so that names and keys stay readable."""
     verified = [o for o in outcomes if o.verified]
     rows: list[tuple[str, ...]] = []
     marks: set[str] = set()
@@ -111,7 +111,7 @@ def _share_mark(o: KernelReport, ceilings: Ceilings | None) -> str:
 
 
 def _named(row: SurveyRow, width: int) -> str:
-    """A kernel's name and the beginning of its key. A name is cut where the table is not wide enough for it, the key never."""
+    """A kernel's name and the beginning of its key. The name is cut if the table is too narrow for it, the key never."""
     most = MOST_NAME + max(0, width - NARROW) // 2
     name = row.name if len(row.name) <= most else f"{row.name[:most - 1]}…"
     return f"{name} {row.key[:KEY_SHOWN]}"
@@ -119,8 +119,8 @@ def _named(row: SurveyRow, width: int) -> str:
 
 def _fitting(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, text: Collection[str],
              without: Collection[str]) -> list[str]:
-    """The lines of a table of kernels. Columns but the first two and those in `text` are numbers; those in `without` are left out where the
-    table is narrow. No lines for no rows."""
+    """The lines of a table of kernels; none without rows. All columns are numbers, aligned to the right, except the first two and those in
+    `text`. The columns in `without` are left out if the width is below NARROW."""
     kept = [i for i, name in enumerate(header) if width >= NARROW or name not in without]
     right = {name for name in header[2:] if name not in text}
     return text_table([header[i] for i in kept], [[r[i] for i in kept] for r in rows], right=right, width=width, shrink=("from",)) \
@@ -147,8 +147,8 @@ def _doubt(o: KernelReport) -> str:
 
 
 def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: int) -> list[str]:
-    """The table of --dry-run: the decision for each kernel, and the gain that the database knows. `estimates` has the bounds of the
-    machine's ceilings in seconds, by key."""
+    """The lines of the table of --dry-run: the decision for each kernel, and the gain that the database knows. `estimates`: key → roofline
+    bound in seconds, by the machine's ceilings."""
     families = {f: i for i, f in enumerate(dict.fromkeys(r.family for r in rows), 1)}
     lines = []
     for r in rows:

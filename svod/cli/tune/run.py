@@ -2,15 +2,15 @@
 
     take_capture → Captured → survey → TargetWork per target → Searches → check_plans → Report
 
-The budget is the wall time of the command. A script has half of it, and beyond that what it takes to its first plan, which is added to the
-budget. Time for the plan check is reserved. The command ends about with its budget, and always within the budget and 15 s: what comes
-last, the plan check and the comparison of an ONNX file, is left out where there is no time for it.
+The budget is the wall time of the command. A script may take half of it, and longer until it has its first plan; this extra time is added
+to the budget. Time for the plan check is reserved. The command ends at about the end of its budget, and at most 15 s later: the last
+steps, the plan check and the comparison of an ONNX file, are left out if there is no time for them.
 
     executor   starts while the script still runs, as soon as there is something to search
     Ctrl-C     ends the script first, then the search; the results so far are confirmed, stored and reported
 
-With --address and --target the kernels are tuned for machines of a cluster, one target after the other. Only for this machine's own are
-plans checked and ceilings known.
+With --address and --target the kernels are tuned for machines of a cluster, one target after the other. Plans are checked and ceilings are
+known only for this machine's own target.
 """
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from svod.tune.lock import check_replaceable
 from svod.tune.resolved import Resolved
 from svod.tune.workers.start import check_reachable
 
-AT_ONCE = 3                 # presses of Ctrl-C after which nothing is waited for
+AT_ONCE = 3                 # the number of Ctrl-C presses that ends the command at once, without waiting
 
 
 def tune(options: TuneOptions) -> int:
@@ -62,7 +62,7 @@ def tune(options: TuneOptions) -> int:
 
 
 def _run_to_its_end(run: _TuneRun) -> int:
-    """Run the command; what ends it is said. Returns the exit status."""
+    """Run the command, and say on stderr if an error or a signal ended it. Returns the exit status."""
     try:
         return run.run()
     except TuneError as e:
@@ -82,9 +82,9 @@ def _run_to_its_end(run: _TuneRun) -> int:
 
 
 class _CtrlC:
-    """Handles SIGINT. A press raises KeyboardInterrupt; the third one, and any while only the end of the workers is waited for, ends the
-    command at once: the operating system ends the workers with it, and the database has all finished rounds. The script is ended in order
-    first, however often it is pressed."""
+    """Handles SIGINT. A press of Ctrl-C raises KeyboardInterrupt. The third press, or any press while the command only waits for its
+    workers to end, ends the command at once: the operating system ends the workers with it, and the database has all finished rounds. While
+    the script runs, it is ended in order, however often Ctrl-C is pressed."""
 
     def __init__(self, run: _TuneRun) -> None:
         self.run, self.presses = run, 0
@@ -98,7 +98,7 @@ class _CtrlC:
 
 
 class _Terminated(SystemExit):
-    """A signal asks the command to end."""
+    """The exit of a command that a signal asked to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -111,7 +111,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 class _TuneRun:
-    """One command, step by step. `is_captured`: the script is gone. `is_closing`: nothing is left to do but to end the workers."""
+    """The steps of one command. `is_captured`: the script has ended. `is_closing`: only the workers are still to be ended."""
 
     def __init__(self, options: TuneOptions) -> None:
         self.is_captured = self.is_closing = False
@@ -122,7 +122,7 @@ class _TuneRun:
         self._ceilings = MachineCeilings(self.setting.clock)
         self.searches = Searches(self.setting, self._works, self._workers, self._ceilings)
         self._output = Output(options)
-        self._is_unwritten = False                  # a file that was asked for could not be written
+        self._is_unwritten = False                  # whether a file that the user asked for could not be written
 
     def close(self) -> None:
         self.is_closing = True
@@ -134,7 +134,7 @@ class _TuneRun:
         return self._kept.after_early_end(self.searches.result)
 
     def run(self) -> int:
-        """Go through the steps. Returns the exit status."""
+        """Carry out the steps of the command. Returns the exit status."""
         options, clock = self.setting.options, self.setting.clock
         self._say_database()
         self._check_needs()
@@ -182,7 +182,8 @@ class _TuneRun:
             say(f"svod-tune: the results go to {path}, a new database")
 
     def _check_needs(self) -> None:
-        """Raise what would end the command after the script, which may take long. Raises ConfigError, DeviceError, TuneError."""
+        """Check before the script, which may take long, for errors that would end the command after it. Raises ConfigError, DeviceError,
+        TuneError."""
         options = self.setting.options
         if options.address is None:
             backend = device_named(self.setting.config.device or HOST).backend
@@ -195,7 +196,7 @@ class _TuneRun:
             check_reachable(options.address)
 
     def _survey(self, captured: Capture) -> None:
-        """Decide per target what is searched. The kernels are weighed by their times on this machine."""
+        """Decide for each target which kernels are searched. Their shares of the time are those on this machine, for all targets."""
         setting = self.setting
         own = pick_target(captured, setting.config.device)
         targets = self._targets(own)
@@ -208,7 +209,7 @@ class _TuneRun:
                 self._works.append(work)
 
     def _targets(self, own: Target) -> list[Target]:
-        """The targets to tune for. Those of a cluster are asked for where they matter."""
+        """The targets to tune for. A cluster is asked for its targets, except in a dry run without --target."""
         options = self.setting.options
         if options.address is None:
             return choose_targets(options.target, [own], own)
@@ -232,7 +233,7 @@ class _TuneRun:
 
     # -- behind the search --------------------------------------------------------------------------------------------------
     def _judge(self, captured: Capture) -> None:
-        """Set what came out for each target, and time whole plans."""
+        """Set the results for each target's kernels, and time whole plans."""
         with waiting("measuring what this machine can do"):
             for w in self._works:
                 w.outcomes = outcomes_of(w, self.setting)
@@ -245,7 +246,7 @@ class _TuneRun:
         self.setting.clock.end_phase("check")
 
     def _end(self, captured: Captured) -> int:
-        """Keep, say and write what came out. Returns the exit status."""
+        """Store and print the results, and write the files. Returns the exit status."""
         self._kept.save(self.searches.result)
         if self.setting.options.lock_path is not None:
             self._is_unwritten |= not keep_lock(self.setting.options.lock_path, self._works)
@@ -265,7 +266,7 @@ class _TuneRun:
         return EXIT_FAILED if self.searches.has_failed or any(w.failure for w in self._works) else captured.status
 
     def _compare(self, status: int) -> None:
-        """Of an ONNX file: run the tuned model once more, and print how far it is from onnxruntime."""
+        """For an ONNX file: run the tuned model once more, and print how far its outputs are from onnxruntime's."""
         options = self.setting.options
         if not options.is_onnx or status != EXIT_OK:
             return

@@ -24,11 +24,11 @@ from svod.system.process.system_files import processes_with
 from svod.tune.capture import FLUSH_SECONDS, CaptureWatch, News, request_stop
 from svod.tune.workers.jobs import package_roots
 
-IDLE_SECONDS = 30.0         # without a new kernel, after which the capture counts as complete
-POLL_SECONDS = 0.1
-STOP_SECONDS = 2 * FLUSH_SECONDS + 0.5      # for a script to write its counts and end by itself
-LEAVE_SECONDS = 0.5         # for the processes of a script to end after it
-TERM_SECONDS = 2.0          # between SIGTERM and SIGKILL
+IDLE_SECONDS = 30.0         # seconds without a new kernel after which the capture counts as complete
+POLL_SECONDS = 0.1          # seconds between looks at the capture
+STOP_SECONDS = 2 * FLUSH_SECONDS + 0.5      # seconds for a script to write its counts of runs and end by itself
+LEAVE_SECONDS = 0.5         # seconds for the processes of a script to end by themselves after it
+TERM_SECONDS = 2.0          # seconds between SIGTERM and SIGKILL
 
 Why = Literal["finished", "failed", "time", "share", "idle", "interrupted"]
 
@@ -53,7 +53,7 @@ class ScriptEnd:
         return f"ended with status {self.status}"
 
     def words(self, script: str) -> list[str]:
-        """Lines about an end that did not come by itself, and about processes that were left running."""
+        """Lines for the user about why the script was ended, if it did not end by itself, and about processes that it left running."""
         ended = {"time": f"{script} was ended after {self.seconds:.0f} s, as --capture-for asked",
                  "share": f"{script} was ended after {self.seconds:.0f} s, with its half of the budget (--capture-for S lets it run on)",
                  "idle": f"{script} was ended after {self.seconds:.0f} s: no new kernel for long (--capture-for S waits longer)",
@@ -70,10 +70,10 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
                clock: Callable[[], float] = time.monotonic, stdout: TextIO | None = None, device: str | None = None,
                kernels_of: str | None = None) -> ScriptEnd:
     """Run a program with captures in `directory` until it ends or `capture_for` seconds have passed. `words`: a script, or -m and a module,
-    and its arguments. Without `capture_for` it is ended after `first` seconds without any kernel (it may have much to load), `idle` seconds
-    without a new one, or `share` seconds once there is a plan. `on_news` gets the news as it comes. `stdout`: where the program's standard
-    output goes; None: to ours. `device`: its SVOD_DEVICE; None: as ours. `kernels_of`: the device whose kernels are captured; None: that
-    one.
+    and its arguments. Without `capture_for` it is ended after `first` seconds without any kernel (it may have much to load), after `idle`
+    seconds without a new kernel, or after `share` seconds if there is a plan by then. `on_news` is called with new kernels and plans as
+    they come. `stdout`: the program's standard output; None: this process's. `device`: the program's SVOD_DEVICE; None: this process's.
+    `kernels_of`: the device whose kernels are captured; None: the device that the program runs on.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     raised. Raises OSError when the script cannot be started."""
@@ -117,8 +117,8 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
 
 
 def script_environment(directory: Path, device: str | None = None, kernels_of: str | None = None) -> dict[str, str]:
-    """The environment of the script: it is captured, for `kernels_of`, does not search, runs on `device`, and can import this svod from a
-    checkout."""
+    """The environment variables of the script: its kernels for the device `kernels_of` are captured, it does not search, it runs on
+    `device`, and it can import this svod even from a checkout."""
     roots = [r for r in package_roots() if Path(r).name not in ("site-packages", "dist-packages")]
     path = os.pathsep.join([*filter(None, [config.child_environment().get("PYTHONPATH", "")]), *roots])
     given = {name: value for name, value in (("SVOD_DEVICE", device), ("SVOD_CAPTURE_DEVICE", kernels_of)) if value is not None}

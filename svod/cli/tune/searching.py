@@ -1,6 +1,6 @@
-"""The searches of svod-tune: first the chains that others found are measured, then each target's kernels are searched.
+"""The searches of svod-tune: first chains from other machines are measured, then each target's kernels are searched.
 
-The budget that is left is divided among the targets; time for the plan check is reserved."""
+The remaining budget is divided among the targets, less the time for the plan check."""
 from __future__ import annotations
 
 import sys
@@ -21,16 +21,16 @@ from svod.system.quantities import count
 from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, SessionResult, TuneSession
 
-CHECKED_SECONDS = 0.3       # the confirmation of what others found for one kernel
+CHECKED_SECONDS = 0.3       # seconds of the confirmation of one kernel's chains from other machines
 
 
 class Searches:
-    """The searches of a command, and how far they came. `has_failed`: one of several targets could not be searched."""
+    """The searches of a command and their results. `has_failed`: one of several targets could not be searched."""
 
     def __init__(self, setting: Setting, works: Sequence[TargetWork], workers: Workers, ceilings: MachineCeilings) -> None:
         self.has_failed = False
         self._setting, self._works, self._workers, self._ceilings = setting, works, workers, ceilings
-        self._checks: list[SessionResult] = []       # results of checking other people's chains
+        self._checks: list[SessionResult] = []       # the results of measuring chains from other machines
 
     @property
     def result(self) -> SessionResult | None:
@@ -45,7 +45,7 @@ class Searches:
                              sum(r.expected_gain for r in results))
 
     def check_others(self) -> None:
-        """Measure the chains that others found, and decide anew what is searched. Raises TuneError where no worker starts,
+        """Measure chains from other machines, and decide again which kernels are searched. Raises TuneError where no worker starts,
         KeyboardInterrupt."""
         setting = self._setting
         for work in self._works:
@@ -68,7 +68,8 @@ class Searches:
             decide_for(work, setting)
 
     def search_all(self) -> None:
-        """Search what is left, target after target. Raises TuneError where no worker starts, or none is left that times the only target."""
+        """Search the chosen kernels, target after target. If there is only one target, raises TuneError where no worker starts, or where no
+        worker is left that times it."""
         wanted = [w for w in self._works if w.wanted]
         for number, work in enumerate(wanted):
             try:
@@ -84,7 +85,7 @@ class Searches:
         self._setting.clock.end_phase("closing")
 
     def _search(self, work: TargetWork, shares: int) -> None:
-        """Search a target's kernels within its share of the rest of the budget."""
+        """Search a target's kernels within 1/`shares` of the remaining budget."""
         setting, clock = self._setting, self._setting.clock
         tasks, executor = [_task(r) for r in work.wanted], self._workers.ready()
         if "workers" not in clock.phases:
@@ -107,7 +108,7 @@ class Searches:
 
 
 def decide_for(work: TargetWork, setting: Setting) -> None:
-    """Decide what is searched of a target's kernels, with what the database knows now."""
+    """Decide which of a target's kernels are searched, by the present records of the database."""
     options = setting.options
     decide(work.rows, work.resolved, setting.beam, top=options.top, only=options.only, resume=options.resume)
 

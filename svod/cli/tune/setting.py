@@ -1,4 +1,4 @@
-"""The data that the steps of svod-tune share: options and configuration, the budget's clock, and what is known of each target's kernels."""
+"""The data that the steps of svod-tune share: options and configuration, the budget's clock, and the state of each target's kernels."""
 from __future__ import annotations
 
 import time
@@ -18,19 +18,19 @@ from svod.tune.resolved import Resolved
 from svod.tune.session import SessionResult
 from svod.tune.unfinished import left_to_search
 
-# beside EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
+# exit statuses besides EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
 GRACE_SECONDS = 15.0        # seconds beyond the budget within which the command has to end
 LATE_SECONDS = 10.0         # seconds beyond the budget after which nothing more is measured
 START_SECONDS = 5.0         # seconds beyond the budget by which workers have to be up
-CLOSE_SECONDS = 2.0         # seconds kept for writing the results
+CLOSE_SECONDS = 2.0         # seconds that are reserved for writing the results
 CHECK_PART = 0.15           # the largest share of the budget for a plan check
 CHECK_LEAST = 0.5           # the shortest plan check in seconds, however small the budget
 
 
 class Clock:
-    """The budget of a command in seconds, of which what is `left` is negative after it. `phases`: seconds from the start of the command to
-    the end of each phase."""
+    """The budget of a command in seconds. `left`: the seconds until its end, negative after it. `phases`: seconds from the start of the
+    command to the end of each phase."""
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
@@ -48,12 +48,12 @@ class Clock:
 
     @property
     def left_for_measuring(self) -> float:
-        """Seconds after which nothing more is measured."""
+        """Seconds from now after which no more measurements begin."""
         return self.left + LATE_SECONDS
 
     @property
     def is_late(self) -> bool:
-        """Whether no plan check fits any more."""
+        """Whether the time left is too short for a plan check."""
         return self.left_for_measuring < CHECK_LEAST
 
     @property
@@ -63,24 +63,24 @@ class Clock:
 
     @property
     def left_for_ending(self) -> float:
-        """Seconds that what comes last may take."""
+        """Seconds that the last steps of the command may take."""
         return max(0.0, self.left + GRACE_SECONDS - CLOSE_SECONDS)
 
     def leave_half(self) -> None:
-        """Leave at least half of the budget from now on, whatever was used."""
+        """Extend the end, if necessary, so that at least half of the budget is left from now on."""
         self._ends = max(self._ends, time.monotonic() + self.budget / 2)
 
     def end_phase(self, name: str) -> None:
         self.phases[name] = self.elapsed
 
     def check_seconds(self, most: float) -> float:
-        """The seconds that one plan check may take, of `most` at best."""
+        """The seconds that one plan check may take, at most `most`."""
         return min(most, max(CHECK_LEAST, CHECK_PART * self.budget))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A command as it was asked for: its options, the configuration that follows from them and the environment, its database and clock."""
+    """The settings of a command: its options, the configuration from them and from the environment, its database and clock."""
 
     options: TuneOptions
     config: PrepareConfig
@@ -101,8 +101,8 @@ class Setting:
 
 @dataclass
 class TargetWork:
-    """The kernels for one target, and what became of them. `here`: it is this machine's, so that whole plans can be timed. `label`: the
-    beginning of a line about it, where there are several targets."""
+    """The kernels to tune for one target, with their results. `here`: the target is this machine's, so that whole plans can be timed.
+    `label`: the beginning of a line about the target if there are several, else ""."""
 
     resolved: Resolved
     here: bool

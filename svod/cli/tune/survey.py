@@ -1,8 +1,8 @@
-"""Makes a list of work from a capture: the kernels, their shares of the time, and which of them are worth a search.
+"""Makes a list of work from a capture: the kernels, their shares of the time, and whether they are worth a search.
 
 Plans are weighed by their number of runs, kernels by calls × seconds with the heuristic. A kernel below 0.5 % of the time keeps the
-heuristic. A kernel for which the database has a valid winner is searched on where its search ended early or was narrower than what is
-asked for (`svod.tune.unfinished`). The winners of others are checked before anything is searched (`svod.tune.checks`).
+heuristic. A kernel for which the database has a valid winner is searched further if its search ended early or was narrower than the search
+now asked for (`svod.tune.unfinished`). Winners of other machines are checked before anything is searched (`svod.tune.checks`).
 """
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from svod.tune.unfinished import left_to_search, was_cut_short
 
 log = logging.getLogger("svod.cli")
 
-SMALL_SHARE = 0.005
-LONE_SHARE = 0.01           # smaller new kernels alone do not start a search: shares vary from capture to capture
-PROFILE_RUNS = 2
+SMALL_SHARE = 0.005         # kernels below this share of the time are not searched
+LONE_SHARE = 0.01           # if all kernels to search are below this share, none is: shares vary from capture to capture
+PROFILE_RUNS = 2            # runs of a plan by which its kernels are timed, if the capture has no times for this machine
 
 Decision = Literal["search", "check", "known", "small", "left out"]
 
 
 @dataclass
 class SurveyRow:
-    """One distinct kernel. `calls` are per run of the main plan, `seconds` those of one call with the heuristic, `share` is its part of the
-    captured time. For a kernel with variables, seconds, operations and bytes are geometric means over its `sizes`, and `variables` has the
-    user's names of them. `proposed`: the chains to measure of a kernel that is checked."""
+    """One distinct kernel. `calls`: its calls per run of the main plan; `seconds`: seconds of one call with the heuristic; `share`: its
+    part of the captured time. For a kernel with variables, seconds, operations and bytes are geometric means over its `sizes`, and
+    `variables` maps its names of the variables to the user's. `proposed`: the chains to measure, if the decision is "check"."""
 
     kernel: Kernel
     name: str
@@ -68,8 +68,8 @@ class SurveyRow:
 
 
 def pick_target(capture: Capture, device: str | None = None) -> Target:
-    """The target to tune for: that of the plans that took most of the time, with their number of threads. Where this machine does not have
-    it, or it is another device than the one asked for, `device`, by default the CPU."""
+    """The target to tune for: the target of the plans that took most of the time, with their number of threads, if this machine has it and
+    it is for `device` (None: any device). Else the target of `device`, by default of the CPU."""
     wanted = None if device is None else device_named(device).backend.target()
     weights: dict[str, float] = {}
     for plan in capture.plans:
@@ -82,10 +82,11 @@ def pick_target(capture: Capture, device: str | None = None) -> Target:
 
 
 def choose_targets(asked: Sequence[str], present: Sequence[Target], own: Target) -> list[Target]:
-    """The targets to tune for, of those `present` on machines that time: one for each of `asked`, which is its key or a part of it that no
-    other key has. Without any, `own`, which is this process's; where no machine times that, the only one present.
+    """Choose the targets to tune for among those `present` on machines that time. Each entry of `asked` names a target by its key, or by a
+    part of it that no other key has. If `asked` is empty, the target is `own`, this process's; if no machine times that, the only one
+    present.
 
-    Raises ConfigError where there is none, or more than one."""
+    Raises ConfigError if an entry, or the default, fits no target or several."""
     known = {own.key: own} if any(unfit(t.key, own) is None for t in present) else {}
     known |= {t.key: t for t in present if t.key not in known}
     listed = "present: " + ("; ".join(sorted(known)) or "none, no machine of the cluster times")
@@ -103,12 +104,12 @@ def choose_targets(asked: Sequence[str], present: Sequence[Target], own: Target)
 
 
 def compile_heuristics(kernels: Mapping[str, Kernel], compiler: Compiler) -> dict[str, Compiled]:
-    """The heuristic's code for every kernel, usually from the object cache, as the script has just used it."""
+    """Compile every kernel with the heuristic's chain. Usually the code is in the object cache, as the script has just used it."""
     return compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
 
 
 def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> dict[str, float]:
-    """Seconds of one call of each kernel of a plan: those captured on this machine, else timed now."""
+    """Seconds of one call of each kernel of a plan: the captured times if they are for this target, else times measured now."""
     if plan.target == target.key and plan.unbound.kernels.keys() <= plan.seconds.keys():
         return plan.seconds
     timed: dict[str, float] = {}
@@ -120,7 +121,7 @@ def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> di
 
 
 def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyRow]:
-    """The distinct kernels of a capture; those that take most time come first."""
+    """A row for each distinct kernel of a capture, sorted by the share of the time, largest first."""
     calls: dict[str, float] = {}
     seconds: dict[str, float] = {}
     names: dict[str, str] = {}
@@ -157,7 +158,7 @@ def _is_named(row: SurveyRow, only: Sequence[str]) -> bool:
 
 
 def _left_out(row: SurveyRow, rank: int, *, top: int | None, only: Sequence[str]) -> str | None:
-    """Why a kernel is left out of the work; None: it is not. `rank`: its place by time."""
+    """Why a kernel is left out of the work; None if it is not. `rank`: its index among the kernels sorted by time."""
     if row.kernel.library_kernel is not None:
         return "a library kernel has one form"
     if only and not _is_named(row, only):
@@ -169,7 +170,7 @@ def _left_out(row: SurveyRow, rank: int, *, top: int | None, only: Sequence[str]
 
 def decide(rows: Sequence[SurveyRow], resolved: Resolved, beam: BeamConfig, *, top: int | None = None, only: Sequence[str] = (),
            resume: bool = False) -> None:
-    """Set the decision for each kernel, and why. `beam`: the search that is asked for."""
+    """Set the decision for each kernel, with the reason. `beam`: the settings of the search that the user asked for."""
     db, target = resolved.db, resolved.target
     for rank, row in enumerate(rows):
         choice = choose(row.kernel, resolved)
@@ -201,8 +202,8 @@ def decide(rows: Sequence[SurveyRow], resolved: Resolved, beam: BeamConfig, *, t
 class Foresight:
     """Predicts, while the script still runs, whether there will be something to search, because workers take seconds to start.
 
-    On a machine without any search, the first kernel decides. Otherwise times decide: kernels that the database lacks because they are too
-    small must not start workers."""
+    If the database has no search on this target, the first kernel starts the workers. Otherwise the kernels' times decide: kernels that the
+    database lacks because they were too small to be searched must not start workers."""
 
     def __init__(self, db: TuningDB, target: Target, beam: BeamConfig) -> None:
         self.db, self.target, self.beam = db, target, beam
@@ -211,7 +212,8 @@ class Foresight:
         self.seconds: dict[str, float] = {}
 
     def needs_search(self, news: News) -> bool:
-        """Record news. Returns whether kernels with something left to search take a share of the time that is worth a search."""
+        """Take note of new kernels and plans. Returns whether a kernel with something left to search takes a share of the time that is
+        worth a search."""
         self.unknown.update(k for k in news.kernels if self.db.winner(k, self.target.key) is None
                             or left_to_search(self.db, k, self.target.key, self.beam) is not None)
         for plan in news.plans:
@@ -225,7 +227,8 @@ class Foresight:
 
 @dataclass(frozen=True)
 class KernelRate:
-    """The rate of a kernel: operations or bytes per second, whichever bounds it, and its share of the machine's ceiling, or None."""
+    """The rate of a kernel. `value`: operations or bytes per second, whichever bounds it; `unit`: the unit for display; `share`: its share
+    of the machine's ceiling, or None."""
 
     value: float
     unit: str
@@ -233,7 +236,8 @@ class KernelRate:
 
 
 def rate_of(row: SurveyRow, seconds: float, target: Target, ceilings: Ceilings | None) -> KernelRate:
-    """The rate of a kernel that takes `seconds`. A rate above the ceiling of a busy machine refutes that ceiling, and has no share."""
+    """The rate of a kernel that takes `seconds`. It has no share of the ceiling if it exceeds a ceiling that was measured on a busy
+    machine, as that ceiling is then wrong."""
     bound = bound_at(row.kernel, row.sizes, target, ceilings)
     share = bound.seconds / seconds if bound is not None and bound.is_measured else None
     if share is not None and share > 1.0 and ceilings is not None and ceilings.busy is not None:

@@ -1,7 +1,7 @@
-"""Waiting is said: what the command does while nothing else is printed.
+"""Messages about what a command is doing while it prints nothing else.
 
-On a terminal a line shows what is waited for and for how long, and goes away at the end. Elsewhere the line is printed once, where it takes
-longer than a second.
+On a terminal a line shows the current work and its duration, and disappears at the end. Without a terminal the line is printed once, if
+the work takes longer than a second.
 """
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from svod.system.process.streams import is_terminal, tell
 if TYPE_CHECKING:
     from rich.console import Console
 
-SILENCE = 1.0       # seconds before something is said where there is no terminal
+SILENCE = 1.0       # seconds of work before a message is printed without a terminal
 
-_console: Console | None = None     # the console of the present line; other output goes above it
+_console: Console | None = None     # the console of the current line, above which other output is printed; None without a line
 
 
 def say(text: str) -> None:
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def waiting(what: str, program: str = "svod-tune") -> Iterator[None]:
-    """Say `what` the program does while the body runs."""
+    """Show `what` the program is doing while the body of the `with` runs."""
     global _console
     if not is_terminal(sys.stderr):
         timer = threading.Timer(SILENCE, say, [f"{program}: {what} …"])
@@ -46,7 +46,7 @@ def waiting(what: str, program: str = "svod-tune") -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    # the streams are not redirected: Ray's start replaces them meanwhile
+    # the streams are not redirected, because the start of Ray replaces them meanwhile
     line = Progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console, transient=True,
                     redirect_stdout=False, redirect_stderr=False)
     line.add_task(what)

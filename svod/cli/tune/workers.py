@@ -1,4 +1,4 @@
-"""The workers of svod-tune: which are started, when, and how long they are waited for."""
+"""The workers of svod-tune: the choice of local or Ray workers, their start in the background, and their end."""
 from __future__ import annotations
 
 import signal
@@ -13,17 +13,17 @@ from svod.system.process.signals import handle
 from svod.tune.workers.executor import Executor
 from svod.tune.workers.start import ExecutorStart
 
-RAY_BUDGET = 20.0           # seconds: smaller budgets use local workers, unless ray:N asks for Ray
+RAY_BUDGET = 20.0           # budgets of fewer seconds use local workers, unless ray:N asks for Ray
 
 
 def kind_of(options: TuneOptions) -> str:
-    """The workers to start: a Ray of our own takes seconds to start and to stop, too long for a small budget."""
+    """The workers to start. For a small budget these are local ones, as an embedded Ray takes seconds to start and to stop."""
     return "local" if options.workers == "ray" and options.address is None and options.budget < RAY_BUDGET else options.workers
 
 
 class Workers:
-    """The executor of a command. It starts in the background as soon as there is something to search, is up where it is first needed, and
-    ends once. `description`: the executor that was ready last."""
+    """The executor of a command. It is started in the background as soon as there is something to search; a method that needs it waits for
+    it. `description`: the description of the executor, "" before it was ready."""
 
     def __init__(self, setting: Setting, terminate: Callable[[int, FrameType | None], None]) -> None:
         self.description = ""
@@ -37,7 +37,7 @@ class Workers:
         return self._begun is not None
 
     def start(self) -> ExecutorStart:
-        """Start them, unless that was done."""
+        """Start the workers in the background, unless they were started before."""
         if self._begun is None:
             self._begun = ExecutorStart(self._kind, self._address, device=self._device, say=lambda text: say(f"svod-tune: {text}"))
         return self._begun
@@ -57,7 +57,7 @@ class Workers:
         return executor
 
     def close(self) -> None:
-        """End them, if there are any."""
+        """End the workers, if they were started."""
         if self._begun is not None:
             with waiting("ending the workers"):
                 self._begun.close()
