@@ -177,7 +177,7 @@ class TuneSession:
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that timed its latest round
         self._confirming = False
-        self._made: list[KernelSearch] = []     # kernel searches that have begun
+        self._begun_of: dict[str, KernelSearch] = {}    # kernel key → its search, where that has begun
         self._about: Mapping[str, str] = {}     # facts about the target's machines that were last recorded
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
@@ -190,7 +190,7 @@ class TuneSession:
     def _may_overrun(self) -> bool:
         """Whether to wait for workers' answers beyond the end of the budget: during confirmations, and while no search has found a better
         chain that could be confirmed."""
-        return self._confirming or not any(s.lead.improved for s in self._made)
+        return self._confirming or not any(s.lead.improved for s in self._begun_of.values())
 
     def _bound(self, task: KernelTask) -> float:
         bound = bound_at(task.kernel, task.timed_at, self.target, self.ceilings)
@@ -367,7 +367,7 @@ class TuneSession:
         search = KernelSearch(subject, self.config, self.measurer_of(kernel), bound=self._bound(task), listener=self.listener,
                               clock=self.budget.clock, strategy_of=partial(make_strategy, evidence=self._evidence))
         search.record = lambda candidates: self._record_round(search, candidates)
-        self._made.append(search)
+        self._begun_of[task.key] = search
         return search
 
     def _begin_record(self, task: KernelTask) -> str:

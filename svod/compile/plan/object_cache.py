@@ -58,7 +58,7 @@ def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
         "outs": list(spec.outs),
         "temps": list(spec.temps),
         "phases": [[p.symbol, p.extent, p.threads, p.scratch_bytes, p.once,
-                    [[[list(t) for t in c.terms], c.const, c.stride, c.most] for c in p.counts], p.block, p.shared_bytes]
+                    [[[list(t) for t in c.terms], c.const, c.stride, c.most] for c in p.counts], p.block, p.shared_bytes, p.subgroup]
                    for p in spec.phases],
         "variables": list(spec.variables),
         "ins": list(spec.ins),
@@ -71,8 +71,8 @@ def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
     try:
         phases = tuple(PhaseSpec(str(symbol), int(extent), int(threads), int(scratch), bool(once), tuple(
             Count(tuple((str(name), int(k)) for name, k in terms), int(const), int(stride), int(most))
-            for terms, const, stride, most in counts), int(block), int(shared))
-            for symbol, extent, threads, scratch, once, counts, block, shared in data["phases"])
+            for terms, const, stride, most in counts), int(block), int(shared), int(subgroup))
+            for symbol, extent, threads, scratch, once, counts, block, shared, subgroup in data["phases"])
         return ProgramSpec(
             name=str(data["name"]),
             params=tuple((BY_NAME[dtype], int(size)) for dtype, size in data["params"]),

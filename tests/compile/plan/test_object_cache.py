@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import hashlib
 import json
 import logging
@@ -9,22 +10,29 @@ import multiprocessing
 import os
 import stat
 import struct
+from dataclasses import MISSING
 from pathlib import Path
 
 import pytest
 
-from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
 from svod.compile.plan import object_cache
 from svod.compile.plan.object_cache import MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
-from svod.core.ir.dtype import STORABLE
+from svod.core.ir.dtype import STORABLE, dtypes
+from svod.core.ir.launch import ONE, Launch
+from svod.core.ir.uop import UOp
 
 SPEC = ProgramSpec("gemm", tuple((d, 7 + k) for k, d in enumerate(STORABLE)), (0, 2), (64, 4096),
-                   (PhaseSpec("gemm_0", 16, 2, 65536), PhaseSpec("gemm_1", 1, 1, 0, True)), ("n", "start"))
+                   (PhaseSpec("gemm_0", 16, 2, 65536), PhaseSpec("gemm_1", 1, 1, 0, True, (Count((("n", 3),), 2, 4, 8),), 128, 4096, 32)),
+               ("n", "start"), (1,), Launch((ONE, UOp.const(dtypes.index, 4), ONE), (ONE, ONE, ONE)))
 ENTRY = CachedObject(SPEC, bytes(range(256)) * 5, {"linear": "ab" * 16})
 KEY = object_key("k" * 32, "c" * 32, "x86_64/znver5/avx2/l1 48k/l2 1m/l3 32m/t2", 1, "llvm 1")
 
 
 def test_a_program_description_survives_json() -> None:
+    for record in (SPEC, SPEC.phases[1]):
+        kept = [f.name for f in dataclasses.fields(record) if f.default is not MISSING and getattr(record, f.name) == f.default]
+        assert not kept, f"a field that has its default says nothing: {kept}"
     assert spec_from_json(json.loads(json.dumps(spec_to_json(SPEC)))) == SPEC
     for broken in ({}, {**spec_to_json(SPEC), "params": [["float31", 1]]}, {**spec_to_json(SPEC), "phases": [["a", 1]]},
                    {**spec_to_json(SPEC), "outs": None}):

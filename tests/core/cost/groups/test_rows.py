@@ -17,6 +17,7 @@ from svod.nn.functional import layer_norm
 from svod.tensor import Tensor
 from tests.core.corpus import data, kernel_of
 from tests.core.cost.groups.test_group_cost import GPU
+from tests.growth import check_growth
 
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: x.softmax(-1), "layer norm": lambda x: layer_norm(x, (x.shape[-1],)),
@@ -51,11 +52,13 @@ def test_what_is_computed_alike_costs_once() -> None:
 
 
 def test_values_that_are_read_twice_are_looked_at_once() -> None:
-    """64 squares, each of the one before: as a tree they would be 2⁶⁴ loads."""
-    x = data(8)
-    for _ in range(64):
-        x = x * x
-    group_heuristic(Scheduler(Kernel(kernel_of(x)), GPU))
+    """Squares, each of the one before: as a tree they would be 2ⁿ loads."""
+    def run(squares: int) -> None:
+        x = data(8)
+        for _ in range(squares):
+            x = x * x
+        group_heuristic(Scheduler(Kernel(kernel_of(x)), GPU))
+    check_growth(run)
 
 
 def test_what_the_second_cache_keeps_is_loaded_once() -> None:
