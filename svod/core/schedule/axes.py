@@ -1,16 +1,17 @@
 """Two passes over a kernel AST that change its ranges: split_ranges, then merge_ranges.
 
-`split_ranges`: a range that accesses take apart by a constant is split there, if the constant divides its extent.
+`split_ranges`: a range that accesses divide by a constant is split into two, if the constant divides its extent.
 
     STORE(y, i, LOAD(x, (i // 4)*8 + i % 4); i:12)            →   STORE(y, i*4 + j, LOAD(x, i*8 + j); i:3, j:4)
 
-`merge_ranges`: adjacent ranges of a stage that every access treats as one become one. Accesses of a stage are its loads, gates,
-its STORE, and the coordinates at which it is read; a pair (c, d) of a stage and the pair (i, j) of its reader merge together.
+`merge_ranges`: adjacent ranges of a stage are merged if every access uses them only as one number. The accesses of a stage are its loads,
+gates, its STORE, and the coordinates at which it is read. A pair (c, d) of a stage is merged only together with the pair (i, j) of its
+reader.
 
     X = STAGE(LOAD(x, c*5 + d), c:4, d:5)                          X = STAGE(LOAD(x, c), c:20)
     STORE(y, i*5 + j, INDEX(X, i, j); i:4, j:5)                →   STORE(y, i, INDEX(X, i); i:20)
 
-They stand after rangeify, which leaves RESHAPEs as division and modulo, and before the canonical form.
+Both run after rangeify, which turns RESHAPEs into division and modulo, and before the canonical form.
 """
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def range_lists(u: UOp) -> tuple[UOp, ...]:
 
 
 def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords], recoordinate: Callable[[UOp, Coords], Coords]) -> UOp:
-    """`ast` with RANGEs (and DEFINE_VARs) replaced by `mapping` in expressions (simplified), by `lists` where they are named, and the
-    coordinates of each read of a (old) STAGE by `recoordinate`."""
+    """Rebuild `ast` with other RANGEs (and DEFINE_VARs). In expressions `mapping` replaces them, and the result is simplified. `lists` maps
+    the RANGEs that a node names; `recoordinate` maps the coordinates at which an (old) STAGE is read."""
     done: dict[UOp, UOp] = {}
     for u in ast.toposort():
         if u.op is Ops.RANGE or u.op is Ops.DEFINE_VAR:
@@ -65,7 +66,7 @@ def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords
 
 
 def replace_leaves(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
-    """`ast` with DEFINE_VARs replaced by index expressions, in extents of RANGEs as well; everything simplified."""
+    """`ast` with DEFINE_VARs replaced by index expressions, also in extents of RANGEs; all expressions are simplified."""
     ranges = {r: r.replace(src=(sy.simplify(r.src[0], mapping), *r.src[1:])) for r in ast.walk(Ops.RANGE) if sy.is_symbolic(r)}
 
     def lists(named: Coords) -> Coords:
@@ -75,18 +76,18 @@ def replace_leaves(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
 
 
 def replace_ranges(value: UOp, mapping: dict[UOp, UOp]) -> UOp:
-    """`value` with RANGEs replaced by index expressions; everything simplified."""
+    """`value` with RANGEs replaced by index expressions; all expressions are simplified."""
     return _rebuild(value, mapping, lambda named: named, lambda _, coords: coords)
 
 
 def next_range(nodes: Sequence[UOp]) -> int:
-    """The first axis id that no RANGE has."""
+    """The first unused axis id of a RANGE."""
     return max((u.arg for u in nodes if u.op is Ops.RANGE), default=-1) + 1
 
 
 # -- split ----------------------------------------------------------------------------------------------------------------
 def _cut_points(nodes: Sequence[UOp]) -> dict[UOp, int]:
-    """By RANGE the smallest constant that divides it in an access and that divides its extent."""
+    """RANGE → the smallest constant that an access divides it by, among the constants that divide its extent."""
     factors: dict[UOp, int] = {}
     for u in nodes:
         if u.op in (Ops.IDIV, Ops.MOD) and u.dtype == dtypes.index and u.src[0].op is Ops.RANGE and u.src[1].op is Ops.CONST:
@@ -101,7 +102,8 @@ def _is_affine(u: UOp) -> bool:
 
 
 def split_ranges(ast: UOp) -> UOp:
-    """See the module. Reads of a split stage follow where they stay affine, or are a range that can be split in turn."""
+    """Split ranges; see the module's docstring. A stage is split only if the coordinates of its reads stay affine, or are ranges that can
+    be split in turn."""
     while True:
         nodes = ast.toposort()
         cuts = _cut_points(nodes)
@@ -134,7 +136,8 @@ def split_ranges(ast: UOp) -> UOp:
 
 # -- merge ----------------------------------------------------------------------------------------------------------------
 def _index_uses(nodes: Sequence[UOp]) -> Iterator[UOp]:
-    """The whole index expressions of an AST: operands of nodes that are not index arithmetic, coordinates of stages excluded."""
+    """The outermost index expressions of an AST: index operands of nodes that are no index arithmetic themselves. Coordinates of stages do
+    not count."""
     for u in nodes:
         if (u.dtype == dtypes.index and u.op is not Ops.CAST) or u.op in (Ops.STAGE, Ops.REDUCE):
             continue
@@ -168,7 +171,8 @@ Pair = tuple[UOp, UOp]
 
 
 def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
-    """The largest set of adjacent pairs that can all merge: start with every pair, drop what an access forbids until nothing changes."""
+    """The largest set of adjacent pairs of RANGEs that can all be merged: start with every pair, and drop pairs that an access forbids
+    until nothing changes."""
     pairs = {pair for u in nodes for pair in pairwise(range_lists(u)) if not any(map(sy.is_symbolic, pair))}
     if not pairs:
         return pairs
@@ -197,8 +201,8 @@ def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
 
 
 def _aligned_pairs(read: UOp, pairs: set[Pair]) -> dict[int, Pair]:
-    """The pairs of the reader that walk a pair of the stage's RANGEs, by the number of their first coordinate. Pairs of the stage that the
-    read walks otherwise are dropped from `pairs`."""
+    """Number of a coordinate → the reader's pair of RANGEs that begins there and runs along a pair of the stage. Pairs of the stage that
+    are read in another way are dropped from `pairs`."""
     ranges, coords = read.src[0].src[1:], read.src[1:]
     aligned: dict[int, Pair] = {}
     for i in range(len(ranges) - 1):
@@ -212,13 +216,13 @@ def _aligned_pairs(read: UOp, pairs: set[Pair]) -> dict[int, Pair]:
 
 
 def _marked(merged: UOp, run: Coords) -> UOp:
-    """A RANGE that names the positions of a launch that it is made of, and their number (`svod.core.schedule.thread_indices`)."""
+    """A merged RANGE that keeps the launch positions of the RANGEs in it, with their extents (`svod.core.schedule.thread_indices`)."""
     marks = tuple(m if m.src else m.replace(src=r.src[:1]) for r in run for m in r.src[1:])
     return merged.replace(src=(*merged.src, *marks))
 
 
 def merge_ranges(ast: UOp) -> UOp:
-    """See the module."""
+    """Merge ranges; see the module's docstring."""
     nodes = ast.toposort()
     pairs = _mergeable(nodes)
     if not pairs:
@@ -244,7 +248,7 @@ def merge_ranges(ast: UOp) -> UOp:
                 for r in run:
                     extent *= sy.extent_of(r)
                     mapping[r] = sy.ZERO
-                # every access sees the run as one number, so the last range can stand for it
+                # every access uses the run as one number, so the last range can represent it
                 merged[run] = mapping[run[-1]] = _marked(sy.make_range(extent, number), run)
                 number += 1
 
@@ -267,19 +271,20 @@ def merge_ranges(ast: UOp) -> UOp:
 
 # -- merge what accesses take apart ---------------------------------------------------------------------------------------
 class Merged(NamedTuple):
-    """RANGEs of a stage (a STAGE or STORE) that become one, the last one innermost."""
+    """RANGEs of a stage (a STAGE or STORE) to be merged, the last one innermost."""
 
     stage: UOp
     run: Coords
 
 
 def merge_apart(ast: UOp, merged: Sequence[Merged]) -> UOp:
-    """`ast` with RANGEs merged, whatever accesses make of them: each is found by division. The new one stands at the first one's place.
+    """`ast` with RANGEs merged, however accesses use them: each old RANGE is computed from the new one by division. The new RANGE is placed
+    where the first one was.
 
-    STORE(y, i*9 + j*8, LOAD(x, j*4 + i); i:4, j:5), run (j, i)      →   STORE(y, k%4*9 + k//4*8, LOAD(x, k); k:20)
+    STORE(y, i*9 + j*8, LOAD(x, j*4 + i); i:4, j:5), run (j, i) → STORE(y, k%4*9 + k//4*8, LOAD(x, k); k:20)
     """
     number = next_range(ast.toposort())
-    made: dict[UOp, tuple[Coords, UOp]] = {}        # RANGE of a run → the run, and the RANGE that it becomes
+    made: dict[UOp, tuple[Coords, UOp]] = {}        # RANGE of a run → (the run, the merged RANGE)
     mapping: dict[UOp, UOp] = {}
     for i, (_, run) in enumerate(merged):
         whole = sy.make_range(prod(sy.extent_of(r) for r in run), number + i)

@@ -1,11 +1,11 @@
-"""Limits on the accesses of a kernel written by hand: nothing outside its parameters, and no element twice.
+"""Checks the accesses of a kernel written by hand: none outside its parameters, and none that writes an element twice.
 
     LOAD(x, r + 3), gate r + 3 < 8      elements 3 to 7: within x of 8
     STORE(y, i*4 + j; i:3, j:4)         each element once
     STORE(y, r % 4; r:8)                refused: element 0 is written for r = 0 and r = 4
 
-The RANGEs of a STORE run in parallel, so two of their values must not come to one element. Both are shown from the expressions; what cannot
-be shown is refused, as nothing looks again while the kernel runs.
+The RANGEs of a STORE run in parallel, so no two of their values may give the same element. Both are proved from the expressions. A kernel
+for which that fails is refused, as there are no checks at run time.
 """
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from svod.errors import ScheduleError
 
 
 def check_accesses(ast: UOp, variables: str) -> None:
-    """Raise ScheduleError for a kernel that reaches, or may reach, outside its parameters, that reads elsewhere what it writes, that may
-    write an element twice, or whose accesses are of other dtypes than its parameters. `variables`: the names to blame. CompileError:
-    `over_ranges`."""
+    """Raise ScheduleError for a kernel that may access elements outside its parameters, reads a parameter at other elements than it writes,
+    may write an element twice, or has accesses of other dtypes than its parameters. `variables`: names for the error message. Raises
+    CompileError as `over_ranges` does."""
     ast = over_ranges(ast)
     own = {s.src[0].src[0]: s for s in ast.src}
     if len(own) < len(ast.src):
@@ -48,7 +48,7 @@ def check_accesses(ast: UOp, variables: str) -> None:
 
 
 def _check_access(u: UOp, variables: str) -> None:
-    """Dtype and bounds of a LOAD or STORE."""
+    """Check the dtype and the bounds of a LOAD or STORE."""
     param, index = u.src[0].src
     dtype = u.dtype if u.op is Ops.LOAD else u.src[1].dtype
     if dtype != param.dtype:
@@ -65,7 +65,7 @@ def _check_access(u: UOp, variables: str) -> None:
 
 
 def _check_stages(ast: UOp) -> None:
-    """A stage may be computed where it is read: outside its RANGEs it would reach outside what it loads."""
+    """Check that STAGEs are read inside their RANGEs: a stage may be computed at the read, and would then load outside its parameters."""
     for u in ast.walk(Ops.INDEX):
         if u.src[0].op is Ops.STAGE:
             for r, at in zip(u.src[0].src[1:], u.src[1:], strict=True):
@@ -76,7 +76,7 @@ def _check_stages(ast: UOp) -> None:
 
 
 def _check_library_kernel(ast: UOp) -> None:
-    """A library kernel touches all of its operands and of its result, which begins where its STORE says."""
+    """Check that the operands of a library kernel, and its result, fit their parameters. The result begins at the index of its STORE."""
     if calls_back(ast):
         raise ScheduleError("a kernel that is called is a function of Python; svod.custom_function calls one")
     node = library_kernel_of(ast)
@@ -93,13 +93,13 @@ def _check_library_kernel(ast: UOp) -> None:
 
 
 def _canonical(expr: UOp) -> UOp:
-    """An index expression or gate in canonical form, variables of one value replaced by it."""
+    """The canonical form of an index expression or gate; variables with a single value are replaced by it."""
     return sy.simplify(expr, {v: sy.const(v.arg[1]) for v in expr.toposort() if v.op is Ops.DEFINE_VAR and v.arg[1] == v.arg[2]})
 
 
 # -- where --------------------------------------------------------------------------------------------------------------------
 def reached_elements(index: UOp, gate: UOp) -> tuple[int, int] | None:
-    """Bounds of a canonical index where a canonical gate is true; None if it never is."""
+    """Bounds of a canonical index for positions at which a canonical gate is true; None if it never is."""
     valid: Valid | None = ()
     for part in sy.conjuncts(gate):
         if part is sy.FALSE:
@@ -131,8 +131,8 @@ def _limits(c: sy.Constraint) -> tuple[int, int]:
 
 # -- once ---------------------------------------------------------------------------------------------------------------------
 def writes_once(index: UOp, ranges: tuple[UOp, ...]) -> bool:
-    """Whether a canonical index is surely another number for all different values of the ranges: the coefficient of each digit (a RANGE, or
-    a part that divisions by constants take from one) is larger than all that the smaller ones come to."""
+    """Whether a canonical index provably differs for all values of the ranges. It does if the coefficient of each digit (a RANGE, or a part
+    of one by divisions by constants) is larger than the maximum of the sum of all smaller digits."""
     digits = {r: _cuts(r, index) for r in ranges if sy.extent_of(r) > 1}
     terms, _ = sy.linear(index)
     factors: dict[tuple[UOp, int], int] = {}
@@ -158,7 +158,8 @@ def writes_once(index: UOp, ranges: tuple[UOp, ...]) -> bool:
 
 
 def _cuts(r: UOp, index: UOp) -> list[int]:
-    """The cuts at which divisions by constants take a RANGE apart, each dividing the next: 1 first. [1] where they do not fit together."""
+    """The constants at which divisions split a RANGE into digits, from 1 up, each dividing the next; [1] if they do not divide each
+    other."""
     cuts = {1}
     for u in index.toposort():
         if u.op in (Ops.IDIV, Ops.MOD) and u.src[1].op is Ops.CONST:
@@ -172,7 +173,7 @@ def _cuts(r: UOp, index: UOp) -> list[int]:
 
 
 def _weights(atom: UOp, digits: dict[UOp, list[int]]) -> dict[tuple[UOp, int], int] | None:
-    """An atom as a sum of digits: the weight of each, by the range and where the digit begins. None if it is no such sum."""
+    """Match an atom as a sum of digits: (RANGE, first constant of the digit) → weight. None if it is no such sum."""
     below, divisor, x = None, 1, atom       # atom = (x // divisor) % below
     if x.op is Ops.MOD and x.src[1].op is Ops.CONST:
         x, below = x.src[0], int(x.src[1].arg)

@@ -14,11 +14,11 @@
 
     BEGIN r; RUN p; BEGIN s; RUN k; END s; RUN q; END r
 
-A loop is found by structure: an END, and the RANGE that it closes. In it stands what the END is of, calls and loops, and those that come
-before them and depend on the RANGE. What depends on no RANGE of a loop and is not named by its END stands outside and runs once. Loops may
-share a RANGE where neither is inside the other. The steps of the outermost loops are small programs, run once when the graph is scheduled:
-what is left is a list of invocations, each with the values that its variables have then. Inside a loop arguments name memory: they are what
-the invocations before left there, in the turn before where the loop has not written it yet.
+A loop consists of an END and the RANGE that it closes. Its body has the calls and loops that are sources of the END, and the ones before
+them that depend on the RANGE. Calls that depend on no RANGE of the loop, and are no source of its END, are outside and run once. Two loops
+may share a RANGE if neither is inside the other. The outermost loops are small programs, which run once, when the graph is scheduled; the
+result is a list of invocations with the values of their variables. Inside a loop an argument names memory: its content is whatever the
+invocations before have written there, possibly in the iteration before.
 """
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ from svod.core.schedule.regions import narrow_params
 from svod.core.schedule.thread_indices import launch_of, over_ranges, positions_of
 from svod.errors import LaunchError, ScheduleError
 
-MOST_INVOCATIONS = 1 << 14      # invocations of one nest of loops, each a launch of the plan
+MOST_INVOCATIONS = 1 << 14      # most invocations of one nest of loops, each of which is a launch of the plan
 
-_PASSES = frozenset({Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})     # between a memory and the CALL that is applied to it
+# operations between memory and the CALL that it is an argument of
+_PASSES = frozenset({Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})
 _NAMES = ("BEGIN", "RUN", "END")
 
 
 class Step(NamedTuple):
-    """One step of a loop's program: `range` is None for a RUN, `call` for a BEGIN; an END has both."""
+    """One step of a loop's program: BEGIN, RUN or END. A RUN has a `call`, a BEGIN a `range`, an END both."""
 
     kind: Literal["BEGIN", "RUN", "END"]
     call: UOp | None
@@ -54,7 +55,7 @@ class Step(NamedTuple):
 
 
 class Invocation(NamedTuple):
-    """A CALL and the values of the variables that its AST reads."""
+    """A CALL with the values of the variables that its AST reads."""
 
     call: UOp
     values: tuple[tuple[str, int], ...]
@@ -62,7 +63,7 @@ class Invocation(NamedTuple):
 
 # -- calls ---------------------------------------------------------------------------------------------------------------
 def memory_of(argument: UOp) -> UOp:
-    """The memory that an argument of a CALL names: of several devices' memory the part that is selected, else the first."""
+    """The memory that an argument of a CALL names. If it has parts on several devices, the selected part, or the first."""
     node = argument
     while node.op in (Ops.MSELECT, Ops.MSTACK):
         stack = node.src[0] if node.op is Ops.MSELECT else node
@@ -74,7 +75,7 @@ def memory_of(argument: UOp) -> UOp:
 
 
 def arguments_of(call: UOp) -> tuple[UOp, ...]:
-    """The arguments of a CALL by slot, without RESHAPEs."""
+    """The arguments of a CALL by slot; RESHAPEs are dropped."""
     return tuple(memory_of(s) for s in call.src if s.op is not Ops.BIND)
 
 
@@ -84,7 +85,7 @@ def written_slots(call: UOp) -> tuple[int, ...]:
 
 
 def bindings_of(call: UOp) -> dict[str, int | UOp]:
-    """The value of each variable of a CALL, or the RANGE that counts it. Raises ScheduleError."""
+    """Variable of a CALL → its value, or the RANGE that it is bound to. Raises ScheduleError if these contradict each other."""
     bindings: dict[str, int | UOp] = {}
     for bind in (s for s in call.src if s.op is Ops.BIND):
         var, given = bind.src
@@ -100,7 +101,7 @@ def bindings_of(call: UOp) -> dict[str, int | UOp]:
 
 
 def values_of(value: int | UOp) -> tuple[int, int]:
-    """The first and the last value of a variable."""
+    """The first and the last value that a variable takes."""
     return (value, value) if isinstance(value, int) else range_bounds(value)
 
 
@@ -128,7 +129,7 @@ def range_bounds(loop: UOp) -> tuple[int, int]:
 
 
 def check_call(call: UOp) -> None:
-    """Raise ScheduleError for a CALL whose AST and arguments do not fit."""
+    """Raise ScheduleError if the AST and the arguments of a CALL do not fit each other."""
     _check_body(call.arg)
     _check_arguments(call.arg, arguments_of(call))
     _check_written(call)
@@ -170,7 +171,7 @@ def _check_arguments(ast: UOp, arguments: Sequence[UOp]) -> None:
 
 
 def _check_written(call: UOp) -> None:
-    """Raise ScheduleError for a slot that is written and whose argument is not memory, or is the memory of another slot as well."""
+    """Raise ScheduleError if the argument of a slot that is written is no memory, or is the memory of another slot as well."""
     arguments = arguments_of(call)
     for slot in written_slots(call):
         if arguments[slot].op not in (Ops.BUFFER, Ops.AFTER):
@@ -188,7 +189,7 @@ def _storage(content: UOp) -> UOp:
 
 
 def _check_launch(ast: UOp, values: Mapping[str, int]) -> None:
-    """Raise ScheduleError for positions of a launch that there are none of."""
+    """Raise ScheduleError if a kernel's launch has no positions for these values of its variables."""
     if positions_of(ast):
         try:
             launch_of(ast).at(values)
@@ -198,13 +199,13 @@ def _check_launch(ast: UOp, values: Mapping[str, int]) -> None:
 
 def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
                    known: dict[UOp, tuple[UOp, tuple[int, ...]]]) -> tuple[UOp, tuple[int, ...], tuple[int, ...]]:
-    """The canonical AST with its variables given; for each of its slots the slot of `ast`, and the first element of the PARAM. Calls
-    that differ only in first elements are one kernel, found in `known`."""
+    """(canonical AST with values for its variables; per slot of it, the slot of `ast`; per slot, the element at which the PARAM begins).
+    Calls that differ only in these elements share one kernel. `known`: cache of the kernels."""
     given = dict(values)
     _check_launch(ast, given)
     over_positions, ast = bool(positions_of(ast)), over_ranges(ast)
     done: dict[UOp, UOp] = {}
-    leaves: dict[UOp, UOp] = {}     # new leaves of index expressions
+    leaves: dict[UOp, UOp] = {}     # replacements for leaves of index expressions
     for u in ast.toposort():
         src = tuple([done[s] for s in u.src])
         if u.op is Ops.INDEX:
@@ -231,28 +232,28 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
 
 # -- loops ---------------------------------------------------------------------------------------------------------------
 class Program(NamedTuple):
-    """A call or a loop as steps; `after`: AFTERs outside it that come before it."""
+    """A call or a loop as steps. `after`: AFTERs outside of it that must come before it."""
 
     steps: tuple[Step, ...]
     after: tuple[UOp, ...]
 
 
 def called_by(u: UOp) -> UOp:
-    """The CALL or the loop that a CALL or END is: an END that closes no RANGE is what it wraps."""
+    """The CALL, or the END of a loop, that a node stands for: an END that closes no RANGE stands for its source."""
     while u.op is Ops.END and len(u.src) == 1:
         u = u.src[0]
     return u
 
 
 def call_under(after: UOp) -> UOp | None:
-    """The CALL or loop that leaves what an AFTER says; None for one of ASSIGNs."""
+    """The CALL or loop whose result an AFTER names; None for an AFTER of ASSIGNs."""
     return next((called_by(d) for d in after.src[1:] if d.op in (Ops.CALL, Ops.END)), None)
 
 
 def programs_of(sink: UOp) -> dict[UOp, Program]:
-    """The program of each CALL and of each loop, by its END, that stands in no loop; in topological order.
+    """The program of each CALL, and of each loop (named by its END), that is outside of all loops; in topological order.
 
-    Raises ScheduleError for a loop that is not closed, or not well."""
+    Raises ScheduleError for a loop that is not closed, or malformed."""
     order = sink.toposort(gate=lambda n: n.op is not Ops.BUFFER)
     if not any(u.op is Ops.CALL or u.op is Ops.END for u in order):
         return {}
@@ -260,7 +261,7 @@ def programs_of(sink: UOp) -> dict[UOp, Program]:
 
 
 def open_ranges(order: Iterable[UOp]) -> dict[UOp, frozenset[UOp]]:
-    """The RANGEs that each node depends on and that no END closes, sources first: the loops that it is in the middle of."""
+    """Node → the RANGEs that it depends on and that no END below it closes: the loops it is inside of. `order`: nodes, sources first."""
     none: frozenset[UOp] = frozenset()
     inside: dict[UOp, frozenset[UOp]] = {}
     for u in order:
@@ -270,26 +271,27 @@ def open_ranges(order: Iterable[UOp]) -> dict[UOp, frozenset[UOp]]:
 
 
 class _Nests:
-    """The loops of a graph, and which calls and loops stand in which. A unit is a CALL or an END that closes a RANGE."""
+    """Finds the loops of a graph, and the calls and loops in each. A unit is a CALL, or an END that closes a RANGE."""
 
     def __init__(self, order: Sequence[UOp]):
         self.order = order
         self.units: list[UOp] = []                      # in topological order
-        self.position: dict[UOp, int] = {}              # the position of a unit in `units`
+        self.position: dict[UOp, int] = {}              # unit → its position in `units`
         self.inside = open_ranges(order)
-        self.names: dict[UOp, frozenset[UOp]] = {}      # node → the units whose results it names
-        self.waits: dict[UOp, frozenset[UOp]] = {}      # unit → units outside it whose results it is applied to, or that come before it
-        self.body: dict[UOp, list[UOp]] = {}            # END → the units that stand in its loop and in none inside that
-        self.loop_of: dict[UOp, UOp] = {}               # unit → the END whose body it is in
-        self.closed: dict[UOp, frozenset[UOp]] = {}     # unit → the RANGEs of it and of the loops in it
-        self.earlier: dict[UOp, list[UOp]] = {}         # unit → AFTERs that come before it, and that it need not be applied to
-        self.edges: dict[UOp, list[tuple[UOp, UOp]]] = {}       # END → pairs of units of its body: the first comes before the second
+        self.names: dict[UOp, frozenset[UOp]] = {}      # node → units whose results it names
+        self.waits: dict[UOp, frozenset[UOp]] = {}      # unit → units outside it that it has to come after
+        self.body: dict[UOp, list[UOp]] = {}            # END → units directly in the body of its loop
+        self.loop_of: dict[UOp, UOp] = {}               # unit → END of the loop directly around it
+        self.closed: dict[UOp, frozenset[UOp]] = {}     # unit → RANGEs closed by it and by loops inside it
+        self.earlier: dict[UOp, list[UOp]] = {}         # unit → AFTERs that must come before it, without being its arguments
+        # END → pairs of units of its body, the first of which comes before the second
+        self.edges: dict[UOp, list[tuple[UOp, UOp]]] = {}
         for u in order:
             self.add(u)
 
     # -- which unit stands in which loop -------------------------------------------------------
     def add(self, u: UOp) -> None:
-        """Take in a node whose sources have been taken in."""
+        """Process a node whose sources have been processed."""
         none: frozenset[UOp] = frozenset()
         self.names[u] = none
         if u.op is Ops.CALL:
@@ -310,8 +312,8 @@ class _Nests:
         self.waits[u], self.closed[u], self.names[u] = waits, closed, frozenset({u})
 
     def close(self, end: UOp) -> None:
-        """Put into the loop of an END what stands in it: what the END is of, and the units that these wait for and that depend on its
-        RANGE."""
+        """Fill the body of an END's loop: the units that are its sources, and the units that these have to come after and that depend on
+        the RANGE."""
         wrapped, loop = _wrapped(end)
         if loop is None:
             self.names[end] = self.names[wrapped[0]]
@@ -338,7 +340,7 @@ class _Nests:
         self.add_unit(end, frozenset().union(*(self.waits[c] for c in body)).difference(body), closed)
 
     def loops_around(self, u: UOp) -> list[UOp]:
-        """A unit, and the loops that it stands in, from the innermost."""
+        """A unit, and the loops around it, innermost first."""
         around = [u]
         while around[-1] in self.loop_of:
             around.append(self.loop_of[around[-1]])
@@ -360,7 +362,7 @@ class _Nests:
         return {u: Program(s, tuple(dict.fromkeys(outside.get(u, ())))) for u, s in steps.items()}
 
     def check_reads(self) -> None:
-        """Raise ScheduleError for a loop without END, and for what is left inside a loop and read outside it."""
+        """Raise ScheduleError for a loop without END, and for a read outside of a loop of a result from inside of it."""
         for u in self.units:
             if self.inside[u] and u not in self.loop_of:
                 raise ScheduleError("a loop of calls is missing its END: a call depends on a RANGE that no END closes, or what is left "
@@ -375,7 +377,7 @@ class _Nests:
                                     "AFTER of the END, which closes the loop")
 
     def order_units(self) -> dict[UOp, list[UOp]]:
-        """Note which unit of a loop comes before which; for each unit that stands in no loop, the AFTERs that come before it."""
+        """Record the order of the units in each loop. Returns, for each unit outside of all loops, the AFTERs that come before it."""
         outside: dict[UOp, list[UOp]] = {}
         for u in self.units:
             later = [c for a in self.earlier.get(u, ()) for c in self.names[a]]
@@ -391,7 +393,7 @@ class _Nests:
         return outside
 
     def order_by_memory(self) -> None:
-        """In a loop, what reads a content of a buffer comes before what overwrites it."""
+        """Record that, in a loop, calls that read the content of a buffer come before the call that overwrites it."""
         overwritten: dict[tuple[UOp, UOp, UOp], UOp] = {}       # outermost loop, buffer and what left its content → the call
         read: list[tuple[tuple[UOp, UOp, UOp], UOp]] = []
         for u in self.units:
@@ -410,7 +412,7 @@ class _Nests:
                 self.put_before(u, overwritten[content])
 
     def put_before(self, first: UOp, then: UOp) -> None:
-        """Note that a unit comes before another, in the innermost loop that has both."""
+        """Record that a unit comes before another, in the innermost loop that contains both."""
         before, after = self.loops_around(first), self.loops_around(then)
         while len(before) > 1 and len(after) > 1 and before[-1] is after[-1]:
             before.pop()
@@ -421,7 +423,7 @@ class _Nests:
             self.edges.setdefault(self.loop_of[before[-1]], []).append((before[-1], after[-1]))
 
     def ordered_body(self, end: UOp) -> list[UOp]:
-        """The units of a loop in an order that they can run in, the graph's where possible."""
+        """The units in the body of a loop in an order in which they can run; the graph's order where possible."""
         body = sorted(self.body[end], key=self.position.__getitem__)
         number = {u: i for i, u in enumerate(body)}
         deps: list[set[int]] = [set() for _ in body]
@@ -434,7 +436,7 @@ class _Nests:
 
 
 def _wrapped(end: UOp) -> tuple[list[UOp], UOp | None]:
-    """The units that an END is of, and the RANGE that it closes; None for an END that closes none."""
+    """(units that are sources of an END, the RANGE that it closes or None)."""
     wrapped = [called_by(s) for s in end.src if s.op is Ops.CALL or s.op is Ops.END]
     closes = [s for s in end.src if s.op is not Ops.CALL and s.op is not Ops.END]
     if not wrapped:
@@ -461,10 +463,10 @@ def _in_circles() -> ScheduleError:
 
 
 def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
-    """The invocations that a program comes to, in order.
+    """The invocations of a program, in order.
 
-    Raises ScheduleError for a step that names no call or no RANGE, a RANGE without END, an END of what is not in the program or not begun,
-    loops that cross, a call whose variable is a RANGE that is not begun, and for too many invocations."""
+    Raises ScheduleError for a step without its call or RANGE, a RANGE without END, an END without BEGIN, loops that cross, a call whose
+    variable is bound to a RANGE outside of its loop, and for too many invocations."""
     _check_steps(program)
     calls = {s.call: bindings_of(s.call) for s in program if s.kind == "RUN" and s.call is not None}
     _check_loops(program, calls)
@@ -472,8 +474,8 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
     for call, bound in calls.items():
         used = {u.arg[0] for u in call.arg.walk(Ops.DEFINE_VAR)}
         reads[call] = [(name, value) for name, value in sorted(bound.items()) if name in used]
-    count: dict[UOp, int] = {}      # RANGE that is begun → its value
-    begun: dict[UOp, int] = {}      # RANGE that is begun → the index of the step behind its BEGIN
+    count: dict[UOp, int] = {}      # active RANGE → its value
+    begun: dict[UOp, int] = {}      # active RANGE → index of the step after its BEGIN
     out: list[Invocation] = []
     at = 0
     while at < len(program):
@@ -490,7 +492,7 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
 
 
 def _check_steps(program: Sequence[Step]) -> None:
-    """Raise ScheduleError for a step of an unknown kind, or without the call or the RANGE that its kind has."""
+    """Raise ScheduleError for a step of an unknown kind, or without the call or the RANGE that its kind needs."""
     for n, (kind, call, loop) in enumerate(program):
         if kind not in _NAMES or (kind != "BEGIN" and (call is None or call.op is not Ops.CALL)) or (kind != "RUN" and loop is None):
             unknown = "CALL" if kind == "RUN" else "CALL or RANGE"
@@ -499,11 +501,11 @@ def _check_steps(program: Sequence[Step]) -> None:
 
 
 def _check_loops(program: Sequence[Step], calls: Mapping[UOp, Mapping[str, int | UOp]]) -> None:
-    """Raise ScheduleError for loops that are not one inside the other or one after the other, for a call whose variable is a RANGE that
-    is not begun there, and for too many invocations."""
+    """Raise ScheduleError for loops that are neither nested nor one after the other, for a call whose variable is bound to a RANGE outside
+    of its loop, and for too many invocations."""
     known = {s.range for s in program if s.kind == "BEGIN"}
     active: list[UOp] = []
-    repeats, invocations, turns = [1], 0, 0       # `repeats`: the turns of all active loops together, by their number
+    repeats, invocations, turns = [1], 0, 0       # `repeats`: iterations of all active loops together, one entry per active loop
     for kind, call, loop in program:
         if kind == "BEGIN" and loop is not None:
             if loop in active:
@@ -529,7 +531,7 @@ def _check_loops(program: Sequence[Step], calls: Mapping[UOp, Mapping[str, int |
 
 
 def _check_active(bound: Mapping[str, int | UOp], known: Container[UOp | None], active: Container[UOp]) -> None:
-    """Raise ScheduleError for a variable whose RANGE is not begun."""
+    """Raise ScheduleError for a variable that is bound to a RANGE outside of its loop."""
     for name, value in bound.items():
         if not isinstance(value, int) and value not in active:
             raise ScheduleError(f"variable {name} of a CALL is a RANGE that is " + (

@@ -2,12 +2,12 @@
 
     STORE(p3[i7*4 + i9], p1[i9] + p0[i7*4 + i9]; i7, i9)   →   STORE(p0[i0*4 + i1], p1[i0*4 + i1] + p2[i1]; i0, i1)
 
-Two ASTs that differ only in RANGE ids, PARAM slots, the order of commutative operands or of the terms of an index have one
-canonical form (but for operands that nothing but their slots tells apart: those keep their order). Structure comes
-first: every node gets a digest in which a RANGE is its place in its stage ("output axis 1") and a PARAM its type and size.
-Operands are ordered by the axes they depend on, then by a digest of their form without extents, then by the full digest: so that the
-operands, and with them the stages that opt chains name, keep their places when only extents change. Index sums are ordered by axis; then
-RANGEs and PARAMs are numbered in the order of a walk. RANGEs: those of a stage follow those of the stages it reads. PARAMs: outputs first.
+Two ASTs that differ only in RANGE ids, PARAM slots, the order of commutative operands or of the terms of an index have one canonical form
+(except that operands which differ in nothing but their slots keep their order). First every node gets a digest of its structure, in which a
+RANGE counts as its position in its stage ("output axis 1") and a PARAM as its type and size. Operands are ordered by the axes they depend
+on, then by a digest of their form without extents, then by the full digest. So operands, and with them the stages that opt chains name,
+keep their order if only extents change. Index sums are ordered by axis. Then RANGEs and PARAMs are numbered in topological order; RANGEs of
+a stage follow those of the stages it reads, and outputs come first among PARAMs.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _places(ast: UOp) -> dict[UOp, bytes]:
 
 
 class _Structure:
-    """Digests of nodes without ids and slots; operands of commutative nodes enter in the order of their digests."""
+    """Digests of nodes without ids and slots. Operands of commutative nodes enter in the order of their digests."""
 
     def __init__(self, ast: UOp):
         self.places = _places(ast)
@@ -44,7 +44,7 @@ class _Structure:
         self.free: dict[UOp, tuple[bytes, ...]] = {}
 
     def axes(self, u: UOp) -> tuple[bytes, ...]:
-        """The places of the ranges u depends on, sorted: `(o0, r0)`."""
+        """The positions of the ranges that u depends on, sorted: `(o0, r0)`."""
         places = self.free.get(u)
         if places is None:
             if u.op is Ops.RANGE:
@@ -57,7 +57,7 @@ class _Structure:
         return places
 
     def form(self, u: UOp) -> bytes:
-        """The digest of u without extents: numbers in index expressions and sizes of buffers left out."""
+        """The digest of u without extents: numbers in index expressions and sizes of buffers are left out."""
         form = self.forms.get(u)
         if form is None:
             h = hashlib.blake2b(digest_size=16)
@@ -74,11 +74,11 @@ class _Structure:
         return form
 
     def rank(self, u: UOp) -> tuple[tuple[bytes, ...], bytes, bytes]:
-        """The rank of an operand among those of a commutative operation."""
+        """The sort key of an operand of a commutative operation."""
         return self.axes(u), self.form(u), self.digest(u)
 
     def digest(self, u: UOp) -> bytes:
-        """The digest of u, whose sources have theirs."""
+        """The digest of u. Its sources must have digests already."""
         digest = self.digests.get(u)
         if digest is None:
             h = hashlib.blake2b(digest_size=16)
@@ -96,12 +96,12 @@ class _Structure:
         return digest
 
     def order(self, atom: UOp) -> tuple[int, bytes, bytes]:
-        """Terms of an index sum: output axes from the outermost, then reduce axes, then the rest."""
+        """The sort key of a term of an index sum: output axes from the outermost, then reduce axes, then other terms."""
         return (0, self.places.get(atom, b""), b"") if atom.op is Ops.RANGE else (1, b"", self.digest(atom))
 
 
 def _sum(structure: _Structure, u: UOp) -> UOp:
-    """An index sum with its terms in canonical order, constant last."""
+    """An index sum with its terms in canonical order, and the constant last."""
     terms, constant = sy.linear(u)
     result: UOp | None = None
     for atom in sorted(terms, key=structure.order):
@@ -116,7 +116,8 @@ def _sum(structure: _Structure, u: UOp) -> UOp:
 
 
 def structure_of(structure: _Structure, u: UOp) -> None:
-    """Give u, and the constants it may have gained, a digest, a form and its axes: sources first, so that nothing recurses far."""
+    """Compute digest, form and axes of u, and of constants among its sources that may be new; sources come first, so that recursion stays
+    shallow."""
     for n in (*u.src, u):
         structure.digest(n)
         structure.axes(n)
@@ -124,7 +125,7 @@ def structure_of(structure: _Structure, u: UOp) -> None:
 
 
 def _ordered(structure: _Structure, u: UOp) -> UOp:
-    """u (its sources ordered) with commutative operands in the order of their digests."""
+    """u with commutative operands in canonical order. Its sources must be ordered already."""
     if u.op is Ops.ADD and u.dtype == dtypes.index:
         return _sum(structure, u)
     if u.op is Ops.MUL and u.dtype == dtypes.index and u.src[1].op is Ops.CONST:
@@ -138,14 +139,14 @@ def _ordered(structure: _Structure, u: UOp) -> UOp:
         return result
     if u.op in COMMUTATIVE:
         a, b = u.src
-        # a constant stands right, as in an index
+        # a constant is the right operand, as in an index
         ranks = [(s.op is Ops.CONST, structure.rank(s)) for s in (a, b)]
         return u if ranks[0] <= ranks[1] else u.replace(src=(b, a))
     return u
 
 
 def canonicalize(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
-    """(canonical AST, permutation): its slot i is slot `permutation[i]` of `ast`. The positions of a launch become RANGEs."""
+    """(canonical AST, permutation): slot i of the result is slot `permutation[i]` of `ast`. Positions of a launch become RANGEs."""
     ast = over_ranges(ast)
     structure = _Structure(ast)
     done: dict[UOp, UOp] = {}
@@ -162,7 +163,7 @@ def canonicalize(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
 
 
 def _number(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
-    """RANGEs and PARAMs numbered in the order of a walk."""
+    """Number RANGEs and PARAMs in topological order."""
     order = ast.toposort()
     ranges: dict[UOp, UOp] = {}
     slots: dict[int, None] = dict.fromkeys(s.src[0].src[0].arg.slot for s in ast.src)

@@ -1,24 +1,24 @@
 """The kernel cut: which nodes of a graph get a buffer, and why.
 
-A kernel computes buffers from buffers. The cut starts with one kernel per forced node (outputs, CONTIGUOUS, COPY, ASSIGN) and
-fuses everything below it greedily, by fixed rules that know no target:
+A kernel computes buffers from buffers. The cut starts with one kernel per forced node (outputs, CONTIGUOUS, COPY, ASSIGN) and fuses
+everything below it greedily, by fixed rules that know no target:
 
 * an elementwise value is computed in the kernel that reads it. A value that several kernels read is recomputed in each if it is cheap
   (`CHEAP_COST` operations beside conversions of floats, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
 * a value that one kernel would compute at more than `MAX_READS` places gets a buffer, so that views of views do not multiply the work;
-* a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue),
-  or again along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
+* a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue), or again
+  along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
 * a value that a GATHER reads at least `REPEATED` times as often as it has elements gets a buffer unless it is cheap: one axis of an image
   is resized, then the other;
 * a contraction (sum of products with reuse) stays only as an epilogue, one per kernel; two are fused only with a row reduction between
   them: attention;
-* an expression deeper than `MAX_DEPTH` operations is cut at a value that is not broadcast, because walks over a kernel are recursive and
+* an expression deeper than `MAX_DEPTH` operations is cut at a value that is not broadcast, because passes over a kernel are recursive and
   its registers and compile time are limited;
-* a reduction that would be repeated by a broadcast, a WINDOW, a PAD or a GATHER is cut where that happens, so that the
-  elementwise work behind a GEMM stays with the GEMM, and a layer norm is one kernel and the GEMM that reads it another.
+* a reduction that a broadcast, WINDOW, PAD or GATHER would repeat is cut at that node. So elementwise work after a GEMM stays with the
+  GEMM, and a layer norm and the GEMM that reads it are two kernels.
 
-The walk goes from the outputs to the leaves and tracks, for each node, *which* ranges its coordinates depend on, not how. A
-node that breaks a rule names the node to realise, which may lie above; the walk goes back there and on from it.
+The cut visits nodes from the outputs to the leaves and tracks, for each node, *which* ranges its coordinates depend on, not how. A node
+that breaks a rule names the node that needs a buffer. That may be a node visited before; the visit then restarts from it.
 """
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from svod.core.schedule.rangeify import is_tuple_reduce, reads_memory, reduce_ex
 ROW_LIMIT = 1 << 16       # largest row, in elements, that a kernel may read twice
 CHEAP_COST = 4            # largest number of operations of a value that is recomputed in each kernel
 CHEAP_BUFFERS = 3         # largest number of buffers that such a value reads
-MAX_WALKS = 3             # number of walks that look for shared values that have become cheap
+MAX_WALKS = 3             # most repetitions of the visit, to find shared values that have become cheap
 MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
-REPEATED = 4              # readings through a GATHER per element from which a value that is not cheap is computed once
+REPEATED = 4              # number of reads through a GATHER per element from which on a value that is not cheap gets a buffer
 MAX_READS = 8             # largest number of places at which one kernel computes an elementwise value
-MAX_POSITIONS = 64        # the same for a value that reads no memory, such as a mask or a table of angles
+MAX_POSITIONS = 64        # the same limit for a value that reads no memory, such as a mask or a table of angles
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
-_CAN_END = ELEMENTWISE | {Ops.GATHER, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD}      # values that may end a deep expression
+_CAN_END = ELEMENTWISE | {Ops.GATHER, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD}      # operations that may end a deep expression
 Ids = frozenset[int]
 NONE: Ids = frozenset()
 
 
 class Tag(NamedTuple):
-    """The way in which a coordinate is made of the ranges that it depends on, so that different reads have different places: `offset` is
-    added to a range, or to what `made` is the digest of. A digest does not grow with the number of movements. `gathered`: it is looked
-    up."""
+    """How a coordinate is computed from the ranges that it depends on, so that different reads can be told apart. `offset` is added to a
+    range, or to the expression of which `made` is a digest; a digest does not grow with the number of movements. `gathered`: the coordinate
+    is looked up."""
 
     offset: int = 0
     made: bytes = b""
@@ -69,16 +69,16 @@ Place = tuple[Coordinate, ...]
 
 
 def made_of(coordinates: Sequence[Coordinate], *movement: Any) -> Coordinate:
-    """The coordinate that a movement, given by its numbers, makes of others."""
+    """The coordinate that a movement, described by its numbers, computes from other coordinates."""
     parts = tuple([(tuple(sorted(ids)), index_of(tag.offset), tag.made) for ids, tag in coordinates])
     digest = hashlib.blake2b(encode((parts, movement)), digest_size=16).digest()
     return ids_of(coordinates), Tag(made=digest, gathered=any(tag.gathered for _, tag in coordinates))
 
 
 class Use(NamedTuple):
-    """One way a kernel reads a node. `active`: all ranges at the point of reading. `rows`: those that belong to reductions.
-    `entries`: for each range that a broadcast dropped, the node below the first broadcast that did. `barrier`: the node below the nearest
-    WINDOW, PAD or GATHER. `reduced`: the node that the nearest reduction above reads."""
+    """One way in which a kernel reads a node. `active`: all ranges around the read. `rows`: those of them that belong to reductions.
+    `entries`: range dropped by a broadcast → the node below the first such broadcast. `barrier`: the node below the nearest WINDOW, PAD or
+    GATHER. `reduced`: the operand of the nearest reduction on the way from the output."""
 
     kernel: UOp
     place: Place
@@ -90,10 +90,10 @@ class Use(NamedTuple):
 
 
 def operations(u: UOp) -> int:
-    """The length of the longest chain of operations that a node adds to an expression: its own, or those of its index arithmetic. Memory is
-    addressed in any shape without more."""
+    """How many operations a node adds to the longest chain of an expression: its own, or those of its index arithmetic. A RESHAPE of memory
+    adds no more than one."""
     if u.op is Ops.GATHER:
-        return 8        # a position from the end, both bounds, two loads
+        return 8        # a position counted from the end, two bounds checks, two loads
     if u.op is not Ops.RESHAPE or u.src[0].op is Ops.BUFFER:
         return 1
     shape, source = ([n for n in shape_of(t) if n != 1] for t in (u, u.src[0]))
@@ -106,7 +106,7 @@ def ids_of(place: Iterable[Coordinate]) -> Ids:
 
 
 def most_places(uses: Sequence[Use]) -> int:
-    """The number of places at which one kernel reads a node, in the kernel that reads it at most places."""
+    """The largest number of different places at which any one kernel reads a node."""
     if len(uses) <= MAX_READS:
         return len(uses)
     places: dict[UOp, set[Place]] = defaultdict(set)
@@ -121,7 +121,7 @@ def is_reduction(u: UOp) -> bool:
 
 
 def compute_node(u: UOp) -> UOp:
-    """The node below a chain of movement nodes."""
+    """The node below any movement nodes."""
     while u.op in MOVEMENT:
         u = u.src[0]
     return u
@@ -130,7 +130,7 @@ def compute_node(u: UOp) -> UOp:
 # -- structure of reductions ---------------------------------------------------------------------------------------------
 @remembered("varying", lambda u: u.op is not Ops.BUFFER)
 def varying_axes(u: UOp) -> frozenset[int]:
-    """The axes of extent > 1 along which a value may vary; a broadcast does not vary. Remembered on the node."""
+    """The axes of extent > 1 along which a value may vary; it does not vary along a broadcast axis. Cached on the node."""
     if u.op is Ops.DEVICE:
         return frozenset()
     shape = shape_of(u)
@@ -145,8 +145,8 @@ def varying_axes(u: UOp) -> frozenset[int]:
 
 
 def factors_of(u: UOp) -> tuple[UOp, UOp] | None:
-    """The two operands of a contraction: a sum of products of different values that vary along what is summed, one of
-    which is used again along an axis that is kept. None for any other node."""
+    """The two operands of a contraction: a sum of products of two different values that vary along the summed axes, at least one of which
+    is reused along an axis that is kept. None for any other node."""
     if u.op is not Ops.REDUCE_AXIS or u.arg[0] != "ADD":
         return None
     x = u.src[0]
@@ -164,14 +164,15 @@ def factors_of(u: UOp) -> tuple[UOp, UOp] | None:
 
 
 def is_contraction(u: UOp) -> bool:
-    """Whether `factors_of(u)` finds factors. Remembered on the node."""
+    """Whether `factors_of(u)` finds factors. Cached on the node."""
     result: bool = u.cached("is_contraction", lambda n: factors_of(n) is not None)
     return result
 
 
 def attention_region(u: UOp, stops: Container[UOp], consumers: Mapping[UOp, Sequence[UOp]]) -> frozenset[UOp]:
-    """For a contraction one of whose operands is the softmax of another contraction's result: the reductions between them and
-    the other contraction. Empty where the pattern is not met, or something outside reads what lies between. `stops` have buffers."""
+    """Match attention: a contraction with an operand that is the softmax of another contraction. Returns the other contraction and the
+    reductions between both; empty if the pattern does not match, or nodes outside read values between them. `stops`: nodes that have
+    buffers."""
     factors = factors_of(u)
     row = count_of(reduce_extents(u))
     if factors is None or row > ROW_LIMIT:
@@ -195,8 +196,8 @@ def attention_region(u: UOp, stops: Container[UOp], consumers: Mapping[UOp, Sequ
 
 
 class Below(NamedTuple):
-    """The nodes below a factor of a contraction. `inner`: the one contraction, WINDOW, PAD or GATHER at which the walk ends. `rows`: the
-    other reductions. `seen`: all nodes of the walk."""
+    """The nodes below a factor of a contraction. `inner`: the one contraction, WINDOW, PAD or GATHER at the lower end. `rows`: the
+    reductions in between. `seen`: all nodes in between."""
 
     inner: UOp
     rows: list[UOp]
@@ -204,7 +205,7 @@ class Below(NamedTuple):
 
 
 def _walk_below(factor: UOp, stops: Container[UOp]) -> Below | None:
-    """The nodes below `factor` down to `stops`; None unless the walk ends at exactly one contraction, WINDOW, PAD or GATHER."""
+    """The nodes below `factor` down to `stops`; None unless they end at exactly one contraction, WINDOW, PAD or GATHER."""
     inner: list[UOp] = []
     rows: list[UOp] = []
     seen: set[UOp] = set()
@@ -227,7 +228,7 @@ def _walk_below(factor: UOp, stops: Container[UOp]) -> Below | None:
 
 # -- places through movement --------------------------------------------------------------------------------------------------
 def move_place(u: UOp, place: Place) -> Place:
-    """`svod.core.schedule.rangeify.move_coords` for places."""
+    """Like `svod.core.schedule.rangeify.move_coords`, for places: which ranges the coordinates in the source depend on."""
     source, arg = shape_of(u.src[0]), u.arg
     if u.op is Ops.RESHAPE:
         return _reshape_place(place, shape_of(u), source)
@@ -250,13 +251,13 @@ def move_place(u: UOp, place: Place) -> Place:
 
 
 def converts_floats(u: UOp) -> bool:
-    """Whether u converts a float to another float type. Arithmetic on 16-bit floats converts its operands in any case, so that this costs
-    nothing beside it."""
+    """Whether u converts a float to another float type. Such conversions count as free, as arithmetic on 16-bit floats converts its
+    operands in any case."""
     return u.op is Ops.CAST and u.dtype.is_float and u.src[0].dtype.is_float
 
 
 def _before_widening(u: UOp) -> UOp:
-    """The value before it is converted to a wider type: memory keeps the narrow one, and readers convert it."""
+    """The value before conversions to a wider type: the narrow value is stored, and readers convert it."""
     while widens(u):
         u = compute_node(u.src[0])
     return u
@@ -283,7 +284,7 @@ def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) ->
 
 # -- the cut --------------------------------------------------------------------------------------------------------------
 class Cut:
-    """Finds the realised nodes of one graph. `roots`: the forced nodes and the reason of each."""
+    """Finds the nodes of one graph that need a buffer. `roots`: nodes that need one in any case, with the reason."""
 
     def __init__(self, sink: UOp, roots: dict[UOp, str]):
         self.order = sink.toposort(gate=lambda n: n.op is not Ops.BUFFER)
@@ -295,7 +296,7 @@ class Cut:
         self.hard: dict[UOp, str] = dict(roots)
 
     def run(self) -> dict[UOp, str]:
-        """The nodes that get a buffer, with the reason, in topological order."""
+        """The nodes that get a buffer, with the reason of each, in topological order."""
         forced = dict(self.hard)
         self.settle()
         while deep := self.find_deep():
@@ -305,8 +306,8 @@ class Cut:
         return {u: self.why[u] for u in self.order if u in self.why}
 
     def find_deep(self) -> dict[UOp, str]:
-        """The values that end an expression of `MAX_DEPTH` operations: the next value that is no larger than its sources, and after as many
-        operations again any value."""
+        """The values at which expressions of `MAX_DEPTH` operations are cut: the next value that is no larger than its sources; after
+        `MAX_DEPTH` more operations, any value."""
         depth: dict[UOp, int] = {}
         deep: dict[UOp, str] = {}
         for u in self.order:
@@ -321,10 +322,10 @@ class Cut:
         return deep
 
     def settle(self) -> None:
-        """Repeat the walk until every shared value is judged with the cut below it known."""
+        """Repeat the visit until each shared value is judged with the final set of buffers below it."""
         for _ in range(MAX_WALKS):
             self.walk()
-            # shared values were judged before the nodes below them: judge them again, from the sources up
+            # shared values were judged before the nodes below them, so judge them again from the sources up
             settled = {u: why for u, why in self.why.items() if u not in self.shared}
             for u in sorted(self.shared, key=self.position.__getitem__):
                 if self.expensive(u, settled):
@@ -350,15 +351,16 @@ class Cut:
 
     # -- one walk -----------------------------------------------------------------------------
     def walk(self) -> None:
-        """One walk with the nodes of `hard` forced; leaves all realised nodes in `why`, those that are only expensive to share
-        also in `shared`. Where a rule asks for a node above to be realised, the walk goes back to that node."""
+        """Visit all nodes once, with buffers for the nodes in `hard`. Sets `why`, all nodes that need a buffer, and `shared`, those of them
+        that are only too expensive to recompute in several kernels. If a rule needs a buffer for a node visited before, the visit restarts
+        from that node."""
         self.why: dict[UOp, str] = dict(self.hard)
         self.shared: set[UOp] = set()
-        self.uses: dict[UOp, dict[Use, int]] = {}     # number of readers with the same use
+        self.uses: dict[UOp, dict[Use, int]] = {}     # node → use → number of readers with this use
         self.given: dict[UOp, list[tuple[UOp, Use]]] = {}
         self.extents: list[int] = []
         self.contraction_of: dict[UOp, UOp] = {}      # kernel → its contraction
-        self.exempt: dict[UOp, tuple[UOp, UOp]] = {}  # reductions of an attention region → kernel, and the contraction that reads them
+        self.exempt: dict[UOp, tuple[UOp, UOp]] = {}  # reduction of an attention → (kernel, the contraction that reads it)
         i = len(self.order) - 1
         while i >= 0:
             u = self.order[i]
@@ -387,7 +389,7 @@ class Cut:
         self.exempt = {r: (kernel, reader) for r, (kernel, reader) in self.exempt.items() if reader is not u}
 
     def open_kernel(self, u: UOp) -> None:
-        if u.op in (Ops.AFTER, Ops.CALL, Ops.END):   # the kernels are ASSIGNs, and calls, whose arguments are roots
+        if u.op in (Ops.AFTER, Ops.CALL, Ops.END):   # their kernels are ASSIGNs and calls, whose arguments need buffers anyway
             return
         shape = shape_of(u)
         place = tuple((self.new_range(n), PLAIN) if n != 1 else _NOTHING for n in shape)
@@ -400,7 +402,7 @@ class Cut:
             self.descend(u, use)
 
     def claim(self, kernel: UOp, contraction: UOp) -> None:
-        """Give the kernel its contraction, together with the reductions of an attention that ends in the contraction."""
+        """Record the contraction of a kernel, and the reductions of the attention that ends in this contraction, if there is one."""
         self.contraction_of[kernel] = contraction
         for r in attention_region(contraction, self.why, self.consumers):
             self.exempt[r] = kernel, contraction
@@ -416,7 +418,8 @@ class Cut:
             self.given.setdefault(reader, []).append((u, use))
 
     def visit(self, u: UOp, uses: list[Use]) -> tuple[UOp, str] | None:
-        """Give the uses of u to its sources. Or return the node to realise first (u or a node above), with the reason."""
+        """Pass the uses of u on to its sources. If a rule needs a buffer for u, or for a node visited before, return that node with the
+        reason instead."""
         problem: tuple[UOp, str] | None = None
         if is_reduction(u):
             problem = self.check_reduction(u, uses)
@@ -443,8 +446,8 @@ class Cut:
         return problem
 
     def merged(self, uses: list[Use]) -> list[Use]:
-        """The uses, those that read the same elements along different paths as one: rules ask for the lowest node to realise on any path,
-        and the number of paths doubles with each value that is read directly and through a movement."""
+        """Merge uses that read the same elements along different paths. Rules need only the lowest nodes over all paths, and the number of
+        paths would double with each value that is read directly and through a movement."""
         if len(uses) == 1:
             return uses
         groups: dict[Hashable, list[Use]] = {}
@@ -453,7 +456,7 @@ class Cut:
         return [group[0] if len(group) == 1 else self.lowest_of(group) for group in groups.values()]
 
     def lowest_of(self, uses: list[Use]) -> Use:
-        """The first use, with the lowest nodes to realise of any."""
+        """The first of the uses, with the lowest nodes of all of them as its entries, barrier and operand of a reduction."""
         entries: dict[int, UOp] = {}
         for i, node in (entry for use in uses for entry in use.entries):
             entries[i] = self.lowest((entries.get(i, node), node))
@@ -467,7 +470,7 @@ class Cut:
         return uses[0]._replace(rows=NONE.union(*(use.rows for use in uses)))
 
     def descend(self, u: UOp, use: Use) -> None:
-        """Give one use of u to its sources."""
+        """Pass one use of u on to its sources."""
         if u.op in MOVEMENT:
             below = compute_node(u)
             entries = use.entries
@@ -488,7 +491,7 @@ class Cut:
                     ids = self.new_range(shape[a])
                     place[a] = ids, PLAIN
                     own |= ids
-            # computed once for each element of its own: what else its reader runs over does not matter below
+            # the reduction runs once per element of its own; other ranges of its reader do not matter below
             used = ids_of(use.place)
             below_use = use._replace(place=tuple(place), active=used | own, rows=(use.rows & used) | own, entries=(),
                                      reduced=compute_node(reduce.src[0]))
@@ -507,7 +510,7 @@ class Cut:
 
     # -- rules --------------------------------------------------------------------------------
     def check_reduction(self, u: UOp, uses: list[Use]) -> tuple[UOp, str] | None:
-        """The node to realise, with the reason, if the reduction u cannot stay in the kernel that reads it."""
+        """The node that needs a buffer, with the reason, if the reduction u cannot stay in the kernel that reads it; else None."""
         kernel = uses[0].kernel
         if any(use.kernel is not kernel for use in uses):
             return self.lift(u), "a reduction read by several kernels"
@@ -543,13 +546,14 @@ class Cut:
         return None
 
     def repeated(self, u: UOp, use: Use, used: Ids, contraction: bool) -> UOp | None:
-        """The node below the broadcast that repeats u, if one does that is not along u's own row."""
+        """The node below a broadcast that repeats the reduction u, unless the broadcast is along u's own row; None if no broadcast repeats
+        it."""
         entry = dict(use.entries)
         # a range that a RESHAPE spread over a broadcast axis and another one is dropped and used at once
         extra = use.active - used | ({i for i in entry if i in used} if contraction else NONE)
         own = [] if contraction else list(reduce_extents(u))
         offending = []
-        # the broadcast nearest to the reduction is the one that can be its row
+        # the broadcast nearest to the reduction may be the one along its row
         for i in sorted(extra, key=lambda i: (self.position[entry[i]] if i in entry else len(self.order), i)):
             if self.extents[i] in own:
                 own.remove(self.extents[i])
@@ -564,7 +568,7 @@ class Cut:
         return min(nodes, key=self.position.__getitem__)
 
     def lift(self, u: UOp) -> UOp:
-        """The last node of the elementwise chain after the reduction u. The kernel of u stores this node."""
+        """The last node of the elementwise chain after the reduction u, which the kernel of u stores."""
         best = node = u
         while True:
             after = self.consumers.get(node, [])
@@ -581,21 +585,21 @@ class Cut:
                 return best
 
     def holds_reduction(self, u: UOp) -> bool:
-        """Whether u's value, computed in the kernel that reads it, would hold a reduction."""
+        """Whether a kernel that computes u in place would contain a reduction."""
         return any(is_reduction(n) for n in self.cone(u, self.why) if n not in self.why)
 
     def cone(self, u: UOp, realised: dict[UOp, str]) -> list[UOp]:
-        """The nodes down to buffers, realised nodes and reductions."""
+        """The nodes below u, down to buffers, nodes with buffers and reductions."""
         return u.toposort(gate=lambda n: not (n.op is Ops.BUFFER or (n in realised and n is not u) or is_reduction(n)))
 
     def is_gathered_often(self, u: UOp, uses: list[Use]) -> bool:
-        """Whether a GATHER reads u so often that its elements, which are not cheap, would be computed many times."""
+        """Whether a GATHER reads u many times per element, and u is too expensive to be computed again at each read."""
         places = {use.place for use in uses if any(tag.gathered for _, tag in use.place)}
         reads = sum(math.prod(upper(self.extents[i]) for i in ids_of(place)) for place in places)
         return reads >= REPEATED * size_of(u) and bool(self.expensive(u, self.why))
 
     def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
-        """The reason why several kernels should not each recompute u; empty if they should."""
+        """The reason why several kernels should not each recompute u; "" if they should."""
         cost, buffers = 0, 0
         for n in self.cone(u, realised):
             if n.op is Ops.BUFFER or (n is not u and n in realised):

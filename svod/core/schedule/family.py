@@ -1,9 +1,10 @@
-"""Families of kernels: same structure, other extents. A relative's chain is worth trying, as chains name axes and not positions.
+"""Families of kernels with the same structure and other extents. A chain of one kernel is worth trying for the whole family, as chains name
+axes and not positions.
 
     family_key(gemm 512×512×512) == family_key(gemm 128×768×3072) != family_key(gemm with a bias)
 
-Everything that depends on an extent is left out: integer constants of index expressions, bounds of variables, sizes of buffers.
-Dtypes, operations, their wiring, which buffers are weights, and the other constants stay.
+The key leaves out everything that depends on an extent: integer constants in index expressions, bounds of variables, sizes of buffers. It
+includes dtypes, operations, their operands, which buffers are weights, and all other constants.
 """
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def family_key(ast: UOp) -> str:
             arg = u.arg[0]
         elif isinstance(arg, Param):
             arg = (arg.slot, arg.constant)
-        # The content of the operands counts, not which nodes are shared: equal extents make equal index expressions one node
+        # digests depend on operands, not on which nodes are shared: with equal extents, index expressions become one node
         text = f"svod-family-2 {u.op.value} {u.dtype.name} {arg!r}".encode()
         digests[u] = hashlib.blake2b(b" ".join([text, *(digests[s] for s in u.src)]), digest_size=16).digest()
     return digests[ast].hex()

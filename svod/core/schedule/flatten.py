@@ -1,4 +1,4 @@
-"""A sum of products of two stages as a product of two matrices.
+"""Turns a sum of products of two stages into a product of two matrices.
 
     out[n, o, y, x] = Σ c, i, j of A[n, c, y, x, i, j] · B[o, c, i, j]          A[n, c, y, x, i, j] = p[n, y + i, x + j, c]
 
@@ -6,10 +6,10 @@ becomes, with m for (n, y, x) and k for (i, j, c)
 
     out[m, o] = Σ k of A[m, k] · B[o, k]                                       A[m, k] = p[m // YX, m // X % Y + k // JC, …, k % C]
 
-The axes of the result that one factor alone has become one axis, as do those that are summed up. Of these the one comes last along which
-the loads of most factors are contiguous, so that both are copied in vectors. Axes that both factors have (the groups of a convolution, a
-batch) stay, as do those whose extents vary. What is stored, and what is done with the sum, is found by division. A factor that is read as
-A[n, c, y + i, x + j] becomes a stage over the axes that it depends on before.
+All output axes that only one factor has become one axis, and so do the summed axes. Of these, the axis along which the loads of most
+factors are contiguous comes last, so that both factors are copied in vectors. Axes that both factors have (the groups of a convolution, a
+batch) and axes whose extents vary stay. Indices of the store, and of other work on the sum, are recovered by division. A factor that is
+read as A[n, c, y + i, x + j] first becomes a stage over the axes that it depends on.
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Coords = tuple[UOp, ...]
 
 
 class Product(NamedTuple):
-    """A sum of products: two reads of stages, the RANGEs of the result that one factor alone has and whose extents are constant, and those
-    that are summed up."""
+    """A sum of products. `factors`: two reads of stages; `own`: per factor, the output RANGEs of constant extent that only it has;
+    `summed`: the reduce RANGEs."""
 
     factors: tuple[UOp, UOp]
     own: tuple[Coords, Coords]
@@ -54,7 +54,7 @@ def flatten(ast: UOp, stage: UOp) -> UOp:
 
 
 def _factors(stage: UOp) -> tuple[UOp, UOp, Coords]:
-    """(one factor, the other, the RANGEs of the sum) of the products that a stage sums up."""
+    """(first factor, second factor, summed RANGEs) of the products that a stage sums."""
     value = stage.src[1] if stage.op is Ops.STORE else stage.src[0]
     reduces = [u for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.REDUCE]
     if len(reduces) != 1 or reduces[0].arg != ("ADD", 1):
@@ -71,7 +71,7 @@ def _is_by_position(f: UOp) -> bool:
 
 
 def _over_own_ranges(ast: UOp, stage: UOp) -> tuple[UOp, UOp]:
-    """The kernel and the stage in it, with factors that are read position by position."""
+    """(kernel, stage) rewritten so that both factors are read position by position."""
     first, second, _ = _factors(stage)
     number, made = next_range(ast.toposort()), dict[UOp, UOp]()
     for f in (first, second):
@@ -110,7 +110,7 @@ def _uncast(u: UOp) -> UOp:
 
 
 def _contiguous_last(product: Product) -> Coords:
-    """The RANGEs that are summed up, the one last along which the loads of most factors are contiguous."""
+    """The summed RANGEs; the one along which the loads of most factors are contiguous comes last."""
     def contiguous(r: UOp) -> int:
         found = 0
         for f in product.factors:

@@ -18,7 +18,7 @@ def specialize(ast: UOp, values: Mapping[str, int]) -> UOp:
 
 
 def with_bounds(ast: UOp, limits: Mapping[str, tuple[int, int]]) -> UOp:
-    """A kernel AST with other bounds of its variables: those of the plan it is called in."""
+    """A kernel AST with other bounds of its variables: those of the plan that calls it."""
     if not limits:
         return ast
     return _with_variables(ast, {u: u.replace(arg=(u.arg[0], *limits[u.arg[0]])) for u in ast.walk(Ops.DEFINE_VAR) if u.arg[0] in limits})
@@ -30,8 +30,8 @@ def kernel_variables(ast: UOp) -> dict[str, tuple[int, int]]:
 
 
 def rename_variables(ast: UOp) -> tuple[UOp, tuple[UOp, ...]]:
-    """A kernel AST with its variables called v0, v1, … in order of appearance, their bounds widened, so that kernels whose bounds are
-    nearly equal are one; and the variables it was made with."""
+    """(kernel AST with its variables renamed to v0, v1, … in order of appearance, the original variables). Bounds are widened, so that
+    kernels with nearly equal bounds become one."""
     given = list(dict.fromkeys(ast.walk(Ops.DEFINE_VAR)))
     if not given:
         return ast, ()
@@ -43,7 +43,7 @@ def rename_variables(ast: UOp) -> tuple[UOp, tuple[UOp, ...]]:
 
 
 def buckets_of(variable: UOp) -> tuple[tuple[int, int], ...]:
-    """The least and the largest value of each bucket of a graph's DEFINE_VAR; () for one without."""
+    """(least, largest) value of each bucket of a graph's DEFINE_VAR; () if it has no buckets."""
     _, low, high, _, ends = variable.arg
     if not ends:
         return ()
@@ -52,14 +52,15 @@ def buckets_of(variable: UOp) -> tuple[tuple[int, int], ...]:
 
 
 def in_bucket(ast: UOp, bounds: Mapping[str, tuple[int, int]]) -> UOp:
-    """A kernel AST for variables within `bounds`, widened as those of variables are; a variable with one value left is replaced."""
+    """A kernel AST for variables within `bounds`, which are widened as in `rename_variables`. A variable with a single value left is
+    replaced by it."""
     wide = {name: (low if low <= 1 else narrowed(low), widened(high)) for name, (low, high) in bounds.items()}
     one = {name: low for name, (low, high) in wide.items() if low == high}
     return with_bounds(specialize(ast, one), {name: b for name, b in wide.items() if name not in one})
 
 
 def _with_variables(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
-    """A kernel AST with its variables replaced by others, and PARAMs larger or smaller by as much as the bounds of their indices are."""
+    """A kernel AST with its variables replaced by others. The sizes of PARAMs change by as much as the bounds of their indices."""
     made = replace_leaves(ast, mapping)
     before, after = reached_sizes(ast), reached_sizes(made)
     sizes = {p: p.replace(arg=replace(p.arg, size=p.arg.size + after[p] - size)) for p, size in before.items()

@@ -1,4 +1,4 @@
-"""An order of calls that wait for each other, and the level of each call of a schedule: calls of one level do not wait for each other.
+"""Orders calls by their dependencies, and computes the level of each call of a schedule: calls of one level are independent of each other.
 
     0: a → x    1: b → y    2: x, y → z, deps (0, 1)        levels 0, 0, 1
 """
@@ -14,7 +14,7 @@ from svod.errors import ScheduleError
 
 
 class DependentCall(Protocol):
-    """A call that waits for the calls at the indices `deps`. `name_hint` names it in error messages."""
+    """A call that runs after the calls at the indices `deps`. `name_hint` names it in error messages."""
 
     @property
     def deps(self) -> tuple[int, ...]: ...
@@ -23,11 +23,11 @@ class DependentCall(Protocol):
 
 
 def order_of(deps: Sequence[Collection[int]]) -> list[int]:
-    """0, 1, … in an order in which each comes after those at its place in `deps`, otherwise the smallest first. What waits for itself, or
-    for what does, is left out."""
+    """The numbers 0, 1, … in topological order: each comes after the numbers in its entry of `deps`; otherwise small numbers first. Numbers
+    in a cycle, or after one, are left out."""
     sequence: list[int] = []
     sorter = TopologicalSorter(dict(enumerate(deps)))
-    with suppress(CycleError):      # it sorts what is in no cycle all the same
+    with suppress(CycleError):      # it still sorts the numbers that are in no cycle
         sorter.prepare()
     ready = sorted(sorter.get_ready())
     while ready:
@@ -39,9 +39,9 @@ def order_of(deps: Sequence[Collection[int]]) -> list[int]:
 
 
 def levels_of(calls: Sequence[DependentCall]) -> list[int]:
-    """The length of the longest chain of calls that each call waits for.
+    """The level of each call: the length of the longest chain of calls that it depends on.
 
-    Raises ScheduleError, which names the call, for a dependency on a call that is not there or that comes later, and for a cycle."""
+    Raises ScheduleError, which names the call, for a dependency on a missing or later call, and for a cycle."""
     levels: list[int] = []
     for i, call in enumerate(calls):
         level = 0

@@ -1,4 +1,4 @@
-"""One form for graphs that mean the same: the first pass of `create_schedule`.
+"""Brings equivalent graphs into one form: the first pass of `create_schedule`.
 
     CONTIGUOUS(RESHAPE(x + y))            →   RESHAPE(x + y), and x + y is a root: it gets a buffer
     CAT(x, y)                             →   selects, or stores into the parts of a buffer (svod.core.graph.join)
@@ -8,7 +8,7 @@
     PAD(CAST(x))                          →   CAST(PAD(x)), for a 16-bit x: what is copied or multiplied has 16 bits
     AFTER(b, STORE(b, x))                 →   AFTER(b, ASSIGN(b, x))
 
-It stands first so that later passes meet neither markers nor chains that rewriting makes.
+It runs first, so that later passes see neither markers nor removable chains of movements.
 """
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from svod.errors import ScheduleError
 
 
 class Normalized(NamedTuple):
-    """`sink`: the rewritten SINK. `outputs`: what holds each source's value, under RESHAPEs. `roots`: nodes that need a buffer, and why."""
+    """A normalized graph. `sink`: the rewritten SINK. `outputs`: per source, the node below RESHAPEs that holds its value. `roots`: nodes
+    that need a buffer, with the reason."""
 
     sink: UOp
     outputs: tuple[UOp, ...]
@@ -48,7 +49,7 @@ def _merge_reductions(outer: UOp, inner: UOp) -> UOp | None:
 
 
 def _merge_reductions_reshaped(outer: UOp, inner: UOp, between: UOp) -> UOp | None:
-    """`_merge_reductions` across a RESHAPE that drops the axes of extent 1 that the inner one left."""
+    """`_merge_reductions` across a RESHAPE that drops the axes of extent 1 that the inner reduction has left."""
     kept = [a for a, n in enumerate(shape_of(inner)) if n != 1]
     named = [a for a, n in enumerate(between.arg) if n != 1]
     if [shape_of(inner)[a] for a in kept] != [between.arg[a] for a in named]:
@@ -66,7 +67,7 @@ def _shrink_again(outer: UOp, inner: UOp) -> UOp:
 
 
 def _without_change(u: UOp) -> UOp | None:
-    """A movement that moves nothing."""
+    """Remove a movement that moves nothing; None for other movements."""
     if shape_of(u) != shape_of(u.src[0]):
         return None
     moves_nothing = {Ops.RESHAPE: True, Ops.EXPAND: True, Ops.PERMUTE: u.op is Ops.PERMUTE and u.arg == tuple(range(len(u.arg))),
@@ -75,7 +76,7 @@ def _without_change(u: UOp) -> UOp | None:
 
 
 def _stores_as_assigns(u: UOp) -> UOp | None:
-    """An AFTER with a STORE to its buffer as an ASSIGN, and without STOREs of kernels; None where there is no STORE."""
+    """Rewrite an AFTER: a STORE to its buffer becomes an ASSIGN, STOREs of kernels are dropped. None if it has no STORE."""
     if all(s.op is not Ops.STORE for s in u.src):
         return None
     shape_of(u)     # checks the STOREs before they are gone
@@ -135,7 +136,7 @@ def _roots_of_after(after: UOp) -> dict[UOp, str]:
 
 
 def _outputs(sink: UOp, roots: dict[UOp, str]) -> list[UOp]:
-    """The node that holds the value of each source of the SINK, under RESHAPEs; values without a buffer become `roots`."""
+    """Per source of the SINK, the node below RESHAPEs that holds its value. Values without a buffer are added to `roots`."""
     outputs = []
     for s in sink.src:
         base = base_of(s)
@@ -146,7 +147,7 @@ def _outputs(sink: UOp, roots: dict[UOp, str]) -> list[UOp]:
 
 
 def normalize(sink: UOp) -> Normalized:
-    """See the module. Raises ScheduleError for an output that is not a graph node."""
+    """Normalize a graph; see the module's docstring. Raises ScheduleError for an output that is not a graph node."""
     roots: dict[UOp, str] = {}
     done: dict[UOp, UOp] = {}
     if any(u.op is Ops.STORE for u in sink.toposort()):

@@ -8,18 +8,18 @@ becomes
     B = STAGE(LOAD(b, k''*N + n''), n'', k'')
     STORE(y, m*N + n, REDUCE(INDEX(A, m, k) * INDEX(B, n, k), k; ADD), m, n)
 
-The pass walks the kernel's nodes twice, without recursion. The first walk goes from the outputs to the leaves and gives every node
-its *reads*. A read holds the coordinates (index expressions) of the access, the condition under which it is valid (PAD, GATHER), and
-the stage that reads. A node with one read is computed in place. The following nodes become stages with their own ranges:
+The pass visits the kernel's nodes twice, without recursion. The first visit goes from the outputs to the leaves and gives every node its
+*reads*. A read holds the coordinates (index expressions) of the access, the condition under which it is valid (PAD, GATHER), and the stage
+that reads. A node with one read is computed in place. The following nodes become stages with their own ranges:
 
 * a REDUCE_AXIS that is not read under exactly its stage's ranges, or whose stage already reduces over other extents;
-* below a REDUCE: the node at which broadcasting starts (the source of the lowest EXPAND or WINDOW on the way down, PADs
-  included), or a load that is not broadcast at all;
+* below a REDUCE: the node at which broadcasting starts (the source of the lowest EXPAND or WINDOW on the way down, PADs included), or a
+  load that is not broadcast at all;
 * an elementwise value read at two coordinates.
 
-The second walk goes from the leaves to the outputs and builds the expressions. A read of a stage may leave the stage's ranges only
-where a WHERE discards the value; its coordinates are clamped there. The second walk builds the index of a GATHER, but coordinates of
-the first walk contain it; a DEFINE_VAR is its placeholder until then.
+The second visit goes from the leaves to the outputs and builds the expressions. A read of a stage may leave the stage's ranges only if a
+WHERE discards the value; its coordinates are then clamped. Coordinates of the first visit may contain the index of a GATHER, which only the
+second visit builds: a DEFINE_VAR is its placeholder until then.
 """
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Read(NamedTuple):
 
 
 class PartialStage:
-    """A stage being built."""
+    """A stage under construction."""
 
     __slots__ = ("ranges", "reduce_extents", "reduce_ranges", "reduces")
 
@@ -153,13 +153,13 @@ def is_tuple_reduce(u: UOp) -> bool:
 
 @remembered("reads_memory")
 def reads_memory(u: UOp) -> bool:
-    """Whether a graph node depends on a BUFFER. Remembered on the node."""
+    """Whether a graph node depends on a BUFFER. Cached on the node."""
     return u.op is Ops.BUFFER or any(map(reads_memory, u.src))
 
 
 def find_anchor(u: UOp) -> UOp | None:
-    """The node that must become a stage for an operand `u` of a REDUCE, or of elementwise work below the REDUCE. None if no stage is
-    needed here: elementwise work in the full space asks for its own operands, a REDUCE decides for itself, constants are free."""
+    """The node that must become a stage for an operand `u` of a REDUCE, or of elementwise work below the REDUCE. None if no stage is needed
+    for `u`: elementwise work that is not broadcast treats its own operands, a REDUCE decides for itself, and constants are free."""
     anchor: UOp | None = None
     node = u
     while node.op in MOVEMENT:
@@ -181,17 +181,17 @@ def find_anchor(u: UOp) -> UOp | None:
 
 
 class Rangeifier:
-    """The two walks over one kernel. `params` maps each BUFFER to its PARAM."""
+    """Visits the nodes of one kernel twice. `params`: BUFFER → PARAM."""
 
     def __init__(self, outputs: Sequence[Output], params: dict[UOp, UOp]):
         self.outputs, self.params = outputs, params
         self.reads: dict[UOp, dict[Read, None]] = {}
         self.children: dict[tuple[UOp, Read], tuple[tuple[UOp, Read], ...]] = {}
         self.bodies: dict[UOp, Read] = {}          # stage → the read of its own value
-        self.inline: dict[UOp, list[Read]] = {}    # reads computed in place
+        self.inline: dict[UOp, list[Read]] = {}    # reads at which a node is computed in place
         self.contexts: list[PartialStage] = []
         self.next_range = 0
-        self.gathered: dict[tuple[UOp, Read], UOp] = {}   # index of a GATHER and its read → the placeholder
+        self.gathered: dict[tuple[UOp, Read], UOp] = {}   # (index of a GATHER, its read) → the placeholder
         self.values: dict[tuple[UOp, Read], UOp] = {}
         root = UOp(Ops.SINK, dtypes.void, tuple(o.value for o in outputs))
         self.order = root.toposort(gate=lambda n: n.op is not Ops.BUFFER)[:-1]
@@ -234,7 +234,7 @@ class Rangeifier:
             stores.append(UOp(Ops.STORE, dtypes.void, (where, self.values[value, read], *self.contexts[read.context].ranges)))
         ast = UOp(Ops.SINK, dtypes.void, tuple(stores))
         while self.gathered:
-            # the value of one index may contain another
+            # the value of one index may contain the placeholder of another
             stand_ins = {v: self.values[k] for k, v in self.gathered.items()}
             replaced = ast.substitute(stand_ins)
             if replaced is ast:
@@ -243,7 +243,7 @@ class Rangeifier:
         return bound_indices(ast)
 
     def place(self, u: UOp) -> None:
-        """Decide where u is computed, once all its reads are known, and give reads to its sources."""
+        """Decide where u is computed, once all its reads are known, and add the reads of its sources."""
         reads = list(self.reads[u])
         if u.op is Ops.CONST or u.op is Ops.IOTA or u.dtype == dtypes.index:
             staged: list[Read] = []
@@ -271,7 +271,7 @@ class Rangeifier:
             context.reduce_ranges is None or context.reduce_extents == reduce_extents(u))
 
     def expand(self, u: UOp, r: Read) -> tuple[tuple[UOp, Read], ...]:
-        """The reads of u's sources that one read of u needs."""
+        """The reads of u's sources that one read of u requires."""
         if u.dtype == dtypes.index:     # an expression over variables
             return ()
         if u.op is Ops.PAD:
@@ -292,7 +292,7 @@ class Rangeifier:
         raise ScheduleError(f"{u.op.value} cannot stand inside a kernel; the kernel cut has to end the kernel there")
 
     def masked(self, u: UOp, r: Read, coords: Coords, inside: Valid | None, fill: UOp) -> tuple[tuple[UOp, Read], ...]:
-        """A read of u's first source where `inside` holds as well; `fill` elsewhere. () if it never does."""
+        """The read of u's first source under the condition `inside` as well, with `fill` elsewhere; () if the condition never holds."""
         valid = None if inside is None else sy.conjoin(r.valid, inside)
         if valid is None:
             return ()
@@ -375,7 +375,7 @@ class Rangeifier:
     def fill_in(self, r: Read, made: list[UOp], inside: Valid | None, fill: UOp) -> UOp:
         """The value of a PAD or GATHER: its source's where `inside` holds, else `fill`, and r.alt outside r.valid."""
         if r.alt is None or r.alt is fill or not r.valid:
-            # the source's own read carries `fill`
+            # the source's own read has `fill` as its alternative
             return made[0] if made else fill
         if not made:
             return outside(r, fill)

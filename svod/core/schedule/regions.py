@@ -1,12 +1,12 @@
-"""The elements of its buffers that a kernel reaches.
+"""The elements of its buffers that a kernel accesses.
 
-`narrow_params`: each PARAM becomes the smallest interval of its buffer that the kernel reaches, so that kernels that do the same to
-different parts of a buffer are one kernel, called with different offsets.
+`narrow_params`: each PARAM is shrunk to the smallest interval of its buffer that the kernel accesses, so that kernels that do the same to
+different parts of a buffer become one kernel, called with different offsets.
 
     STORE(p0[i + 24], LOAD(p1[i + 8]); i:8), both of 100 elements   →   STORE(p0[i], LOAD(p1[i]); i:8), both of 8; offsets 24 and 8
 
-`Region`: the elements as runs of equal length that repeat at equal distances, an upper bound. A column of a matrix and the next one are
-two regions whose intervals overlap and that have no element in common.
+`Region`: the elements as runs of equal length that repeat at equal distances, an upper bound. A column of a matrix and the next one are two
+regions whose intervals overlap and that have no element in common.
 """
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from svod.core.ir.variable import is_symbolic
 
 
 def begin_at_zero(nodes: Sequence[UOp]) -> tuple[tuple[UOp, ...], dict[UOp, int]]:
-    """Graph nodes with every BUFFER that one SHRINK only reads (or writes) used from its beginning: SHRINK(b, 8…12) → SHRINK(b, 0…4);
-    and by how many elements each was moved. What differs in that only is one kernel, so its AST need not be made twice."""
+    """Shift the SHRINK of every BUFFER that is used only through one SHRINK to the beginning of the buffer: SHRINK(b, 8…12) → SHRINK(b,
+    0…4). Returns the nodes, and BUFFER → elements of the shift. Kernels that differ only in these shifts then share one AST."""
     readers: dict[UOp, list[UOp]] = {}
     buffers: dict[UOp, None] = {}
     for node in nodes:
@@ -70,11 +70,12 @@ class Region(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The largest number of elements (or bytes) that it has."""
+        """The largest number of elements (or bytes) in the region."""
         return self.run * math.prod(times for _, times in self.steps)
 
     def span(self, period: int | None = None) -> int:
-        """Positions from the first to the end. With `period`: of the part that repeats with it, the steps of smaller strides."""
+        """The number of positions from the first to the end. With `period`: only of the part that repeats with this period, i.e. of the
+        steps with smaller strides."""
         return self.run + sum(stride * (times - 1) for stride, times in self.steps if period is None or stride < period)
 
     def has_period(self, period: int) -> bool:
@@ -91,7 +92,7 @@ class Region(NamedTuple):
 
 
 def are_disjoint(a: Region, b: Region) -> bool:
-    """Whether two regions are known to share no element: their intervals do not meet, or within a common period they do not."""
+    """Whether two regions are known to share no element: their intervals do not overlap, or their parts within a common period do not."""
     if a.end <= b.start or b.end <= a.start:
         return True
     for period in {stride for stride, _ in (*a.steps, *b.steps)}:
@@ -103,7 +104,7 @@ def are_disjoint(a: Region, b: Region) -> bool:
 
 
 def find_overlap(regions: Sequence[Region]) -> tuple[int, int] | None:
-    """The positions of two regions that may share an element; None if no two do.
+    """The indices of two regions that may share an element; None if no two do.
 
     Groups of regions are split by intervals, and by intervals within each period, until no group splits further. Regions of different
     groups are disjoint, so only pairs within a group are compared."""
@@ -119,7 +120,7 @@ def find_overlap(regions: Sequence[Region]) -> tuple[int, int] | None:
 
 
 def _apart(regions: Sequence[Region], group: list[int], period: int | None) -> list[list[int]]:
-    """A group split into groups whose intervals do not meet: on the line, or on a circle of `period` positions."""
+    """Split a group into groups whose intervals do not overlap: on the number line, or modulo `period`."""
     if len(group) < 2 or (period is not None and not all(regions[i].has_period(period) for i in group)):
         return [group]
     begin = {i: regions[i].start if period is None else regions[i].start % period for i in group}
@@ -133,7 +134,7 @@ def _apart(regions: Sequence[Region], group: list[int], period: int | None) -> l
             groups.append([i])
         reached = max(reached, begin[i] + regions[i].span(period))
     if period is not None and len(groups) > 1 and reached > period + begin[order[0]]:
-        # around the circle the last group meets the first ones
+        # modulo the period, the last group overlaps the first ones
         last = groups.pop()
         while groups and begin[groups[0][0]] + period < reached:
             last += groups.pop(0)
@@ -143,7 +144,7 @@ def _apart(regions: Sequence[Region], group: list[int], period: int | None) -> l
 
 # -- of kernels ------------------------------------------------------------------------------------------------------------
 def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
-    """The index expressions at which each PARAM is read and written; none for those that are not only read and written there."""
+    """PARAM → index expressions at which it is read and written; [] for a PARAM that is used in any other way too."""
     indices_of: dict[UOp, list[UOp]] = {}
     whole: set[UOp] = set()
     for u in ast.toposort():
@@ -151,19 +152,19 @@ def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
             indices_of.setdefault(u.src[0], []).append(u.src[1])
         else:
             whole.update(s for s in u.src if s.op is Ops.PARAM)
-            if u.op is Ops.STORE and u.src[1].op is Ops.CUSTOM_FUNCTION:    # no index says what it writes
+            if u.op is Ops.STORE and u.src[1].op is Ops.CUSTOM_FUNCTION:    # no index tells which elements it writes
                 whole.add(u.src[0].src[0])
     return {p: [] if p in whole else indices for p, indices in indices_of.items()} | {p: [] for p in whole}
 
 
 def reached_sizes(ast: UOp) -> dict[UOp, int]:
-    """The number of elements that a kernel reaches of each PARAM, from its first, by the bounds of its indices; PARAMs without indices left
+    """PARAM → number of elements, from the first, that a kernel accesses by the bounds of its indices. PARAMs without indices are left
     out."""
     return {p: max(map(sy.vmax, indices)) + 1 for p, indices in _indices(ast).items() if indices}
 
 
 def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:
-    """See the module: (AST, offset in elements by slot)."""
+    """Shrink PARAMs; see the module's docstring. Returns (AST, slot → offset in elements)."""
     first: dict[UOp, int] = {}
     narrowed: dict[UOp, UOp] = {}
     for param, indices in _indices(ast).items():
@@ -171,7 +172,7 @@ def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:
             continue
         bounds = [sy.bounds(i) for i in indices]
         low, high = min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
-        # bounds of an index under a gate may lie outside
+        # under a gate, the bounds of an index may lie outside the buffer
         if low >= 0 and high < param.arg.size and high - low + 1 < param.arg.size:
             first[param] = low
             narrowed[param] = param.replace(arg=replace(param.arg, size=high - low + 1))
@@ -187,7 +188,7 @@ def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:
 
 
 def regions_of(ast: UOp) -> tuple[Region, ...]:
-    """The elements that a kernel reaches, by slot, counted from the start of the PARAM. Remembered on the node."""
+    """By slot, the elements that a kernel accesses, counted from the start of the PARAM. Cached on the node."""
     result: tuple[Region, ...] = ast.cached("regions", _regions_of)
     return result
 
@@ -206,7 +207,8 @@ def _regions_of(ast: UOp) -> tuple[Region, ...]:
 
 
 def region_of(index: UOp, size: int) -> Region:
-    """The elements of a buffer of `size` that an index reaches, its terms by step: those without a gap are the run, others repeat it."""
+    """The region of a buffer of `size` elements that an index reaches. Its terms are sorted by step: terms that leave no gap extend the
+    run, others repeat it."""
     terms, start = sy.linear(index)
     widths: dict[int, int] = {}
     for atom, k in terms.items():
@@ -221,7 +223,7 @@ def region_of(index: UOp, size: int) -> Region:
         else:
             steps.append((step, width // step + 1))
     region = Region(start, run, tuple(steps))
-    if region.start < 0 or region.end > size:   # under a gate
+    if region.start < 0 or region.end > size:   # the index is under a gate
         start = max(0, region.start)
         return Region(start, min(size, region.end) - start)
     return region

@@ -71,7 +71,7 @@ class Schedule:
 
 
 class Version(NamedTuple):
-    """A content of a buffer: 0 when the schedule begins, one more with each AFTER."""
+    """A version of a buffer's content: 0 when the schedule begins, one more with each AFTER."""
 
     buffer: UOp
     number: int
@@ -79,7 +79,8 @@ class Version(NamedTuple):
 
 @dataclass
 class _Pending:
-    """A kernel before it is ordered. `reads`, `writes` and `args` (by slot): (buffer, version); `offsets`: where each PARAM begins."""
+    """A kernel before it is ordered. `reads`, `writes` and `args` (by slot): (buffer, version); `offsets`: the element at which each PARAM
+    begins."""
 
     ast: UOp
     args: list[Version]
@@ -89,9 +90,9 @@ class _Pending:
     origin: str
     why: str
     variables: tuple[UOp, ...] = ()
-    root: UOp | None = None     # the stored node; None for a call, and for a copy that the order requires
+    root: UOp | None = None     # the stored node; None for a call, and for a copy that the order needs
     snapshots: dict[Version, UOp] = field(default_factory=dict)
-    after: tuple[Version, ...] = ()     # other versions that must be written before
+    after: tuple[Version, ...] = ()     # other versions that must have been written before
 
     @property
     def writes(self) -> list[Version]:
@@ -103,7 +104,7 @@ class _Pending:
 
 
 class KernelAst(NamedTuple):
-    """A canonical AST, and for each slot the BUFFER and the element at which the PARAM begins."""
+    """A canonical AST, and for each slot the BUFFER, and its element at which the PARAM begins."""
 
     ast: UOp
     buffers: tuple[UOp, ...]
@@ -116,12 +117,13 @@ _observer: ContextVar[Callable[[UOp, dict[str, UOp]], None] | None] = ContextVar
 
 
 def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> KernelAst:
-    """The kernel that stores the graph node `value` into `target`, a view of a BUFFER. `remember`: the layers of a model repeat."""
+    """The kernel that stores the graph node `value` into `target`, a view of a BUFFER. `remember`: use the cache of kernels, as the layers
+    of a model repeat."""
     return (_remembered_ast if remember else _made_ast)(value, target, constants)
 
 
 def _made_ast(value: UOp, target: UOp, constants: frozenset[UOp]) -> KernelAst:
-    """`kernel_ast` by all passes from rangeify to the canonical form."""
+    """`kernel_ast` without the cache: all passes from rangeify to the canonical form."""
     ranged, buffers = rangeify([Output(value, target)], constants)
     axes, first = narrow_params(merge_ranges(split_ranges(ranged)))
     renamed, variables = rename_variables(axes)
@@ -136,7 +138,7 @@ _remembered_ast = lru_cache(maxsize=4096)(_made_ast)
 
 
 def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bool) -> KernelAst:
-    """`kernel_ast`, with one cached result for parts of a buffer that differ only in where they begin."""
+    """Like `kernel_ast`, but parts of a buffer that differ only in the element at which they begin share one cached result."""
     (moved_value, moved_target), first = begin_at_zero((value, target))
     if not first:
         return kernel_ast(value, target, constants, remember=remember)
@@ -145,7 +147,7 @@ def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bo
     ends = [0] * len(offsets)
     for p in made.ast.walk(Ops.PARAM):
         ends[p.arg.slot] = offsets[p.arg.slot] + p.arg.size
-    if any(end > b.arg for b, end in zip(made.buffers, ends, strict=True)):     # not narrowed: reads under a gate
+    if any(end > b.arg for b, end in zip(made.buffers, ends, strict=True)):     # not narrowed, as it reads under a gate
         return kernel_ast(value, target, constants, remember=remember)
     return made._replace(offsets=offsets)
 
@@ -162,8 +164,9 @@ def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remem
 
 @dataclass(frozen=True)
 class Explained:
-    """The way of a graph to its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a kernel written by hand
-    and for a copy that the order needs. `passes`: by kernel AST what rangeify, axes and canonical made of it."""
+    """A schedule with the intermediate results of its passes. `graph`: the normalised graph. `roots`: for each call the node that it
+    stores, None for a kernel written by hand and for a copy that the order needs. `passes`: kernel AST → the results of rangeify, axes and
+    canonical."""
 
     graph: Normalized
     schedule: Schedule
@@ -172,7 +175,7 @@ class Explained:
 
 
 def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Explained:
-    """`create_schedule`, with the intermediate results of its passes. Caches nothing. Raises ScheduleError."""
+    """Like `create_schedule`, but returns the intermediate results of its passes as well. Uses no cache. Raises ScheduleError."""
     builder = _Builder(normalize(sink), constants, False)
     passes: dict[UOp, dict[str, UOp]] = {}
     token = _observer.set(passes.__setitem__)
@@ -196,17 +199,18 @@ class _Builder:
         # constants that a library kernel or a call reads from memory
         self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
         self.stored.update(a for u in graph.roots if u.op is Ops.CALL for a in arguments_of(u))
-        self.version_of: dict[UOp, Version] = {}   # AFTER → what it is, ASSIGN → what it is a part of
+        self.version_of: dict[UOp, Version] = {}   # AFTER → the version it denotes; ASSIGN → the version it writes a part of
         self.versions: set[Version] = set()
         has_calls = any(u.op is Ops.CALL or u.op is Ops.END for u in graph.roots)
         self.programs = programs_of(graph.sink) if has_calls else {}
-        self.invocations: dict[UOp, list[tuple[Invocation, list[Version | UOp]]]] = {}     # CALL or END → with arguments
-        self.left: dict[UOp, dict[UOp, int]] = {}       # CALL or END → storage → version that it leaves
-        self.callbacks: dict[Hashable, list[UOp]] = {}      # the results that are used, by call
+        # CALL or END → its invocations with their arguments
+        self.invocations: dict[UOp, list[tuple[Invocation, list[Version | UOp]]]] = {}
+        self.left: dict[UOp, dict[UOp, int]] = {}       # CALL or END → buffer → the version after it
+        self.callbacks: dict[Hashable, list[UOp]] = {}      # call of a Python function → its results that are used
         self.pending: list[_Pending] = []
 
     def new_buffer(self, dtype: DType, size: int, like: UOp) -> UOp:
-        """A BUFFER on the device of the value `like`. Raises DeviceError for one that reads no memory and is read on several."""
+        """A new BUFFER on the device of the value `like`. Raises DeviceError if `like` reads no memory and is read on several devices."""
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), self.lunique)
         self.lunique += 1
         return UOp(Ops.BUFFER, dtype, (unique, self.device_for(like)), size)
@@ -256,7 +260,7 @@ class _Builder:
         return Schedule(tuple(self.order()), outputs)
 
     def add_version(self, u: UOp) -> None:
-        """Number the version of a buffer that an AFTER makes."""
+        """Number the version of a buffer that an AFTER creates."""
         storage, before = self.version(u.src[0])
         called = call_under(u)
         if called is None:
@@ -264,7 +268,7 @@ class _Builder:
             for n in (u, *u.src[1:]):
                 self.version_of[n] = Version(storage, before + 1)
             return
-        written = self.left.get(called, {storage: before})      # inside a loop: what the loop begins with
+        written = self.left.get(called, {storage: before})      # inside a loop: the version with which the loop begins
         if storage not in written:
             raise ScheduleError(f"AFTER names a buffer of {storage.arg} {storage.dtype.name} and a call that does not write it")
         self.version_of[u] = Version(storage, written[storage])
@@ -276,7 +280,7 @@ class _Builder:
         self.versions.add(Version(storage, version))
 
     def add_versions(self, head: UOp) -> None:
-        """Number the versions that each invocation of a call or loop makes of the buffers that it writes."""
+        """Number the versions that each invocation of a call or loop creates of the buffers that it writes."""
         invocations = unroll(self.programs[head].steps)
         applied = {call: arguments_of(call) for call in dict.fromkeys(i.call for i in invocations)}
         written = {call: written_slots(call) for call in applied}
@@ -293,7 +297,7 @@ class _Builder:
                     arguments.append(a)
             for slot in written[invocation.call]:
                 argument = arguments[slot]
-                assert isinstance(argument, tuple)      # check_call: what is written is memory
+                assert isinstance(argument, tuple)      # ensured by check_call: a slot that is written is memory
                 storage, version = argument
                 latest[storage] = version + 1
                 self.number(storage, version + 1)
@@ -302,12 +306,12 @@ class _Builder:
         self.invocations[head], self.left[head] = calls, latest
 
     def check_contents(self, applied: dict[UOp, tuple[UOp, ...]], written: dict[UOp, tuple[int, ...]]) -> None:
-        """Raise ScheduleError for a loop that overwrites a buffer and reads two contents of it from before the loop."""
+        """Raise ScheduleError for a loop that overwrites a buffer and reads two different versions of it from before the loop."""
         first: dict[UOp, int] = {}
         overwritten = {self.version(applied[call][slot]).buffer for call, slots in written.items() for slot in slots}
         for a in (a for arguments in applied.values() for a in arguments if a.op is Ops.BUFFER or a.op is Ops.AFTER):
             if a.op is Ops.AFTER and (called := call_under(a)) is not None and called not in self.left:
-                continue        # content that a call of the loop leaves
+                continue        # a version that a call of the loop writes
             storage, version = self.version(a)
             if storage in overwritten and first.setdefault(storage, version) != version:
                 raise ScheduleError(f"a loop of calls overwrites a buffer of {storage.arg} {storage.dtype.name} and reads two contents of "
@@ -324,17 +328,18 @@ class _Builder:
 
     # -- kernels ----------------------------------------------------------------------------
     def ends(self, n: UOp, root: UOp) -> bool:
-        """True where the kernel of `root` reads a buffer."""
+        """Whether the kernel of `root` reads node `n` from a buffer."""
         return n.op is Ops.BUFFER or n.op is Ops.AFTER or (n is not root and n in self.buffer_of and not is_constant(n))
 
     def origin(self, root: UOp, value: UOp) -> str:
-        """The origin of a kernel: that of its contraction, which takes most of the time, else that of the stored value."""
+        """The origin of a kernel: that of its contraction, which takes most of the time; without one, that of the stored value."""
         nodes = value.toposort(gate=lambda n: not self.ends(n, root))
         heavy = next((n for n in nodes if n.op is Ops.REDUCE_AXIS and not self.ends(n, root) and is_contraction(n)), None)
         return (origin_of(heavy) if heavy is not None else None) or origin_of(root) or origin_of(value) or ""
 
     def kernel_graph(self, value: UOp, root: UOp) -> tuple[UOp, dict[UOp, Version]]:
-        """`value` over stand-in BUFFERs, numbered by first appearance so that equal layers are equal graphs, and what each one is."""
+        """(`value` over stand-in BUFFERs, stand-in → version that it stands for). Stand-ins are numbered by first appearance, so that equal
+        layers give equal graphs."""
         stand_ins: dict[Version, UOp] = {}
 
         def leaf(v: Version) -> UOp:
@@ -355,7 +360,7 @@ class _Builder:
         return done[value], {b: v for v, b in stand_ins.items()}
 
     def add_kernel(self, root: UOp, value: UOp, out: Version, why: str, view: Callable[[UOp], UOp] | None = None) -> None:
-        """Add the kernel that stores `value` into the buffer of `out`, through the view that `view` makes of it, if given."""
+        """Add the kernel that stores `value` into the buffer of `out`, through the view that `view(buffer)` returns, if given."""
         graph, versions = self.kernel_graph(value, root)
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), "out")
         stand_in = UOp(Ops.BUFFER, out.buffer.dtype, (unique, self.host), out.buffer.arg)
@@ -367,11 +372,11 @@ class _Builder:
                                      made.variables, root))
 
     def operands(self, u: UOp) -> list[Version]:
-        """The versions that a CUSTOM_FUNCTION reads."""
+        """The versions that the operands of a CUSTOM_FUNCTION denote."""
         return [self.version_under(s) for s in u.src]
 
     def version_under(self, u: UOp) -> Version:
-        """The version of the buffer that u is, under RESHAPEs."""
+        """The version of the buffer that u is, below RESHAPEs."""
         base = base_of(u)
         return self.version(base) if base.op in (Ops.BUFFER, Ops.AFTER) else Version(self.buffer_of[base], 0)
 
@@ -388,7 +393,7 @@ class _Builder:
                                      origin_of(first) or "", why, variables, first))
 
     def add_library_kernel(self, u: UOp, why: str) -> None:
-        """Add the kernel of a library kernel over the buffers of its operands."""
+        """Add the kernel of a library kernel, over the buffers of its operands."""
         operands = self.operands(u)
         out = Version(self.buffer_of[u], 0)
         params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]
@@ -441,7 +446,7 @@ class _Builder:
                 kernel.args, kernel.offsets = [kernel.args[rest[s]] for s in slots], [kernel.offsets[rest[s]] for s in slots]
                 return
         self.pending.pop()
-        # the value reads the buffer that it overwrites: compute it first, then copy it
+        # the value reads the buffer that it overwrites, so compute it into a temporary first, then copy it
         temporary = self.new_buffer(u.dtype, storage_size(u), storage)
         self.add_kernel(u, u.src[1], Version(temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
         self.add_kernel(u, storage_view(temporary, shape_of(u)), Version(storage, version), why, partial(view_of, u))
@@ -450,7 +455,7 @@ class _Builder:
     def order(self) -> list[KernelCall]:
         while True:
             deps = self.dependencies()
-            sequence = order_of(deps)       # the graph's order where possible
+            sequence = order_of(deps)       # in the graph's order where possible
             waiting = sorted(set(range(len(deps))).difference(sequence))
             if not waiting:
                 break
@@ -466,7 +471,7 @@ class _Builder:
         return calls
 
     def dependencies(self) -> list[set[int]]:
-        """The kernels that must run before each pending kernel."""
+        """For each pending kernel, the kernels that must run before it."""
         writers: dict[Version, list[int]] = {}
         for i, p in enumerate(self.pending):
             for v in p.writes:
@@ -485,7 +490,7 @@ class _Builder:
         return deps
 
     def take_snapshot(self, stuck: list[int], deps: list[set[int]]) -> None:
-        """Copy a version of a buffer that a stuck kernel reads and another stuck kernel overwrites."""
+        """Copy a version of a buffer that one kernel in a cycle reads and another one overwrites."""
         written = {v for i in stuck for v in self.pending[i].writes}
         for i in stuck:
             p = self.pending[i]
@@ -506,14 +511,14 @@ class _Builder:
 
 
 def copies_to(ast: UOp) -> str:
-    """The device that a call of a schedule copies a buffer to; "" for any other call."""
+    """The device that a call of a schedule copies a buffer to; "" for a call that is no such copy."""
     value = ast.src[0].src[1] if ast.op is Ops.SINK and ast.src and ast.src[0].op is Ops.STORE else ast
     return str(value.src[1].arg) if value.op is Ops.COPY else ""
 
 
 def merge_slots(ast: UOp, slot: int) -> UOp | None:
-    """`ast`, which has one STORE, with the PARAM of `slot` replaced by the one that is stored to, so that it works in place; None
-    unless every element is read only by the iteration that writes it."""
+    """Make a kernel with one STORE work in place: replace the PARAM of `slot` by the one that is stored to. None unless every element is
+    read only by the iteration that writes it."""
     store, = ast.src
     target = store.src[0]
     nodes = ast.toposort()
@@ -522,20 +527,20 @@ def merge_slots(ast: UOp, slot: int) -> UOp | None:
     if not loads <= set(direct) or any(len(u.src) > 1 or u.src[0].src[1] is not target.src[1] for u in loads):
         return None
     old = next(iter(loads)).src[0].src[0]
-    # Both PARAMs are one buffer; the slots above `slot` move down.
+    # both PARAMs are now one buffer; slots above `slot` move down by one
     moved = {u: u.replace(arg=replace(u.arg, slot=u.arg.slot - 1)) for u in nodes if u.op is Ops.PARAM and u.arg.slot > slot}
     return ast.substitute({**moved, old: target.src[0]})
 
 
 def is_constant(u: UOp) -> bool:
-    """Whether every reader should recompute a realised node: a constant under movement."""
+    """Whether readers should recompute a node instead of reading its buffer: it is a constant, perhaps moved."""
     while u.op in MOVEMENT:
         u = u.src[0]
     return u.op is Ops.CONST
 
 
 def view_of(assign: UOp, buffer: UOp) -> UOp:
-    """The view an ASSIGN writes through, with `buffer` in the place of its storage."""
+    """The view through which an ASSIGN writes, with `buffer` in place of its storage."""
     chain = []
     node = assign.src[0]
     while node.op is not Ops.BUFFER and node.op is not Ops.AFTER:
@@ -548,7 +553,8 @@ def view_of(assign: UOp, buffer: UOp) -> UOp:
 
 
 def unmoved(layout: UOp, u: UOp, buffer: UOp) -> UOp:
-    """The view of `buffer`, which holds `layout`, that has the order of u; RESHAPE and PERMUTE lead from u to `layout`."""
+    """The view of `buffer`, which stores `layout`, with the elements in the order of u. Only RESHAPEs and PERMUTEs lead from u to
+    `layout`."""
     result, node = storage_view(buffer, shape_of(layout)), layout
     while node is not u:
         if node.op is Ops.PERMUTE:
@@ -565,7 +571,7 @@ def reshaped(u: UOp, shape: tuple[int, ...]) -> UOp:
 
 
 def name_of(value: UOp) -> str:
-    """The work of a kernel, in a word: attention, conv, gemm, softmax, rows, reduce, gather, elementwise, copy, fill."""
+    """A word for the work of a kernel: attention, conv, gemm, softmax, rows, reduce, gather, elementwise, copy, fill."""
     nodes = value.toposort(gate=lambda n: n.op is not Ops.BUFFER)
     contractions = [u for u in nodes if u.op is Ops.REDUCE_AXIS and is_contraction(u)]
     if len(contractions) > 1:

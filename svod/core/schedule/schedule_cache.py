@@ -1,11 +1,11 @@
-"""Schedules of graphs that were scheduled before in this process: a graph without the identity of its buffers, as a digest.
+"""Caches schedules in this process. The key is a digest of the graph that leaves out which buffers it has.
 
     SINK(x@b7 + y@b9, x@b7 * 2)     normalised: #0 + #1, #0 * 2          digest → Schedule over #0, #1 and new buffers
     SINK(u@b31 + v@b40, u@b31 * 2)  the same digest: that Schedule with b31 for #0 and b40 for #1
 
 Normalising numbers BUFFERs (and UNIQUEs) by their first appearance and forgets their ids. What counts is what a schedule can depend on:
-every node's operation, dtype, argument and sources, the size, device and constness of each buffer, which uses are of one buffer, and
-where nodes come from (calls say it).
+every node's operation, dtype, argument and sources, the size, device and constness of each buffer, which uses are of one buffer, and where
+nodes come from (calls say it).
 
 Kernels keep their ASTs, which name arguments by slot. Only the arguments and outputs of a schedule are restored: a numbered buffer becomes
 the caller's, a buffer that the schedule made stays its LUNIQUE, from which `prepare` makes new memory for every plan.
@@ -23,19 +23,20 @@ from svod.core.ir.uop import Ops, UOp, encode
 from svod.core.schedule.schedule import Schedule, create_schedule
 from svod.system.forksafe import remake_after_fork
 
-LIMIT = 256     # schedules; the first in goes first
+LIMIT = 256     # most schedules kept; the oldest entry goes first
 
-_Places = tuple[int | UOp, ...]     # the number of a buffer of the graph, or a buffer that the schedule made
+_Places = tuple[int | UOp, ...]     # per buffer: its number in the graph, or the node itself if the schedule has created it
 
-_schedules: OrderedDict[bytes, tuple[Schedule, _Places, tuple[_Places, ...]]] = OrderedDict()   # without buffers; outputs; arguments
+# digest → (schedule without buffers, outputs, arguments)
+_schedules: OrderedDict[bytes, tuple[Schedule, _Places, tuple[_Places, ...]]] = OrderedDict()
 _lock = Lock()
 remake_after_fork(sys.modules[__name__], "_lock", Lock)
 
 
 def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> Schedule:
-    """`create_schedule`, with the result for a graph that differs in its buffers only. `remember` False: nothing is looked up or kept.
+    """Like `create_schedule`, but reuses the schedule of a graph that differs only in its buffers. `remember` False: the cache is not used.
 
-    Raises ScheduleError as that does; a graph that cannot be scheduled is not remembered."""
+    Raises ScheduleError as that does; failures are not cached."""
     if not remember:
         return create_schedule(sink, constants, remember=False)
     digest, buffers = normal_form(sink, constants)
@@ -61,7 +62,7 @@ def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember:
 
 
 def normal_form(sink: UOp, constants: frozenset[UOp] = frozenset()) -> tuple[bytes, tuple[UOp, ...]]:
-    """(16 bytes that equal graphs over other buffers share, the BUFFERs by number)."""
+    """(digest of 16 bytes that is equal for graphs that differ only in their buffers, the BUFFERs by number)."""
     h = hashlib.blake2b(digest_size=16)
     position: dict[UOp, int] = {}
     buffers: list[UOp] = []
@@ -69,7 +70,7 @@ def normal_form(sink: UOp, constants: frozenset[UOp] = frozenset()) -> tuple[byt
         position[u] = len(position)
         arg: object = u.arg
         if u.op is Ops.UNIQUE or u.op is Ops.LUNIQUE:
-            arg = None      # its place in the order says which it is
+            arg = None      # its position in the order identifies it
         elif u.op is Ops.BUFFER:
             buffers.append(u)
             arg = (u.arg, u in constants)

@@ -1,12 +1,12 @@
-"""Checks of a schedule before anything is made of it: it is plain data, which can be written by hand and changed.
+"""Checks a schedule before it is used: it is plain data, which may have been written or changed by hand.
 
     0: a → x    1: x → y, deps (0,)                 in order
     0: x → y, deps (1,)    1: a → x                 refused: call 0 waits for call 1, which comes after it
     0: a → x, deps (1,)    1: x → y, deps (0,)      refused: a cycle
     0: a → x    1: x → y                            refused: call 1 reads what call 0 writes, and does not wait for it
 
-One pass over the calls. Calls run level by level, so what is checked is that a later one is not on an earlier level. Whether two of one
-level write the same part of a buffer is the plan's question.
+The check is one pass over the calls. Calls run level by level, so of two calls that depend on each other, the later one must not be on an
+earlier level. Whether two calls of one level write the same part of a buffer is checked by the plan.
 """
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from svod.errors import ScheduleError
 
 
 def check_schedule(schedule: Schedule) -> list[int]:
-    """The levels of its calls.
+    """Check a schedule; returns the level of each call.
 
-    Raises ScheduleError, which names the call, as `levels_of` does; for arguments that are not buffers, one per slot; for a buffer that is
-    read, or given as an output, and that nothing has written; and for two calls that do not wait for each other although one reads or
-    overwrites what the other writes."""
+    Raises ScheduleError, which names the call, as `levels_of` does; if arguments are not one buffer per slot; for a buffer that is read, or
+    is an output, but never written; and for two calls without a dependency of which one reads or overwrites a result of the other."""
     calls = schedule.calls
     levels = levels_of(calls)
-    written: dict[UOp, int] = {}        # buffer → of the calls that wrote it so far the one on the highest level
+    written: dict[UOp, int] = {}        # buffer → of the calls that have written it so far, the one on the highest level
     writers: dict[UOp, list[int]] = {}
     read: dict[UOp, int] = {}
     for i, call in enumerate(calls):
@@ -42,7 +41,7 @@ def check_schedule(schedule: Schedule) -> list[int]:
             if slot in outs:
                 if reader is not None and levels[reader] >= levels[i] and reader != i:
                     raise _unordered(calls, i, "writes", reader, "reads")
-                if writer is not None and levels[writer] > levels[i]:      # a part beside the others may be written at any time
+                if writer is not None and levels[writer] > levels[i]:      # separate parts of a buffer may be written in any order
                     for other in writers[buffer]:
                         if levels[other] > levels[i] and not are_disjoint(_written(calls[other], buffer), _written(call, buffer)):
                             raise _unordered(calls, i, "writes", other, "writes")
@@ -62,7 +61,7 @@ def check_schedule(schedule: Schedule) -> list[int]:
 
 
 def _check_outputs(schedule: Schedule, written: Container[UOp]) -> None:
-    """Raise ScheduleError for an output that is not a BUFFER, or that no call writes although it is the schedule's own."""
+    """Raise ScheduleError for an output that is not a BUFFER, or is a buffer of the schedule that no call writes."""
     for place, buffer in enumerate(schedule.outputs):
         if buffer.op is not Ops.BUFFER:
             raise ScheduleError(f"output {place} of a schedule is {buffer.op.value}; outputs are BUFFERs")
@@ -72,14 +71,14 @@ def _check_outputs(schedule: Schedule, written: Container[UOp]) -> None:
 
 
 def _slots(ast: UOp) -> tuple[frozenset[int], int]:
-    """The slots that a kernel stores to, and how many it has."""
+    """(slots that a kernel stores to, number of slots)."""
     if ast.op is not Ops.SINK or not ast.src or any(s.op is not Ops.STORE for s in ast.src):
         raise ScheduleError("the kernel of a call of a schedule is a SINK of STOREs, as in docs/ir.md, section 2")
     return frozenset(s.src[0].src[0].arg.slot for s in ast.src), 1 + max(p.arg.slot for p in ast.walk(Ops.PARAM))
 
 
 def _written(call: KernelCall, buffer: UOp) -> Region:
-    """The elements of a buffer that a call writes."""
+    """The region of a buffer that a call writes."""
     outs, _ = call.ast.cached("slots of a call", _slots)
     slot = next(s for s in sorted(outs) if call.args[s] is buffer)
     region: Region = regions_of(call.ast)[slot]

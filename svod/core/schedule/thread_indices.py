@@ -1,4 +1,5 @@
-"""Kernels that are written over the positions of a launch instead of RANGEs, as for devices that start a function once per position.
+"""Converts kernels that are written over the positions of a launch, as for devices that start a function once per position, to kernels over
+RANGEs.
 
     STORE(y[g0*4 + l0], x[g0*4 + l0] + 1)     SPECIALs g0 of n groups, l0 of 4 positions in a group
         →   STORE(y[i*4 + j], x[i*4 + j] + 1; i:n, j:4)     i is a RANGE that says that it is g0, j one that says l0
@@ -7,11 +8,11 @@
                                     A name is its first letter and its last digits: gidx0 is g0
     DEFINE_VAR core_id in [0, n-1]  one position per core: dimension 0 of the launch
 
-Positions run in parallel and in no order, as the RANGEs of a STORE do, so that is what they become: scheduling, opts, verification and the
-kernel key see RANGEs. Every STORE gets one for each position, those with the larger steps outside; a STAGE gets one for each that it, or a
-stage that it reads, depends on, and its readers give theirs. What a RANGE of a STORE is in the launch is its second source, a SPECIAL
-without an extent, from which a program's launch dimensions follow (`launch_of`). In a kernel that is called, g0 and l0 are merged where
-every access sees them as one: that RANGE has a SPECIAL, with its extent, for each.
+Positions run in parallel and in no order, like the RANGEs of a STORE, so they become such RANGEs: scheduling, opts, verification and the
+kernel key see only RANGEs. Every STORE gets a RANGE for each position, the ones with larger steps outside. A STAGE gets a RANGE for each
+position that it, or a stage that it reads, depends on; its readers pass their positions as coordinates. The second source of such a RANGE
+is a SPECIAL that names its launch position, from which a program's launch dimensions follow (`launch_of`). In a kernel that is called, g0
+and l0 are merged if every access uses them as one number: the merged RANGE has a SPECIAL, with its extent, for each.
 """
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _LEAVES = frozenset({Ops.CONST, Ops.DEFINE_VAR})
 
 @dataclass(frozen=True)
 class Position:
-    """A node of a kernel as a position of its launch: the kind is g, l or i, or core_id; `axis` a dimension, of any number of them."""
+    """A launch position that a node of a kernel stands for. `kind`: g, l, i or core_id; `axis`: its dimension, of any number of
+    dimensions."""
 
     node: UOp
     kind: str
@@ -43,12 +45,12 @@ class Position:
 
     @property
     def name(self) -> str:
-        """The same for every way of writing it."""
+        """The name of the position, the same for every way of writing it."""
         return CORE if self.kind == CORE else f"{self.kind}{self.axis}"
 
 
 def read_name(name: object) -> tuple[str, int] | None:
-    """(kind, axis) of a position's name; None for a name that is none."""
+    """(kind, axis) of a position by its name; None if the name is not that of a position."""
     if name == CORE:
         return CORE, 0
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
@@ -56,7 +58,7 @@ def read_name(name: object) -> tuple[str, int] | None:
 
 
 def positions_of(ast: UOp) -> tuple[Position, ...]:
-    """The launch positions that a kernel is written over, by name. Raises CompileError for positions that no launch has."""
+    """The launch positions that a kernel is written over, by name. Raises CompileError for positions that cannot be launched."""
     positions: tuple[Position, ...] = ast.cached("positions", _positions_of)
     return positions
 
@@ -93,9 +95,9 @@ def _positions_of(ast: UOp) -> tuple[Position, ...]:
 
 
 def over_ranges(ast: UOp) -> UOp:
-    """The same kernel over RANGEs (see the module); itself, where it is. Raises CompileError for positions that no launch has, for a STORE
-    that does not count a position: it would run once for each of its values, and for one of another form than the grammar's. Remembered
-    on the node."""
+    """The same kernel over RANGEs (see the module's docstring); itself if it has no positions. Raises CompileError for positions that
+    cannot be launched, for a STORE that does not depend on a position, as each value of the position would repeat it, and for a malformed
+    STORE. Cached on the node."""
     ranged: UOp = ast.cached("over_ranges", _over_ranges)
     return ranged
 
@@ -111,7 +113,7 @@ def _over_ranges(ast: UOp) -> UOp:
 
 
 def index_extent(expr: UOp) -> UOp:
-    """A launch-size expression as an index expression: NEG, ABS, conversions and what it comes after written without."""
+    """A launch-size expression as an index expression, without NEG, ABS, conversions and AFTERs."""
     done: dict[UOp, UOp] = {}
     for u in expr.toposort(gate=lambda n: n.op is not Ops.AFTER):
         if u.op is Ops.CONST:
@@ -132,14 +134,14 @@ def index_extent(expr: UOp) -> UOp:
 
 
 class _Lifting:
-    """A kernel over positions while it becomes one over RANGEs."""
+    """Converts one kernel over positions to a kernel over RANGEs."""
 
     def __init__(self, ast: UOp):
         self.ast = ast
         self.positions = {p.node: p for p in positions_of(ast)}
         self.next = 1 + max((int(u.arg) for u in ast.walk(Ops.RANGE)), default=-1)
-        self.stages: dict[UOp, UOp] = {}                        # STAGE → what it becomes
-        self.needed: dict[UOp, tuple[UOp, ...]] = {}            # ... and the positions that it gets RANGEs for
+        self.stages: dict[UOp, UOp] = {}                        # STAGE → its replacement
+        self.needed: dict[UOp, tuple[UOp, ...]] = {}            # STAGE → positions for which it gets RANGEs
 
     def run(self) -> UOp:
         for u in self.ast.walk(Ops.STAGE):
@@ -165,7 +167,7 @@ class _Lifting:
         return store.replace(src=(where, self._with(store.src[1], mine), *mine.values(), *store.src[2:]))
 
     def _ranges(self, positions: Sequence[UOp], marked: bool) -> dict[UOp, UOp]:
-        """A new RANGE for each, which says what it is in the launch if it is marked."""
+        """Node of a position → a new RANGE. `marked`: the RANGE gets a SPECIAL that names its launch position."""
         ranges = {}
         for node in positions:
             p = self.positions[node]
@@ -175,7 +177,7 @@ class _Lifting:
         return ranges
 
     def _with(self, expr: UOp, mine: dict[UOp, UOp]) -> UOp:
-        """A stage's expression over its own RANGEs."""
+        """Rewrite a stage's expression over its own RANGEs. `mine`: position → RANGE."""
         done = dict(mine)
         for u in expr.toposort(gate=lambda n: n.op is not Ops.STAGE and n not in mine):
             if u in done:
@@ -190,7 +192,8 @@ class _Lifting:
         return done[expr]
 
     def _outside_in(self, positions: Iterable[UOp], indices: Sequence[UOp]) -> tuple[UOp, ...]:
-        """Positions by the largest step that one of them makes in `indices`, then groups before positions in one, the last axis first."""
+        """Sort positions, outermost first: by the largest step that each has in `indices`, then groups before positions in a group, then
+        the last axis first."""
         steps: dict[UOp, int] = {}
         for index in indices:
             for node, step in _steps(index).items():
@@ -203,7 +206,7 @@ class _Lifting:
 
 
 def _steps(index: UOp) -> dict[UOp, int]:
-    """The step of an index with each node that it is a sum of; for nodes below a division or a remainder, the step with that."""
+    """Node → coefficient with which it enters an index; nodes below a division or remainder get the coefficient of that."""
     steps: dict[UOp, int] = {}
     todo = [(index, 1)]
     while todo:
@@ -220,8 +223,9 @@ def _steps(index: UOp) -> dict[UOp, int]:
 
 # -- launch dimensions ----------------------------------------------------------------------------------------------------
 def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: Sequence[int] = NO_LIMITS) -> Launch:
-    """The launch of a kernel AST, over positions or over RANGEs that were positions, as three dimensions within the limits; that of one
-    call for a kernel over RANGEs only. Raises CompileError for positions that no launch has, LaunchError for what cannot be made to fit.
+    """The launch of a kernel AST, over positions or over RANGEs that were positions, as three dimensions within the limits; a single
+    position for a kernel over plain RANGEs. Raises CompileError for positions that cannot be launched, LaunchError for extents that cannot
+    be fitted.
 
     Dimension 0 is that of g0, l0, i0 or core_id; dimensions that no position names have one position."""
     extents: dict[str, UOp] = ast.cached("launch_extents", _launch_extents)
@@ -244,7 +248,7 @@ def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: 
 
 
 def _launch_extents(ast: UOp) -> dict[str, UOp]:
-    """The extents of a kernel's positions by their names."""
+    """Name of a position of a kernel → its extent."""
     extents = {p.name: p.extent for p in positions_of(ast)}
     for r in ast.walk(Ops.RANGE):
         for mark in r.src[1:]:
@@ -253,7 +257,7 @@ def _launch_extents(ast: UOp) -> dict[str, UOp]:
 
 
 def _most(extent: UOp) -> int | None:
-    """The largest value of a launch-size expression; None where its bounds are not known."""
+    """The largest value of a launch-size expression; None if its bounds are unknown."""
     try:
         return sy.vmax(index_extent(extent))
     except (ValueError, OverflowError):
