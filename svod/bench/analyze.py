@@ -1,19 +1,19 @@
-"""`plan.analyze()`: what a plan does, without running it.
+"""Analyses a plan without running it: `plan.analyze()`.
 
     a = plan.analyze()
     print(a)                # kernels, then the plan as a whole
     a.to_json()
 
 For each kernel: the work of a direct loop nest (flops, and the bytes of the arguments, each counted once), the memory of its program
-(scratch of the workers, temporaries), the number of threads, on a GPU what its groups need, and an estimate of its time. The estimate is
-the bound of the machine's ceilings plus the cost of the launches. For the plan:
+(scratch of the workers, temporaries), the number of threads, on a GPU the resources of its groups, and an estimate of its time. The
+estimate is the lower bound from the machine's ceilings plus the cost of the launches. For the plan:
 
     dependencies    data: the kernel reads what the other writes.  control: it writes what the other has read or written before.
                     Intermediates that the planner placed in the same memory are not listed: their kernels are of different levels
     callbacks       Python functions among the kernels. Their work is unknown; their bytes are those of their arrays
     critical path   the chain of dependent kernels with the largest sum of estimates: no schedule on any number of cores is shorter
     memory          the most bytes alive at once (the lower bound), and the bytes that the planner allocates (the peak)
-    fusions         each intermediate is a place where two kernels could have been one: why they are not, and what that costs
+    fusions         for each intermediate: why its producer and its consumers were not fused into one kernel, and the cost of that
 """
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ from svod.system.tables import text_table
 
 @dataclass(frozen=True)
 class KernelAnalysis:
-    """One kernel of the plan, in the plan's order. Kernels of the same `level` may run at the same time. `why` is the rule that made it a
-    kernel of its own.
+    """One kernel of the plan, at position `index`. Kernels of the same `level` may run at the same time. `why` names the rule by which the
+    schedule made it a separate kernel.
 
-    `flops`, `bytes_read` and `bytes_written` are None where the work is unknown; a Python function has the bytes of its arrays.
-    `scratch_bytes` counts all workers, `temporary_bytes` what lies between phases, `kept_bytes` temporaries written once, at prepare.
-    `threads` is the most that a phase uses, `launches` their number in one run. `seconds` is estimated; `bound_by` is compute, memory,
-    launch, or host callback. `resources`: what the phases of a run need of a device with groups of threads; None on others."""
+    `flops`, `bytes_read` and `bytes_written` are None if the work is unknown; for a Python function, bytes are those of its arrays.
+    `scratch_bytes` is the sum over all workers, `temporary_bytes` the memory between phases, `kept_bytes` temporaries written once, at
+    prepare. `threads` is the largest number of threads of a phase, `launches` the number of launches in one run. `seconds` is estimated;
+    `bound_by` is compute, memory, launch, or host callback. `resources`: the resources of each phase on a device with groups of threads;
+    None on others."""
 
     index: int
     name: str
@@ -79,8 +80,8 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Fusion:
-    """An intermediate of `bytes` that fusing `producer` with `consumers` would remove. That saves `traffic` bytes written and read again,
-    and `peak_saved` bytes of the lower bound of the plan's memory. `why` says why they were not fused."""
+    """An intermediate of `bytes` that fusing `producer` with `consumers` would remove. That saves `traffic` bytes of reads and writes,
+    and `peak_saved` bytes of the lower bound of the plan's memory. `why`: the reason why they were not fused."""
 
     producer: int
     consumers: tuple[int, ...]
@@ -93,8 +94,8 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A kernel that only moves data. `kind` copy: a kernel without arithmetic, in every run; `bytes` are those it reads and writes. `kind`
-    once: weights that a kernel packs at prepare; `bytes` are those it keeps."""
+    """A kernel that only moves data. `kind` "copy": a kernel without arithmetic, in every run, with the `bytes` that it reads and
+    writes. "once": weights that a kernel packs at prepare, with the `bytes` that stay in memory."""
 
     kernel: int
     kind: Literal["copy", "once"]
@@ -103,8 +104,9 @@ class Transfer:
 
 @dataclass(frozen=True)
 class MemoryAnalysis:
-    """All in bytes. `peak`: intermediates and temporaries of one run, as the planner in `mode` placed them. `lower_bound`: the most that is
-    alive at one level, which every placement needs. `kept`: weights that kernels have packed. The other fields are the user's arrays."""
+    """The plan's memory in bytes. `peak`: intermediates and temporaries of one run, as the planner in `mode` placed them. `lower_bound`:
+    the most bytes alive at one level, which every placement needs. `kept`: packed weights. The other fields are sums over the user's
+    arrays."""
 
     mode: str
     peak: int
@@ -117,9 +119,9 @@ class MemoryAnalysis:
 
 @dataclass(frozen=True)
 class PlanAnalysis:
-    """`critical_path` and `callbacks` are positions of kernels. `critical_seconds`, and `seconds` (the sum over all kernels), are None
-    where the work of a kernel is unknown. One run makes `launches`, of which `synchronisations` run on several threads. They are spread
-    over `native_calls`; the callbacks run between these."""
+    """The analysis of a plan. `critical_path` and `callbacks` are positions of kernels. `critical_seconds`, and `seconds` (the sum over
+    all kernels), are None if the work of a kernel is unknown. One run makes `launches`; `synchronisations` of these use several threads.
+    They are distributed over `native_calls`, between which callbacks run."""
 
     kernels: tuple[KernelAnalysis, ...]
     dependencies: tuple[Dependency, ...]
@@ -141,11 +143,11 @@ class PlanAnalysis:
         return self.seconds / self.critical_seconds if self.seconds and self.critical_seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. The classes of this module are its schema."""
+        """The analysis as plain data for JSON. The dataclasses of this module are its schema."""
         return {"format": "svod-analysis", "version": 1, **asdict(self), "parallelism": self.parallelism}
 
     def table(self, width: int = 110, fusions: int = 10) -> str:
-        """Text of at most `width` columns (at least 60), with the `fusions` that would save most."""
+        """The analysis as text of at most `width` columns (at least 60), with the `fusions` that would save most."""
         rows = [(f"{k.index} {k.name}".rstrip(), str(k.level), amount(k.flops, "FLOP"), amount(k.bytes_read, "B"),
                  amount(k.bytes_written, "B"), amount(k.scratch_bytes + k.temporary_bytes, "B"), str(k.threads), duration(k.seconds),
                  k.bound_by, k.origin) for k in self.kernels]
@@ -179,7 +181,7 @@ class PlanAnalysis:
         return "\n".join(out)
 
     def _resources_table(self, width: int) -> list[str]:
-        """The needs of each phase's groups on a device with groups of threads; empty on others."""
+        """A table of the resources of each phase's groups; empty for a plan on a device without groups of threads."""
         rows = [(" ".join([str(k.index), k.name, *([p.symbol] if len(k.resources) > 1 else [])]), str(p.threads), amount(p.registers),
                  amount(p.shared, "B"), amount(p.spill_stores, "B"), amount(p.resident), percent(p.occupancy))
                 for k in self.kernels if k.resources is not None for p in k.resources]
@@ -191,10 +193,10 @@ class PlanAnalysis:
 
 
 def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalysis:
-    """`ExecutionPlan.analyze`. Without `ceilings` it uses the cached ones of this machine, or measures them quickly. Kernels have no
-    estimates where the device has no ceilings."""
+    """Analyse a plan (`ExecutionPlan.analyze`). Without `ceilings` it uses the cached ones of this machine, or measures them quickly.
+    Kernels have no estimates if the device has no ceilings."""
     target, limits = plan_ceilings(plan, ceilings)
-    with plan.lock:     # another thread that sets a variable may choose other kernels
+    with plan.lock:     # a lock, because another thread may set a variable, which may select other kernels
         return _analyze(plan, limits, target)
 
 
@@ -217,7 +219,7 @@ def _analyze(plan: ExecutionPlan, limits: Ceilings | None, target: Target) -> Pl
 
 
 def _estimate(work: Work, limits: Ceilings, target: Target, threads: int, phases: int) -> tuple[float, str]:
-    """The least seconds of a kernel, and what bounds it. A level that was not measured has the memory's rate."""
+    """(lower bound of a kernel's seconds, its limit). A cache level that was not measured has the rate of memory."""
     bound = limits.bound(work.arithmetic, work.bytes_read, work.bytes_written, target, threads)
     launches = phases * limits.dispatch[threads > 1]
     roof = bound.seconds if bound.is_measured else (work.bytes_read + work.bytes_written) / limits.bytes_per_second("read", threads=threads)
@@ -246,7 +248,7 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, plan: ExecutionPl
 
 
 def _resources(k: PreparedKernel, device: str) -> tuple[PhaseResources, ...] | None:
-    """The needs of a run's phases on the kernel's device; None for a device without groups of threads, and where no program runs."""
+    """The resources of a kernel's phases on its device; None on a device without groups of threads, and for a callback or a copy."""
     if isinstance(k.loaded, HostItem):
         return None
     backend, pair = device_named(k.device or device)
@@ -258,7 +260,7 @@ def _resources(k: PreparedKernel, device: str) -> tuple[PhaseResources, ...] | N
 
 
 def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:
-    """The waits between kernels, one entry for each buffer. Kernels that use different parts of a buffer do not wait for each other."""
+    """The dependencies between kernels, one for each buffer. Kernels that use different parts of a buffer do not depend on each other."""
     out: list[Dependency] = []
     writers: dict[int, list[_Use]] = {}
     readers: dict[int, list[_Use]] = {}
@@ -283,19 +285,19 @@ def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:
 
 
 class _Use(NamedTuple):
-    """The part of a buffer that a kernel of `level` uses."""
+    """The part (`region`) of a buffer that a kernel of `level` uses."""
 
     kernel: int
     level: int | None
     region: Region
 
     def meets(self, other: _Use) -> bool:
-        """Whether both use a common byte; kernels of the same level never do."""
+        """Whether two uses have a common byte and different levels: kernels of one level never conflict."""
         return (self.level is None or self.level != other.level) and not are_disjoint(self.region, other.region)
 
 
 def critical_path(seconds: Sequence[float | None], dependencies: Sequence[Dependency]) -> tuple[tuple[int, ...], float | None]:
-    """The chain of dependent kernels with the largest sum of `seconds`, and that sum. Kernels are in an order that can run. An unknown time
+    """The chain of dependent kernels with the largest sum of `seconds`, and that sum. Kernels are in topological order. An unknown time
     counts as 0 and makes the sum None."""
     before: dict[int, set[int]] = {}
     for d in dependencies:
@@ -316,7 +318,7 @@ def critical_path(seconds: Sequence[float | None], dependencies: Sequence[Depend
 
 
 def fusions_of(plan: ExecutionPlan) -> tuple[Fusion, ...]:
-    """One entry for each intermediate that no callback uses, in the order in which they are written."""
+    """A Fusion for each intermediate that no callback uses, in the order in which intermediates are written."""
     alive = lifetimes_of(plan.kernels, plan.buffers)
     bound = plan.memory.lower_bound
     out = []
@@ -340,7 +342,7 @@ def _transfers(kernels: Sequence[KernelAnalysis]) -> tuple[Transfer, ...]:
 
 
 def _launches(plan: ExecutionPlan, groups: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """(launches of one run, how many of them run on several threads). The single-core kernels of a level are one launch together."""
+    """(launches of one run, the number of these that use several threads). The single-core kernels of a level are launched together."""
     launches = shared = 0
     for group in groups:
         together = [i for i in group if plan.kernels[i].single_core] if plan.threads > 1 else []

@@ -1,19 +1,20 @@
 """Measures the peak rates of this machine: multiply-adds per second, bytes per second of each cache level, and the cost of a launch.
 
-The loops are compiled for the target and run through the same thread pool as every kernel:
+The loops are compiled for the target and run on the thread pool that runs kernels:
 
     fma     A independent accumulators, acc = acc * m + c, with A above latency × issue width
-    dot     A accumulators, acc += sums of 2 products of bfloat16, or of 4 of bytes, where the target has the instruction
-    tile    four tiles of 16 by 16 sums of 32 products of bfloat16, or of 64 of bytes, where the target has the instruction
-    read    eight vector loads a turn, or four, or four of half a vector, each into an accumulator of its own
-    write   eight vector stores a turn; write_stream uses non-temporal stores
-    copy    a load and a store each; copy_stream uses non-temporal stores
+    dot     A accumulators, each adds up 2 products of bfloat16 or 4 of int8 per instruction, if the target has it
+    tile    four 16×16 accumulators, each adds up 32 products of bfloat16 or 64 of int8 per instruction, if the target has it
+    read    eight vector loads per iteration, or four, or four of half a vector, each into an accumulator of its own
+    write   eight vector stores per iteration; write_stream uses non-temporal stores
+    copy    eight vector loads and stores per iteration; copy_stream uses non-temporal stores
 
 Rates are flops or bytes per second, for one core and for all threads. A rate comes from the lower quartile of several samples' times.
 Disturbances make samples slower; on virtual machines, samples of memory loops can also be up to 2× too fast (in C as well), so the minimum
-cannot be used. Bandwidth counts the bytes that the kernel asks for: a copy of n bytes counts 2n, without the line that the hardware reads
-before it overwrites one. A sample of a memory loop is one launch of many passes, because threads may swap their slices from launch to
-launch, and the first pass after a swap reads from the other core's cache. `experiments/ceilings_c` has the same loops in C.
+cannot be used. Bandwidth counts the bytes that the loop accesses: a copy of n bytes counts 2n, without the reads of cache lines that the
+hardware makes before overwriting them. A sample of a memory loop is one launch of many passes, because threads may swap their parts of the
+memory from launch to launch, and the first pass after a swap reads from another core's cache. `experiments/ceilings_c` has the same loops
+in C.
 """
 from __future__ import annotations
 
@@ -33,28 +34,28 @@ from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 
-REVISION = 9                    # version of the loops below: cached figures of another version are measured again
-UNROLL = 8                      # vectors per turn of a memory loop
-# (loads a turn, parts of a vector) of read loops. The best counts: eight loads are 3 % faster from L1, four are 9 % faster from L2, and an
-# AMD Zen 4 reads memory faster by half vectors.
+REVISION = 9                    # version of the loops below; figures cached by another version are measured again
+UNROLL = 8                      # vectors per iteration of a memory loop
+# (loads per iteration, divisor of the vector's size) of the read loops; the fastest counts. Eight loads are 3 % faster from L1, four are 9
+# % faster from L2, and an AMD Zen 4 reads memory faster with half vectors.
 READS = ((8, 1), (4, 1), (4, 2))
-FMA_TURNS = 1 << 16             # turns of one thread in one launch
-GAP = 16 << 10                  # bytes between the slices of threads: a prefetch past a slice does not touch the next one
-MAX_MEMORY = 512 << 20          # bytes of all threads, at most, unless twice the last-level cache is more
-QUICK_MEMORY = 128 << 20        # bytes of all threads in a quick measurement; a large last-level cache holds part of it
+FMA_TURNS = 1 << 16             # loop iterations of one thread in one launch
+GAP = 16 << 10                  # bytes between the parts of memory of two threads, so that prefetches past a part do not touch the next one
+MAX_MEMORY = 512 << 20          # most bytes of all threads together, unless twice the last-level cache is more
+QUICK_MEMORY = 128 << 20        # bytes of all threads in a quick measurement; a large last-level cache holds part of them
 SAMPLE_SECONDS = 2e-3
-SHARED_SECONDS = 1e-2           # time of a memory loop of several threads: the first pass may find its slice in another core's cache
+SHARED_SECONDS = 1e-2  # seconds of a sample with several threads: longer, since the first pass may find its part in another core's cache
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
-INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # on vectors, on tiles
-TILES = 4                       # accumulators of 8 registers
+INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # on vectors, on tile registers
+TILES = 4                       # tile registers used as accumulators, of 8 in all
 STREAMS = {"read": ("read",), "write": ("write", "write_stream"), "copy": ("copy", "copy_stream")}
 LEVELS = ("l1", "l2", "l3", "memory")
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Bytes per second of all threads over a common working set of `bytes`; `copy` uses the better kind of stores."""
+    """Bytes per second of all threads together on a working set of `bytes`; `copy` is the faster of ordinary and non-temporal stores."""
 
     bytes: int
     read: float
@@ -63,7 +64,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Figures:
-    """The fields of `Ceilings` that are measured."""
+    """The measured fields of `Ceilings`."""
 
     flops: dict[str, tuple[float, float]]
     bandwidth: dict[str, dict[str, tuple[float, float]]]
@@ -72,8 +73,8 @@ class Figures:
 
 
 def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
-    """Measure with one thread and with `threads`. A hypervisor may run two virtual cores on one core for a while, which nothing shows.
-    Arithmetic takes little time, so it is measured at both ends, and the best counts."""
+    """Measure with one thread and with `threads`. A hypervisor may temporarily run two virtual cores on one physical core, which the
+    system does not show. Arithmetic takes little time, so it is measured at the beginning and at the end, and the faster result counts."""
     counts = sorted({1, threads})
     loops = CeilingLoops(target)
     samples = QUICK_SAMPLES if quick else SAMPLES
@@ -113,14 +114,14 @@ def measure_flops(loops: CeilingLoops, counts: Sequence[int], samples: int, fma:
     flops = {dtype.name: _both([loops.fma_round(dtype, n).rate(samples) for n in counts]) for dtype in fma}
     for name in INSTRUCTIONS:
         if tried := [_both([r.rate(samples) for r in rounds]) for rounds in zip(*(loops.rounds_of(name, n) for n in counts), strict=True)]:
-            # bfloat16 operands converted to float32 once run at its rate, which on some processors is above that of the instruction
+            # bfloat16 converted to float32 runs at float32's rate, which on some processors exceeds that of the dot instruction
             one, many = zip(*tried, flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
             flops[name] = max(one), max(many)
     return flops
 
 
 def falling(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
-    """Points of ascending sizes, each at least as fast as all larger ones. A point below a larger one was disturbed."""
+    """The points of the curve with rates that never rise with size: a point slower than a larger one was disturbed, and gets its rate."""
     out: list[CurvePoint] = []
     for p in reversed(list(points)):
         out.append(p if not out else CurvePoint(p.bytes, max(p.read, out[-1].read), max(p.copy, out[-1].copy)))
@@ -128,13 +129,13 @@ def falling(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
 
 
 def kinds_of(level: str) -> tuple[str, ...]:
-    """The kinds of traffic that are measured in a level. Streaming stores bypass the inner caches."""
+    """The kinds of traffic that are measured in a cache level. Non-temporal stores bypass L1 and L2, so they are left out there."""
     every = tuple(kind for kinds in STREAMS.values() for kind in kinds)
     return tuple(k for k in every if not k.endswith("_stream")) if level in ("l1", "l2") else every
 
 
 def curve_sizes(target: Target, threads: int) -> list[int]:
-    """Bytes per thread of the working sets between those of the levels: twice L1, L2, and doubling from there."""
+    """Bytes per thread of the curve's working sets between those of the levels: twice L1, L2, 2·L2, 4·L2, …."""
     last = working_set(target, "memory", threads)
     sizes = [2 * target.l1, target.l2]
     while 2 * sizes[-1] < last:
@@ -144,14 +145,14 @@ def curve_sizes(target: Target, threads: int) -> list[int]:
 
 
 def _both(rates: list[float]) -> tuple[float, float]:
-    """(one core, all threads), which are one measurement on a single core."""
+    """The pair (one core, all threads) of a list with one or two rates; the same rate twice on a single core."""
     return rates[0], rates[-1]
 
 
 def working_set(target: Target, level: str, threads: int) -> int:
-    """Bytes per thread that fit in `level` but not in the level below; 0 if no size does. Half a cache leaves room for other data. A
-    last-level cache may be shared with other cores or machines, in unknown parts, so eight times L2 is enough. For memory all threads
-    together take four times the last-level cache; of twice its size a third would still be found in it."""
+    """Bytes per thread of a working set that fits in `level` but not in the level below it; 0 if there is no such size. Half of a cache
+    leaves room for other data. A last-level cache may be shared with other cores or machines to an unknown extent, so eight times L2 is
+    enough. For memory, all threads together use four times the last-level cache: of twice its size, a third would still be cached."""
     last = target.l3 or target.l2 * threads
     if level == "l1":
         size = target.l1 // 2
@@ -167,11 +168,11 @@ def working_set(target: Target, level: str, threads: int) -> int:
 
 
 class HugePages:
-    """Untouched memory in huge pages, where the system grants them. The first write to a page decides on which node it lies. A huge page is
-    contiguous in physical memory; small pages fill the sets of a large cache unevenly, and differently each time."""
+    """Memory in huge pages, if the system grants them, that is not written yet: the first write to a page decides which NUMA node it is
+    on. A huge page is contiguous in physical memory; small pages fill the sets of a large cache unevenly, and differently each time."""
 
     def __init__(self, size: int, threads: int = 1) -> None:
-        """Memory for `size` bytes, cut into two parts for each of `threads` threads, with gaps between them."""
+        """Allocate `size` bytes in two parts for each of `threads` threads, plus gaps between the parts."""
         whole = -(-(size + 2 * threads * GAP) // HUGE_PAGE) * HUGE_PAGE
         self._map = private_memory(whole + HUGE_PAGE)
         want_huge_pages(self._map)
@@ -182,7 +183,7 @@ class HugePages:
 
 @dataclass(frozen=True)
 class Round:
-    """Arithmetic without memory traffic: `run(n)` runs n rounds of `flops` each, on all its threads."""
+    """Arithmetic without memory traffic: `run(n)` runs n rounds on all threads; one round has `flops` operations."""
 
     run: Callable[[int], None]
     flops: float
@@ -193,7 +194,7 @@ class Round:
 
 
 class CeilingLoops:
-    """The loops for one target. Each is compiled at its first use."""
+    """The compiled loops for one target. Each is compiled when it is first used."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -228,7 +229,7 @@ class CeilingLoops:
         return plan
 
     def fma_round(self, dtype: DType, threads: int) -> Round:
-        """Multiply-adds on vectors of `dtype`."""
+        """A round of multiply-adds on vectors of `dtype`."""
         lanes, extent, turns = self.target.lanes(dtype), threads, FMA_TURNS
         out = np.zeros(extent * lanes, to_numpy(dtype))
         # m = 0.5, c = 1 and different starts: the accumulators converge to 2 and stay different expressions
@@ -237,7 +238,7 @@ class CeilingLoops:
         return Round(plan.repeat, 2.0 * lanes * self.accumulators * turns * extent)
 
     def dot_round(self, name: str, threads: int) -> Round:
-        """The dot instruction on operands of `name`."""
+        """A round of the dot instruction on operands of type `name`."""
         extent, turns = threads, FMA_TURNS
         out, start = np.zeros(16 * extent, np.int32), np.zeros(16 * (2 + self.accumulators), np.int32)
         start[32:] = np.repeat(np.arange(self.accumulators), 16)
@@ -246,34 +247,34 @@ class CeilingLoops:
         return Round(plan.repeat, per_instruction * self.accumulators * turns * extent)
 
     def tile_round(self, name: str, threads: int) -> Round:
-        """The matrix instruction on operands of `name`."""
+        """A round of the matrix instruction on operands of type `name`."""
         extent, turns = threads, FMA_TURNS
         start = np.concatenate([np.frombuffer(tile_shapes(), np.int32), np.zeros(256, np.int32)])
         plan = self._plan(f"tile_{name}", [np.zeros(256 * extent, np.int32), start], dtypes.int32, extent, threads, turns=turns)
         return Round(plan.repeat, 2.0 * 16 * 16 * 64 / BY_NAME[name].itemsize * TILES * turns * extent)
 
     def rounds_of(self, name: str, threads: int) -> list[Round]:
-        """A round for each dot or matrix instruction of the target on operands of `name`; empty for types without one."""
+        """A round for each dot or matrix instruction of the target on operands of type `name`; empty if there is none."""
         target = replace(self.target, uses_intrinsics=True)
         have = [dot for dot in INSTRUCTIONS.get(name, ()) if dot.runs_on(target)]
         return [self.tile_round(name, threads) if dot.is_tile else self.dot_round(name, threads) for dot in have]
 
     def best_round(self, dtype: DType, threads: int) -> Round:
-        """The fastest arithmetic on operands of `dtype`; its rate is `Ceilings.flops_per_second`."""
+        """The fastest round of arithmetic on operands of `dtype`; its rate is `Ceilings.flops_per_second`."""
         rounds = self.rounds_of(dtype.name, threads)
         if not rounds or dtype.name == "bfloat16":
             rounds.append(self.fma_round(dtypes.float64 if dtype.bits == 64 else dtypes.float32, threads))
         return max(rounds, key=lambda r: r.rate(QUICK_SAMPLES)) if len(rounds) > 1 else rounds[0]
 
     def fill(self, memory: HugePages, threads: int) -> None:
-        """Write every page. Pages that were never written share one page of zeros: reading them would time L1."""
+        """Write to every page. Pages that were never written all map to one page of zeros, so reading them would time L1."""
         share = memory.words.nbytes // threads // 8192 * 8192
         plan = self._plan(f"write_{UNROLL}_1", [memory.words, memory.words[:1]], dtypes.int64, threads, threads, bytes=share, passes=1,
                           stride=share)
         plan.execute()
 
     def memory_rate(self, kind: str, threads: int, size: int, memory: HugePages, samples: int) -> float:
-        """Bytes per second of `threads` threads that have `size` bytes each; a copy splits them into source and destination."""
+        """Bytes per second of `threads` threads with `size` bytes each; a copy uses half of them as source and half as destination."""
         copies = kind.startswith("copy")
         turn = UNROLL * self.target.vector_bytes
         slice_bytes = size // (2 if copies else 1) // turn * turn
@@ -338,7 +339,7 @@ define void @nothing(ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end) #
 
 
 def _fma_ir(dtype: DType, lanes: int, accumulators: int, has_fma: bool) -> str:
-    """Multiply-adds on vectors of `dtype`, see `_accumulate_ir`."""
+    """The LLVM IR of multiply-adds on vectors of `dtype`; see `_accumulate_ir`."""
     vector, fma = f"<{lanes} x {'float' if dtype.bits == 32 else 'double'}>", f"@llvm.fma.v{lanes}f{dtype.bits}"
 
     def step(n: int) -> list[str]:
@@ -350,7 +351,8 @@ def _fma_ir(dtype: DType, lanes: int, accumulators: int, has_fma: bool) -> str:
 
 
 def _dot_ir(name: str, accumulators: int) -> str:
-    """The dot instruction of AVX-512 on operands of `name`: 16 sums of 2 products of bfloat16, or of 4 of bytes. See `_accumulate_ir`."""
+    """The LLVM IR of AVX-512's dot instruction on operands of type `name`: 16 lanes, each a sum of 2 products of bfloat16 or 4 of int8.
+    See `_accumulate_ir`."""
     operand, vector, add = {"bfloat16": ("<32 x bfloat>", "<16 x float>", "fadd"), "int8": ("<64 x i8>", "<16 x i32>", "add")}[name]
     dot, _ = INSTRUCTIONS[name]
     function = f"{dot.llvm}.512"
@@ -360,8 +362,8 @@ def _dot_ir(name: str, accumulators: int) -> str:
 
 
 def _accumulate_ir(symbol: str, operand: str, vector: str, add: str, size: int, accumulators: int, step: Callable[[int], list[str]]) -> str:
-    """args: (out, [m, c, start values…], each of `size` bytes); vars: turns. out[i] = the sum of the accumulators after `turns` turns.
-    `step(n)` computes %yn from %xn, %m and %c."""
+    """The LLVM IR of a loop of accumulators, where `step(n)` computes %yn from %xn, %m and %c. args: (out, [m, c, start values…], `size`
+    bytes each); vars: the number of iterations. out[i] = the sum of the accumulators after the loop."""
     names, setup = range(accumulators), []
     for n, (name, kind) in enumerate([("m", operand), ("c", operand), *((f"s{n}", vector) for n in names)]):
         setup += [f"  %p.{name} = getelementptr i8, ptr %b, i64 {n * size}", f"  %{name} = load {kind}, ptr %p.{name}, align 4"]
@@ -376,7 +378,7 @@ def _accumulate_ir(symbol: str, operand: str, vector: str, add: str, size: int, 
 
 
 def tile_shapes() -> bytes:
-    """The configuration of all eight tile registers as 16 rows of 64 bytes (Intel SDM volume 1, chapter 18)."""
+    """The configuration of all eight tile registers: 16 rows of 64 bytes each (Intel SDM volume 1, chapter 18)."""
     shapes = bytearray(64)
     shapes[0] = 1
     shapes[16:32:2] = bytes([64] * 8)
@@ -385,8 +387,8 @@ def tile_shapes() -> bytes:
 
 
 def _tile_ir(name: str) -> str:
-    """args: (out, [shapes, operand]); vars: turns. out[i] = the 16 by 16 sums of the first accumulator after `turns` turns, each of which
-    adds the operand (16 rows of 64 bytes) times itself."""
+    """The LLVM IR of a loop that adds the product of the operand (16 rows of 64 bytes) with itself to each accumulator. args: (out,
+    [configuration, operand]); vars: the number of iterations. out[i] = the 16×16 sums of the first accumulator."""
     _, tile = INSTRUCTIONS[name]
     function = tile.llvm
     operand, other = TILES, TILES + 1
@@ -403,9 +405,10 @@ def _tile_ir(name: str) -> str:
 
 
 def _memory_ir(symbol: str, kind: str, vector_bytes: int, unroll: int) -> str:
-    """Loads and stores of `vector_bytes`, `unroll` a turn. args: (destination, source), which are one array for a read; vars: (bytes of a
-    slice, passes over it, bytes from one slice to the next). Iteration i works on slice i. One pointer moves through the loaded array, or
-    the written one, and a copy stores at a fixed distance from it: a separate index makes reads 5 % slower, even from memory."""
+    """The LLVM IR of a loop with `unroll` loads, stores or both of `vector_bytes` per iteration. args: (destination, source), the same
+    array for a read; vars: (bytes of a part, passes over it, bytes from one part to the next). Iteration i of the launch works on part
+    i. The only induction variable is the pointer into the source, or the destination of writes; a copy stores at a fixed distance from
+    it: a separate index makes reads 5 % slower, even from memory."""
     vector = f"<{vector_bytes // 8} x i64>"
     loads, stores, streams = kind != "write" and kind != "write_stream", kind != "read", kind.endswith("_stream")
     units = range(unroll)

@@ -1,10 +1,11 @@
-"""Two runs of the benchmarks: what got faster or slower beyond the noise.
+"""Compares two runs of the benchmarks: which times changed by more than the noise.
 
     change = median after / median before
     noise  = max(3 %, spread before + spread after + drift)
 
-on a logarithmic scale. Drift is how far the times of the peers moved that took part in both runs in the same version: they run the same
-code, so what slowed them slowed svod as well. A change within the noise does not count. A case that either run calls noisy is not judged.
+on a logarithmic scale. Drift is the change of the peers' times, for peers that took part in both runs in the same version: they run the
+same code, so a cause that slowed them down slowed svod as well. A change within the noise does not count. A case that is noisy in either
+run is not judged.
 """
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ Verdict = Literal["faster", "slower", "same", "noisy", "broken", "repaired", "go
 
 @dataclass(frozen=True)
 class Change:
-    """One contestant in one case. `ratio` is the median after over the median before: below 1 is faster. A change counts where it exceeds
-    `noise`, a share. Both are None where one run has no time. `why` explains, in words, a verdict that does not come from times."""
+    """One contestant in one case. `ratio` is the median after over the median before: below 1 is faster. A change counts if it exceeds
+    `noise`, a fraction. Both are None if one run has no time. `why` explains, in words, a verdict that is not based on times."""
 
     case: str
     contestant: str
@@ -39,23 +40,23 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`changes` are in the order of the cases. `means` has each contestant's geometric mean of ratios, noisy cases included."""
+    """All changes, in the order of the cases. `means` has each contestant's geometric mean of ratios, noisy cases included."""
 
     changes: tuple[Change, ...]
     means: dict[str, float]
 
     def timed(self, contestant: str) -> list[Change]:
-        """The changes that enter a contestant's mean."""
+        """The changes of a contestant that have a ratio."""
         return [c for c in self.changes if c.contestant == contestant and c.ratio is not None]
 
     @property
     def worse(self) -> bool:
-        """Whether something got slower beyond the noise, or no longer works."""
+        """Whether a contestant became slower beyond the noise, or fails now."""
         return any(c.verdict in ("slower", "broken") for c in self.changes)
 
 
 def check_comparable(before: Run, after: Run) -> None:
-    """Raise FormatError, which names the differences, for runs whose times cannot be compared."""
+    """Raise FormatError, naming the differences, if times of the two runs cannot be compared."""
     facts = [("target", before.machine.target, after.machine.target), ("processor", before.machine.cpu, after.machine.cpu),
              ("threads", before.machine.threads, after.machine.threads),
              ("protocol of measuring", before.versions.get("protocol"), after.versions.get("protocol")),
@@ -67,7 +68,7 @@ def check_comparable(before: Run, after: Run) -> None:
 
 
 def compare_runs(before: Run, after: Run) -> Comparison:
-    """The changes of svod's times in the cases of either run."""
+    """Compare svod's times in all cases of either run."""
     versions = {p.name: p.version for p in before.peers}
     stable = {p.name for p in after.peers if p.version is not None and versions.get(p.name) == p.version}
     names = list(dict.fromkeys([c.name for c in before.cases] + [c.name for c in after.cases]))

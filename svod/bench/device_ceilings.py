@@ -1,14 +1,16 @@
-"""Measures the peak rates of a device with groups of threads, by kernels that the device's heuristic schedules and its queue runs:
+"""Measures the peak rates of a device with groups of threads. The kernels are scheduled by the device's heuristic and run on its queue:
 
-    fma      every element: STEPS multiply-adds, each of which waits for the one before; enough threads hide that
-    matrix   the same product of two tiles TURNS times, by the largest matrix instruction of a type; its operands stay where they are
-    read     sums of ROWS rows, which every group can compute a part of by itself
-    write    one value to every element
-    copy     every element times a value that is read
+    fma      STEPS dependent multiply-adds per element; many threads hide their latency
+    matrix   the product of two tiles, repeated TURNS times with the type's largest matrix instruction; operands stay in registers or
+             shared memory
+    read     the sum of ROWS rows; each group sums its own columns
+    write    one value, stored to every element
+    copy     every element times a scalar in memory
 
-A working set is read and written again by every launch, so the curve is that of warm operands, as on the CPU. Times are the device's own
-where it has a clock. A device is measured as a whole: what the CPU has for one core and for all stands here twice. A type has the
-best rate of its own multiply-adds, of its matrix instructions, and where it is a narrower float of those of float32, which sum it up.
+Every launch uses the same working set again, so the curve holds for warm operands, as on the CPU. Times come from the device's own clock
+if it has one. A device is measured as a whole: each pair (one core, all threads) of the CPU's figures has the same number twice. The rate
+of a type is the best of its multiply-adds and its matrix instructions; float16 and bfloat16 also count the multiply-adds of float32, which
+may accumulate them.
 """
 from __future__ import annotations
 
@@ -37,25 +39,25 @@ from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import UnsupportedError
 
-STEPS = 128                         # multiply-adds of an element
+STEPS = 128                         # dependent multiply-adds per element
 ROWS = 16
-FMA_ELEMENTS = 1 << 16              # at least; units × their threads × 4 where that is more
-TILE, UPCAST = (128, 256), (4, 8)   # rows and columns of a group's product; tiles of a subgroup side by side, in registers
-TOGETHER = 4                        # instructions that read shared memory, between two waits for their results
-GROUPS, TURNS = 8, 1024             # groups per unit; products that each sums up
+FMA_ELEMENTS = 1 << 16              # least number of elements of fma; four per thread that the device can hold, if that is more
+TILE, UPCAST = (128, 256), (4, 8)   # rows and columns of a group's tile; matrix tiles per subgroup, in registers
+TOGETHER = 4                        # instructions with operands in shared memory that are issued before waiting for their results
+GROUPS, TURNS = 8, 1024             # groups per unit of the device; products that each group sums up
 SMALLEST = 256 << 10                # bytes of the smallest working set of the curve
-LARGEST, QUICK = 128 << 20, 32 << 20    # bytes of the largest, unless four times the second cache is more
-SKETCHES = 4                        # beside the heuristic; the fastest counts
+LARGEST, QUICK = 128 << 20, 32 << 20    # bytes of the largest working set; four times the second cache, if that is more
+SKETCHES = 4                        # number of sketches that are timed besides the heuristic's schedule; the fastest counts
 SAMPLES, QUICK_SAMPLES = 8, 3
 SAMPLE_SECONDS = 5e-3
 
 
 def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
-    """Measure the device that `target` describes. `threads`, of the host, make no difference."""
+    """Measure the device that `target` describes. `threads`, a number of host threads, is ignored."""
     samples = QUICK_SAMPLES if quick else SAMPLES
     flops: dict[str, tuple[float, float]] = {}
     for dtype in (dtypes.float32,) if quick else (dtypes.float32, dtypes.float16, dtypes.float64):
-        with contextlib.suppress(UnsupportedError):     # a type that the device has not
+        with contextlib.suppress(UnsupportedError):     # the device lacks this type
             flops[dtype.name] = _twice(fma_rate(target, dtype, samples))
     for dot in matrix_dots(target):
         name = dot.operands[0].name
@@ -72,13 +74,13 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
 
 
 def fma_rate(target: Target, dtype: DType, samples: int) -> float:
-    """Flops per second of multiply-adds."""
+    """Flops per second of multiply-adds; a multiply-add counts as two."""
     size = max(FMA_ELEMENTS, 4 * target.units * target.unit_threads)
     return 2.0 * STEPS * size / _seconds(target, fma_ast(dtype, size), samples)
 
 
 def fma_ast(dtype: DType, size: int) -> UOp:
-    """The kernel x → x·m + c, applied STEPS times to each of `size` elements. A schedule would cut a chain this long."""
+    """The kernel x → x·m + c, applied STEPS times to each of `size` elements. Built by hand: the scheduler would cut such a long chain."""
     x, m, c = (graph.buffer(dtype, n) for n in (size, 1, 1))
     ast = _ast_of(graph.alu(Ops.ADD, graph.alu(Ops.MUL, x, graph.expand(m, (size,))), graph.expand(c, (size,))))
     step = next(iter(ast.walk(Ops.STORE))).src[1]
@@ -90,7 +92,7 @@ def fma_ast(dtype: DType, size: int) -> UOp:
 
 
 def matrix_dots(target: Target) -> list[Dot]:
-    """The largest matrix instruction that the target has for each type of factors."""
+    """The largest matrix instruction of the target for each operand type."""
     largest: dict[DType, Dot] = {}
     for dot in DOTS.values():
         if dot.is_tile and dot.runs_on(target):
@@ -99,15 +101,15 @@ def matrix_dots(target: Target) -> list[Dot]:
 
 
 def matrix_rate(target: Target, dot: Dot, samples: int) -> float:
-    """Flops per second of a matrix instruction."""
+    """Flops per second of a matrix instruction; a multiply-add counts as two."""
     rows, turns = TILE[0] * GROUPS * target.units, TURNS
     state = matrix_state(Kernel(matrix_ast(dot, rows, TILE[1], turns)), target, dot, TILE)
     return 2.0 * rows * TILE[1] * depth_of(dot) * turns / _fastest(state.kernel, [state], samples)
 
 
 def matrix_ast(dot: Dot, rows: int, columns: int, turns: int) -> UOp:
-    """The kernel that sums up a·bᵀ so many times, of `depth_of` columns. Floats are summed in float32 and stored as they came, integers
-    in int32. A schedule would multiply by the number instead."""
+    """The kernel that sums up a·bᵀ `turns` times, where a and b have `depth_of` columns. Floats are summed in float32 and stored in
+    their own type, integers in int32. Built by hand: the scheduler would replace the repeated sum by a multiplication with `turns`."""
     dtype, depth = dot.operands[0], depth_of(dot)
     a, b = (graph.cast(graph.buffer(dtype, n * depth), dot.accumulator) for n in (rows, columns))
     factors = graph.reshape(a, (rows, 1, depth)), graph.reshape(b, (1, columns, depth))
@@ -119,12 +121,12 @@ def matrix_ast(dot: Dot, rows: int, columns: int, turns: int) -> UOp:
 
 
 def depth_of(dot: Dot) -> int:
-    """Positions along the sum of one product."""
+    """The extent of the reduction axis of one product."""
     return dot.positions * (TOGETHER if dot.reads_shared else 1)
 
 
 def matrix_state(kernel: Kernel, target: Target, dot: Dot, tile: tuple[int, int]) -> Scheduler:
-    """The state of a kernel of `matrix_ast` whose innermost loop has the instructions alone: a group computes a tile, and finds its
+    """The state of a kernel of `matrix_ast` whose innermost loop consists of matrix instructions only: a group computes a tile, with its
     operands in shared memory or registers."""
     chain = [Opt("TC", "r1", (dot.name, "o0", "o1"))]
     upcast = (1, 1) if dot.reads_shared else UPCAST
@@ -143,12 +145,12 @@ def _products(dot: Dot) -> int:
 
 
 def memory_rate(target: Target, kind: str, size: int, samples: int) -> float:
-    """Bytes per second of `kind` (read, write or copy) over a working set of `size` bytes. Reads and writes count."""
+    """Bytes per second of `kind` (read, write or copy) over a working set of `size` bytes; bytes read and bytes written both count."""
     return size / _seconds(target, memory_ast(kind, size // dtypes.float32.itemsize), samples)
 
 
 def memory_ast(kind: str, elements: int) -> UOp:
-    """The kernel that reads and writes `elements` of float32 in all, to whole rows."""
+    """The kernel of `kind` that reads and writes `elements` float32 elements in total."""
     if kind == "read":
         count = elements // (ROWS + 1)
         return _ast_of(graph.reduce_axis(graph.reshape(graph.buffer(dtypes.float32, ROWS * count), (ROWS, count)), "ADD", (0,)))
@@ -158,25 +160,25 @@ def memory_ast(kind: str, elements: int) -> UOp:
 
 
 def launch_seconds(target: Target, samples: int) -> float:
-    """Seconds of a launch of one element."""
+    """Seconds of one launch of a kernel with one element."""
     one = graph.buffer(dtypes.float32, 1)
     return _seconds(target, _ast_of(graph.alu(Ops.ADD, one, one)), samples)
 
 
 def _ast_of(value: UOp) -> UOp:
-    """The kernel that computes `value`."""
+    """The AST of the only kernel that computes `value`."""
     call, = create_schedule(graph.sink(value)).calls
     return call.ast
 
 
 def _seconds(target: Target, ast: UOp, samples: int) -> float:
-    """Seconds of one run of a kernel in the fastest state: the heuristic's or a sketch."""
+    """Seconds of one run of a kernel with the fastest schedule: the heuristic's or a sketch."""
     backend, base = backend_named(target.device), Scheduler(Kernel(ast), target)
     return _fastest(base.kernel, [backend.heuristic(base), *backend.sketches(base)[:SKETCHES]], samples)
 
 
 def _fastest(kernel: Kernel, states: Sequence[Scheduler], samples: int) -> float:
-    """Seconds of one run of a kernel: the lower quartile of samples of the fastest of its states."""
+    """Seconds of one run of a kernel: the lower quartile of the samples of its fastest state."""
     backend, best = backend_named(states[0].target.device), math.inf
     arrays = [_numbers(p.dtype, p.arg.size) for p in kernel.params]
     for state in states:
@@ -189,14 +191,14 @@ def _fastest(kernel: Kernel, states: Sequence[Scheduler], samples: int) -> float
 
 
 def _numbers(dtype: DType, size: int) -> Array:
-    """Numbers whose sums and products stay finite: ¼ to ¾, or integers of 4 to 12."""
+    """Values whose sums and products stay finite: ¼ to ¾, or integers from 4 to 12."""
     array, values = aligned_empty(size, dtype), np.linspace(0.25, 0.75, 16, dtype=np.float32) * (1 if dtype.is_float else 16)
     array[:] = np.resize(float32_to_bfloat16_bits(values) if dtype == dtypes.bfloat16 else values, size)
     return array
 
 
 def _runner(backend: Backend, state: Scheduler, arrays: Sequence[Array]) -> Callable[[int], float | None]:
-    """Runs a kernel so many times, and tells the seconds by the device's clock."""
+    """A function that runs a kernel n times and returns the seconds by the device's clock, if it has one."""
     program, pair = lower(state), backend.compilers[0]
     plan = ExecutionPlan.of_kernel(program.spec, pair.load(pair.binary_of(program, state.target), program.spec), arrays,
                                    device=state.target.device)

@@ -1,7 +1,7 @@
-"""The load of the machine while something was timed.
+"""Measures the load of the machine during measurements.
 
 `watch_machine()` reads the machine's counters before and after a batch of measurements. The difference is a `MachineLoad`: it is stored
-with the batch and says whether the batch can be trusted.
+with the batch and tells whether the batch can be trusted.
 """
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from pathlib import Path
 
 from svod.system.process.cores import machine_cores
 
-STEAL_LIMIT = 0.02              # share of the machine's time taken by other virtual machines
-FOREIGN_LIMIT = 0.02            # share of the machine's time used by other processes
-SWITCHES_PER_SECOND = 50.0      # involuntary context switches of this process
-TICKS_SEEN = 3                  # /proc/stat counts ticks of 10 ms: fewer than this count as none
+STEAL_LIMIT = 0.02              # largest acceptable share of the machine's time taken by other virtual machines
+FOREIGN_LIMIT = 0.02            # largest acceptable share of the machine's time used by other processes
+SWITCHES_PER_SECOND = 50.0      # acceptable rate of involuntary context switches of this process
+TICKS_SEEN = 3                  # /proc/stat counts ticks of 10 ms: a difference of fewer ticks counts as 0
 
 
 @dataclass(frozen=True)
 class MachineLoad:
-    """The load during `seconds` of wall time. `steal` and `foreign` are shares (0 … 1) of the time of all cores."""
+    """The load during `seconds` of wall time. `steal` and `foreign` are fractions of the time of all cores: time taken by other virtual
+    machines, and time used by other processes."""
 
     seconds: float = 0.0
     steal: float = 0.0
@@ -33,7 +34,7 @@ class MachineLoad:
 
     @property
     def busy(self) -> str | None:
-        """Why times from this period cannot be trusted; None where they can."""
+        """The reason why times from this period cannot be trusted; None if they can."""
         if self.steal > STEAL_LIMIT:
             return f"{100 * self.steal:.0f} % of the machine's time was stolen by other virtual machines"
         if self.foreign > FOREIGN_LIMIT:
@@ -71,13 +72,13 @@ Watch = Callable[[], Callable[[], MachineLoad]]
 
 
 def read_machine(stat: Path = Path("/proc/stat"), processes: Sequence[int] = ()) -> MachineState:
-    """Read the counters now. `processes` count as this one: children that work for it. Without /proc/stat, stolen time and the time of
-    other processes count as 0."""
+    """Read the counters now. The time of `processes`, children that work for this process, counts as its own. Without /proc/stat, stolen
+    time and the time of other processes count as 0."""
     tick = 1.0 / os.sysconf("SC_CLK_TCK")
     usage, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     own = usage.ru_utime + usage.ru_stime + ended.ru_utime + ended.ru_stime + sum(_used_by(p, tick) for p in processes)
     try:
-        # cpu user nice system idle iowait irq softirq steal …: proc(5)
+        # fields: cpu user nice system idle iowait irq softirq steal …; see proc(5)
         fields = [int(f) * tick for f in stat.read_text().split("\n", 1)[0].split()[1:9]]
         used, steal = sum(fields[:3]) + sum(fields[5:7]), fields[7]
     except (OSError, ValueError, IndexError):
@@ -87,14 +88,15 @@ def read_machine(stat: Path = Path("/proc/stat"), processes: Sequence[int] = ())
 
 
 def _used_by(process: int, tick: float) -> float:
-    """Seconds of processor time of a process and its ended children; 0 for one that is gone."""
+    """Seconds of processor time of a process and its ended children; 0 if it has ended."""
     with suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()    # after the name; proc(5)
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()    # fields after the process's name; see proc(5)
         return sum(int(f) for f in fields[11:15]) * tick
     return 0.0
 
 
 def watch_machine(processes: Sequence[int] = ()) -> Callable[[], MachineLoad]:
-    """Read the counters now; the returned function reads them again and returns the load in between. `processes` count as this one."""
+    """Read the counters now; the returned function reads them again and returns the load in between. The time of `processes` counts as
+    this one's."""
     before = read_machine(processes=processes)
     return lambda: read_machine(processes=processes).since(before)

@@ -1,4 +1,4 @@
-"""The machine that a benchmark run ran on, and the versions of everything but the peers."""
+"""Describes the machine of a benchmark run, and the versions of all software except the peers."""
 from __future__ import annotations
 
 import platform
@@ -16,7 +16,7 @@ from svod.system.process.processor import host_facts
 
 
 def machine_of(target: Target) -> Machine:
-    """This machine, which `target` describes."""
+    """The machine that this process runs on. `target` describes its processor."""
     facts = host_facts()
     system = f"{platform.system()} {platform.release()}"
     return Machine(platform.node(), facts.get("model", target.cpu), system, target.key, machine_cores(), target.threads,
@@ -24,7 +24,7 @@ def machine_of(target: Target) -> Machine:
 
 
 def versions(device: str = HOST) -> dict[str, str]:
-    """The versions that decide which code runs and how it is timed."""
+    """The versions of software that affect the generated code or the timing."""
     pair = device_named(device).pair
     return {"svod": __version__, "codegen": str(pair.revision), "compiler": pair.key, "protocol": str(BENCH_PROTOCOL),
             "python": platform.python_version(), "numpy": np.__version__}

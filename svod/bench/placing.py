@@ -2,13 +2,13 @@
 
     thread               core
     the caller           0
-    svod's worker        1        as svod has pinned it
+    svod's worker        1        pinned by svod itself
     PyTorch's worker     1
-    XLA's threads        0, 1     by the processor time that each uses
+    XLA's threads        0, 1     distributed by the processor time that each uses
 
-A system may wake a library's thread on the caller's core and leave it there although another core idles. In a process of several
-libraries they shared a core in most runs and took twice as long as in a process of their own. The threads that work for a contestant are
-those that use processor time while it runs; the libraries are not asked.
+A system may wake a library's thread on the caller's core and leave it there although another core is idle. In a process with several
+libraries, both threads shared a core in most runs and took twice as long as in a separate process. The threads that work for a contestant
+are found by their processor time while it runs, not by asking the library.
 """
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from svod.compile.cpu.pool import spread
 from svod.system.process.cores import affinity
 
 TASKS = Path("/proc/self/task")
-LOOK_SECONDS = 20e-3        # a contestant runs this long, at least once, to see which threads work
-WORKING_SHARE = 0.1         # share of the busiest thread's processor time: a thread that uses less only waits
+LOOK_SECONDS = 20e-3        # a contestant runs for at least this long, or once, to find the threads that work
+WORKING_SHARE = 0.1         # least share of the busiest thread's processor time; a thread that uses less is regarded as idle
 
-Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextManager[None]]      # `placed`, or a stand-in in tests
+# the function `placed`, or a replacement in tests
+Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextManager[None]]
 
 
 @contextmanager
 def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iterator[None]:
-    """Within the context the calling thread stays on one core, and so does each thread that works for one of `contestants`: the busiest
-    first, each on the core with the least work for that contestant. A thread that works for several contestants keeps its first core; a
-    pinned thread stays where it is. On exit every thread gets its former cores back. `pause` lets the threads of one contestant come to
-    rest before the next runs. Nothing happens on a single core, or where the system does not report the time of threads, as Linux does."""
+    """Pin the calling thread and each thread that works for one of `contestants` to a core within the context. The busiest thread is
+    placed first, each on the core with the least work for that contestant. A thread that works for several contestants keeps its first
+    core; a thread that is pinned already keeps its core. On exit every thread gets its former cores back. `pause` waits until the
+    threads of one contestant are idle, before the next one runs. Nothing is pinned on a single core, or if the system does not report
+    the processor time of threads."""
     allowed = set(affinity())
     if len(allowed) < 2 or not any(_processor_times().values()):
         yield
@@ -64,8 +66,9 @@ def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iter
 
 
 def distribute(used: Mapping[int, int], cores_of: Mapping[int, Collection[int]], order: Sequence[int]) -> dict[int, int]:
-    """A core for each thread that may run on several, the busiest thread first: the core with the least processor time, of equal ones the
-    first in `order`. `used` has the processor time of each thread, `cores_of` the cores it may run on. Idle threads are left out."""
+    """Choose a core for each thread that may run on several, the busiest thread first: the core with the least processor time so far;
+    among equal ones, the first in `order`. `used` is the processor time of each thread, `cores_of` the cores it may run on. Idle threads
+    are left out."""
     least = WORKING_SHARE * max(used.values(), default=0)
     load = Counter[int]()
     for thread, t in used.items():
@@ -88,7 +91,7 @@ def _used_by(contestant: Contestant) -> dict[int, int]:
 
 
 def _processor_times() -> dict[int, int]:
-    """Nanoseconds that each thread of this process has run; empty or zeros where the system does not report them."""
+    """Nanoseconds of processor time of each thread of this process; {} or zeros if the system does not report them."""
     times = {}
     with suppress(FileNotFoundError, NotADirectoryError):
         for task in TASKS.iterdir():

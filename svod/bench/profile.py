@@ -1,17 +1,17 @@
-"""`svod.profile(plan)`: where the time of a plan goes, by kernel and by layer.
+"""Measures the time of a plan by kernel and by layer: `svod.profile(plan)`.
 
     p = svod.profile(f.plans[0])        # f = svod.jit(model), called once
     print(p)                            # kernels by time, then the layers as a tree
     p.to_json()
-    svod.profile(f, x)                  # the plan that the call runs, and what the caller waits for beside it
+    svod.profile(f, x)                  # the plan that the call runs, and the time of the call outside of the plan
 
 A pass times each kernel once, in the plan's order, so that each finds the caches as the previous one leaves them. A kernel's time is the
-median over passes, by the device's own clock where it has one (events of CUDA, timestamps of WebGPU), minus what an empty call takes by
-the same clock. In the plan itself independent kernels may run at the same time, so `plan_seconds` can be less than the sum. It and
-`call_seconds` are the host's: what the caller waits for, copies to and from a device included.
+median over passes, by the device's own clock if it has one (events of CUDA, timestamps of WebGPU), minus the time of an empty call by the
+same clock. In the plan itself independent kernels may run at the same time, so `plan_seconds` can be less than the sum. `plan_seconds` and
+`call_seconds` are wall time on the host, including copies to and from a device.
 
-A layer is a module path (`svod.scope`), or else a file with its lines. Its exclusive time covers the kernels that come from exactly there;
-its inclusive time also covers everything below. A kernel that was fused from several layers counts for the one that its origin names.
+A layer is a module path (`svod.scope`), or else a file with its lines. Its exclusive time covers the kernels of exactly that layer; its
+inclusive time also covers all layers below. A kernel that was fused from several layers counts for the layer that its origin names.
 """
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Planned(Protocol):
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel of the plan, in the plan's order. `seconds` is the median of one run, `share` its part of the sum over all kernels.
-    `bound` is the least time in seconds that the machine's ceilings allow (`Ceilings.bound`); None where the work or the ceiling is
+    """One kernel of the plan, at position `index`. `seconds` is the median of one run, `share` its part of the sum over all kernels.
+    `bound` is the least time in seconds that the machine's ceilings allow (`Ceilings.bound`); None if the work or the ceiling is
     unknown."""
 
     index: int
@@ -70,23 +70,23 @@ class KernelTime:
 
     @property
     def flops_per_second(self) -> float | None:
-        """None where the work is unknown."""
+        """The kernel's flops divided by its time; None if the work is unknown."""
         return self.flops / self.seconds if self.flops is not None and self.seconds else None
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The bytes of its arguments, each counted once, over its time; None where they are unknown."""
+        """The bytes of the kernel's arguments, each counted once, divided by its time; None if they are unknown."""
         return self.bytes / self.seconds if self.bytes is not None and self.seconds else None
 
     @property
     def ceiling_share(self) -> float | None:
-        """bound / seconds; above 1 where a cache holds the operands."""
+        """The fraction bound / seconds; it may exceed 1 if a cache holds the operands."""
         return None if self.bound is None or not self.seconds else self.bound / self.seconds
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer. `path` is a module path, a file or file:line; `depth` counts the layers above it. Times are seconds of one run."""
+    """One layer. `path` is a module path, a file or file:line; `depth` is the number of layers above it. Times are seconds of one run."""
 
     path: str
     depth: int
@@ -98,15 +98,15 @@ class LayerTime:
 
     @property
     def ceiling_share(self) -> float | None:
-        """The bound of all its kernels over its inclusive time."""
+        """The bound of all its kernels divided by its inclusive time."""
         return None if self.bound is None or not self.inclusive else self.bound / self.inclusive
 
 
 @dataclass(frozen=True)
 class Profile:
-    """`kernels` are in the plan's order; `layers` are a tree, depth first, in the plan's order. `plan_seconds` is the median of a run of
-    the whole plan, `kernel_seconds` the sum over the kernels, `call_seconds` the median of a call of the function, from arguments to
-    results; None where a plan was profiled."""
+    """The measured times of a plan. `kernels` are in the plan's order; `layers` are a tree, depth first. `plan_seconds` is the median of
+    a run of the whole plan, `kernel_seconds` the sum over the kernels. `call_seconds` is the median of a call of the function, from
+    arguments to results; None if a plan was profiled."""
 
     kernels: tuple[KernelTime, ...]
     layers: tuple[LayerTime, ...]
@@ -115,10 +115,10 @@ class Profile:
     passes: int
     threads: int
     call_seconds: float | None = None
-    least: float = 0.0      # seconds of a call that runs nothing: what takes less cannot be told from 0
+    least: float = 0.0      # seconds of an empty call: shorter kernels cannot be told from 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: seconds, flops, bytes; shares are parts of 1."""
+        """The profile as plain data: seconds, flops, bytes; shares are fractions."""
         def row(item: KernelTime | LayerTime) -> dict[str, Any]:
             rates = {"flops_per_second": item.flops_per_second, "bytes_per_second": item.bytes_per_second} \
                 if isinstance(item, KernelTime) else {}
@@ -159,11 +159,11 @@ class Profile:
 
 def profile(what: ExecutionPlan | Planned, *arguments: Any, seconds: float = 1.0, ceilings: Ceilings | None = None,
             clock: Clock = time.perf_counter) -> Profile:
-    """Time the kernels of a plan for about `seconds`: of `what`, or of the plan that the call `what(*arguments)` of a function under
-    `svod.jit` runs. Then the call is timed too; a function with state is called many times, and its state goes on.
+    """Time the kernels of a plan for about `seconds`: of `what`, or, if that is a function under `svod.jit`, of the plan that the call
+    `what(*arguments)` runs. In the second case the call is timed too. A function with state is called many times, and its state changes.
 
-    Without `ceilings` it uses the cached ones of this machine, or measures them quickly. Raises ArgumentError for an argument that is
-    neither, LaunchError for a plan without kernels, and the errors of running it."""
+    Without `ceilings` it uses the cached ones of this machine, or measures them quickly. Raises ArgumentError if `what` is neither a plan
+    nor such a function, LaunchError for a plan without kernels, and the errors of running it."""
     call: Callable[[], object] | None = None
     if isinstance(what, ExecutionPlan) and not arguments:
         plan = what
@@ -191,8 +191,8 @@ def profile(what: ExecutionPlan | Planned, *arguments: Any, seconds: float = 1.0
 
 
 def _plan_of_call(function: Planned, arguments: Sequence[Any]) -> ExecutionPlan:
-    """The plan that a call runs."""
-    function(*arguments)                # captures, if it is the first one
+    """The plan that the call runs."""
+    function(*arguments)                # captures the function, if it was not called before
     before = {id(plan): plan.runs for plan in function.plans}
     function(*arguments)
     return next(plan for plan in function.plans if plan.runs != before.get(id(plan)))
@@ -200,12 +200,12 @@ def _plan_of_call(function: Planned, arguments: Sequence[Any]) -> ExecutionPlan:
 
 def _time_passes(plan: ExecutionPlan, call: Callable[[], object] | None, seconds: float,
                  clock: Clock) -> tuple[int, list[list[float]], list[float], list[float], list[float]]:
-    """(passes, seconds of each kernel by pass, seconds of the whole plan by pass, for each kernel the seconds of an empty call, seconds of
-    `call` by pass)."""
+    """Returns (number of passes, seconds of each kernel by pass, seconds of the whole plan by pass, for each kernel the seconds of an
+    empty call, seconds of `call` by pass)."""
     times: list[list[float]] = [[] for _ in plan.kernels]
     whole: list[float] = []
     calls: list[float] = []
-    sorts = [(k.device, k.is_host_item) for k in plan.kernels]      # kernels of one sort have calls of one cost
+    sorts = [(k.device, k.is_host_item) for k in plan.kernels]      # kernels with the same pair share the cost of an empty call
     empty: dict[tuple[str, bool], list[float]] = {sort: [] for sort in sorts}
     begin = clock()
     while len(whole) < LEAST_PASSES or (len(whole) < MOST_PASSES and clock() - begin < seconds):
@@ -226,7 +226,7 @@ def _time_passes(plan: ExecutionPlan, call: Callable[[], object] | None, seconds
 
 
 def _time_kernel(plan: ExecutionPlan, index: int, times: int, clock: Clock) -> float:
-    """Seconds of `times` runs, by the device's clock where it has one."""
+    """Seconds of `times` runs of a kernel, by the device's clock if it has one, else by `clock`."""
     start = clock()
     seconds = plan.repeat_kernel(index, times)
     return clock() - start if seconds is None else seconds
@@ -248,7 +248,7 @@ def _kernel_time(index: int, k: PreparedKernel, work: Work | None, seconds: floa
 # -- layers -----------------------------------------------------------------------------------------
 
 def layer_path(origin: str) -> tuple[str, ...]:
-    """The layers above a kernel, outermost first, itself last: "layer1.0.conv1" → ("layer1", "layer1.0", "layer1.0.conv1");
+    """The layers of a kernel from the outermost to its own: "layer1.0.conv1" → ("layer1", "layer1.0", "layer1.0.conv1");
     "/home/me/model.py:12" → ("model.py", "model.py:12")."""
     if not origin:
         return (UNKNOWN,)
@@ -261,7 +261,7 @@ def layer_path(origin: str) -> tuple[str, ...]:
 
 
 def roll_up(kernels: Sequence[KernelTime]) -> tuple[LayerTime, ...]:
-    """Times by layer: of every layer that a kernel's origin names, and of all layers above it."""
+    """The times of every layer that a kernel's origin names, and of all layers above it."""
     exclusive: dict[tuple[str, ...], float] = {}
     inclusive: dict[tuple[str, ...], float] = {}
     bounds: dict[tuple[str, ...], float | None] = {}
@@ -281,7 +281,7 @@ def roll_up(kernels: Sequence[KernelTime]) -> tuple[LayerTime, ...]:
 
 
 def _depth_first(paths: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...]]:
-    """Every path before the paths below it; siblings are in order of first appearance."""
+    """All paths, each before the paths below it; siblings are in order of first appearance."""
     below: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for p in paths:
         below.setdefault(p[:-1], []).append(p)

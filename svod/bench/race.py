@@ -1,11 +1,11 @@
-"""Compares contestants in interleaved rounds: whatever slows the machine down slows all of them alike.
+"""Compares contestants in interleaved rounds: a disturbance of the machine slows all of them down alike.
 
     round 1:  b  a  c        each a sample (timer.take_sample), in random order
     round 2:  a  c  b
     …
     score(a) = median over rounds of log(t(a, round) / median of the round)
 
-`race` ranks contestants. `confirm` runs until the ratio of each contestant to the first is known to ±1 %, or its time is spent. The
+`race` ranks contestants. `confirm` runs until the ratio of each contestant to the first is known to ±1 %, or until its time is used up. The
 formulas are in docs/measuring.md.
 """
 from __future__ import annotations
@@ -24,15 +24,15 @@ from svod.system.quantities import seconds as duration
 
 ANCHOR_TOLERANCE = 0.05
 ANCHOR_SAMPLES = 3
-VOID_REPEATS = 3                # a void batch is repeated at most this often
+VOID_REPEATS = 3                # a disturbed batch is repeated at most this often
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Race:
-    """`rounds[r][i]` are seconds per run of contestant i in round r. `scores[i]` follow the module's formula: 0 is the middle of the field,
-    -0.1 is 10 % faster. `noisy` says why the order may be wrong; None for a good race. `anchor` has the anchor's seconds at both ends of
-    the last batch."""
+    """The outcome of `race`. `rounds[r][i]` are seconds per run of contestant i in round r. `scores[i]` follow the module's formula: 0
+    is the middle of the field, -0.1 is 10 % faster. `noisy` tells why the order may be wrong; None for a good race. `anchor` has the
+    anchor's seconds before and after the last batch."""
 
     rounds: tuple[tuple[float, ...], ...]
     scores: tuple[float, ...]
@@ -55,9 +55,9 @@ def race(contestants: Sequence[Contestant], rounds: int = 6, *, anchor: int = 0,
          watch: Watch = watch_machine, min_sample: float = MIN_SAMPLE_SECONDS, void_repeats: int = VOID_REPEATS) -> Race:
     """Time all contestants in `rounds` interleaved rounds of random order.
 
-    Contestant `anchor` (the incumbent) is also timed before the first and after the last round. If its time moved by more than 5 %, or the
-    machine was busy, the batch is void and repeated. After `void_repeats` repetitions the race is marked noisy and scored over the rounds
-    of all batches, which one disturbance spoils less than a single batch. Raises ValueError without contestants."""
+    Contestant `anchor` (the incumbent) is also timed before the first and after the last round. If its time changes by more than 5 %, or
+    the machine is busy, the batch is repeated. After `void_repeats` repetitions the race is marked noisy and scored over the rounds of all
+    batches, so that one disturbance has less effect than in a single batch. Raises ValueError without contestants."""
     if not contestants or rounds < 1:
         raise ValueError(f"a race of {len(contestants)} contestants over {rounds} rounds was requested; it needs at least one of each")
     calibrated = [calibrate(c, None, clock, min_sample) for c in contestants]
@@ -86,7 +86,7 @@ def scores(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A paired ratio of times: its median over rounds and the interval that holds the true median with 95 % confidence."""
+    """A paired ratio of times: its median over rounds, and the interval that contains the true median with 95 % confidence."""
 
     median: float
     low: float
@@ -99,7 +99,7 @@ class Ratio:
 
     @property
     def inverse(self) -> Ratio:
-        """The ratio the other way round, of the same rounds: a speed-up, where this is one of times."""
+        """The reciprocal ratio, from the same rounds; for a ratio of times it is a speed-up."""
         return Ratio(1.0 / self.median, 1.0 / self.high, 1.0 / self.low if self.low > 0.0 else math.inf)
 
 
@@ -126,8 +126,8 @@ def confirm(contestants: Sequence[Contestant], *, min_rounds: int = 15, precisio
             rng: random.Random, clock: Clock = time.perf_counter, watch: Watch = watch_machine,
             min_sample: float = MIN_SAMPLE_SECONDS) -> Confirmation:
     """Run at least `min_rounds` interleaved rounds, until each contestant's ratio to contestant 0 is known to ±`precision` with 95 %
-    confidence or `budget_seconds` are spent. Contestant 0 (the heuristic, or the incumbent) is the anchor: if its time moved by more than
-    5 % from the first to the last three rounds, or the machine was busy, the result is marked noisy. Raises ValueError without
+    confidence or `budget_seconds` are used up. Contestant 0 (the heuristic, or the incumbent) is the anchor: if its time changes by more
+    than 5 % from the first to the last three rounds, or the machine is busy, the result is marked noisy. Raises ValueError without
     contestants."""
     if not contestants:
         raise ValueError("a confirmation needs at least one contestant")
@@ -162,9 +162,9 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 @lru_cache(maxsize=4096)
 def _sign_rank(n: int) -> int:
-    """The largest k with 2·P(B < k) ≤ 1 - CONFIDENCE for B binomial (n, ½); 0 where no k fits. Exact below n = 1000."""
+    """The largest k with 2·P(B < k) ≤ 1 - CONFIDENCE for B binomial (n, ½); 0 if there is none. Exact below n = 1000."""
     limit = math.floor((1.0 - CONFIDENCE) / 2.0 * 2**n * (1 + 1e-12)) if n < 1000 else None
-    if limit is None:           # the normal approximation is far within one rank at this size
+    if limit is None:           # the normal approximation has an error far below one rank at this size
         return max(0, math.floor((n - 1.959964 * math.sqrt(n)) / 2.0))
     total, k = 0, 0
     while k <= n:
@@ -182,9 +182,9 @@ def _ratios(rounds: Sequence[Sequence[float]]) -> tuple[Ratio, ...]:
 
 def interleave(contestants: Sequence[Contestant], calibrated: Sequence[tuple[int, float]], rng: random.Random, *,
                clock: Clock = time.perf_counter, pause: Callable[[], None] | None = None, warm: float | None = None) -> tuple[float, ...]:
-    """One round: a sample of each contestant in random order. Returns seconds per run, in the given order. `calibrated` has the result of
-    `timer.calibrate` for each. `pause` is called before each sample, so that the threads of the previous contestant come to rest. `warm` is
-    that of `timer.take_sample`."""
+    """One round: a sample of each contestant in random order. Returns seconds per run, in the given order. `calibrated` has the result
+    of `timer.calibrate` for each. `pause` is called before each sample and waits until the threads of the previous contestant are idle.
+    `warm`: seconds of untimed runs, as in `timer.take_sample`."""
     order = list(range(len(contestants)))
     rng.shuffle(order)
     times = [0.0] * len(order)
@@ -200,7 +200,8 @@ def _anchor_time(contestant: Contestant, calibrated: tuple[int, float], clock: C
 
 
 def disturbance(anchor: Contestant, start: float, end: float, load: MachineLoad) -> str | None:
-    """Why times cannot be trusted, or None: the anchor's time moved from `start` to `end` (seconds per run), or the machine was busy."""
+    """The reason why times cannot be trusted, or None: the anchor's time changed from `start` to `end` (seconds per run), or the machine
+    was busy."""
     if abs(end / start - 1.0) > ANCHOR_TOLERANCE:
         return f"{anchor.name or 'the anchor'} took {duration(start)} before and {duration(end)} after"
     return load.busy

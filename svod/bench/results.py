@@ -5,7 +5,7 @@
      "groups": […], "suites": […]}
 
 The classes below are the schema: a field of a class is a key of the JSON object, and other keys are ignored. Times are seconds, sizes are
-bytes, rates are per second, shares are parts of 1. A `Speedup` says how many times faster a contestant is than another: above 1 is good.
+bytes, rates are per second, shares are fractions. A `Speedup` tells how many times faster a contestant is than another: above 1 is good.
 Numbers are finite; an unknown value is null.
 """
 from __future__ import annotations
@@ -25,13 +25,13 @@ from svod.system.files import write_text
 
 FORMAT, VERSION = "svod-bench", 1
 MODEL_SUITES = ("models", "onnx", "torch")          # suites of models, not kernels
-SVOD = ("heuristic", "tuned")       # the contestants that are svod; all others are peers
+SVOD = ("heuristic", "tuned")       # the contestants that run svod; all others are peers
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run. `mode` beam searches kernels that the database lacks. `seed` draws the operands, and the `count` kernels of the
-    suite random. `started` is in UTC, ISO 8601; `seconds` is the duration of the run."""
+    """The options of a run. `mode` beam searches kernels that the database lacks. `seed` decides the operands, and the `count` kernels
+    of the suite random. `started` is in UTC, ISO 8601; `seconds` is the duration of the run."""
 
     command: str
     suite: str
@@ -47,7 +47,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Machine:
-    """`target` is the key of tuned records. The machine has `cores`, every contestant gets `threads`. Sizes are in bytes."""
+    """The machine of a run. `target` is the target's key in tuning records. The machine has `cores`; every contestant gets `threads`.
+    Sizes are in bytes."""
 
     host: str
     cpu: str
@@ -63,8 +64,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Load:
-    """The load of the machine. `steal` and `foreign` are the shares of all cores' time that other machines stole and other processes used.
-    `busy` says why times are doubtful; null where they are not."""
+    """The load of the machine during a run. `steal` and `foreign` are the shares of all cores' time that other virtual machines and
+    other processes used. `busy` tells why times are doubtful; null if they are not."""
 
     load_average: float
     steal: float
@@ -75,7 +76,8 @@ class Load:
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """A requested library. Where it did not take part, `version` is null and `missing` says why. `outputs`: preallocated, or why not."""
+    """A requested library. If it could not take part, `version` is null and `missing` tells why. `outputs` tells whether outputs are
+    preallocated."""
 
     name: str
     version: str | None
@@ -86,7 +88,8 @@ class PeerInfo:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One kernel of svod's plan for a case: its key in the tuning database, its chain as plain data, the source of the chain and why."""
+    """One kernel of svod's plan for a case: its key in the tuning database, its chain as plain data, the chain's source, and (`why`) the
+    reason for it."""
 
     key: str
     name: str
@@ -100,8 +103,8 @@ class KernelInfo:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Another contestant's time over this one's, paired by round: the median, and its 95 % confidence interval, which is null without
-    enough rounds."""
+    """The time of another contestant divided by this one's, paired by round: the median, and its 95 % confidence interval, which is null
+    without enough rounds."""
 
     median: float
     low: float | None
@@ -109,7 +112,7 @@ class Speedup:
 
     @property
     def is_none(self) -> bool:
-        """Whether the interval holds 1 or is unknown: either contestant may be the faster one."""
+        """Whether the interval contains 1 or is unknown: either contestant may be the faster one."""
         return self.low is None or self.high is None or self.low <= 1.0 <= self.high
 
 
@@ -117,12 +120,12 @@ class Speedup:
 class ContestantResult:
     """One contestant in one case.
 
-    `status`: ok; wrong (the result differs from NumPy's, so no time counts); failed (an error); unsupported (the library lacks the
+    `status`: ok; wrong (the result differs from the reference, so no time counts); failed (an error); unsupported (the library lacks the
     operation). `why` explains, in words, every status but ok. `samples` are seconds per run, in order of the rounds. `spread` is half the
-    width of the 95 % interval of the median, relative to it. `error` is the largest difference to NumPy over the largest value.
-    `ceiling_share` is the case's bound over the median. `same_as` names a contestant with the same code, whose figures this one has.
-    `remark` is a note for readers. `search_seconds` is the wall time of the kernel search with the start of its workers; null without
-    one."""
+    width of the 95 % interval of the median, relative to it. `error` is the largest difference to the reference divided by the largest
+    value. `ceiling_share` is the case's bound divided by the median. `same_as` names a contestant with the same code, whose figures are
+    copied here. `remark` is a note for readers. `search_seconds` is the wall time of the kernel search including the start of its workers;
+    null without a search."""
 
     name: str
     status: Literal["ok", "wrong", "failed", "unsupported"]
@@ -144,8 +147,8 @@ class ContestantResult:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The round neighbour of a case, timed in the same rounds. `seconds` is the median of the best svod contestant, `rate` the case's work
-    per second over the neighbour's. Both are null where the neighbour has no time; `why` says why."""
+    """The round neighbour of a case, timed in the same rounds. `seconds` is the median of the best svod contestant, `rate` the case's
+    work per second divided by the neighbour's. Both are null if the neighbour has no time; `why` tells the reason."""
 
     name: str
     title: str
@@ -156,8 +159,8 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One kernel of a suite. `shapes` are those of the operands, in words. `best_peer` is the fastest peer with the right result. `noisy`
-    says why the times are doubtful; null where they are not."""
+    """The results of one case. `shapes` are the operands' shapes, in words. `best_peer` is the fastest peer with a right result. `noisy`
+    tells why the times are doubtful; null if they are not."""
 
     name: str
     title: str
@@ -183,7 +186,7 @@ class CaseResult:
 
     @property
     def svod(self) -> ContestantResult | None:
-        """The best svod contestant: tuned, else heuristic; None where neither has a time."""
+        """The best svod contestant: tuned, else heuristic; None if neither has a time."""
         for name in reversed(SVOD):
             outcome = self.outcome(name)
             if outcome is not None and outcome.status == "ok":
@@ -209,7 +212,7 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class Searching:
-    """Wall time of a suite's searches in seconds: the median and the maximum of a case, the name of the longest case, and the total."""
+    """Wall time of a suite's searches in seconds: median and maximum over the cases, the name of the longest case, and the total."""
 
     cases: int
     median: float
@@ -220,7 +223,7 @@ class Searching:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a suite's cases over those of their round neighbours: the geometric mean, and the lowest with its case."""
+    """The rates of a suite's cases divided by those of their round neighbours: the geometric mean, and the lowest with its case."""
 
     cases: int
     mean: float
@@ -230,7 +233,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """One suite of a run. `means` are those of a group, over all cases of the suite."""
+    """One suite of a run. `means`: geometric means over all cases of the suite."""
 
     name: str
     cases: int
@@ -241,7 +244,7 @@ class SuiteResult:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything one `svod-bench run` found."""
+    """All results of one `svod-bench run`."""
 
     settings: Settings
     machine: Machine
@@ -266,7 +269,7 @@ def run_to_json(run: Run) -> dict[str, Any]:
 
 
 def write_run(path: Path, run: Run) -> None:
-    """Write a run. A reader sees the old file or the whole new one. Raises OSError."""
+    """Write a run to a file atomically: a reader sees the old file or the complete new one. Raises OSError."""
     text = json.dumps(run_to_json(run), indent=1, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
 
@@ -281,7 +284,7 @@ def read_run(path: Path) -> Run:
 
 
 def run_from_json(data: Any, where: str = "the run") -> Run:
-    """The run in a JSON object. Raises FormatError, which names the place in the object."""
+    """The run in a JSON object. Raises FormatError, which gives the position in the object."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FormatError(f"{where} is not a result of svod-bench; give a file that `svod-bench run --json` wrote")
     if data.get("version") != VERSION:

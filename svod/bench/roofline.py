@@ -1,10 +1,10 @@
-"""The ceilings of this machine, and the roofline bound of a kernel. `ceiling_loops.py` measures the ceilings; a file keeps them.
+"""The ceilings of this machine, and the roofline bound of a kernel. `ceiling_loops.py` measures the ceilings; a file stores them.
 
     flops        multiply-adds per second, by type
     bandwidth    bytes per second, by the cache level that the working set fits in
     curve        bytes per second of all threads, by the size of the working set of repeated passes
 
-A kernel is compared with the curve, which does not depend on the cache sizes that a processor reports: a virtual machine may own only a
+The bound of a kernel uses the curve, which does not depend on the cache sizes that a processor reports: a virtual machine may own only a
 part of the last-level cache that it sees.
 """
 from __future__ import annotations
@@ -33,16 +33,16 @@ from svod.system.machine_records import add_record, read_records
 
 log = logging.getLogger("svod.bench")
 
-COMPUTE = "compute"         # the limit of a kernel whose arithmetic takes longer than its traffic
-WRITES_SHARE = 0.01         # traffic with a larger share of writes is compared with the better of read and copy
-AS_MEMORY = 1.1             # a working set that is read at up to this many times memory's rate counts as memory
+COMPUTE = "compute"         # `Bound.by` of a kernel whose arithmetic takes longer than its traffic
+WRITES_SHARE = 0.01         # traffic with a larger share of writes has the faster of the rates of read and copy
+AS_MEMORY = 1.1             # a working set read at up to this multiple of memory's rate counts as memory
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time that the ceilings allow, in seconds. `by` is compute, or the level that holds the operands: l2, l3 or memory.
-    `flops_per_second` is the machine's rate; for a kernel bound by compute the one of the same rounds. `bytes_per_second` is None where the
-    level was not measured; the bound is then that of the arithmetic alone. `intensity` is in flops per byte."""
+    """The least time in seconds that the ceilings allow. `by` is compute, or the level that holds the operands: l2, l3 or memory.
+    `flops_per_second` is the machine's rate, measured in the same rounds for a kernel bound by compute. `bytes_per_second` is None if
+    the level was not measured; then the bound is the arithmetic's alone. `intensity` is in flops per byte."""
 
     seconds: float
     by: str
@@ -58,11 +58,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. Narrow types have the best rates of
-    their dot and matrix instructions, where the target has any. Levels are l1, l2, l3, memory; kinds are read, write, write_stream, copy,
-    copy_stream. A quick measurement has no float64, and only memory reads and copies. `dispatch` is seconds of an empty launch inside a
-    plan, (one thread, all threads). `curve` has ascending sizes of the working set; it is empty where it was not measured. `busy` says why
-    the rates are too low, where the machine was busy while they were measured."""
+    """The peak rates of a machine. `flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. Narrow
+    types have the best rates of their dot and matrix instructions, if the target has any. Levels are l1, l2, l3, memory; kinds are read,
+    write, write_stream, copy, copy_stream. A quick measurement has no float64, and only memory reads and copies. `dispatch` is seconds
+    of an empty launch inside a plan, (one thread, all threads). `curve` has ascending sizes of the working set; it is empty if it was
+    not measured. `busy`: if the machine was busy during the measurement, why the rates may be too low, else None."""
 
     target: str
     threads: int
@@ -75,7 +75,7 @@ class Ceilings:
 
     def flops_per_second(self, dtype: DType, threads: int | None = None) -> float:
         """The arithmetic rate of `dtype`; a multiply-add counts as two. int8 and uint8 have one rate, integers of 16 bits half of it. A
-        type without a measured rate has that of float32, in which float16 is computed; float64 then has half of it."""
+        type without a measured rate has the rate of float32, in which float16 is computed; float64 has half of it."""
         one, many = self.flops["float32"]
         if dtype.bits == 64:
             one, many = self.flops.get("float64", (one / 2, many / 2))
@@ -86,7 +86,7 @@ class Ceilings:
         return self._scaled(one, many, threads)
 
     def bytes_per_second(self, kind: str = "read", level: str = "memory", threads: int | None = None) -> float:
-        """The rate of `kind` (read, write or copy), with the better of ordinary and streaming stores. KeyError where it was not
+        """The rate of `kind` (read, write or copy), with the better of ordinary and streaming stores. Raises KeyError if it was not
         measured."""
         best = [self.bandwidth[level][k] for k in STREAMS[kind] if k in self.bandwidth[level]]
         if not best:
@@ -94,8 +94,8 @@ class Ceilings:
         return max(self._scaled(one, many, threads) for one, many in best)
 
     def rate_at(self, size: float, writes: bool) -> float:
-        """Bytes per second of all threads over a warm working set of `size` bytes: the rate of reads, or with `writes` the better of read
-        and copy. It is interpolated on the curve, on a logarithmic scale. ValueError without a curve."""
+        """Bytes per second of all threads over a warm working set of `size` bytes: the rate of reads, or with `writes` the better of
+        read and copy. It is interpolated on the curve, on a logarithmic scale. Raises ValueError without a curve."""
         if not self.curve:
             raise ValueError("these ceilings have no curve, so the rate of a working set is unknown")
         points = [(p.bytes, max(p.read, p.copy) if writes else p.read) for p in self.curve]
@@ -109,16 +109,16 @@ class Ceilings:
         return slowest
 
     def compute_seconds(self, arithmetic: Iterable[tuple[DType, float]], threads: int | None = None) -> float:
-        """The least time in seconds of these operations, by type (`Work.arithmetic`)."""
+        """The least time in seconds of operations, given as numbers by type (`Work.arithmetic`)."""
         return sum(flops / self.flops_per_second(dtype, threads) for dtype, flops in arithmetic)
 
     def bound(self, arithmetic: Iterable[tuple[DType, float]], bytes_read: float, bytes_written: float, target: Target,
               threads: int | None = None) -> Bound:
-        """The roofline: the least time of a kernel with these operations, by type, over these operands. Every tool states this bound.
+        """The roofline: the least time of a kernel with these operations, by type, on these operands. Every tool uses this bound.
 
-        The operands are warm, as a previous run touched them. Their rate is that of a working set of their size, or of half the L2 caches
-        where that is larger, for `threads` of the machine's threads. The caches of `target` name the level; a level that is no faster than
-        memory is called memory."""
+        The operands are warm, because a previous run used them. Their rate is that of a working set of their size, or of half the L2 caches
+        if that is larger, for `threads` of the machine's threads. The cache sizes of `target` determine the level's name; a level that is
+        no faster than memory is called memory."""
         operations = tuple(arithmetic)
         dtype = next((dtype for dtype, _ in operations), dtypes.float32)
         flops, compute = sum(count for _, count in operations), self.compute_seconds(operations, threads)
@@ -130,7 +130,7 @@ class Ceilings:
                      rate, flops / total if total else 0.0)
 
     def _traffic(self, total: float, writes: bool, target: Target, threads: int | None) -> tuple[str, float | None]:
-        """The level that holds `total` bytes, and its rate, None where it was not measured."""
+        """The level that holds `total` bytes, and its rate, or None if that was not measured."""
         room = {"l2": target.l2 * self.threads / 2, "l3": target.l3 / 2}
         level = next((name for name, size in room.items() if total <= size), "memory")
         if self.curve:
@@ -151,7 +151,7 @@ class Ceilings:
 
 
 def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool = False) -> Ceilings:
-    """Measure this machine, which `target` must describe, with `threads` (default: the target's). A full measurement takes some ten
+    """Measure this machine, which `target` must describe, with `threads` (default: the target's). A full measurement takes about ten
     seconds; a quick one covers float32 and memory in less than half a second. Raises UnsupportedError for a device whose backend has no
     loops for it."""
     count = target.threads if threads is None else threads
@@ -163,8 +163,8 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
 
 
 def plan_ceilings(plan: ExecutionPlan, given: Ceilings | None) -> tuple[Target, Ceilings | None]:
-    """The target that a plan runs on, and the ceilings that were given, or its cached ones, which are measured quickly where there are
-    none; None for a device whose backend cannot measure them."""
+    """The target that a plan runs on, and its ceilings: `given`, or the cached ones, which are measured quickly if they are missing.
+    None for a device whose backend cannot measure them."""
     backend = backend_named(plan.device)
     target = backend.target()
     if given is None and backend.ceilings is not None:
@@ -173,17 +173,17 @@ def plan_ceilings(plan: ExecutionPlan, given: Ceilings | None) -> tuple[Target, 
 
 
 def known_ceilings(path: Path, target: Target, threads: int | None = None) -> Ceilings | None:
-    """The ceilings of this machine in the JSON file at `path`, quick ones included; None where it has none. Nothing is measured."""
+    """The ceilings of this machine in the JSON file at `path`, quick ones included; None if there are none. Nothing is measured."""
     record = read_records(path).get(_machine(target, target.threads if threads is None else threads))
     return None if record is None else _from_json(record)
 
 
 def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, quick: bool = False, refresh: bool = False,
                     watch: Watch = watch_machine) -> Ceilings:
-    """The ceilings of this machine from the JSON file at `path`. They are measured and added where they are missing or `refresh` is set. A
-    full record also answers a quick request. A measurement on a busy machine is kept as such where there is no other, for a report of what
-    was measured beside it, and the next call measures again; this is logged. A file that cannot be read or written is logged and causes
-    no error."""
+    """The ceilings of this machine from the JSON file at `path`. They are measured and added if they are missing or `refresh` is set. A
+    full record also answers a quick request. A measurement on a busy machine is marked and stored only if there is no other, so that
+    reports can show it, and the next call measures again; this is logged. A file that cannot be read or written is logged and causes no
+    error."""
     count = target.threads if threads is None else threads
     machine, known = _machine(target, count), read_records(path)
     if not refresh and machine in known:

@@ -2,12 +2,12 @@
 
     operands from the seed → NumPy's result
       each contestant: prepare, run, compare         (a wrong, failed or unsupported one is reported and not timed)
-      again, over the same values in other memory    (the address of the operands is no property of a contestant)
-      rounds:  c  a  b | b' a' c' | …                (a sample of each, in random order; slow ones sit out after a few rounds)
+      prepare again with copies of the operands      (at other addresses, which should not affect the comparison)
+      rounds:  c  a  b | b' a' c' | …                (a sample of each, in random order; slow ones are dropped after a few rounds)
     → CaseResult
 
-svod's version of a round neighbour runs in the same rounds as its case. So does bare arithmetic, where arithmetic limits the kernel: clock
-frequencies change, so a ceiling that was measured an hour ago says little.
+svod's kernel for a round neighbour runs in the same rounds as its case. So does a loop of bare arithmetic if arithmetic limits the kernel:
+clock frequencies change, so a ceiling that was measured an hour ago is inaccurate.
 
 Failures stay local: a contestant that fails while it is timed leaves the case, and a case that fails leaves the other cases alone.
 docs/measuring.md describes the protocol with its formulas and constants.
@@ -41,18 +41,18 @@ from svod.core.ir.dtype import BY_NAME, DType
 from svod.core.machine.target import Target
 from svod.errors import SvodError, UnsupportedError
 
-PAUSE_SECONDS = 12e-3           # between contestants: libraries' threads spin for up to 10 ms after a run
-WARM_SECONDS = 25e-3            # time of untimed runs before a sample: after a pause threads sleep, clocks are low, caches hold other data
+PAUSE_SECONDS = 12e-3           # seconds between contestants: libraries' threads spin for up to 10 ms after a run
+WARM_SECONDS = 25e-3  # seconds of untimed runs before a sample: after a pause threads sleep, clocks are low, and caches hold other data
 SLOW_FACTOR = 8.0               # a contestant slower than the fastest by this factor …
-SLOW_SECONDS = 10e-3            # … and slower than this sits out after SLOW_ROUNDS, which are enough for an interval
+SLOW_SECONDS = 10e-3            # … and slower than these seconds is dropped after SLOW_ROUNDS
 SLOW_ROUNDS = 7
-NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # timed among the contestants, but doing other work
-CLOSE_FACTOR = 1.25             # the ratio to every peer within this factor of the fastest peer has to be known
+NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # timed in the same rounds, but not competing: they do other work
+CLOSE_FACTOR = 1.25             # ratios must be known to all peers whose time is within this factor of the fastest peer's
 
 
 @dataclass(frozen=True)
 class Timing:
-    """`seconds[i]` are the samples of contestant i, round by round from the first. `precise`: every ratio that counts is known to the
+    """The samples of a case. `seconds[i]` are those of contestant i, by round. `precise`: whether all ratios that count are known to the
     requested precision."""
 
     seconds: tuple[tuple[float, ...], ...]
@@ -64,11 +64,11 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
                      elsewhere: Sequence[Sequence[Contestant]] = (), rng: random.Random, clock: Clock = time.perf_counter,
                      watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS),
                      place: Place) -> Timing:
-    """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is spent.
+    """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is used up.
 
-    `elsewhere` has the same contestants over operands in other memory; the placements take turns, a round each. Fast contestants are found
-    by their medians so far, which one bad sample does not move; slow ones by the minimum of their first samples, as new threads may share a
-    core for a while. Contestants in `beside` do other work: they do not compete, but the ratio to them has to be known too. Raises
+    `elsewhere` has the same contestants on operands in other memory; rounds alternate between the placements. Fast contestants are found by
+    their medians so far, which one bad sample does not change; slow ones by the minimum of their first samples, because new threads may
+    share a core for a while. Contestants in `beside` do other work: they do not compete, but the ratio to them has to be known too. Raises
     ValueError without contestants."""
     if not contestants:
         raise ValueError("nothing to time: there are no contestants")
@@ -92,7 +92,7 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
         return calibrate(contestant, None, clock, config.min_sample * 1e-6)
 
     calibrated = [[calibrated_warm(c) for c in members] for members in placements]
-    fast = list(range(len(placements[0])))      # the contestants that are still timed
+    fast = list(range(len(placements[0])))      # indices of the contestants that are still timed
     seconds: list[list[float]] = [[] for _ in fast]
     begin, seen = clock(), watch()
     rounds, precise = 0, False
@@ -113,13 +113,13 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
 
 
 def _without_the_slow(seconds: Sequence[Sequence[float]], lead: int, beside: Collection[int]) -> list[int]:
-    """The contestants that stay: `lead`, those in `beside`, and those that are not far slower than the fastest."""
+    """The contestants that are timed further: `lead`, those in `beside`, and those that are not far slower than the fastest."""
     limit = max(SLOW_FACTOR * min(min(t) for i, t in enumerate(seconds) if i not in beside), SLOW_SECONDS)
     return [i for i, t in enumerate(seconds) if i == lead or i in beside or min(t) <= limit]
 
 
 def _is_known(peers: Sequence[Sequence[float]], lead: Sequence[float], precision: float) -> bool:
-    """Whether the ratios to the fastest peer and to the peers close to it are known to ±`precision`."""
+    """Whether the ratios to the fastest peer, and to peers nearly as fast, are known to ±`precision`."""
     medians = [statistics.median(p) for p in peers]
     limit = CLOSE_FACTOR * min(medians, default=0.0)
     return all(paired_ratio(p, lead).half_width <= precision for p, m in zip(peers, medians, strict=True) if m <= limit)
@@ -130,9 +130,9 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
              clock: Clock = time.perf_counter, watch: Watch = watch_machine,
              pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS), place: Place = placed,
              refer: Callable[[Case, Sequence[Array]], Result] = reference) -> CaseResult:
-    """Run one case. `contestants` are svod's own (named as in `results.SVOD`) and peers. `refer` computes what every result is compared
-    with. `arithmetic` makes the bare arithmetic on a type, which is timed beside the kernels that it limits; without it their bound comes
-    from `ceilings` alone."""
+    """Run one case. `contestants` are svod's own (named as in `results.SVOD`) and peers. `refer` computes the reference of the results.
+    `arithmetic` makes a loop of bare arithmetic on a type, which is timed along with kernels that arithmetic limits; without it their
+    bound comes from `ceilings` alone."""
     run = _CaseRun(case, contestants, seed, refer)
     flops, read, written = _work(case, run.outcomes)
     bound = ceilings.bound(((BY_NAME[case.dtype], flops),), read, written, target) if ceilings is not None else None
@@ -154,9 +154,9 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
 
 
 class _CaseRun:
-    """The contestants of a case: prepared and checked in several placements of their operands, then timed.
+    """The contestants of a case: prepared and checked with several copies (placements) of their operands, then timed.
 
-    `ready` has the contestants to time, by name, in the first placement, `moved` in the others. `outcomes` has what is known about each."""
+    `ready` has the contestants to time, by name, in the first placement, `moved` in the others. `outcomes` has the results so far."""
 
     def __init__(self, case: Case, contestants: Sequence[Peer], seed: int, refer: Callable[[Case, Sequence[Array]], Result]) -> None:
         operands = case.draw(seed)
@@ -181,14 +181,14 @@ class _CaseRun:
                 there[NEIGHBOUR] = prepared
 
     def add_beside(self, name: str, prepared: PreparedPeer) -> None:
-        """Time other work in the same rounds, if any contestant is ready."""
+        """Add other work to the rounds, if any contestant is ready."""
         if self.ready:
             for there in (self.ready, *self.moved):
                 there[name] = prepared
 
     def time(self, config: BenchConfig, rng: random.Random, *, clock: Clock, watch: Watch, pause: Callable[[], None],
              place: Place) -> Timing | None:
-        """Samples of all ready contestants; None where none is left. When one breaks, it is dropped and the others start again."""
+        """Samples of all ready contestants; None if none is left. If one fails, it is dropped and the others start again."""
         while set(self.ready).difference(BESIDE):
             names = list(self.ready)
             lead = next((names.index(n) for n in reversed(SVOD) if n in self.ready), 0)
@@ -213,11 +213,10 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
               started: Callable[[int, Case], None] = lambda i, case: None,
               finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,
               watch: Watch = watch_machine, place: Place = placed, alone: Alone | None = None, known: Sequence[CaseResult] = ()) -> Run:
-    """Run cases one after the other. `started` is called before each case, `finished` with the run so far after each. `alone` has the
-    contestants of the cases that libraries run in processes of their own. `known` are results from before, which stay; those of `cases`
-    are measured anew and take their place. In a case that cannot
-    run at all every contestant counts as failed. Ctrl-C ends the suite; the run then holds the finished cases. Raises KeyboardInterrupt
-    where there are none."""
+    """Run cases one after the other. `started` is called before each case, `finished` with the run so far after each. `alone` makes the
+    contestants of cases that libraries run in separate processes. `known` are earlier results, which are kept, except that new results
+    of `cases` replace them. If a case cannot run at all, every contestant counts as failed. Ctrl-C ends the suite; the run then has the
+    finished cases. Raises KeyboardInterrupt if there are none."""
     begin, seen = clock(), watch()
     measured: dict[str, CaseResult] = {c.name: c for c in known}
 
@@ -238,9 +237,9 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
                 else:
                     result = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic,
                                       seed=settings.seed, clock=clock, watch=watch, place=place)
-            except Exception as e:      # no operands, reference or memory: the other cases must not be lost
+            except Exception as e:      # no operands, no reference, or not enough memory: the other cases must not be lost
                 result = _failed_case(case, entrants, _words(e))
-            measured.pop(case.name, None)       # the last one is the newest
+            measured.pop(case.name, None)       # removed first, so that the newest result is the last one
             measured[case.name] = result
             finished(so_far())
     except KeyboardInterrupt:
@@ -250,7 +249,7 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
 
 
 def load_of(load: MachineLoad) -> Load:
-    """The machine's load in the form of the results."""
+    """Convert the machine's load to the class of the results."""
     return Load(load.load_average, load.steal, load.foreign, load.involuntary_switches, load.busy)
 
 
@@ -263,24 +262,24 @@ class _BrokeError(Exception):
 
 
 def _named(name: str, run: Callable[[int], object]) -> Callable[[int], None]:
-    """`run`, with errors that name the contestant."""
+    """Wrap `run`, so that its errors name the contestant."""
     def guarded(times: int) -> None:
         try:
             run(times)
-        except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
+        except Exception as e:      # other libraries raise errors of any type: each becomes a result
             raise _BrokeError(name, f"while it was timed: {_words(e)}") from e
     return guarded
 
 
 def _contestant(name: str, prepared: PreparedPeer) -> Contestant:
-    """The contestant to time, with errors that name it."""
+    """The contestant to time, whose errors name it."""
     if prepared.contestant is None:
         return Contestant(_named(name, prepared.run), name)
     return _Guarded(prepared.contestant, name)
 
 
 class _Guarded(Contestant):
-    """A contestant that takes its samples by itself, with errors that name it."""
+    """A contestant that takes its own samples, wrapped so that its errors name it."""
 
     inner: Contestant
 
@@ -289,7 +288,7 @@ class _Guarded(Contestant):
         object.__setattr__(self, "inner", inner)
 
     def sample(self, repeats: int, warm: float | None, clock: Clock) -> float:
-        """The sample of the contestant itself."""
+        """Take a sample with the wrapped contestant."""
         seconds: list[float] = []
         _named(self.name, lambda times: seconds.append(self.inner.sample(times, warm, clock)))(repeats)
         return seconds[0]
@@ -301,8 +300,8 @@ def _words(e: Exception) -> str:
 
 def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequence[ContestantResult],
                        seed: int) -> tuple[list[PreparedPeer], Neighbour]:
-    """The best svod contestant on `case`, a round neighbour, in each placement; or why it cannot be timed, for example because svod failed
-    on the case itself."""
+    """Prepare the best svod contestant on `case`, a round neighbour, in each placement. If it cannot be timed, for example because svod
+    failed on the case itself, the list is empty and the Neighbour tells why."""
     working = [c for c in contestants if any(o.name == c.name and o.status == "ok" for o in outcomes)]
     svod = next((c for n in reversed(SVOD) for c in working if c.name == n), None)
     if svod is None:
@@ -315,7 +314,7 @@ def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequen
 
 
 def _elsewhere(peer: Peer, case: Case, operands: Sequence[Array], wanted: Result, first: PreparedPeer) -> PreparedPeer:
-    """`first`, prepared over other operands. It stays as it is where that fails or gives other code."""
+    """Prepare the contestant of `first` on other operands. Returns `first` itself if that fails or results in other code."""
     again, _ = _prepare(peer, case, operands, wanted, first.again or peer.prepare)
     return again if again is not None and again.identity == first.identity else first
 
@@ -328,14 +327,14 @@ def _failed_case(case: Case, contestants: Sequence[Peer], why: str) -> CaseResul
 
 def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Result,
              prepare: Prepare | None = None) -> tuple[PreparedPeer | None, ContestantResult]:
-    """The prepared contestant, or None where it must not be timed, and its outcome so far. `prepare` replaces the peer's own."""
+    """The prepared contestant, or None if it must not be timed, and its outcome so far. `prepare` replaces the peer's own function."""
     try:
         prepared = (prepare or peer.prepare)(case, operands)
         prepared.run(1)
         error = difference(prepared.output(), wanted, case.out_dtype)
     except UnsupportedError as e:
         return None, ContestantResult(peer.name, "unsupported", str(e))
-    except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
+    except Exception as e:      # other libraries raise errors of any type: each becomes a result
         return None, ContestantResult(peer.name, "failed", _words(e))
     outcome = ContestantResult(peer.name, "ok", preallocated=prepared.preallocated, error=error if error < float("inf") else None,
                                remark=prepared.remark, kernels=prepared.kernels, prepare_seconds=prepared.prepare_seconds,
@@ -348,7 +347,7 @@ def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Result,
 
 
 def _work(case: Case, outcomes: Sequence[ContestantResult]) -> tuple[float, float, float]:
-    """Flops, bytes read and bytes written of a direct loop; for a model, the sums over the kernels of svod's plan."""
+    """Flops, bytes read and bytes written of a direct loop nest; for a model, the sums over the kernels of svod's plan."""
     if case.flops or not (case.alone or case.op == "model"):
         return case.flops, case.bytes_read, case.bytes_written
     kernels = next((o.kernels for o in outcomes if o.kernels), ())

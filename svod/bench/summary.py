@@ -1,4 +1,4 @@
-"""Computes the figures from the samples: bounds, spreads, speed-ups, noise, geometric means. docs/measuring.md has the formulas.
+"""Computes the figures of a run from its samples: bounds, spreads, speed-ups, noise, geometric means. docs/measuring.md has the formulas.
 
     samples of each contestant, by round → median, spread, paired speed-ups, share of the ceiling → per case
     speed-ups of all cases → geometric means → per group, per suite
@@ -15,24 +15,24 @@ from svod.bench.race import Ratio, median_interval, paired_ratio
 from svod.bench.results import SVOD, CaseResult, ContestantResult, GroupResult, Load, Neighbour, Rates, Searching, Speedup, SuiteResult
 from svod.bench.roofline import Bound
 
-PRECISION = 0.01            # a speed-up counts as known up to this half width of its interval
-NOISY = 0.05                # a case is noisy above this half width of the speed-up over the best peer
-BUSY = 0.10                 # share of the machine that others may use: up to it, all contestants of a round slow down alike
-PLACEMENTS = 3              # round r uses the operands of placement r mod PLACEMENTS
+PRECISION = 0.01            # largest half width of the interval of a speed-up that counts as precisely known
+NOISY = 0.05                # half width of the speed-up over the best peer above which a case is noisy
+BUSY = 0.10                 # share of the machine that other processes may use: up to it, all contestants of a round slow down alike
+PLACEMENTS = 3              # round r uses the copy r mod PLACEMENTS of the operands
 ALL = "all"
 BEST_PEER = "best peer"
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A contestant and its samples in order of the rounds, from the first one on; None where it has no samples of its own."""
+    """A contestant and its samples by round; None if it has no samples of its own."""
 
     outcome: ContestantResult
     seconds: Sequence[float] | None
 
 
 def bound_beside(bound: Bound, flops: float, rate: float) -> Bound:
-    """The bound of a kernel that arithmetic limits, given the `rate` in flops per second of bare arithmetic in the same rounds."""
+    """The bound of a kernel that arithmetic limits, from the `rate` (flops per second) of bare arithmetic in the same rounds."""
     return replace(bound, seconds=flops / rate, flops_per_second=rate)
 
 
@@ -44,7 +44,7 @@ def spread_of(seconds: Sequence[float]) -> float:
 
 def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, shapes: str, flops: float, bytes_read: float,
                bytes_written: float, bound: Bound | None, timed: Sequence[Timed], load: Load | None) -> CaseResult:
-    """All figures of a case."""
+    """Compute all figures of a case."""
     own = {t.outcome.name: t.seconds for t in timed if t.outcome.status == "ok" and t.seconds}
     seconds = dict(own)
     same = {t.outcome.name: t.outcome.same_as for t in timed if t.outcome.same_as is not None}
@@ -71,8 +71,8 @@ def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, sha
 
 
 def _speedup(times: Sequence[float], other: Sequence[float]) -> Speedup:
-    """The speed-up, paired by round. Its interval includes the median of each placement of the operands, so more rounds do not make it
-    narrower than the effect of the placement."""
+    """The speed-up, paired by round. Its interval includes the median of each placement of the operands: the placement has an effect,
+    and more rounds do not make the interval narrower than that."""
     rounds = min(len(times), len(other))
     ratio: Ratio = paired_ratio(other[:rounds], times[:rounds])
     if ratio.low <= 0.0 or not math.isfinite(ratio.high):
@@ -82,7 +82,7 @@ def _speedup(times: Sequence[float], other: Sequence[float]) -> Speedup:
 
 
 def neighbour_of(case: CaseResult, work: float, name: str, title: str, its_work: float, seconds: Sequence[float]) -> Neighbour:
-    """`case` against its round neighbour, which took `seconds` in the same rounds. `work` and `its_work` have the same unit."""
+    """Compare `case` with its round neighbour, which took `seconds` in the same rounds. `work` and `its_work` have the same unit."""
     best = case.svod
     if best is None:
         return Neighbour(name, title, statistics.median(seconds), None, f"{case.name} has no time")
@@ -98,7 +98,7 @@ def half_width(s: Speedup) -> float:
 
 
 def _noise(case: CaseResult) -> str | None:
-    """Why the speed-up over the best peer is doubtful, or the time where there is no peer; None where it is not."""
+    """The reason why the speed-up over the best peer, or without a peer the time, is doubtful; None if it is not."""
     if case.load is not None and case.load.foreign + case.load.steal > BUSY:
         return f"others used {100 * (case.load.foreign + case.load.steal):.0f} % of the machine"
     own, best = case.svod, case.outcome(case.best_peer or "")
@@ -117,13 +117,13 @@ def _precision(half_width: float) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """exp(mean(log)) of at least one positive number."""
+    """The geometric mean exp(mean(log)) of at least one positive number."""
     return math.exp(statistics.fmean(math.log(v) for v in values))
 
 
 def group_results(cases: Sequence[CaseResult]) -> tuple[GroupResult, ...]:
-    """Geometric means of each group, in order of appearance, and of all cases. A mean leaves out the cases in which either side has no
-    time; `cases` counts those that it includes. Where both sides are the same code, the case counts as 1."""
+    """Geometric means of each group, in order of appearance, and of all cases. A mean leaves out cases in which either contestant has no
+    time; `cases` is the number of cases included. If both contestants run the same code, the case counts as 1."""
     names = list(dict.fromkeys(c.group for c in cases))
     return tuple(_means(group, [c for c in cases if group in (c.group, ALL)]) for group in ((*names, ALL) if len(names) > 1 else names))
 

@@ -1,4 +1,4 @@
-"""Takes samples: how many runs a sample has, and the cheap first look at a candidate (screening).
+"""Takes samples: the number of runs in a sample, and the cheap first measurement of a candidate (screening).
 
 docs/measuring.md describes the protocol with its formulas and the reasons for its constants. `race.py` compares samples. The tuner and the
 benchmarks use both. Every clock is a parameter, so that tests of the protocol need no real time.
@@ -14,35 +14,37 @@ from typing import Literal
 
 from svod.core.machine.target import Target
 
-PROTOCOL_REVISION = 1           # stored with every measurement of a search; raised when samples stop being comparable
-DEVICE_PROTOCOL = 2             # the same on devices with groups of threads; 2: their second cache is filled anew before each run
+PROTOCOL_REVISION = 1           # stored with every measurement of a search; raised when new samples are not comparable with older ones
+DEVICE_PROTOCOL = 2             # the same for devices with groups of threads; since 2, their second cache is refilled before each run
 BENCH_PROTOCOL = 3              # the same for runs of the benchmarks
-MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats inside until it lasts this long
-WARM_BELOW_SECONDS = 1e-3       # shorter runs get an untimed one before each sample
+MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats the call until it lasts at least this long
+WARM_BELOW_SECONDS = 1e-3       # calls shorter than this are preceded by an untimed call in each sample
 MAX_REPEATS = 1 << 20
-FIRST_RUN_FACTOR = 3.0          # screening: a first run above WARM_BELOW_SECONDS and slower than the incumbent by this factor is out,
-COLD_SECONDS = 1e-3             # and so is one that exceeds the limit of a sample by this: twice the cost of a cold start
-SAMPLE_FACTOR = 1.5             # screening: a sample slower than the incumbent by this factor is out
+# Screening rejects a first run above WARM_BELOW_SECONDS that takes longer than FIRST_RUN_FACTOR times the incumbent's time, or that exceeds
+# a sample's limit by COLD_SECONDS, which is twice the cost of a cold start.
+FIRST_RUN_FACTOR = 3.0
+COLD_SECONDS = 1e-3
+SAMPLE_FACTOR = 1.5             # screening rejects a candidate whose sample exceeds this multiple of the incumbent's time
 
 Clock = Callable[[], float]
 
 
 def protocol_of(target: Target) -> int:
-    """The protocol of a search's measurements on a target."""
+    """The revision of the measuring protocol for a search on a target."""
     return DEVICE_PROTOCOL if target.has_groups else PROTOCOL_REVISION
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something to time. `run(n)` calls it n times, one after the other (`ExecutionPlan.repeat_timed`), and may return the seconds that
-    they took by a clock of its own. One call stands for `unit` runs; a slice has a `unit` below 1."""
+    """A piece of code to time. `run(n)` calls it n times in a row (`ExecutionPlan.repeat_timed`), and may return the seconds that the
+    calls took by its own clock. One call stands for `unit` runs; a part of a kernel has a `unit` below 1."""
 
     run: Callable[[int], float | None]
     name: str = ""
     unit: float = 1
 
     def sample(self, repeats: int, warm: float | None, clock: Clock) -> float:
-        """Seconds of `repeats` calls together, after untimed calls for `warm` seconds, one at least; None: after none."""
+        """Seconds of `repeats` calls together. Before them, untimed calls are made for `warm` seconds, at least one; None: none."""
         if warm is not None:
             warm_up(self, warm, clock)
         start = clock()
@@ -52,7 +54,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of one run for each sample; a sample is the mean of `repeats` calls of the contestant."""
+    """Samples in seconds of one run; each is the mean of `repeats` calls of the contestant."""
 
     seconds: tuple[float, ...]
     repeats: int
@@ -67,18 +69,18 @@ class Samples:
 
 
 def deadline(incumbent: float | None) -> float:
-    """Seconds after which a first run is killed from outside, given the incumbent's seconds per run (of the same slice)."""
+    """Seconds after which another process kills a first run, given the incumbent's seconds per run (of the same part)."""
     return 2.0 if incumbent is None else max(100e-3, 5.0 * incumbent)
 
 
 def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_counter) -> float:
-    """Seconds of `repeats` calls together, by the contestant's own clock where it has one."""
+    """Seconds of `repeats` calls together, by the contestant's own clock if it has one."""
     return contestant.sample(repeats, None, clock)
 
 
 def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter, warm: float | None = None) -> float:
-    """One sample: seconds of one run, the mean of `repeats` calls. Untimed calls for `warm` seconds precede it; without `warm` one call
-    does, if a call takes about `seconds` below WARM_BELOW_SECONDS."""
+    """One sample: seconds of one run, the mean of `repeats` calls. Untimed calls for `warm` seconds precede it. If `warm` is None, one
+    untimed call precedes it if a call takes less than WARM_BELOW_SECONDS (`seconds`, as estimated)."""
     if warm is None and seconds < WARM_BELOW_SECONDS:
         warm = 0.0
     return contestant.sample(repeats, warm, clock) / (repeats * contestant.unit)
@@ -94,8 +96,8 @@ def warm_up(contestant: Contestant, seconds: float, clock: Clock = time.perf_cou
 
 def calibrate(contestant: Contestant, first: float | None = None, clock: Clock = time.perf_counter,
               min_sample: float = MIN_SAMPLE_SECONDS) -> tuple[int, float]:
-    """(repeats, seconds per call): how many calls make a sample of at least `min_sample` seconds. `first` is the time of one call, where it
-    is known. A trial that is too short gives the next estimate and is then dropped."""
+    """(repeats, seconds per call): the number of calls that make a sample of at least `min_sample` seconds. `first` is the time of one
+    call, if it is known. A trial that is too short gives the next estimate and is then dropped."""
     call = time_calls(contestant, 1, clock) if first is None else first
     repeats = 1
     while repeats * call < min_sample and repeats < MAX_REPEATS:
@@ -107,7 +109,7 @@ def calibrate(contestant: Contestant, first: float | None = None, clock: Clock =
 
 
 def measure(contestant: Contestant, samples: int = 1, clock: Clock = time.perf_counter, min_sample: float = MIN_SAMPLE_SECONDS) -> Samples:
-    """Calibrate, then take `samples` samples one after the other. For a comparison use `race.race`."""
+    """Calibrate, then take `samples` samples one after the other. To compare contestants, use `race.race`."""
     repeats, call = calibrate(contestant, None, clock, min_sample)
     return Samples(tuple(take_sample(contestant, repeats, call, clock) for _ in range(samples)), repeats)
 
@@ -117,7 +119,7 @@ Verdict = Literal["ok", "slow first run", "slow sample"]
 
 @dataclass(frozen=True)
 class Screening:
-    """Outcome of a candidate's screening. `score` is the least time in seconds per run; that of the first run where it was out at once."""
+    """Outcome of a candidate's screening. `score` is the least time in seconds per run; for a slow first run, the time of that run."""
 
     verdict: Verdict
     score: float
@@ -126,12 +128,12 @@ class Screening:
 
 
 def screen_one(contestant: Contestant, incumbent: float | None, clock: Clock = time.perf_counter, cold: float = COLD_SECONDS) -> Screening:
-    """One run of a candidate in a worker, then one sample. `incumbent` is the best so far in seconds per run (of the same slice),
-    or None. `cold` is the seconds that a cold start may add to a call of any length. The process that started this one kills a run past its
-    `deadline`."""
+    """Time one run of a candidate in a worker, then one sample. `incumbent` is the best time so far in seconds per run (of the same
+    part), or None. `cold` is the number of seconds that a cold start may add to a call of any length. The parent process kills a run
+    that exceeds its `deadline`."""
     call = time_calls(contestant, 1, clock)
     first = call / contestant.unit
-    # a first call pays up to half a millisecond for cold code, page faults and sleeping workers: a short one says nothing
+    # a first call loses up to half a millisecond to cold code, page faults and sleeping workers: a short one is not judged
     if (incumbent is not None and call > WARM_BELOW_SECONDS
             and first > min(FIRST_RUN_FACTOR * incumbent, SAMPLE_FACTOR * incumbent + cold / contestant.unit)):
         return Screening("slow first run", first, first, Samples((), 1))
@@ -156,8 +158,8 @@ def better_half(screenings: Sequence[Screening]) -> list[int]:
 
 
 def screen(contestants: Sequence[Contestant], incumbent: float | None, runs: int = 3, clock: Clock = time.perf_counter) -> list[Screening]:
-    """Screen a batch in this process: every contestant gets a first run and a sample, the better half gets `runs` samples. A candidate that
-    beats the incumbent does not tighten the limits of later candidates: the order must not matter."""
+    """Screen a batch in this process: every contestant gets a first run and a sample, and the faster half gets `runs` samples. A
+    candidate that beats the incumbent does not tighten the limits of later candidates, because their order must not matter."""
     screenings = [screen_one(c, incumbent, clock) for c in contestants]
     for i in better_half(screenings):
         screenings[i] = sample_again(contestants[i], screenings[i], runs, clock)

@@ -1,7 +1,7 @@
-"""Other libraries that compute the cases of the suites; each has one small file, named after it.
+"""Other libraries that compute the cases of the suites. Each has one small file, named after the library.
 
-A peer's `prepare` builds the operation of a case over the given operands and compiles or optimises it as users of the library would. The
-output is preallocated where the library allows it. Every peer gets as many threads as svod. A missing library is left out and reported.
+A peer's `prepare` builds the operation of a case on the given operands and compiles or optimises it as users of the library would. The
+output is preallocated if the library allows it. Every peer gets as many threads as svod. A missing library is left out and reported.
 """
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4       # malloc.h
 
 @dataclass(frozen=True)
 class PreparedPeer:
-    """A case, ready to be timed. `run(n)` runs it n times back to back and returns when all runs are done. `output()` is the result of the
-    last run, with bfloat16 as float32. `identity` is equal for two contestants that run the same code, and None where that is unknown.
-    `again` prepares the same code over other operands, where the contestant's `prepare` would do more."""
+    """A case, ready to be timed. `run(n)` runs it n times in a row and returns when all runs have ended. `output()` is the result of the
+    last run, with bfloat16 as float32. `identity` is equal for two contestants that run the same code, and None if that is unknown.
+    `again` prepares the same code on other operands, if the contestant's `prepare` would do more than that."""
 
     run: Callable[[int], None]
     output: Callable[[], Array | list[Array]]
@@ -40,27 +40,28 @@ class PreparedPeer:
     prepare_seconds: float | None = None
     search_seconds: float | None = None
     again: Prepare | None = None
-    contestant: Contestant | None = None        # takes samples by itself, in another process
+    contestant: Contestant | None = None        # a contestant that takes its own samples, in another process
 
 
 Prepare = Callable[[Case, Sequence[Array]], PreparedPeer]
 
 
 class Peer(Protocol):
-    """A contestant of every case. `outputs` says, in words, whether outputs are preallocated."""
+    """A contestant of every case. `outputs` tells, in words, whether outputs are preallocated."""
 
     name: str
     version: str
     outputs: str
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
-        """Prepare a case. Raises UnsupportedError where the library lacks the operation; any other error counts as its failure."""
+        """Prepare a case. Raises UnsupportedError if the library lacks the operation; any other error counts as a failure."""
         ...
 
 
 class Library(NamedTuple):
-    """The class `peer` of `module` is made with the number of threads. `needs` are the modules that must be installed. `suites`: "kernels",
-    the suites that run in one process, or the suites of `cases.REFERENCE` that it takes part in."""
+    """A peer to import when needed: class `peer` of `module`, called with the number of threads. `needs`: modules that must be
+    installed. `suites`: "kernels", for suites that run in one process, or the names of suites in `cases.REFERENCE` that it takes part
+    in."""
 
     needs: tuple[str, ...]
     module: str
@@ -91,8 +92,8 @@ def parse_peers(text: str) -> list[str]:
 
 
 def load_peers(names: Sequence[str], threads: int, suites: Collection[str] = ("kernels",)) -> tuple[list[Peer], list[PeerInfo]]:
-    """The installed ones of the peers in `names`, each with `threads` threads, and the facts about every peer in `names` that takes part in
-    `suites`, as `Library.suites` names them. What takes part in suites of processes only is not imported here."""
+    """The installed peers among `names`, each with `threads` threads, and the facts about every peer in `names` that takes part in
+    `suites` (named as in `Library.suites`). A peer that only takes part in suites with separate processes is not imported here."""
     keep_freed_memory()
     peers: list[Peer] = []
     infos: list[PeerInfo] = []
@@ -118,9 +119,9 @@ def load_peers(names: Sequence[str], threads: int, suites: Collection[str] = ("k
 
 
 def keep_freed_memory() -> None:
-    """Make the C library (glibc only) keep freed memory for the rest of the process. By default earlier allocations decide whether a
-    library that returns a new array every run gets the same pages again or new ones from the system, which take a millisecond for 12 MB.
-    The setting also applies to svod's own large arrays."""
+    """Make the C library (glibc only) keep freed memory for the rest of the process. By default, earlier allocations decide whether a
+    library that returns a new array in every run gets the same pages again, or new ones from the system, which takes a millisecond for
+    12 MB. The setting also applies to svod's own large arrays."""
     tell = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if tell is not None:
         tell(M_MMAP_MAX, 0)
@@ -128,7 +129,7 @@ def keep_freed_memory() -> None:
 
 
 def calls(function: Callable[[], object]) -> Callable[[int], None]:
-    """`PreparedPeer.run` for a library that cannot repeat a call by itself."""
+    """Make `PreparedPeer.run` for a library that cannot repeat a call by itself."""
     def run(times: int) -> None:
         for _ in range(times):
             function()

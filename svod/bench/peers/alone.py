@@ -1,14 +1,14 @@
-"""Libraries in processes of their own: each prepares one case there, and is alone in the process while it is timed.
+"""Runs libraries in separate processes: each prepares one case there, and is the only library in its process while it is timed.
 
     the benchmarks                       a child for each contestant of the case
     Order                         →      prepare the case, run it once
-                                  ←      its outputs, kernels, seconds of preparation; or why there are none
+                                  ←      its outputs, kernels, seconds of preparation; or an error
     ("run", n)                    →      run it n times
     ("sample", n, warm)           →      untimed runs for `warm` seconds, then n timed ones
                                   ←      their seconds, by the child's own clock
 
-The children of a case live side by side and wait for their turn without using a core, so that rounds interleave as they do in one process.
-A child that ends, hangs or answers nonsense costs its own contestant.
+All children of a case exist at the same time and wait for messages without using a core, so that rounds interleave as they do in one
+process. If a child ends, hangs or sends an unexpected answer, only its own contestant fails.
 """
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from svod.errors import SvodError, UnsupportedError
 from svod.system.process.program import python
 from svod.system.process.streams import descriptor
 
-CHILD = "svod.cli.bench.alone"          # the module that a child runs; it stands above, where svod's own doors are
-PREPARE_SECONDS = 400.0         # longest preparation of a case, without the budget of a search
-RUN_SECONDS = 120.0             # longest answer to one message about runs
-END_SECONDS = 5.0               # time for a child to end by itself before it is killed
-PAUSE_SECONDS = 50e-3           # pause between contestants, until the idle threads of a library stop spinning
+CHILD = "svod.cli.bench.alone"          # the module that a child process runs; it belongs to the command line, a higher layer
+PREPARE_SECONDS = 400.0         # most seconds for preparing a case, without the budget of a search
+RUN_SECONDS = 120.0             # most seconds until a run or a sample is answered
+END_SECONDS = 5.0               # seconds in which a child may end by itself before it is killed
+PAUSE_SECONDS = 50e-3           # seconds between contestants, until the idle threads of a library stop spinning
 
 
 class AloneError(SvodError):
@@ -46,7 +46,7 @@ class AloneError(SvodError):
 
 @dataclass(frozen=True)
 class Order:
-    """The work of a child: `contestant` is a library, or a name of `results.SVOD` with its configuration."""
+    """The task of a child: `contestant` is a library, or a name in `results.SVOD` with its configuration."""
 
     contestant: str
     case: str
@@ -58,7 +58,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Done:
-    """A child's answer to its order: the outputs of the first run, and the facts of a `PreparedPeer`."""
+    """A child's answer to its order: the outputs of the first run, and the fields of a `PreparedPeer` that can be sent."""
 
     outputs: list[Array]
     remark: str
@@ -69,7 +69,7 @@ class Done:
 
 
 class Process:
-    """A child, and the messages to it. Raises AloneError where it does not answer."""
+    """A child process and the pipe to it. Its methods raise AloneError if the child does not answer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class Process:
         self.id = self._child.pid
 
     def ask(self, message: Any, seconds: float) -> Any:
-        """The answer to a message."""
+        """Send a message to the child and return its answer. Raises AloneError after `seconds`."""
         try:
             self._pipe.send(message)
             if not self._pipe.poll(seconds):
@@ -100,12 +100,12 @@ class Process:
         return answer
 
     def kill(self) -> None:
-        """End the child now."""
+        """Kill the child now."""
         self._child.kill()
         self._child.wait()
 
     def end(self) -> None:
-        """Have the child end, which it does when its pipe closes."""
+        """Close the pipe, which makes the child end, and kill it if it does not end in time."""
         self._pipe.close()
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(END_SECONDS)
@@ -114,7 +114,7 @@ class Process:
 
 
 class RemoteContestant(Contestant):
-    """A contestant whose samples its own process takes."""
+    """A contestant in another process, which takes the samples itself."""
 
     process: Process
 
@@ -123,14 +123,14 @@ class RemoteContestant(Contestant):
         object.__setattr__(self, "process", process)
 
     def sample(self, repeats: int, warm: float | None, clock: Clock) -> float:
-        """Like `Contestant.sample`, by the clock of the process."""
+        """Take a sample as `Contestant.sample` does, by the clock of the other process."""
         seconds: float = self.process.ask(("sample", repeats, warm), RUN_SECONDS)
         return seconds
 
 
 @dataclass
 class Alone:
-    """The processes of a case. `config` has the configuration of each contestant that is svod, by name."""
+    """The child processes of a case. `config` has the configuration of each svod contestant, by name."""
 
     libraries: Sequence[str]
     config: dict[str, PrepareConfig]
@@ -143,7 +143,7 @@ class Alone:
 
     @contextmanager
     def entered(self, case: Case) -> Iterator[list[Peer]]:
-        """The contestants of a case; their processes end with the context."""
+        """Yield the contestants of a case; their processes end with the context."""
         try:
             yield [AlonePeer(self, name) for name in (*self.config, *(n for n in self.libraries if case.op in LIBRARIES[n].suites))]
         finally:
@@ -153,7 +153,7 @@ class Alone:
             self._kept.clear()
 
     def reference(self, case: Case, operands: Sequence[Array]) -> Result:
-        """The outputs of the library that the others are compared with. Its process stays, as it may be a contestant."""
+        """The outputs of the library that serves as reference. Its process is kept, because it may be a contestant as well."""
         name = REFERENCE[case.op]
         try:
             self._kept[name, case.name] = found = self.prepared(name, case)
@@ -162,7 +162,7 @@ class Alone:
         return found[1].outputs
 
     def prepared(self, name: str, case: Case) -> tuple[Process, Done]:
-        """A process that has prepared a case. Raises UnsupportedError, AloneError."""
+        """A process that has prepared a case, and its answer. Raises UnsupportedError or AloneError."""
         if (name, case.name) in self._kept:
             return self._kept.pop((name, case.name))
         process = self.start(name)
@@ -172,23 +172,23 @@ class Alone:
         return process, done
 
     def watch(self) -> Callable[[], MachineLoad]:
-        """The load of the machine by processes other than these."""
+        """Measure the load of the machine by other processes than these: the returned function tells the load since this call."""
         return watch_machine([p.id for p in self._live])
 
     def pause(self) -> None:
-        """Let threads come to rest."""
+        """Wait until idle threads stop spinning."""
         time.sleep(PAUSE_SECONDS)
 
     @property
     def place(self) -> Place:
-        """Each process places its threads as its library does."""
+        """A placement function that does nothing: in each process, the library decides where its threads run."""
         return lambda contestants, pause: nullcontext()
 
 
 class AlonePeer:
-    """A contestant in a process of its own."""
+    """A contestant in a separate process."""
 
-    version = ""            # `PeerInfo` has it; nothing is imported here
+    version = ""            # unknown here, because nothing is imported; `PeerInfo` has it
     outputs = "returned by each call"
 
     def __init__(self, alone: Alone, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The models of experiments/models in terms of layers, so that every library can run them with the weights of the svod model.
+"""The models of experiments/models as sequences of layers, so that every library can run them with the weights of the svod model.
 
     forward(layers, "resnet18", model, x)      layers.conv2d(…), layers.batch_norm(…), …
 
@@ -16,7 +16,8 @@ V = TypeVar("V")
 
 
 class Layers(Protocol[V]):
-    """V is a value of the library. Weights are NumPy arrays in torch's layouts; linear weights are (out, in)."""
+    """The layers that a library implements. V is its type of values. Weights are NumPy arrays in torch's layouts; linear weights are
+    (out, in)."""
 
     def linear(self, x: V, weight: Array, bias: Array) -> V: ...
     def conv2d(self, x: V, weight: Array, stride: int, padding: int) -> V: ...
@@ -29,20 +30,20 @@ class Layers(Protocol[V]):
     def max_pool2d(self, x: V, kernel: int, stride: int, padding: int) -> V: ...
 
     def spatial_mean(self, x: V) -> V:
-        """(N, C, H, W) → (N, C)."""
+        """The mean over both spatial axes: (N, C, H, W) → (N, C)."""
         ...
 
     def split(self, x: V, parts: int) -> Sequence[V]:
-        """Equal parts of the last axis."""
+        """Equal parts of x along the last axis."""
         ...
 
     def attention(self, query: V, key: V, value: V, heads: int, width: int, causal: bool) -> V:
-        """Operands and result are (N, T, heads · width)."""
+        """Attention with several heads; operands and result are (N, T, heads · width)."""
         ...
 
 
 def forward(layers: Layers[V], script: str, model: Any, x: V) -> V:
-    """The model of `script`, applied to x. Raises UnsupportedError for a model without a version in layers."""
+    """Apply the model of `script` to x. Raises UnsupportedError for a model that is not written in layers."""
     if script not in MODELS:
         raise UnsupportedError(f"the model of {script} is written for svod only")
     result: V = MODELS[script](layers, model, x)

@@ -1,4 +1,4 @@
-"""A PyTorch module of the suite torch as an ONNX file, and its inputs, written by a process that ends before the file is run.
+"""Exports a PyTorch module of the suite torch as an ONNX file with its inputs. It is a separate process that ends before the file is run.
 
     python -m svod.bench.peers.torch_export NAME SEED FOLDER        writes model.onnx and inputs.npz
 """
@@ -19,9 +19,10 @@ OPSET = 17
 
 
 def main(name: str, seed: str, folder: str) -> None:
-    """Export a module. Whatever PyTorch raises ends the process."""
+    """Export a module. Any error of PyTorch ends the process."""
     torch.manual_seed(int(seed))
-    torch.backends.mha.set_fastpath_enabled(False)      # one operation for a whole attention, which TorchScript's exporter does not know
+    # off: it makes a whole attention one operation, which TorchScript's exporter does not know
+    torch.backends.mha.set_fastpath_enabled(False)
     module, args, kwargs = make(name, REAL)
     if isinstance(module, Decoding):
         sys.exit("a loop of calls is no single graph")

@@ -1,4 +1,4 @@
-"""torch.compile with PyTorch's own compiler, inductor, which makes C++ of a module's graph and needs a compiler for it."""
+"""torch.compile with PyTorch's own backend, inductor, which turns a module's graph into C++ and needs a C++ compiler."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from svod.errors import UnsupportedError
 
 
 class InductorPeer:
-    """`threads` work within an operation. Sizes are static, as for the others; the default mode."""
+    """A peer for modules under torch.compile, in its default mode and with static sizes. An operation uses `threads` threads."""
 
     name = "inductor"
     version = str(torch.__version__)

@@ -21,7 +21,7 @@ from jax import lax  # noqa: E402
 
 
 class JaxPeer:
-    """`threads` is the size of the CPU client's thread pool, which a process makes once."""
+    """JAX as a peer. `threads` is the size of the CPU client's thread pool, which is created once per process."""
 
     name = "jax"
     version = str(jax.__version__)
@@ -100,7 +100,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class _JaxLayers:
-    """The traced layers of models; weights become constants of the function."""
+    """The layers of models as traced functions; weights become constants of the function."""
 
     def linear(self, x: Any, weight: Array, bias: Array) -> Any:
         return x @ weight.T + bias

@@ -1,4 +1,4 @@
-"""NumPy as written for speed: with `out=`, and without temporaries where that is possible."""
+"""NumPy in its fastest form: with `out=`, and without temporaries if possible."""
 from __future__ import annotations
 
 import math
@@ -16,14 +16,14 @@ Step = Callable[[], object]
 
 
 class NumpyPeer:
-    """`threads` limits the threads of NumPy's BLAS; everything else in NumPy is single-threaded."""
+    """NumPy as a peer. `threads` limits the threads of its BLAS; everything else in NumPy is single-threaded."""
 
     name = "numpy"
     version = np.__version__
     outputs = "preallocated where the function takes out="
 
     def __init__(self, threads: int) -> None:
-        if find_spec("threadpoolctl") is not None:      # without it BLAS takes all threads that the system allows
+        if find_spec("threadpoolctl") is not None:      # without this package, BLAS uses all threads that the system allows
             from threadpoolctl import threadpool_limits
 
             self._limits = threadpool_limits(threads, "blas")
@@ -43,7 +43,7 @@ class NumpyPeer:
 def _matmul(options: Mapping[str, Any], out: Array, a: Array, b: Array) -> tuple[Step, str]:
     if out.dtype == np.float32:
         return lambda: np.matmul(a, b, out=out), ""
-    # NumPy has no fast product of these types; sums of 1024 products of bytes are exact in float32
+    # in float32: NumPy has no fast product of these types, and sums of 1024 products of int8 are exact in float32
     product = np.zeros(out.shape, np.float32)
 
     def step() -> None:
@@ -54,7 +54,7 @@ def _matmul(options: Mapping[str, Any], out: Array, a: Array, b: Array) -> tuple
 
 def _through_float32(build: Callable[..., tuple[Step, str]], options: Mapping[str, Any], out: Array, operands: Sequence[Array]) -> tuple[
         Step, str]:
-    """An operation over copies of its operands in float32."""
+    """Build an operation that works on float32 copies of its operands and casts the result."""
     wide, result = [np.zeros(a.shape, np.float32) for a in operands], np.zeros(out.shape, np.float32)
     inner, _ = build(options, result, *wide)
 

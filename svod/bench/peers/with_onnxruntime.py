@@ -25,14 +25,15 @@ from svod.system.process.directories import temporary_folder
 from svod.system.process.program import python
 
 EXPORT_SECONDS = 180.0
-OPSET, IR_VERSION = 20, 9       # 20 is the first with Gelu
+OPSET, IR_VERSION = 20, 9       # opset 20 is the first with Gelu
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "int8": TensorProto.INT8,
          "int32": TensorProto.INT32}
-NOT_THERE = ("NOT_IMPLEMENTED", "Type Error", "INVALID_GRAPH")      # a session's words for an operation without a kernel
+NOT_THERE = ("NOT_IMPLEMENTED", "Type Error", "INVALID_GRAPH")      # words in a session's error that mean that an operation has no kernel
 
 
 class OnnxRuntimePeer:
-    """`threads` work within an operation. They stop spinning when a run ends, so that they do not take cores from the next contestant."""
+    """ONNX Runtime as a peer. `threads` work within an operation. They stop spinning when a run ends, so that they do not take cores
+    from the next contestant."""
 
     name = "onnxruntime"
     version = str(ort.__version__)
@@ -60,11 +61,12 @@ class OnnxRuntimePeer:
 
         def run() -> None:
             session.run_with_iobinding(binding)
-            kept[:1] = kept[:1]         # the function keeps the bound arrays alive
+            kept[:1] = kept[:1]         # refers to `kept`, so that the function keeps the bound arrays alive
         return PreparedPeer(calls(run), lambda: bfloat16_bits_to_float32(out) if case.out_dtype == "bfloat16" else out, True)
 
     def _prepare_file(self, source: str | bytes, draw: Callable[[Any], Mapping[str, Array]]) -> PreparedPeer:
-        """A session over a file, called as its users do: arrays to new arrays. `draw` gives the inputs of a session's."""
+        """A session of a file, called as its users do: arrays in, new arrays out. `draw` makes the inputs from their names, ranks and
+        types."""
         session = self._session(source, spinning=True)
         feed = draw([(i.name, len(i.shape), i.type == "tensor(float)") for i in session.get_inputs()])
         last: list[Any] = []
@@ -74,7 +76,8 @@ class OnnxRuntimePeer:
         return PreparedPeer(calls(run), lambda: list(last), False)
 
     def _prepare_module(self, case: Case) -> PreparedPeer:
-        """A PyTorch module, exported by a process that has ended when the session runs. Raises UnsupportedError where it cannot be."""
+        """A PyTorch module, exported by a process that has ended when the session runs. Raises UnsupportedError if it cannot be
+        exported."""
         with temporary_folder("svod-export-") as folder:
             done = subprocess.run([python(), "-m", "svod.bench.peers.torch_export", case.name, str(case.options["seed"]), str(folder)],
                                   capture_output=True, text=True, check=False, timeout=EXPORT_SECONDS)
@@ -86,7 +89,7 @@ class OnnxRuntimePeer:
             return self._prepare_file(str(Path(folder) / "model.onnx"), lambda wanted: {name: feed[name] for name, _, _ in wanted})
 
     def _session(self, model: str | bytes, *, spinning: bool) -> Any:
-        """A session over a file or its bytes. `spinning`: its threads look for work between runs, as is the default."""
+        """A session of a file, given by path or content. `spinning`: whether its threads spin between runs, as is the default."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
@@ -127,7 +130,7 @@ def build_model(case: Case, operands: Sequence[Array]) -> Any:
 
 
 class _Graph:
-    """A graph: nodes in the order they run, with values as names. It is also the `Layers` of models."""
+    """An ONNX graph: nodes in the order they run; values are names. It also implements the `Layers` of models."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape              # the shape of x0
@@ -205,7 +208,7 @@ def _conv2d(g: _Graph, case: Case, x: str, w: str) -> str:
 
 
 def _number(g: _Graph, case: Case, value: float) -> str:
-    """A constant of the type of a case."""
+    """A constant of a case's dtype, as an initializer."""
     return g.weight(np.asarray(value, "float16" if case.dtype == "float16" else "float32"))
 
 

@@ -15,11 +15,11 @@ from svod.bench.suites.cases import Case, load_model
 from svod.bench.suites.torch_modules import REAL, leaves, make
 from svod.errors import UnsupportedError
 
-Tensor = Any        # a torch.Tensor; mypy also runs without torch
+Tensor = Any        # stands for torch.Tensor, because mypy also runs without torch
 
 
 class TorchPeer:
-    """`threads` work within an operation."""
+    """PyTorch as a peer. An operation uses `threads` threads."""
 
     name = "torch"
     version = str(torch.__version__)
@@ -46,7 +46,7 @@ class TorchPeer:
 
 
 def prepared_module(case: Case, compiled: Callable[[Any], Any] = lambda module: module) -> PreparedPeer:
-    """A module of the suite torch, as `compiled` makes it, called as its users do: arguments to new outputs."""
+    """Prepare a module of the suite torch, wrapped by `compiled`, called as its users do: arguments in, new outputs out."""
     torch.manual_seed(case.options["seed"])
     module, args, kwargs = make(case.name, REAL)
     function = compiled(module)
@@ -62,7 +62,7 @@ def prepared_module(case: Case, compiled: Callable[[Any], Any] = lambda module: 
 
 
 def _tensor(array: Array, dtype: str) -> Tensor:
-    """A tensor over the same memory."""
+    """A tensor that shares the array's memory."""
     if dtype == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -87,7 +87,7 @@ def _matmul(options: Mapping[str, Any], out: Tensor, a: Tensor, b: Tensor) -> Ca
 
 
 class _TorchLayers:
-    """The layers of models, each a single call. Each weight becomes a tensor once."""
+    """The layers of models, each a single call of PyTorch. Each weight is converted to a tensor once."""
 
     def __init__(self) -> None:
         self._weights: dict[int, tuple[Array, Tensor]] = {}

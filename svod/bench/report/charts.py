@@ -1,8 +1,8 @@
-"""The report's charts as shapes: the place of each line, mark and label. `templates/charts.html` draws them as inline SVG.
+"""Computes the shapes of the report's charts: the positions of lines, marks and labels. `templates/charts.html` draws them as inline SVG.
 
-Horizontal positions are parts of the width and vertical ones are pixels: a chart fills its width, while its text and marks keep their size.
-Labels that must not collide are placed twice, for a wide and for a narrow plot; the style sheet shows one of the two.
-Matplotlib and Vega-Lite were tried: they draw a picture of one fixed size, do not keep labels apart, and would add 35 and 94 MB.
+Horizontal positions are fractions of the width and vertical ones are pixels: a chart fills its width, while its text and marks keep their
+size. Labels that must not collide are placed twice, for a wide and for a narrow plot; the style sheet shows one of the two. Matplotlib and
+Vega-Lite were tried: they draw a picture of one fixed size, do not keep labels apart, and would add 35 and 94 MB.
 
 Every chart has a name for screen readers, and a table repeats its figures. Marks show titles on hover; marks of kernels link to the
 kernel's row.
@@ -17,21 +17,21 @@ from typing import ClassVar
 from svod.bench.report.data import SEVERAL, START, Course, Trial
 from svod.system import quantities as q
 
-WIDE, NARROW = 860.0, 250.0     # widths in pixels that labels are placed for
-LETTER = 6.3                    # pixels of one character of a label, on average
+WIDE, NARROW = 860.0, 250.0     # plot widths in pixels for which labels are placed
+LETTER = 6.3                    # average width in pixels of a label's characters
 ROOF_HEIGHT = 400
 COURSE_HEIGHT = 190
-MAX_POINTS = 400                # most points of a course; beyond it the slowest are left out
-SLOWEST_SHOWN = 5.0             # times the heuristic; slower points are drawn at the upper edge
+MAX_POINTS = 400                # most candidates drawn in a search's chart; the slowest ones beyond it are left out
+SLOWEST_SHOWN = 5.0             # multiple of the heuristic's time; slower candidates are drawn at the upper edge
 
-#: The symbol of each kind of step: shape as well as colour tells them apart.
+# The symbol of each kind of step, so that kinds differ in shape as well as in colour.
 SYMBOLS: dict[str, str] = {
     START: "start", "register tile": "dot", "loops": "square", "staging": "triangle", "cores": "bar", "memory hints": "cross",
     SEVERAL: "diamond"}
 
 
 def slug(kind: str) -> str:
-    """The class of a kind of step."""
+    """The CSS class of a kind of step."""
     return "k-" + kind.replace(" ", "-")
 
 
@@ -106,17 +106,17 @@ class Scale:
     logarithmic: bool
 
     def at(self, value: float) -> float:
-        """The position of a value; below 0 or above 1 where it is outside."""
+        """The position of a value from 0 to 1; below or above if it is outside the scale."""
         if self.logarithmic:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def clamped(self, value: float) -> float:
-        """The position of a value, or the nearer end where it is outside."""
+        """The position of a value; 0 or 1 if it is outside the scale."""
         return min(1.0, max(0.0, self.at(value)))
 
     def ticks(self, most: int) -> list[float]:
-        """Round values inside the range, about `most` at most."""
+        """Round values within the scale, about `most` or fewer."""
         if not self.logarithmic or self.high < 3 * self.low:
             step = _round_up((self.high - self.low) / most)
             return [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1)]
@@ -129,14 +129,14 @@ class Scale:
 
 
 def _round_up(x: float) -> float:
-    """The next of 1, 2, 5 × a power of ten."""
+    """The next larger value of the form 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(x))
     return next(s * power for s in (1, 2, 5, 10) if s * power >= x * 0.999)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A plot: its axes and the shapes in it. `height` is that of the plot area in pixels; the captions of x stand below it."""
+    """A plot: its axes and the shapes in it. `height` is the height in pixels of the plot area; the captions of x are below it."""
 
     x: Scale
     y: Scale
@@ -150,7 +150,7 @@ class Frame:
     shapes: tuple[Shape, ...] = ()
 
     def up(self, value: float) -> float:
-        """Pixels from the top."""
+        """The distance of a value from the top in pixels."""
         return self.height * (1 - self.y.at(value))
 
     def rows(self) -> list[tuple[float, str]]:
@@ -166,7 +166,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Roof:
-    """A ceiling: `rate` in flops per second (flat) or bytes per second (slanted). One that was measured on a busy machine is doubtful."""
+    """A ceiling: `rate` in flops per second (flat line) or bytes per second (slanted line). `is_doubtful`: measured on a busy machine."""
 
     name: str
     rate: float
@@ -181,7 +181,8 @@ class Roof:
 
 @dataclass(frozen=True)
 class Point:
-    """A kernel on the roofline: flops per byte, and flops per second of svod (`rate`), the heuristic (`before`) and the best peer."""
+    """A kernel on the roofline: its flops per byte, and the flops per second of svod (`rate`), the heuristic (`before`) and the best
+    peer."""
 
     name: str
     href: str
@@ -193,7 +194,7 @@ class Point:
 
 
 def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Frame:
-    """Operations per second over operations per byte, both logarithmic, under the machine's ceilings."""
+    """A plot of operations per second over operations per byte, both logarithmic, with the machine's ceilings."""
     rates = [r for p in points for r in (p.rate, p.before, p.peer) if r]
     flat = max((r.rate for r in roofs if r.flat), default=0.0)
     low_x, high_x = min(p.intensity for p in points) / 1.6, max(p.intensity for p in points) * 1.6
@@ -211,12 +212,12 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Frame:
 
 
 def _short_rate(value: float) -> str:
-    """A rate at a tick: 300 G."""
+    """A rate as the caption of a tick: 300 G."""
     return next((f"{value / size:g} {unit}" for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if value >= size), f"{value:g}")
 
 
 def _draw_roofs(f: Frame, roofs: Sequence[Roof], flat: float) -> Iterator[Line]:
-    """The ceilings as lines. `flat`: the highest arithmetic, or 0."""
+    """The ceilings as lines. `flat`: the highest rate of arithmetic, or 0."""
     slants = [r for r in roofs if not r.flat]
     for roof in roofs:
         title = f"{roof.name}: {roof.rate_words}"
@@ -230,13 +231,13 @@ def _draw_roofs(f: Frame, roofs: Sequence[Roof], flat: float) -> Iterator[Line]:
 
 
 def _span(f: Frame, roof: Roof, flat: float) -> tuple[float, float] | None:
-    """The intensities between which a slanted roof is drawn; None where it is outside the plot."""
+    """The range of intensities in which a slanted ceiling is drawn; None if it is outside the plot."""
     x0, x1 = max(f.x.low, f.y.low / roof.rate), min(f.x.high, (flat or f.y.high) / roof.rate)
     return (x0, x1) if x1 > x0 else None
 
 
 def _draw_points(f: Frame, points: Sequence[Point]) -> Iterator[Shape]:
-    """The kernels, above the marks of the heuristic and the best library."""
+    """The kernels, drawn over the marks of the heuristic and of the best library."""
     ordered = sorted(points, key=lambda p: p.name)
     for p in ordered:
         x = f.x.at(p.intensity)
@@ -249,17 +250,17 @@ def _draw_points(f: Frame, points: Sequence[Point]) -> Iterator[Shape]:
         yield Circle(f.x.at(p.intensity), f.up(p.rate), 5, "tuned", p.title, p.href)
 
 
-#: Places of a label relative to its point, best first: (anchor, right, down) in pixels. A far label gets a line to its point.
+# Positions of a label relative to its point, best first: (anchor, pixels to the right, pixels down). Far labels get a line to their point.
 _NEAR = (("start", 9.0, 4.0), ("end", -9.0, 4.0), ("middle", 0.0, -10.0), ("middle", 0.0, 18.0), ("start", 9.0, 18.0), ("end", -9.0, 18.0),
          ("start", 9.0, -10.0), ("end", -9.0, -10.0))
 _FAR = tuple((anchor, 4.0 * (anchor == "end") - 4.0 * (anchor == "start"), down)
              for down in (42.0, -34.0, 60.0, -52.0, 78.0, 96.0, 114.0, 132.0) for anchor in ("middle", "end", "start"))
-_NAME_LENGTHS = (1000, 12, 8, 5)     # most characters of a point's name: as it is, and shorter where there is no room
+_NAME_LENGTHS = (1000, 12, 8, 5)     # most characters of a point's name: complete first, then shorter if there is no space
 _Box = tuple[float, float, float, float]
 
 
 def _place_names(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> Iterator[Shape]:
-    """The names of the roofs, and of as many points as have room, none over another."""
+    """The names of the ceilings, and of as many points as there is space for, without overlaps."""
     taken: list[_Box] = []
     for p in points:
         x = f.x.at(p.intensity) * width
@@ -271,8 +272,8 @@ def _place_names(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width
 
 
 def _place_roof_names(roofs: Sequence[Roof], f: Frame, width: float, cls: str, marks: Sequence[_Box], labels: list[_Box]) -> Iterator[Text]:
-    """The name of each roof beside its line: a flat one's at the right end above it, a slanted one's above or below the first place along
-    it that is free of lines, marks and names. `labels` gets the boxes of the names."""
+    """The name of each ceiling next to its line: for a flat one at the right end above the line, for a slanted one at the first position
+    along it, above or below, that is free of lines, marks and names. Appends the boxes of the names to `labels`."""
     flat = max((r.rate for r in roofs if r.flat), default=0.0)
     lines: list[_Box] = []
     for roof in roofs:
@@ -298,15 +299,15 @@ def _place_roof_names(roofs: Sequence[Roof], f: Frame, width: float, cls: str, m
 
 
 def _along(span: tuple[float, float], count: int) -> list[float]:
-    """Intensities from one end of a slanted roof to the other, evenly spaced in the plot."""
+    """Intensities from one end of a slanted ceiling to the other, evenly spaced in the plot."""
     low, high = span
     return [low * (high / low) ** (i / count) for i in range(count + 1)]
 
 
 def _place_point_names(points: Sequence[Point], f: Frame, width: float, cls: str, taken: Sequence[_Box],
                        labels: list[_Box]) -> Iterator[Shape]:
-    """The names of as many points as have room. First come the names that fit beside their points, fastest points first; the others are
-    placed further off, with lines to their points, and shortened where there is no room for them whole."""
+    """The names of as many points as there is space for, fastest points first. Names that fit next to their points are placed first; the
+    others are placed further away, with lines to their points, and shortened if there is no space for the whole name."""
     waiting = sorted(points, key=lambda p: -p.rate)
     for most, places in ((most, places) for most in _NAME_LENGTHS for places in (_NEAR, _FAR)):
         left_over = []
@@ -342,7 +343,7 @@ def _is_free(box: _Box, taken: Sequence[_Box]) -> bool:
 
 @dataclass(frozen=True)
 class Bar:
-    """A speed-up with its interval; `cls` is the class of the other contestant."""
+    """A speed-up with its interval; `cls` is the CSS class of the other contestant."""
 
     value: float
     low: float | None
@@ -352,25 +353,26 @@ class Bar:
 
 
 def speedup_scale(values: Sequence[float]) -> Scale:
-    """One scale for all rows of a chart, with 1 inside and room beside it."""
+    """A common scale for all rows of a chart that includes 1 and a margin."""
     low, high = min([0.8, *values]), max([1.25, *values])
     return Scale(max(low / 1.08, 1 / 32), min(high * 1.08, 64.0), True)
 
 
 def speedup_ticks(scale: Scale) -> list[float]:
-    """Powers of two; finer steps where the scale is short."""
+    """The ticks of a scale: powers of two, or finer steps on a short scale."""
     short = scale.high / scale.low < 3.5
     steps = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0) if short else tuple(2.0**e for e in range(-5, 7))
     return [s for s in steps if scale.low <= s <= scale.high]
 
 
 def speedup_height(bars: Sequence[Bar]) -> int:
-    """Pixels of a row with these bars."""
+    """The height in pixels of a row with these bars."""
     return 14 * len(bars) + 6
 
 
 def speedup_row(bars: Sequence[Bar], dots: Sequence[Bar], scale: Scale) -> list[Shape]:
-    """Bars from 1× to each speed-up, with the 95 % interval as a whisker; `dots` are other contestants on the line of the first bar."""
+    """The shapes of a row: bars from 1× to each speed-up, with the 95 % interval as a whisker; `dots`, other contestants, are on the
+    line of the first bar."""
     height, one = speedup_height(bars), scale.at(1.0)
     shapes: list[Shape] = [Line(scale.at(t), 0, scale.at(t), height, "grid") for t in speedup_ticks(scale)]
     for i, bar in enumerate(bars):
@@ -388,14 +390,15 @@ def speedup_row(bars: Sequence[Bar], dots: Sequence[Bar], scale: Scale) -> list[
 
 
 def speedup_axis(scale: Scale) -> list[Shape]:
-    """The captions of the ticks, for the head and foot of a chart of rows."""
+    """The captions of the ticks, for the top and bottom of a chart."""
     return [Text(scale.at(t), 13, f"{t:g}×" if t > 0.45 else f"1/{round(1 / t)}×", "tick") for t in speedup_ticks(scale)]
 
 
 # -- the course of a search -------------------------------------------------------------------------
 
 def course_charts(course: Course) -> list[Frame]:
-    """Two charts: the best time over the number of candidates, with every candidate, and over seconds. Empty where nothing was timed.
+    """Two charts of a search: the best time over the number of candidates, with every candidate, and the best time over seconds. Empty if
+    nothing was timed.
 
     Candidates are recorded when their round ends, so the chart over seconds shows only the best time."""
     trials = list(course.trials)
@@ -412,7 +415,8 @@ def course_charts(course: Course) -> list[Frame]:
 
 def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], float], across: Scale, x_title: str,
             marked: Sequence[Trial]) -> Frame:
-    """The best time over `x_of`. `marked` are the trials to draw; where it is empty, those that were best for a time are drawn."""
+    """The best time over `x_of`. `marked` are the trials to draw; if it is empty, only trials that were the best at their time are
+    drawn."""
     times = [t.seconds for t in trials if marked or t.raced] or [t.seconds for t in trials]
     start = next((t.seconds for t in trials if t.kind == START), course.heuristic or max(times))
     top = max(min(max(times), SLOWEST_SHOWN * start), start * 1.15)
@@ -439,7 +443,7 @@ def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], flo
 
 
 def best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[tuple[float, Trial]]:
-    """The points where the best time fell: (x, trial). Only raced times count: a screened time may be luck."""
+    """The points at which the best time fell: (x, trial). Only raced times count, because a screened time may be too low by chance."""
     steps: list[tuple[float, Trial]] = []
     furthest, least = -math.inf, math.inf
     for t in trials:
@@ -452,7 +456,7 @@ def best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[
 # -- where candidates went --------------------------------------------------------------------------
 
 def stacked(parts: Sequence[tuple[str, int]]) -> list[Shape]:
-    """One bar of (fate, count) parts in proportion to their counts."""
+    """One bar divided into parts in proportion to the counts of candidates by fate."""
     total = sum(n for _, n in parts) or 1
     shapes: list[Shape] = []
     x = 0.0

@@ -1,6 +1,6 @@
-"""The data of the report: the tuning database as plain data, and several runs as one.
+"""The input of the report: the tuning database as plain data, and several runs combined into one.
 
-The classes hold no reference to the database; `svod.tune.report_source` fills them in. Times are seconds, sizes bytes.
+The classes have no reference to the database; `svod.tune.report_source` fills them. Times are seconds, sizes bytes.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from svod.system import quantities as q
 
 OptText = str
 
-#: The kinds of steps to a candidate, by the opt that changed: the colours of a search's course.
+# The kinds of steps from one candidate to the next, by the opts that changed: a search's chart has a colour for each.
 KINDS: Mapping[str, frozenset[str]] = {
     "register tile": frozenset({"UPCAST", "UNROLL", "LANES", "TC", "HOLD"}),
     "loops": frozenset({"TILE", "ORDER", "SWAP", "PADTO"}),
@@ -29,13 +29,13 @@ KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
 
 
 class Fate(NamedTuple):
-    """The end of a candidate of a search, and its meaning."""
+    """The end of a candidate in a search, such as "raced", and its meaning."""
 
     name: str
     meaning: str
 
 
-#: Every fate, from "never built" to the confirmed winner.
+# Every fate, from "never built" to the confirmed winner.
 FATES = tuple(Fate(name, meaning) for name, meaning in (
     ("over a limit", "needs too many registers, instructions or operations: not built"),
     ("duplicate", "the same code was measured before: not built"),
@@ -52,8 +52,8 @@ FATES = tuple(Fate(name, meaning) for name, meaning in (
 
 @dataclass(frozen=True)
 class Trial:
-    """One timed candidate. `number` counts the distinct candidates of its search from 1. `at` is seconds since the search began. `raced`
-    says that it was timed against the best; only such times count."""
+    """One timed candidate. `number` counts the distinct candidates of its search from 1. `at` is seconds since the search began.
+    `raced`: whether it was timed against the best one; only such times count."""
 
     number: int
     at: float
@@ -65,8 +65,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Course:
-    """One search of one kernel. `spent` is the seconds given to this kernel; `fates` counts candidates by the names of FATES, `timed`
-    those that have a time."""
+    """One search of one kernel. `spent` is the seconds used for this kernel. `fates` has the number of candidates for each name in
+    FATES, `timed` the number of candidates with a time."""
 
     search: str
     started: float
@@ -81,18 +81,18 @@ class Course:
 
     @property
     def candidates(self) -> int:
-        """Everything that was proposed, and the heuristic."""
+        """The number of all proposed candidates and the heuristic."""
         return sum(self.fates.values())
 
 
-#: The beam width of the command that goes on with the searches of a database.
+# beam width of the suggested command that continues the searches of a database
 NEXT_WIDTH = 8
 
 
 @dataclass(frozen=True)
 class TimedSize:
-    """A kernel at one size: `at` has the values of its variables in words, "" for a kernel without variables. `seconds` are the winner's,
-    `heuristic` those of the heuristic's chain, at this size; `flops` and `bytes` are the work of this size."""
+    """A kernel at one size: `at` has the values of its variables in words, "" for a kernel without variables. At this size, `seconds` is
+    the winner's time, `heuristic` that of the heuristic's chain, and `flops` and `bytes` are the kernel's work."""
 
     at: str
     seconds: float
@@ -105,12 +105,12 @@ class TimedSize:
 class TunedKernel:
     """A kernel of the database on one target, and its winner.
 
-    `speedup` is over the heuristic, in the race that confirmed the winner; None where no winner is confirmed. `seconds` is the winner's
-    median. `heuristic` is `seconds` times the speed-up, as two medians of a noisy machine may disagree with the paired ratio. `sizes` are
-    those that the winner was confirmed at, one for a kernel without variables; `seconds`, `heuristic`, `flops` and `bytes` are geometric
-    means over them. `share` is that of the ceiling, None where that is unknown. `left` says what the command that goes on with searches
-    (`NEXT_WIDTH`) has left to try; None: nothing. `nest` is the winner's loop nest; where it is "", `problem` says why. `layer` says where
-    the winner comes from (`svod.tune.db.LAYER_NAMES`)."""
+    `speedup` is over the heuristic, in the race that confirmed the winner; None without a confirmed winner. `seconds` is the winner's
+    median. `heuristic` is `seconds` times the speed-up, because two medians on a noisy machine may contradict the paired ratio. `sizes` are
+    the sizes at which the winner was confirmed, one for a kernel without variables; `seconds`, `heuristic`, `flops` and `bytes` are
+    geometric means over them. `share` is the fraction of the ceiling, None if that is unknown. `left` tells what a search of width
+    `NEXT_WIDTH` would still try; None: nothing. `nest` is the winner's loop nest; if it is "", `problem` tells why. `layer` is the winner's
+    source (`svod.tune.db.LAYER_NAMES`)."""
 
     key: str
     name: str
@@ -134,23 +134,23 @@ class TunedKernel:
 
     @property
     def id(self) -> str:
-        """The name of its place in the page."""
+        """The HTML id of its part of the page."""
         return f"kernel-{self.key[:16]}"
 
     @property
     def gain(self) -> float | None:
-        """The speed-up over the heuristic, by the times as shown; None without a confirmed winner."""
+        """The speed-up over the heuristic, from the times as shown; None without a confirmed winner."""
         return q.gain(self.heuristic, self.seconds)
 
     @property
     def saved(self) -> float:
-        """Seconds of one call that tuning took away."""
+        """Seconds of one call that tuning saved."""
         return self.heuristic - self.seconds if self.heuristic is not None and self.seconds is not None else 0.0
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The content of a tuning database for one target. `other_targets` have records too; `remarks` say which records were skipped."""
+    """The content of a tuning database for one target. `other_targets` also have records; `remarks` tell which records were skipped."""
 
     database: str
     target: str
@@ -166,14 +166,14 @@ class Tuning:
         return tuple(c for k in self.kernels for c in k.courses)
 
     def kernel(self, key: str) -> TunedKernel | None:
-        """The kernel with that key, or the key's beginning."""
+        """The kernel with that key, or with a key that begins like it."""
         return next((k for k in self.kernels if k.key == key or (len(key) >= 12 and k.key.startswith(key))), None)
 
 
 def kind_of_step(chain: Sequence[OptText], earlier: Iterable[Sequence[OptText]]) -> str:
-    """The change from the nearest earlier candidate to this one: a name of KINDS, SEVERAL or START.
+    """The change from the most similar earlier candidate to this one: a name of KINDS, SEVERAL or START.
 
-    Opts are in words (`UPCAST(o0, 8)`). A changed amount counts as its opt; a sketch or a seed gains more than one opt."""
+    Opts are in words (`UPCAST(o0, 8)`). A changed amount counts as its opt; a sketch or a seed adds several opts."""
     mine = Counter(chain)
     changes = [(mine - theirs, theirs - mine) for theirs in map(Counter, earlier)]
     if not changes:
@@ -186,22 +186,23 @@ def kind_of_step(chain: Sequence[OptText], earlier: Iterable[Sequence[OptText]])
 
 
 def fates_of(counts: Mapping[str, int], ended: Mapping[str, int]) -> dict[str, int]:
-    """Candidates by the names of FATES. `counts` has the search's totals of candidates not built, `ended` measured candidates by fate."""
+    """The numbers of candidates by names of FATES. `counts` has the search's numbers of candidates not built, `ended` those of measured
+    candidates."""
     fates = {name: int(ended.get(name, 0)) for name, _ in FATES}
     fates["over a limit"] = int(counts.get("limited", 0))
     fates["duplicate"] = int(counts.get("duplicate", 0))
     known = sum(fates.values())
-    fates["not built"] = max(0, int(counts.get("proposed", 0)) + 1 - known)     # the heuristic is timed without being proposed
+    fates["not built"] = max(0, int(counts.get("proposed", 0)) + 1 - known)     # plus 1: the heuristic is timed without being proposed
     return fates
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Several runs as one: where two runs hold the same case, the later one counts."""
+    """Several runs combined: if two runs have the same case, the later one counts."""
 
     runs: tuple[Run, ...]
     cases: tuple[CaseResult, ...]
-    source: Mapping[str, Run] = field(default_factory=dict)     # case name → the run that has it
+    source: Mapping[str, Run] = field(default_factory=dict)     # case name → the run with the result
 
     @property
     def latest(self) -> Run | None:

@@ -17,7 +17,7 @@ from svod.system import quantities as q
 
 
 class KeyFigure(NamedTuple):
-    """A figure with its name and its details."""
+    """A figure in words, its name, and details."""
 
     figure: str
     what: str
@@ -25,7 +25,7 @@ class KeyFigure(NamedTuple):
 
 
 def title(view: Overview, tuning: Tuning | None) -> str:
-    """`Core, odd on AMD EPYC`, or `2 of 24 kernels of core on AMD EPYC` where the runs hold a part of a suite."""
+    """The title: `Core, odd on AMD EPYC`, or `2 of 24 kernels of core on AMD EPYC` if the runs have only a part of a suite."""
     if view.latest is not None:
         suites = ", ".join(_suite_words(view, suite) for suite in dict.fromkeys(c.suite for c in view.cases))
         return f"{suites[0].upper()}{suites[1:]} on {view.latest.machine.cpu}"
@@ -34,14 +34,14 @@ def title(view: Overview, tuning: Tuning | None) -> str:
 
 
 def _suite_words(view: Overview, suite: str) -> str:
-    """The name of a suite, after how many of its kernels the runs hold where these are not all."""
+    """The name of a suite, preceded by the number of its kernels in the runs if some are missing."""
     own = [c.name for c in view.cases if c.suite == suite]
     total = len(SUITES[suite]) if suite in SUITES else max(view.source[name].settings.count or 0 for name in own)
     return suite if len(own) >= total else f"{len(own)} of {q.count(total, 'model' if suite in MODEL_SUITES else 'kernel')} of {suite}"
 
 
 def subtitle(view: Overview, tuning: Tuning | None) -> str:
-    """The threads, the day, the version, and the command or the database."""
+    """The number of threads, the date, the version, and the command or the database."""
     run = view.latest
     if run is not None:
         parts = [q.count(run.machine.threads, "thread"), run.settings.started.split("T")[0], f"svod {run.versions.get('svod', '')}".strip(),
@@ -56,7 +56,7 @@ def subtitle(view: Overview, tuning: Tuning | None) -> str:
 
 
 def warnings(view: Overview, tuning: Tuning | None) -> Iterator[str]:
-    """The facts that a reader must know before the figures."""
+    """Warnings that a reader needs before the figures."""
     if len(view.targets) > 1:
         yield (f"These runs are from {len(view.targets)} kinds of machine: ratios can be compared, times cannot. "
                "The ceilings shown are the latest run's.")
@@ -118,7 +118,7 @@ def _ceiling(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
 
 
 def _reference(view: Overview) -> str:
-    """The reference of the results: NumPy, or for whole models a library that runs them."""
+    """The reference of the results: NumPy, or a library that runs whole models."""
     compared = {REFERENCE.get(c.suite, "NumPy") for c in view.cases}
     return " or ".join(sorted(compared))
 
@@ -170,7 +170,7 @@ def verdict(view: Overview, tuning: Tuning | None) -> str:
 
 
 def gaps(view: Overview, tuning: Tuning | None) -> Iterator[str]:
-    """The missing parts of the report, and the commands that add them."""
+    """The missing parts of the report, with the commands that add them."""
     if not view.cases:
         yield "comparisons with peers and shares of ceilings (no run was given: svod-bench run --json run.json)."
     else:

@@ -1,4 +1,4 @@
-"""`svod-bench report`: one HTML file that opens offline, and the same figures as Markdown for a pull request.
+"""Renders `svod-bench report`: one HTML file that opens offline, and the same figures as Markdown for a pull request.
 
     runs (svod.bench.results) + tuning database (as svod.bench.report.data.Tuning)
         → overview: the latest result of each case
@@ -32,11 +32,11 @@ from svod.system.pages import environment
 
 NO_DATA = ("there is nothing to report: no run was given, and the tuning database knows no search. Measure with `svod-bench run --json "
            "run.json` and report with `svod-bench report run.json`, or tune a model with `svod-tune MODEL.py` first")
-#: The id of each section and its name in the navigation; `templates/ID.html` is empty where its data is missing.
+# The id of each section and its name in the navigation; `templates/ID.html` renders to "" if its data is missing.
 SECTIONS = (("roofline", "Roofline"), ("speedups", "Speed-ups"), ("next", "What to tune next"), ("cases", "All figures"),
             ("searches", "Candidates"), ("kernels", "Kernels"), ("machine", "Machine"))
-OPEN_KERNELS = 3        # kernels whose details are open at first
-DRAWN_KERNELS = 60      # kernels whose searches are drawn: the page of a large database has to open quickly
+OPEN_KERNELS = 3        # number of kernels whose details are unfolded when the page opens
+DRAWN_KERNELS = 60      # number of kernels whose searches are drawn: the page of a large database has to open quickly
 _KINDS = ("read", "write", "write_stream", "copy", "copy_stream")
 
 
@@ -49,13 +49,13 @@ class Part(NamedTuple):
 
 
 def write_report(runs: Sequence[Run], tuning: Tuning | None, path: Path, *, now: datetime | None = None) -> None:
-    """Write the report of `runs` and of a tuning database (`svod.tune.report_source.read_tuning`); either may be missing. A reader sees the
-    old file or the whole new one. Raises OSError, and ConfigError when there is nothing to show."""
+    """Write the report of `runs` and of a tuning database (`svod.tune.report_source.read_tuning`); either may be missing. The file is
+    replaced atomically. Raises OSError, and ConfigError if there is nothing to show."""
     write_text(path, render_html(runs, tuning, now=now))
 
 
 def render_html(runs: Sequence[Run], tuning: Tuning | None, *, now: datetime | None = None) -> str:
-    """The page. `now` is the date in its footer. Raises ConfigError when there is nothing to show."""
+    """The HTML page. `now`: the date in its footer; None for the present time. Raises ConfigError if there is nothing to show."""
     context = _context(runs, tuning)
     templates = _templates("html")
     rendered = [Part(id_, name, Markup(templates.get_template(f"{id_}.html").render(context).strip())) for id_, name in SECTIONS]
@@ -64,8 +64,8 @@ def render_html(runs: Sequence[Run], tuning: Tuning | None, *, now: datetime | N
 
 
 def render_markdown(runs: Sequence[Run], tuning: Tuning | None = None) -> str:
-    """The headline, the geometric means and the table of cases for a pull request. Kernels of the cases that the database knows follow with
-    their chains; without runs, all kernels of the database do. Raises ConfigError when there is nothing to show."""
+    """The headline, the geometric means and the table of cases for a pull request, then the chains of the cases' kernels that the
+    database knows; without runs, the chains of all its kernels. Raises ConfigError if there is nothing to show."""
     context = _context(runs, tuning)
     view: Overview = context["view"]
     measured = {k.key for c in view.cases for o in c.contestants for k in o.kernels}
@@ -99,7 +99,7 @@ def _templates(kind: str) -> Environment:
 
 
 def _kinds_of(ceilings: Ceilings) -> list[str]:
-    """The kinds of bandwidth that were measured at some level."""
+    """The kinds of bandwidth that were measured at any level."""
     return [k for k in _KINDS if any(k in rates for rates in ceilings.bandwidth.values())]
 
 
@@ -108,12 +108,12 @@ def _fates_words(fates: Mapping[str, int]) -> str:
 
 
 def _timed_sizes(sizes: Sequence[TimedSize]) -> str:
-    """`v0=1: 3.20 µs, v0=64: 41.0 µs`."""
+    """Times by size in words: `v0=1: 3.20 µs, v0=64: 41.0 µs`."""
     return ", ".join(f"{s.at}: {q.seconds(s.seconds)}" for s in sizes)
 
 
 def _in_cell(text: str) -> str:
-    """Text in a cell of a Markdown table."""
+    """Escape text for a cell of a Markdown table."""
     return html.escape(text).replace("|", "\\|").replace("`", "'").replace("\n", " ")
 
 

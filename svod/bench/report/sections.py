@@ -1,4 +1,4 @@
-"""The data of the report's sections. Each function returns None or an empty list where its data is missing."""
+"""The data of the report's sections. Each function returns None or an empty list if its data is missing."""
 from __future__ import annotations
 
 import itertools
@@ -32,12 +32,13 @@ from svod.bench.summary import ALL, BEST_PEER, group_results, suite_results
 from svod.system import quantities as q
 
 PEER_CLASSES = ("peer-a", "peer-b", "peer-c", "peer-d", "peer-e", "peer-f")
-NEXT = 6                # kernels in "what to tune next"
-CARRIED = ("--device", "--db", "--budget", "--peers")      # options of a run that a command which searches further has as well
+NEXT = 6                # number of kernels in "what to tune next"
+CARRIED = ("--device", "--db", "--budget", "--peers")      # options of a run that are copied to the suggested search command
 
 
 class Column(NamedTuple):
-    """A column of a table. The class `num` aligns numbers; `minor` leaves the column out on narrow screens. `help` is shown on hover."""
+    """A column of a table. `cls`: CSS classes; `num` aligns numbers, `minor` hides the column on narrow screens. `help` is shown on
+    hover."""
 
     title: str
     cls: str = ""
@@ -45,12 +46,12 @@ class Column(NamedTuple):
 
 
 def minor_columns(names: Sequence[str]) -> list[Column]:
-    """Columns of numbers, one for each peer library."""
+    """Columns of numbers, one for each peer library, hidden on narrow screens."""
     return [Column(name, "num minor") for name in names]
 
 
 def is_minor_fate(name: str) -> bool:
-    """Whether narrow screens leave out the column of a fate."""
+    """Whether narrow screens hide the column of a fate."""
     return name not in ("raced", "confirmed")
 
 
@@ -60,7 +61,7 @@ def fate_columns(fates: Sequence[Fate]) -> list[Column]:
 
 
 def is_minor_kind(kind: str) -> bool:
-    """Whether narrow screens leave out the column of a kind of traffic."""
+    """Whether narrow screens hide the column of a kind of traffic."""
     return kind.endswith("stream") or kind == "write"
 
 
@@ -73,7 +74,7 @@ def kind_columns(kinds: Sequence[str]) -> list[Column]:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The plot, the machine's ceilings, and remarks that stand below the plot."""
+    """The plot, the machine's ceilings, and notes shown below the plot."""
 
     plot: Frame
     roofs: Sequence[Roof]
@@ -82,7 +83,7 @@ class Roofline:
 
 
 def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
-    """Every kernel that computes, under the machine's ceilings."""
+    """Plot every kernel with arithmetic under the machine's ceilings."""
     timed = [(c, c.svod) for c in view.cases if c.svod is not None and c.svod.median]
     drawn = [(c, best) for c, best in timed if _has_intensity(c)]
     points = [_case_point(c, best) for c, best in drawn]
@@ -107,7 +108,7 @@ def _notes_on_roofs(ceilings: Ceilings | None) -> Iterator[str]:
 
 
 def _notes_on_points(tuning: Tuning | None, beside_models: bool) -> Iterator[str]:
-    """Notes on the kernels of a database that stand on the plot."""
+    """Notes about the database's kernels on the plot."""
     if tuning is None:
         return
     if beside_models:
@@ -117,7 +118,7 @@ def _notes_on_points(tuning: Tuning | None, beside_models: bool) -> Iterator[str
 
 
 def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
-    """The ceilings of all cores as lines: multiply-adds of the dtypes that occur, and the bandwidth of each level below L1."""
+    """The ceilings of all cores as lines: multiply-adds of the given dtypes, and the bandwidth of each level below L1."""
     peaks = {dtype: many for dtype, (_, many) in ceilings.flops.items()}
     busy = ceilings.busy is not None
     doubt = " doubtful" if busy else ""
@@ -157,7 +158,7 @@ def _kernel_point(k: TunedKernel, size: TimedSize) -> Point:
 # -- speed-ups --------------------------------------------------------------------------------------
 
 class Figure(NamedTuple):
-    """A speed-up in words, its class, and the contestant that it is over."""
+    """A speed-up in words, its CSS class, and the name of the slower or faster contestant that it refers to."""
 
     speedup: str
     cls: str
@@ -166,7 +167,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeedupRow:
-    """A kernel's bars. `under` stands in small print below the name."""
+    """A kernel's bars. `under` is shown in small print below the name."""
 
     name: str
     href: str
@@ -188,7 +189,7 @@ class SpeedupGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Speedups:
-    """Rows by group. `peers` maps each library to the class of its dots; `left_out` counts the kernels that gained nothing."""
+    """Rows by group. `peers` maps each library to the CSS class of its dots; `left_out` is the number of kernels that gained nothing."""
 
     axis: Sequence[Shape]
     groups: Sequence[SpeedupGroup]
@@ -214,7 +215,7 @@ def speedups(view: Overview) -> Speedups | None:
 
 def _speedup_row(case: CaseResult, peer: Speedup | None, heuristic: Speedup | None, classes: Mapping[str, str],
                  scale: charts.Scale) -> SpeedupRow:
-    """The bars and figures of one case. `classes` maps each library to the class of its dot."""
+    """The bars and figures of one case. `classes` maps each library to the CSS class of its dot."""
     assert case.svod is not None, "cases without a time of svod were left out"
     bars, figures = [], []
     if peer is not None:
@@ -265,7 +266,7 @@ def database_speedups(tuning: Tuning | None) -> Speedups | None:
 # -- what to tune next, suites, machine -------------------------------------------------------------
 
 class Room(NamedTuple):
-    """A case below its ceiling: svod's best, how many times faster the ceiling is, and the command that searches more for it."""
+    """A case below its ceiling: svod's best contestant, the speed-up that the ceiling allows, and the command of a wider search."""
 
     case: CaseResult
     best: ContestantResult
@@ -274,7 +275,7 @@ class Room(NamedTuple):
 
 
 def furthest_below(view: Overview) -> list[Room]:
-    """The cases furthest below their ceilings."""
+    """The cases furthest below their ceilings, at most `NEXT`."""
     rooms = [Room(c, c.svod, 1 / c.svod.ceiling_share, _search_command(c, view.source[c.name])) for c in view.cases
              if c.svod is not None and c.svod.median and c.bound is not None and c.svod.ceiling_share is not None
              and c.svod.ceiling_share < NEAR_CEILING]
@@ -282,8 +283,8 @@ def furthest_below(view: Overview) -> list[Room]:
 
 
 def _search_command(case: CaseResult, run: Run) -> str:
-    """The command that searches more for a case than its run did. A search of that run is gone on with at twice its width. Otherwise the
-    database that the command finds may know the kernel from a wider search, so the command asks for a fresh one."""
+    """The command of a wider search for a case than its run made. If the run searched the case, the command doubles the width. Otherwise
+    the database may have a result of a wider search already, so the command uses --fresh."""
     settings = run.settings
     drawn = f" --seed {settings.seed} --count {settings.count}" if settings.count is not None and case.suite not in SUITES else ""
     given = "".join(f" {name} {shlex.quote(value)}" for name, value in _options(settings.command) if name in CARRIED)
@@ -299,19 +300,19 @@ def _options(command: str) -> list[tuple[str, str]]:
 
 
 def cut_short(tuning: Tuning | None) -> list[TunedKernel]:
-    """The longest kernels of which the command that goes on with searches has more to try."""
+    """The longest kernels for which a search of width `NEXT_WIDTH` has more candidates to try."""
     unfinished = [k for k in tuning.kernels if k.left is not None] if tuning is not None else []
     return sorted(unfinished, key=lambda k: -(k.seconds or 0.0))[:NEXT]
 
 
 def takes_part(view: Overview, contestant: str) -> bool:
-    """Whether any case has this contestant."""
+    """Whether this contestant occurs in any case."""
     return any(c.outcome(contestant) is not None for c in view.cases)
 
 
 class SuiteRow(NamedTuple):
-    """A suite. `over_peer` and `heuristic` (over tuned) are geometric means; `search` and `longest` are seconds; `least` is a rate over
-    that of the round neighbour."""
+    """A suite. `over_peer` and `heuristic` (heuristic over tuned) are geometric means; `search` and `longest` are seconds; `least` is
+    the lowest rate divided by the round neighbour's."""
 
     name: str
     cases: int
@@ -336,7 +337,7 @@ def suite_rows(view: Overview) -> list[SuiteRow]:
 
 
 def mean_of(run: Run, key: str) -> float | None:
-    """A geometric mean over all cases of a run."""
+    """The geometric mean named `key` over all cases of a run."""
     group = next((g for g in run.groups if g.name == ALL), run.groups[0] if len(run.groups) == 1 else None)
     return group.speedups.get(key) if group is not None else None
 
@@ -349,17 +350,17 @@ def total_fates(courses: Sequence[Course]) -> dict[str, int]:
 
 
 def fates_shown(total: Mapping[str, int]) -> list[Fate]:
-    """The fates that some candidate met."""
+    """The fates that at least one candidate had."""
     return [fate for fate in FATES if total[fate.name]]
 
 
 def searched_kernels(tuning: Tuning) -> list[TunedKernel]:
-    """The kernels for which more than the heuristic was tried."""
+    """The kernels with candidates besides the heuristic."""
     return [k for k in tuning.kernels if sum(c.candidates for c in k.courses) > 1]
 
 
 def courses_told(k: TunedKernel) -> list[tuple[int, Course]]:
-    """The searches of a kernel with their numbers, without those that timed only the heuristic; the last search if all are such."""
+    """The searches of a kernel with their numbers, without searches that timed only the heuristic; the last search if all are such."""
     numbered = list(enumerate(k.courses, 1))
     return [(n, c) for n, c in numbered if len(c.trials) > 1] or numbered[-1:]
 
@@ -368,7 +369,7 @@ _KEYWORDS = re.compile(r"^(\s*)(phase \d+|parallel|for all|for|reduce|tile|unrol
 
 
 def nest_lines(nest: str) -> Iterator[tuple[str, str, str, str]]:
-    """Each line of a loop nest as (indent, class, first words, rest)."""
+    """Each line of a loop nest as (indent, CSS class, first words, rest)."""
     for line in nest.split("\n"):
         match = _KEYWORDS.match(line)
         yield (match[1], "w-" + match[2].split()[0], match[2], line[match.end():]) if match is not None else ("", "", "", line)

@@ -1,4 +1,4 @@
-"""The report's names for things and its limits: what its sections and templates share."""
+"""Names and thresholds that the report's sections and templates share."""
 from __future__ import annotations
 
 import re
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from svod.bench.report.data import Overview, TunedKernel
 from svod.bench.results import CaseResult, Speedup
 
-FASTER = 1.02           # the least speed-up that counts as a gain
-NEAR_CEILING = 0.8      # share of the ceiling above which a search is not worth its time
+FASTER = 1.02           # least speed-up that counts as a gain
+NEAR_CEILING = 0.8      # share of the ceiling above which another search is not worthwhile
 
 
 def case_id(case: CaseResult) -> str:
-    """The name of a case's row in the page."""
+    """The HTML id of a case's row."""
     return "case-" + re.sub(r"\W+", "-", case.name)
 
 
@@ -27,7 +27,7 @@ def over_best_peer(case: CaseResult) -> Speedup | None:
 
 
 def over_heuristic(case: CaseResult) -> Speedup | None:
-    """The speed-up of tuned over heuristic; 1 where both have the same chain."""
+    """The speed-up of tuned over heuristic; 1 if both have the same chain."""
     tuned = case.outcome("tuned")
     if tuned is None or tuned.status != "ok":
         return None
@@ -35,32 +35,33 @@ def over_heuristic(case: CaseResult) -> Speedup | None:
 
 
 def side_of(speedup: Speedup) -> str:
-    """The class of a speed-up: ahead or behind, or level where its interval holds 1."""
+    """The CSS class of a speed-up: ahead or behind, or level if its interval contains 1."""
     return "level" if speedup.is_none else "ahead" if speedup.median > 1 else "behind"
 
 
 def search_seconds(case: CaseResult) -> float | None:
-    """Seconds that the search of a case took; None where nothing was searched."""
+    """Seconds of the search of a case; None if nothing was searched."""
     return next((o.search_seconds for o in case.contestants if o.search_seconds is not None), None)
 
 
 def listed(names: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Join names: `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1] if names else "")))
 
 
 def short_name(k: TunedKernel) -> str:
-    """The first origin of a kernel without folders, and the number of others: `layer1.0.conv1 +1`. Its name where no origin is known."""
+    """The first origin of a kernel without folders, and the number of further origins: `layer1.0.conv1 +1`. The kernel's name if it has
+    no origin."""
     origin = k.origins[0] + (f" +{len(k.origins) - 1}" if len(k.origins) > 1 else "") if k.origins else k.name
     return origin.rsplit("/", 1)[-1]
 
 
 def kernel_title(k: TunedKernel) -> str:
-    """Origin, kind and shape, which together are unique in a model."""
+    """A kernel's origin, name and shape, which together are unique in a model."""
     return f"{short_name(k)} ({k.name} {k.shape})" if k.shape else short_name(k)
 
 
 def opt_words(opt: Sequence[object]) -> str:
-    """`UPCAST(o0, 8)`."""
+    """An opt as text: `UPCAST(o0, 8)`."""
     args = (x for x in opt[1:] if x is not None)
     return f"{opt[0]}({', '.join(','.join(map(str, x)) if isinstance(x, (list, tuple)) else str(x) for x in args)})"

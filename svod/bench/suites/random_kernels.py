@@ -1,6 +1,6 @@
 """The suite random: kernels of the kinds of the suite core, with extents drawn from a seed. A seed gives the same kernels everywhere.
 
-Each kind comes as often as in core: kinds are dealt from a shuffled deck, which is reshuffled when it is used up. Extents are spread evenly
+Each kind is as frequent as in core: kinds are dealt from a shuffled deck, which is reshuffled when it is used up. Extents are spread evenly
 on a logarithmic scale: a third are primes, a third are multiples of 16, a third stay as drawn. A case whose time at nominal rates is
 outside `LEAST_SECONDS` … `MOST_SECONDS` is drawn again, so that a kernel takes 50 µs to 30 ms on a machine a quarter to four times as fast.
 """
@@ -23,17 +23,17 @@ LEAST_SECONDS, MOST_SECONDS = 200e-6, 7.5e-3    # bounds of a case's time at the
 
 
 class Draw:
-    """Numbers from a seed. It uses `Random.random` only, whose sequence is the same in every version of Python."""
+    """A source of random numbers. It uses `Random.random` only, whose sequence is the same in every version of Python."""
 
     def __init__(self, seed: int) -> None:
         self._next = random.Random(seed).random
 
     def choice(self, *values: int) -> int:
-        """One of the values."""
+        """One of the values at random."""
         return values[int(self._next() * len(values))]
 
     def extent(self, low: int, high: int) -> int:
-        """A number from about `low` to `high`; `high` is at least 16."""
+        """A random number from about `low` to `high`, where `high` is at least 16."""
         n = round(math.exp(math.log(low) + math.log(high / low) * self._next()))
         kind = self._next()
         if kind < 1 / 3:
@@ -41,7 +41,7 @@ class Draw:
         return max(-(-low // 16), n // 16) * 16 if kind < 2 / 3 else n
 
     def shuffled(self, values: list[Kind]) -> list[Kind]:
-        """The values in another order."""
+        """The values in random order."""
         return [v for _, _, v in sorted((self._next(), i, v) for i, v in enumerate(values))]
 
 
@@ -71,12 +71,12 @@ def random_cases(count: int, seed: int) -> list[Case]:
 
 
 def nominal_seconds(case: Case) -> float:
-    """Seconds of a case at the nominal rates. Numbers of half the size are multiplied twice as fast."""
+    """Seconds of a case at the nominal rates. Types half as wide are multiplied twice as fast."""
     return max(case.flops / FLOPS * min(4, BY_NAME[case.dtype].itemsize) / 4, (case.bytes_read + case.bytes_written) / BYTES)
 
 
 def _name(kind: str, *extents: int) -> tuple[str, str]:
-    """Name and title."""
+    """The name and the title of a kernel with these extents."""
     sizes = "×".join(map(str, extents))
     return f"random_{kind.replace(' ', '_')}_{sizes.replace('×', 'x')}", f"{kind} {sizes}"
 
@@ -145,7 +145,7 @@ def _vector(d: Draw, kind: str, make: Callable[[str, str, int], Case]) -> Case:
     return make(*_name(kind, count), count)
 
 
-# Each kind stands in the deck as often as in the suite core.
+# each kind is in the deck as often as in the suite core
 KINDS: list[Kind] = [
     _gemm, _gemm, _gemm, _gemm, _linear_gelu, _batched, _gemv, lambda d: _conv(d, 3), lambda d: _conv(d, 1), lambda d: _conv(d, 7),
     _depthwise, lambda d: _matrix(d, "softmax", cases.softmax, 64, 8192), lambda d: _matrix(d, "layer norm", cases.layer_norm, 64, 4096),

@@ -1,6 +1,6 @@
 """The reference results of the cases in NumPy, computed in float64 or int64 directly from the formulas.
 
-    reference(case, operands) → the array that every contestant's result is compared with
+    reference(case, operands) → the array that all results are compared with
 """
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Result = Array | list[Array]        # the result of a kernel, or the outputs of 
 
 
 def reference(case: Case, operands: Sequence[Array]) -> Array:
-    """The result for operands as `Case.draw` gives them."""
+    """The result of a case for operands drawn by `Case.draw`."""
     wide = [widen(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
     return np.asarray(FUNCTIONS[case.op](case.options, *wide)).reshape(case.out_shape)
 
 
 def widen(array: Array, dtype: str) -> Array:
-    """An operand or a result of `dtype` in float64 or int64. A bfloat16 `array` has the uint16 of its bits, or float32."""
+    """Convert an operand or a result of `dtype` to float64 or int64. A bfloat16 `array` is uint16 with its bits, or float32."""
     if dtype == "bfloat16" and array.dtype == np.uint16:
         array = bfloat16_bits_to_float32(array)
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
 
 def largest_error(got: Array, wanted: Array) -> float:
-    """max |got - wanted| / max |wanted|; infinite where the shapes differ or a value is NaN."""
+    """The error max |got - wanted| / max |wanted|; infinite if the shapes differ or a value is NaN."""
     if got.shape != wanted.shape:
         return math.inf
     if not got.size:
@@ -42,7 +42,7 @@ def largest_error(got: Array, wanted: Array) -> float:
 
 
 def difference(got: Result, wanted: Result, dtype: str) -> float:
-    """The `largest_error` of a result of `dtype`; of a whole model, the largest of all its outputs, each of its own dtype."""
+    """The `largest_error` of a result of `dtype`; for a whole model, the largest over all outputs, each compared in its own dtype."""
     if isinstance(got, list) != isinstance(wanted, list) or (isinstance(got, list) and len(got) != len(wanted)):
         return math.inf
     if isinstance(got, list):
@@ -52,13 +52,13 @@ def difference(got: Result, wanted: Result, dtype: str) -> float:
 
 
 def _matmul(options: Mapping[str, Any], a: Array, b: Array) -> Array:
-    if a.dtype.kind == "i":     # float64 is exact for these, and a hundred times faster
+    if a.dtype.kind == "i":     # products of int8 are exact in float64, and a hundred times faster
         return np.asarray(np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64))
     return np.asarray(np.matmul(a, b))
 
 
 def _erf(x: Array) -> Array:
-    """To 1.2e-7 (Numerical Recipes, 6.2.2: a Chebyshev fit of log(erfc(z)·exp(z²)) in t = 2/(2+z))."""
+    """The error function with an error below 1.2e-7 (Numerical Recipes, 6.2.2: a Chebyshev fit of log(erfc(z)·exp(z²)) in t = 2/(2+z))."""
     t = 2.0 / (2.0 + np.abs(x))
     terms = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277)
     total = np.full_like(t, terms[-1])

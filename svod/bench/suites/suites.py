@@ -1,6 +1,6 @@
 """The benchmark suites.
 
-    core     the kernels that models consist of, at the sizes they have in models
+    core     kernels of models, at the sizes they have there
     odd      kernels with odd extents, each with a round neighbour to compare its rate with
     models   the whole models of experiments/models
     onnx     real ONNX files (`onnx_files.py`), each library in a process of its own
@@ -81,12 +81,12 @@ MODELS = (
 
 SUITES: Mapping[str, Sequence[Case]] = {"core": CORE, "odd": ODD, "models": MODELS, "onnx": onnx_cases(), "torch": torch_cases(),
                                          GPU: gpu_cases(small=False)}
-ALL = ("core", "odd", "models")         # the suites of kernels and models that come with svod
+ALL = ("core", "odd", "models")         # the suites that "all" stands for: their cases come with svod
 SUITE_NAMES = (*ALL, RANDOM, GPU, "onnx", "torch")
 
 
 def parse_suites(text: str) -> tuple[str, ...]:
-    """Names of suites, joined by commas in `text`; "all" is `ALL`. Raises ConfigError for others."""
+    """Parse names of suites joined by commas; "all" is `ALL`. Raises ConfigError for other names."""
     names = dict.fromkeys(filter(None, (p.strip().lower() for p in text.split(","))))
     unknown = [n for n in names if n not in (*SUITE_NAMES, "all")]
     if unknown or not names:
@@ -96,9 +96,9 @@ def parse_suites(text: str) -> tuple[str, ...]:
 
 
 def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int = RANDOM_COUNT, small: bool = False) -> list[Case]:
-    """The cases of `suites` (see `parse_suites`) whose names match one of the patterns, which are joined by commas; `*` and `?` work as in
-    a shell. `seed` and `count`: of the suite random; `small`: the small kernels of the suite gpu. Raises ConfigError for an
-    unknown suite and for a pattern without a case."""
+    """The cases of `suites` (see `parse_suites`) whose names match one of the patterns, which are joined by commas; `*` and `?` work as
+    in a shell. `seed` and `count` apply to the suite random, `small` to the suite gpu (small kernels). Raises ConfigError for an unknown
+    suite and for a pattern without a match."""
     names = parse_suites(suites)
     made: dict[str, Callable[[], Sequence[Case]]] = {RANDOM: lambda: random_cases(count, seed), GPU: lambda: gpu_cases(small)}
     known = [c for name in names for c in (made[name]() if name in made else SUITES[name])]

@@ -2,8 +2,8 @@
 
     make(name, REAL)      a module, and the arguments of a call
 
-REAL has images of 224² and the widths that models have, with few layers: a layer more is the same kernels again. SMALL runs in seconds.
-PyTorch is imported when a module is made.
+REAL has images of 224² and realistic widths, but few layers: further layers would repeat the same kernels. SMALL runs in seconds. PyTorch
+is imported when a module is made.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Made = tuple[Any, tuple[Any, ...], dict[str, Any]]      # a module, and the argu
 
 
 class Scale(NamedTuple):
-    """Sizes of models: pixels of an image, width, layers and heads of a transformer, words it knows, tokens it is given."""
+    """Sizes of models: pixels of an image; width, layers and heads of a transformer; size of its vocabulary; tokens of an input."""
 
     image: int
     width: int
@@ -40,7 +40,7 @@ TITLES: dict[str, tuple[str, str]] = {}         # name of a model → its group 
 
 
 def _model(group: str) -> Callable[[Callable[[Scale], Made]], Callable[[Scale], Made]]:
-    """A model of the table, by the name of its function; the docstring is its title."""
+    """Register a model in the table under its function's name; the docstring is its title."""
     def note(function: Callable[[Scale], Made]) -> Callable[[Scale], Made]:
         MODELS[function.__name__] = function
         TITLES[function.__name__] = group, (function.__doc__ or "").rstrip(".")
@@ -49,21 +49,21 @@ def _model(group: str) -> Callable[[Callable[[Scale], Made]], Callable[[Scale], 
 
 
 def make(name: str, scale: Scale) -> Made:
-    """A module in evaluation mode, and the arguments of a call. `torch.manual_seed` decides about the weights and the inputs."""
+    """A module in evaluation mode, and the arguments of a call. `torch.manual_seed` determines weights and inputs."""
     import torch
 
     _declare_operators(torch)
     module, args, kwargs = MODELS[name](scale)
     module.eval()
     for p in module.parameters():
-        if not p.any():     # a weight of zeros would hide the layers before it
+        if not p.any():     # weights of zeros would hide errors in the layers before
             torch.nn.init.normal_(p, std=0.05)
     return module, args, kwargs
 
 
 def _declare_operators(torch: Any) -> None:
-    """Declare the operators of torchvision that its models do not need, and that it asks for when it is imported. Its wheel is built for
-    CUDA: beside a CPU build of PyTorch they do not load."""
+    """Declare operators that torchvision expects when it is imported, although its models do not need them. Its wheel is built for CUDA:
+    with a CPU build of PyTorch, the real operators do not load."""
     if not _declared:
         _declared.append(torch.library.Library("torchvision", "FRAGMENT"))      # lives as long as the process
         for name in ("nms", "qnms"):
@@ -88,7 +88,8 @@ def leaves(outputs: Any) -> list[Any]:
 
 
 def compiled(module: Any, **options: Any) -> Any:
-    """`torch.compile` of a module, or of the step of a decoding loop. For svod, Dynamo traces recurrent layers too (docs/pytorch.md)."""
+    """Apply `torch.compile` to a module, or to the step of a decoding loop. For svod, Dynamo traces recurrent layers too
+    (docs/pytorch.md)."""
     import torch
     import torch._dynamo
 
@@ -213,13 +214,13 @@ def llama_static_cache(scale: Scale) -> Made:
 
 
 class Decoding:
-    """Greedy decoding: `step` is the compiled function. `fixed`: the length of a cache that is written in place; 0: one that grows."""
+    """Greedy decoding. `step` is the function to compile. `fixed`: the length of a cache that is written in place; 0: a growing cache."""
 
     def __init__(self, causal: Any, fixed: int = 0, step: Any = None) -> None:
         self.causal, self.fixed, self.step = causal, fixed, step if step is not None else causal
 
     def compiled(self, **options: Any) -> Decoding:
-        """The same loop over a compiled step."""
+        """The same loop with a compiled step."""
         import torch
 
         return Decoding(self.causal, self.fixed, torch.compile(self.causal, **options))
