@@ -1,4 +1,4 @@
-"""ONNX models as functions of arrays.
+"""Runs ONNX models as functions of arrays.
 
     import svod.onnx
     model = svod.onnx.load("model.onnx")

@@ -1,4 +1,4 @@
-"""svod as an ONNX backend: what `onnx.backend.test` and the backend scoreboard run.
+"""svod as an ONNX backend, the interface used by `onnx.backend.test` and the backend scoreboard.
 
     import onnx.backend.test, svod.onnx.backend
     onnx.backend.test.BackendTest(svod.onnx.backend, __name__)
@@ -28,7 +28,7 @@ class SvodRep(BackendRep):
 
 
 class SvodBackend(Backend):
-    """The functions of the interface."""
+    """svod's implementation of ONNX's backend interface."""
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> SvodRep:

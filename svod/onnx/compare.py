@@ -1,4 +1,4 @@
-"""Differences of numbers: a model's values, node by node, against onnxruntime or the reference of the onnx package."""
+"""Compares a model's values, node by node, with those of onnxruntime or of the onnx package's reference evaluator."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from svod.tensor import Tensor
 
 
 class NodeDifference(NamedTuple):
-    """The first output of a node: the largest difference relative to its largest value; infinite for other shapes."""
+    """The difference in the first output of a node, divided by the largest value; infinite if the shapes differ."""
 
     name: str
     op: str
@@ -29,9 +29,9 @@ class NodeDifference(NamedTuple):
 
 
 def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | None = None) -> list[NodeDifference]:
-    """The difference of each node with numeric results that svod computes for the model's outputs, in the order of the nodes. `model`: a
-    Model, or an argument of `load`. `against`: "onnxruntime" or "reference"; by default the first that is installed. Both sides compute
-    every value of the graph, so no fusion hides a difference. Raises OnnxError for a model of 2 GB or more, which other runtimes refuse."""
+    """The difference for each node that svod computes and that has numeric results, in the order of the nodes. `model`: a Model, or an
+    argument of `load`. `against`: "onnxruntime" or "reference"; by default the first that is installed. Both sides return every value of
+    the graph, so no fusion hides a difference. Raises OnnxError for a model of 2 GB or more, which other runtimes refuse."""
     check_runtime(against, "against")
     if not isinstance(inputs, Mapping):
         raise OnnxError('compare(model, inputs) takes arrays by the names of the inputs: compare("model.onnx", {"x": x})')
@@ -40,7 +40,7 @@ def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | Non
     runtime = against or (RUNTIMES[0] if find_spec("onnxruntime") is not None else RUNTIMES[1])
     feed = {name: array_of(v) if isinstance(v, Tensor) else v for name, v in model.checked(inputs).items()}
     if model.fallback is not None:
-        model(feed)         # the first run finds the nodes that svod cannot compute
+        model(feed)         # the first run finds all nodes that svod cannot compute
     nodes = {o: n for n in model.walk.needed(model.proto.graph, set(model.computed)) for o in list(n.output)[:1] if o}
     names = list(nodes)
     proto = model.walk.arrays.whole(model.proto)
@@ -56,7 +56,7 @@ def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | Non
 
 
 def values_of(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array], runtime: str) -> dict[str, Any]:
-    """The values of `names`, by name, that another runtime computes. Makes every value an output of `proto`."""
+    """Compute values by their names with another runtime. Makes each of them an output of `proto`."""
     have = {o.name for o in proto.graph.output}
     proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
     wanted = [o.name for o in proto.graph.output if o.name in names]
@@ -70,7 +70,8 @@ def values_of(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array
 
 
 def relative_difference(ours: Array, theirs: Array) -> float:
-    """max |a - b| / max |b|, in float64; infinite if the shapes differ, or if only one array has a NaN or an infinity at a place."""
+    """The difference max |a - b| / max |b| in float64; infinite if the shapes differ, or if only one array has a NaN or an infinity at a
+    position."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape:
         return float("inf")

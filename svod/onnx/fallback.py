@@ -1,10 +1,10 @@
-"""Nodes that svod lacks, and all nodes that depend on them, run on the host by another runtime.
+"""Runs nodes that svod lacks, and all nodes that depend on them, with another runtime on the host.
 
     load("detector.onnx", fallback="onnxruntime")
 
-A detector ends with NonMaxSuppression, whose result has as many rows as there are boxes: svod computes everything before it, and the other
-runtime the tail, from the plan's outputs. The nodes of the tail are found while the model is loaded, and, if a node is refused because of
-values, at the first call with a signature. A warning tells the tail's share of the nodes.
+A detector ends with NonMaxSuppression, whose result has as many rows as there are boxes: svod computes all nodes before it, and the other
+runtime computes the rest, the tail, from the plan's outputs. The tail is determined when the model is loaded, and again if a node is
+refused because of values at the first call with a signature. A warning tells the tail's share of the nodes.
 """
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RUNTIMES = ("onnxruntime", "reference")
 
 
 class Tail:
-    """The nodes of a model that another runtime computes. `cut`: the values that svod computes for it, `results`: the model's outputs that
-    it gives."""
+    """The nodes of a model that another runtime computes. `cut`: names of the values that svod computes for it; `results`: names of the
+    model's outputs that it computes."""
 
     def __init__(self, model: onnx.ModelProto, arrays: Arrays, lacking: Sequence[str], outputs: Sequence[str], runtime: str) -> None:
-        """Find the tail. `arrays`: the arrays of the model's tensors. `lacking`: the first outputs of the nodes that svod lacks."""
+        """Determine the tail. `arrays`: the arrays of the model's tensors. `lacking`: the first output of each node that svod lacks."""
         graph = model.graph
         behind: set[str] = set()
         nodes = []
@@ -52,7 +52,7 @@ class Tail:
         self._runs: dict[tuple[Any, ...], Any] = {}
 
     def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs that the tail gives, for the values at the cut. Raises UnsupportedError where the other runtime refuses it."""
+        """The outputs of the tail for values at the cut. Raises UnsupportedError if the other runtime refuses the tail."""
         signature = tuple((name, values[name].dtype.str, values[name].ndim) for name in self.cut)
         run = self._runs.get(signature)
         if run is None:
@@ -75,7 +75,7 @@ class Tail:
             return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run
         except ImportError as e:
             raise UnsupportedError(f"fallback={self._runtime!r}: {e}; pip install onnxruntime, or use fallback=\"reference\"") from None
-        except Exception as e:  # each runtime has errors of its own
+        except Exception as e:  # each runtime has its own error types
             raise UnsupportedError(f"fallback={self._runtime!r} refuses the nodes behind {', '.join(self.operators)}: {e}") from e
 
 

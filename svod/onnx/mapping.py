@@ -1,7 +1,7 @@
-"""Weights inside a model's bytes, left where they are: a model of 1 GB takes 1 GB once.
+"""Keeps large weights where they are in a model's bytes, so that a model of 1 GB takes 1 GB only once.
 
-Protobuf copies every byte that it parses. So the messages on the way to the tensors of a model are walked by their lengths, and the parser
-is given the same model with a note in place of each large tensor: external data, at that offset of the model itself.
+Protobuf copies every byte that it parses. So this module follows the lengths of the messages that contain tensors, without parsing, and
+gives protobuf a copy of the model in which each large tensor is external data, at its offset in the model itself.
 """
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import onnx
 
-LARGE = 4096            # bytes of a weight that stays where it is
+LARGE = 4096            # least bytes of a weight that is not copied
 TENSOR = "tensor"
-#: The messages on the way to tensors: field number → the type of message in that field.
+# The messages that lead to tensors: field number → type of the message in that field.
 _GRAPH: dict[int, Any] = {5: TENSOR}
 _ATTRIBUTE: dict[int, Any] = {5: TENSOR, 10: TENSOR, 6: _GRAPH, 11: _GRAPH}
 _NODE: dict[int, Any] = {5: _ATTRIBUTE}
@@ -22,8 +22,8 @@ RAW_DATA, EXTERNAL_DATA = 9, 13         # fields of TensorProto
 
 
 def small_model(data: memoryview, name: str) -> bytes:
-    """The bytes of a model in which large tensors are external data of the file `name`, the model itself. Raises ValueError for bytes that
-    are no protobuf message."""
+    """The bytes of a model in which large tensors are external data of the file `name`, which is the model itself. Raises ValueError for
+    bytes that are no protobuf message."""
     return _small(data, 0, len(data), _MODEL, name)
 
 
@@ -65,7 +65,7 @@ def _varint(n: int) -> bytes:
 
 
 def _fields(data: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message: number, where the field begins, where its content begins, where both end. Raises ValueError."""
+    """The fields of a message: (number, offset of the field, offset of its content, end offset of both). Raises ValueError."""
     while at < end:
         begin = at
         tag, at = _number(data, at, end)

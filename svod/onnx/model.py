@@ -27,11 +27,11 @@ from svod.tracing import jit
 log = logging.getLogger("svod.onnx")
 
 Size = int | str | None
-_KINDS = "buif"     # kinds of elements; a Python number of one kind converts to each later kind
+_KINDS = "buif"     # kinds of elements in NumPy's letters; a Python number of one kind converts to each later kind
 
 
 class Input(NamedTuple):
-    """An input or an output of a model. A size is a number, the name of a free dimension, or None."""
+    """An input or output of a model. A size is a number, the name of a free dimension, or None."""
 
     name: str
     dtype: str
@@ -39,7 +39,7 @@ class Input(NamedTuple):
 
 
 class _Condition(NamedTuple):
-    """The result of a plan that computes the condition of a branch in place of the outputs."""
+    """The result of a plan that computes the condition of a branch instead of the model's outputs."""
 
     branch: int
     value: Any
@@ -61,13 +61,13 @@ class Outputs(tuple[Any, ...]):
 
 def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, outputs: Sequence[str] | None = None,
          fallback: str | None = None, config: PrepareConfig | None = None, device: str | None = None) -> Model:
-    """The model in a file, as a function of arrays. `source`: a path, bytes, a file or a ModelProto.
+    """Load a model as a function of arrays. `source`: a path, bytes, a file or a ModelProto.
 
-    `dims` gives sizes to free dimensions: a number, or a Variable, for which one plan serves all its values. Without, each size that
-    occurs has a plan of its own. `outputs`: the values to compute, which may be any in the graph; by default the model's outputs. Nodes and
-    inputs that they do not depend on are left out.
-    `fallback`: "onnxruntime" or "reference" runs the nodes that svod lacks, and all nodes that depend on them, on the host
-    (`svod.onnx.fallback`). `device`: the device of the kernels, such as "WEBGPU"; by default the device of `config`, else SVOD_DEVICE.
+    `dims` gives sizes to free dimensions: a number, or a Variable, for which one plan serves all its values. A free dimension without an
+    entry has one plan for each size that occurs. `outputs`: the values to compute, which may be any in the graph; by default the model's
+    outputs. Nodes and inputs that they do not depend on are left out. `fallback`: "onnxruntime" or "reference" runs the nodes that svod
+    lacks, and all nodes that depend on them, on the host (`svod.onnx.fallback`). `device`: the device of the kernels, such as "WEBGPU"; by
+    default the device of `config`, else SVOD_DEVICE.
 
     Raises OnnxError for a file that is no valid model, UnsupportedError, which lists the operators that svod lacks, and OSError."""
     proto, arrays = read_model(source)
@@ -92,7 +92,7 @@ class Model:
         self.walk = Walk(proto, opsets(proto), arrays, None if outputs is None else wanted)
         needed = {i.name for i in graph.input} if outputs is None else self.walk.needed_inputs(wanted)
         self.inputs = tuple(_described(i) for i in graph.input if i.name not in given and i.name in needed)
-        #: Initializers that a call may give another value for, by name.
+        # Initializers that are inputs as well, so that a call may replace their value, by name.
         self.overridable = tuple(_described(i) for i in graph.input if i.name in changeable)
         self._unread = {i.name for i in graph.input} - needed
         self.fallback = fallback
@@ -105,10 +105,10 @@ class Model:
         self._jit = self._captured()
         self._runs = itertools.count() if self.walk.has_seeds else None
         self._names = tuple(i.name for i in self.inputs)
-        self._plain: set[Any] = set()       # signatures of arrays in the order of the inputs that need no check
+        self._plain: set[Any] = set()       # signatures of positional arrays that earlier calls have checked
 
     def _captured(self) -> Any:
-        """The walk as a function with a plan for each signature. Each run draws new random numbers."""
+        """The translation of the graph as a jitted function: one plan for each signature; each run draws new random numbers."""
         return jit(self._trace, config=self.config, dynamic="never", random="fresh")
 
     def __repr__(self) -> str:
@@ -131,7 +131,8 @@ class Model:
 
     # -- running ---------------------------------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One output: its value; several: `Outputs`. Arrays in give arrays out; tensors of svod in give tensors out.
+        """Run the model. Returns the value of a single output, or `Outputs` for several. If all inputs are arrays, outputs are arrays; if
+        svod tensors are among them, outputs are tensors.
 
         Raises OnnxError, which names all inputs that are missing, unknown, or of another type or shape."""
         signature = tuple([(a.shape, a.dtype) if type(a) is np.ndarray else None for a in args]) if not kwargs else None
@@ -152,7 +153,7 @@ class Model:
         return out
 
     def _is_plain(self, signature: Any, results: Sequence[Any]) -> bool:
-        """Whether calls with arrays of these shapes and types go straight to their plan."""
+        """Whether further calls with arrays of these shapes and types may skip the checks."""
         return (signature is not None and None not in signature and len(signature) == len(self.inputs) and self.tail is None
                 and not self.deciding and not any(isinstance(d, Variable) for d in self.dims.values())
                 and not any(isinstance(r, list) for r in results))
@@ -168,7 +169,7 @@ class Model:
         return tail
 
     def _with_tail(self, feed: Mapping[str, Any]) -> list[Any]:
-        """The outputs. Another runtime may compute some of them."""
+        """The model's outputs, some of which another runtime may compute."""
         while True:
             try:
                 computed = self.run(feed)
@@ -178,7 +179,7 @@ class Model:
                     raise
                 self._lacking.append(e.node)
                 self.tail = self._make_tail()
-                self._jit = self._captured()        # its plans compute other values
+                self._jit = self._captured()        # the plan now computes other values
         if self.tail is None:
             return computed
         values = {name: v if isinstance(v, np.ndarray) else array_of(v) for name, v in zip(self.computed, computed, strict=True)}
@@ -188,7 +189,7 @@ class Model:
 
     @property
     def computed(self) -> list[str]:
-        """The values that the plan computes."""
+        """The names of the values that the plan computes."""
         wanted = [o.name for o in self.outputs]
         if self.tail is None:
             return wanted
@@ -197,7 +198,7 @@ class Model:
 
     def run(self, feed: Mapping[str, Any]) -> list[Any]:
         """The outputs as tensors, or lists of them, for inputs by name, which are not checked."""
-        if not self.computed:       # another runtime computes all of it
+        if not self.computed:       # another runtime computes all outputs
             return []
         given, fixed = self._split(feed)
         number = None if self._runs is None else np.array([next(self._runs) & 0xFFFFFFFF], np.uint32)
@@ -210,7 +211,7 @@ class Model:
         return list(results)
 
     def prepare(self, *args: Any, **kwargs: Any) -> ExecutionPlan:
-        """The plan for inputs of these shapes: arrays, or tuples of extents."""
+        """The plan for inputs of given shapes, which are passed as arrays or tuples of extents."""
         feed = {name: self._sample(name, v) for name, v in self._named(args, kwargs).items()}
         before = set(map(id, self._jit.plans))
         self.run(self.checked(feed))
@@ -220,7 +221,7 @@ class Model:
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
-        """One plan for each signature so far."""
+        """The plans so far, one for each signature."""
         plans: tuple[ExecutionPlan, ...] = self._jit.plans
         return plans
 
@@ -234,7 +235,8 @@ class Model:
 
     def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...],
                chosen: tuple[tuple[int, bool], ...], number: Tensor | None) -> tuple[Any, ...]:
-        """The outputs; or the condition of a branch that must be chosen before the rest of the graph has shapes."""
+        """Translate the graph: returns the outputs, or the condition of a branch that must be chosen before the translation can
+        continue."""
         values: dict[str, Value] = dict(given)
         for name, kind, shape, data in fixed:
             values[name] = np.frombuffer(data, np.dtype(kind)).reshape(shape)
@@ -253,7 +255,7 @@ class Model:
         return tuple([tensor_of(v) for v in r] if isinstance(r, list) else tensor_of(r) for r in results)
 
     def _split(self, feed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """The inputs that are operands of the plan, and the inputs whose values are part of its key."""
+        """(inputs that are operands of the plan, inputs whose values are part of its key)."""
         given, fixed = {}, []
         for name, v in feed.items():
             if name in self.deciding:
@@ -276,7 +278,7 @@ class Model:
         return {**named, **kwargs}
 
     def checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs as arrays and tensors. Raises OnnxError with everything that does not fit."""
+        """Convert the inputs to arrays and tensors. Raises OnnxError, which lists all inputs that do not fit."""
         problems: list[str] = []
         names = {i.name for i in (*self.inputs, *self.overridable)} | self._unread
         problems += [f"missing: {i.name}, {_words(i)}" for i in self.inputs if i.name not in feed]
@@ -316,7 +318,7 @@ class Model:
         return self._with_variables(i, value)
 
     def _with_variables(self, i: Input, value: Any) -> Any:
-        """An operand with each free axis that has a Variable bound to its size."""
+        """Bind each free axis that has a Variable to the size of an operand."""
         bound: list[Any] = [slice(None)] * len(i.shape or ())
         for axis, wanted in enumerate(i.shape or ()):
             variable = self.dims.get(wanted) if isinstance(wanted, str) else None
@@ -331,7 +333,7 @@ class Model:
 
 
 def _outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> tuple[Input, ...]:
-    """The values to compute. Raises OnnxError for a name that no node makes."""
+    """Descriptions of the values to compute. Raises OnnxError for a name that no node computes."""
     if isinstance(wanted, str):
         raise OnnxError(f"outputs={wanted!r}: give a list of names, outputs=[{wanted!r}]")
     every = {v.name: v for v in (*graph.value_info, *graph.output)}
@@ -351,8 +353,8 @@ def _bound(variable: Variable, n: int, name: str) -> Any:
 
 
 def _taken(given: Any, wanted: str) -> Any:
-    """An input as an array or a tensor. Python's numbers, and lists of them, become the model's type where that holds them: an int becomes
-    a float, but a float never an int. Raises the errors of NumPy and other libraries for values that are no arrays."""
+    """Convert an input to an array or a tensor. Python numbers, and lists of them, get the model's type if it can hold them: an int
+    becomes a float, but a float never an int. Raises the errors of NumPy and other libraries for values that are no arrays."""
     if isinstance(given, Tensor):
         return given
     if _is_foreign(given):

@@ -1,13 +1,13 @@
-"""The type in which a node of 16-bit floats is computed, and where it is rounded: float32, and once, at its end.
+"""Rounding of 16-bit floats: a node is computed in float32 and its results are rounded once.
 
     x: float16 ─ widened ─ float32 ─ the operator's function, of any number of steps ─ float32 ─ rounded ─ float16
 
-Operators that are `exact` move, choose or compare elements, or do their own rounding.
+Operators marked `exact` move, choose or compare elements, or round by themselves.
 
-On the CPU, which has no instructions for products of float16, nodes hand on what they made before it was rounded. Rounded is what leaves
-the graph or a branch, and results of Casts. onnxruntime does the same there: it casts the operands of nodes without a kernel for 16 bits
-to float32, their results back, and leaves out pairs of casts that meet. Devices have matrix instructions for 16-bit floats, and processors
-have them for bfloat16: there each node's result is rounded.
+The CPU has no instructions for products of float16. There nodes pass their unrounded results on to later nodes. Only values that leave the
+graph or a branch, and results of Casts, are rounded. onnxruntime does the same on the CPU: it casts the operands of nodes without a 16-bit
+kernel to float32 and their results back, and removes adjacent pairs of casts. Devices have matrix instructions for 16-bit floats, and
+processors have them for bfloat16: there each node's result is rounded.
 """
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from svod.tensor.precision import is_half, rounded, widened
 
 
 class Halves:
-    """The 16-bit floats of one walk. `device`: the name of the device that computes values on the CPU, if it is another one."""
+    """The 16-bit floats of one translation. `device`: the name of the device that computes values on the CPU, if it is another one."""
 
     def __init__(self, device: str | None = None) -> None:
         self._is_host = device is None or device.upper().partition(":")[0] == HOST
-        self._unrounded: dict[UOp, Tensor] = {}     # results before they were rounded, by the graph node of the rounded one
+        self._unrounded: dict[UOp, Tensor] = {}     # unrounded results, by the graph node of the rounded one
 
     def computed(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
-        """The results of a node for its operands as its function takes them."""
+        """The results of a node, whose 16-bit operands are widened before if necessary."""
         taken = {i: o for i, o in enumerate(operands) if isinstance(o, Tensor) and is_half(o.dtype)}
         halves = {i: o.dtype for i, o in taken.items()}
         if not self._widens(node, operator, list(taken.values()), halves):
@@ -41,12 +41,12 @@ class Halves:
         return [self._rounded(r, _kind(node, halves, i)) for i, r in enumerate(made)] if halves else made
 
     def _widens(self, node: Node, operator: Operator, taken: Sequence[Tensor], halves: dict[int, DType]) -> bool:
-        """Whether an operator's function is given float32 for operands of 16-bit floats, `taken`, and its results are rounded."""
+        """Whether an operator's function gets float32 for the 16-bit operands `taken`, and its results are rounded."""
         if operator.raw:
             return False
-        if operator.multiplies:     # matrix instructions take what was rounded
+        if operator.multiplies:     # matrix instructions read rounded operands
             return all(self._is_handed_on(half) for half in taken)
-        if operator.exact:          # rounding changes only values that earlier nodes did not round
+        if operator.exact:          # widening matters only if an earlier node passed on an unrounded value
             return any(half.uop in self._unrounded for half in taken) and _types_follow(node, halves)
         return True
 
@@ -54,7 +54,7 @@ class Halves:
         return self._unrounded[half.uop] if half.uop in self._unrounded else widened(half)
 
     def _is_handed_on(self, half: Tensor) -> bool:
-        """Whether later nodes read the float32 value behind this float16 result."""
+        """Whether later nodes read the unrounded float32 value of this float16 result."""
         return self._is_host and half.dtype is dtypes.float16 and half.device == HOST
 
     def _rounded(self, result: Value, kind: DType | None) -> Value:
@@ -67,8 +67,8 @@ class Halves:
 
 
 def _kind(node: Node, halves: dict[int, DType], output: int) -> DType | None:
-    """The 16-bit type of an output, which the node's schema ties to that of an operand; None for another type. Where the onnx package has
-    no schema, floats are of the type of the first operand of 16 bits."""
+    """The 16-bit type of an output, if the node's schema gives it the type of a 16-bit operand; None for another type. If the onnx
+    package has no schema, the first 16-bit operand decides."""
     schema = schema_of(node.op, node.domain, node.version)
     if schema is None:
         return next(iter(halves.values()))
@@ -78,7 +78,7 @@ def _kind(node: Node, halves: dict[int, DType], output: int) -> DType | None:
 
 
 def _types_follow(node: Node, halves: dict[int, DType]) -> bool:
-    """Whether a node's schema gives each result the type of one of these operands, or no float."""
+    """Whether a node's schema gives each result the type of one of these operands, or a type that is no float."""
     schema = schema_of(node.op, node.domain, node.version)
     return schema is not None and all(_kind(node, halves, i) is not None or not any("float" in t or "double" in t for t in p.types)
                                       for i, p in enumerate(schema.outputs))

@@ -1,5 +1,4 @@
-"""From a file to a checked model: the protobuf message, and the arrays of its tensors, which are mapped where they
-can be, and not copied."""
+"""Reads a model from a file: the checked protobuf message, and the arrays of its tensors, which are memory-mapped if possible."""
 from __future__ import annotations
 
 import heapq
@@ -30,7 +29,7 @@ class OnnxError(SvodError):
 Source = str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto
 
 IR_VERSION = b"\x08"      # the tag of a model's first field, which writers put first
-WITHIN = "(the model itself)"        # the file's name in tensors of a model without a file
+WITHIN = "(the model itself)"        # stands for the file name in tensors of a model without a file
 NARROW = "svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64"
 NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16",
                onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.BOOL: "bool",
@@ -38,7 +37,7 @@ NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "floa
 
 
 def read_model(source: Source) -> tuple[onnx.ModelProto, Arrays]:
-    """The model, and a function that gives the arrays of its tensors. Raises OnnxError, OSError."""
+    """The model, and the `Arrays` of its tensors. Raises OnnxError and OSError."""
     if isinstance(source, onnx.ModelProto):
         return _checked(source, "the model"), Arrays(None)
     folder, name, what = None, "", "the model"
@@ -74,14 +73,14 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except Exception as e:  # protobuf's own error type depends on its implementation
+    except Exception as e:  # the type of protobuf's errors depends on its implementation
         raise OnnxError(f"{what} is no ONNX model, or is cut off: {e}") from None
     return model
 
 
 def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
-    """The model with its functions inlined. Raises OnnxError for a graph that cannot be walked, UnsupportedError for
-    operators of a set that is newer than the onnx package."""
+    """The model with its functions inlined. Raises OnnxError for an invalid graph, UnsupportedError for an operator set that is newer
+    than the onnx package."""
     if not model.graph.node and not model.graph.output:
         raise OnnxError(f"{what} is no ONNX model: it has no graph")
     if not model.opset_import and model.ir_version >= 3:
@@ -93,7 +92,7 @@ def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
     if model.functions:
         try:
             model = inliner.inline_local_functions(model)
-        except Exception as e:  # errors of a library in C++, which has types of its own
+        except Exception as e:  # errors of a C++ library with its own types
             raise OnnxError(f"{what}: its functions cannot be put in place: {e}") from None
     _check_graph(model.graph, set(), what)
     versions = opsets(model)
@@ -104,7 +103,7 @@ def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
 
 
 def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
-    """Raise OnnxError if a value of a graph is made twice, never, or from itself."""
+    """Raise OnnxError if a value of a graph is computed twice, not at all, or from itself."""
     _check_names(graph, what)
     made = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
     for node in graph.node:
@@ -129,10 +128,10 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
 
 
 def in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes of a graph, each after the nodes that it reads, otherwise in the file's order. Nodes on a cycle, and nodes that depend on
-    one, are missing."""
+    """The nodes of a graph, each after the nodes that it reads, otherwise in the file's order. Nodes on a cycle, and nodes that depend
+    on one, are missing."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    waiting: list[int] = []         # for each node, the number of its makers that are not in `order` yet
+    waiting: list[int] = []         # for each node, the number of nodes that it reads and that are not in `order` yet
     readers: dict[int, list[int]] = {}
     for i, node in enumerate(graph.node):
         before = {maker[name] for name in reads(node) if name in maker}
@@ -161,7 +160,7 @@ def needed_for(wanted: Iterable[str], nodes: Sequence[onnx.NodeProto]) -> list[o
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """The values that a node reads, by itself and in the graphs inside it."""
+    """The values that a node reads, either itself or in its subgraphs."""
     names = [n for n in node.input if n]
     for sub in subgraphs(node):
         inner = list(all_nodes(sub))
@@ -180,19 +179,19 @@ def _check_names(graph: onnx.GraphProto, what: str) -> None:
 
 
 def overridable(model: onnx.ModelProto) -> list[str]:
-    """The initializers that a call may override: inputs with a default value. Before version 4 of the format every initializer had to be
-    an input, and could not be overridden."""
+    """The initializers that a call may override, because they are inputs as well. Before version 4 of the format every initializer had
+    to be an input, and could not be overridden."""
     given = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
     return [i.name for i in model.graph.input if i.name in given] if model.ir_version >= 4 else []
 
 
 def opsets(model: onnx.ModelProto) -> dict[str, int]:
-    """The version of each operator set by domain; '' is ai.onnx."""
+    """The version of each operator set by domain; "" stands for ai.onnx."""
     return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
 
 
 def domain_of(node: onnx.NodeProto) -> str:
-    """The domain of a node's operator; '' is ai.onnx."""
+    """The domain of a node's operator; "" stands for ai.onnx."""
     return "" if node.domain == "ai.onnx" else str(node.domain)
 
 
@@ -208,7 +207,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of the graphs in it."""
+    """The nodes of a graph and of its subgraphs."""
     for node in graph.node:
         yield node
         for sub in subgraphs(node):
@@ -217,15 +216,15 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 # -- tensors -------------------------------------------------------------------------------------------------------------------
 class Arrays:
-    """The arrays of a model's tensors. Files of external data are mapped once. `own`: the bytes of the model itself, which its tensors call
-    `name`."""
+    """The arrays of a model's tensors. Files with external data are mapped once. `own`: the bytes of the model itself, which tensors
+    refer to by the file name `name`."""
 
     def __init__(self, folder: Path | None, name: str = "", own: memoryview | None = None) -> None:
         self.folder, self.name, self.own = folder, name, own
         self._files: dict[Path, memoryview] = {}
 
     def of(self, tensor: onnx.TensorProto) -> Array:
-        """The array of a tensor; bfloat16 as ml_dtypes has it. Raises OnnxError, UnsupportedError."""
+        """The array of a tensor; bfloat16 in the type of ml_dtypes. Raises OnnxError or UnsupportedError."""
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             return self._external(tensor)
         if tensor.data_type in NUMPY_TYPES and tensor.HasField("raw_data") and NUMPY_TYPES[tensor.data_type] != "bfloat16":
@@ -258,7 +257,7 @@ class Arrays:
             if self.folder not in path.parents:
                 raise OnnxError(f"the tensor {tensor!r} is in {location!r}, outside of the model's folder: it is not read")
             if path not in self._files:
-                if path.exists() and not path.is_file():       # opening a named pipe would wait for ever
+                if path.exists() and not path.is_file():       # opening a named pipe would block for ever
                     raise ValueError("it is no file")
                 self._files[path] = _mapped(path)
         except (OSError, ValueError) as e:
@@ -266,7 +265,7 @@ class Arrays:
         return self._files[path]
 
     def whole(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """A copy of a model with all data in it, for other runtimes. Raises OnnxError for one that protobuf cannot hold."""
+        """A copy of a model that includes all external data, for other runtimes. Raises OnnxError if it is too large for protobuf."""
         out = onnx.ModelProto()
         out.CopyFrom(model)
         for graph in [out.graph, *(sub for node in all_nodes(out.graph) for sub in subgraphs(node))]:
@@ -295,13 +294,13 @@ def _viewed(tensor: onnx.TensorProto, data: memoryview) -> Array:
     array = np.frombuffer(data, kind).reshape(shape)
     if array.ctypes.data % np.dtype(kind).itemsize == 0:
         return array
-    copy = array.copy()         # kernels read aligned elements
+    copy = array.copy()         # kernels need aligned elements
     give_back(array)
     return copy
 
 
 def _unpacked(tensor: onnx.TensorProto, data: memoryview) -> Array:
-    """Integers of 2 or 4 bits, the first of a byte in its lowest bits, a byte each."""
+    """Unpack integers of 2 or 4 bits to one byte each; the first of a byte is in its lowest bits."""
     kind, count, bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), math.prod(tensor.dims), int(type_name(tensor.data_type)[-1])
     if len(data) != -(-count * bits // 8):
         raise OnnxError(f"the tensor {tensor.name!r} of {tuple(tensor.dims)} {type_name(tensor.data_type)} has {len(data)} bytes")
@@ -313,7 +312,7 @@ def _unpacked(tensor: onnx.TensorProto, data: memoryview) -> Array:
 
 
 def type_name(data_type: int) -> str:
-    """float32 for FLOAT."""
+    """The name of a tensor type in NumPy's terms: float32 for FLOAT."""
     return NUMPY_TYPES.get(data_type) or onnx.TensorProto.DataType.Name(data_type).lower()
 
 
@@ -336,7 +335,7 @@ def attributes_of(node: onnx.NodeProto, arrays: Arrays) -> dict[str, Any]:
 
 
 def describe_missing(missing: Iterable[tuple[str, int, int, str, str]], what: str) -> str:
-    """The text of the error about operators that svod does not have: (operator, opset, count, first node, why)."""
+    """The message about operators that svod lacks. `missing`: (operator, opset, count, first node, reason)."""
     rows = [f"  {op} (opset {version}) ×{count}, first at {first!r}" + (f"        {why}" if why else "")
             for op, version, count, first, why in missing]
     return (f"{what} has {len(rows)} operation{'s' * (len(rows) != 1)} that svod does not have:\n" + "\n".join(rows)

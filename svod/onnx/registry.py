@@ -1,4 +1,4 @@
-"""The table of operators: which function computes a node, by its name, its domain and the version of its operator set.
+"""The table of operators: the function that computes a node, by its name, domain and operator set version.
 
     @operator("Add", 7)
     def add(node: Node, a: Tensor, b: Tensor) -> Tensor: ...
@@ -6,13 +6,13 @@
     @operator("ReduceSum", 13, known=("axes",))
     def reduce_sum(node: Node, x: Tensor, axes: Array | None = None) -> Tensor: ...
 
-A function is given the node and its operands, as tensors; operands named in `known` are NumPy arrays, whose values are needed while the
-graph is walked. With `raw` the operands come as they are. A missing operand is None. The result is a value, or a tuple with one for each
-output.
+A function gets the node and its operands, as tensors. Operands named in `known` are NumPy arrays instead, because their values are needed
+during translation. With `raw` all operands are passed in their present form, array or tensor. A missing operand is None. The result is a
+value, or a tuple with one for each output.
 
-Operands of 16-bit floats come as float32, and the results are rounded (`svod.onnx.precision`). With `exact` they come as they are, unless
-they come from nodes that did not round: for functions that move, choose or compare elements, or that look at their operands' types. With
-`multiplies` they stay 16-bit where the device has matrix instructions for them: such a function rounds between its two products.
+16-bit operands are passed as float32, and results are rounded (`svod.onnx.precision`). With `exact` operands stay 16-bit, unless earlier
+nodes passed on unrounded values: for functions that move, choose or compare elements, or that depend on their operands' types. With
+`multiplies` operands stay 16-bit if the device has matrix instructions for them: such a function rounds between its two products.
 """
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ DOMAINS = {"": "", "ai.onnx": "", MICROSOFT: MICROSOFT}
 
 @dataclass(frozen=True)
 class Operator:
-    """An entry of the table. `since`: the first version of the operator set that `function` implements. `known`: the positions of operands
-    whose values it needs. `raw`, `exact`, `multiplies`, `narrow`: the form in which it takes its operands."""
+    """An entry of the table. `since`: the first operator set version that `function` implements. `known`: the positions of operands
+    whose values it needs. `raw`, `exact`, `multiplies`, `narrow`: the form in which it gets its operands."""
 
     name: str
     since: int
@@ -49,8 +49,8 @@ class Operator:
 
 @dataclass
 class Node:
-    """A node as an operator sees it. `asked`: for each output, whether it has a name. `walk`: the interface to the graph around the node
-    (`svod.onnx.walk._Inside`), which computes graphs among its attributes."""
+    """A node as seen by an operator's function. `asked`: for each output, whether it has a name. `walk`: the interface to the graph
+    around the node (`svod.onnx.walk._Inside`), which computes its subgraphs."""
 
     op: str
     name: str
@@ -78,7 +78,7 @@ _operators: dict[tuple[str, str], list[Operator]] = {}
 
 def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str] = (), raw: bool = False,
              exact: bool = False, multiplies: bool = False, narrow: bool = False) -> Callable[[F], F]:
-    """Enter a function into the table. One function may be entered several times."""
+    """Add a function to the table; it may be added under several names."""
     def enter(function: F) -> F:
         names = list(inspect.signature(function).parameters)[1:]
         missing = [k for k in known if k not in names]
@@ -90,21 +90,21 @@ def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str
 
 
 def find(domain: str, name: str, version: int) -> Operator | None:
-    """The entry for an operator in a version of its operator set; None if the table has none."""
+    """The entry for an operator in a version of its operator set; None if there is none."""
     known = _operators.get((DOMAINS.get(domain, domain), name), [])
     fitting = [o for o in known if o.since <= version]
     return max(fitting, key=lambda o: o.since, default=None)
 
 
 def axis_in(axis: int, rank: int) -> int:
-    """The axis counted from the beginning. Raises ShapeError for an axis outside -rank … rank - 1."""
+    """The axis, counted from the first. Raises ShapeError for an axis outside -rank … rank - 1."""
     if not -rank <= axis < rank:
         raise ShapeError(f"there is no axis {axis}: the operand has {rank}")
     return axis % rank
 
 
 def axes_in(axes: Iterable[Any], rank: int) -> list[int]:
-    """The axes counted from the beginning. Raises ShapeError for an axis out of range, and for one named twice."""
+    """The axes, counted from the first. Raises ShapeError for an axis out of range, and for one that occurs twice."""
     found = [axis_in(int(a), rank) for a in axes]
     if len(set(found)) < len(found):
         raise ShapeError(f"the axes {[int(a) for a in axes]} name one of {rank} twice")

@@ -1,4 +1,4 @@
-"""Runs a model once with inputs that it makes. `svod-tune model.onnx` captures such a run, and `--check` compares it with onnxruntime.
+"""Runs a model once with generated inputs. `svod-tune model.onnx` captures such a run; `--check` compares its results.
 
     python -m svod.onnx.run model.onnx --dim sequence=128
     python -m svod.onnx.run model.onnx --dim sequence=128 --check        compares with onnxruntime, or with the reference
@@ -28,7 +28,7 @@ from svod.onnx.registry import Array
 from svod.system.process.streams import tell
 
 BATCH_NAMES = ("batch", "batch_size", "n", "b")
-MANY_WEIGHTS = 1 << 20       # elements up to which the reference, which is slow, is compared with
+MANY_WEIGHTS = 1 << 20       # most elements of weights for a comparison with the reference evaluator, which is slow
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,7 +66,7 @@ def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | Non
 
 
 def dimensions(texts: Sequence[str]) -> dict[str, int | Variable]:
-    """--dim as `load` takes it. Raises OnnxError."""
+    """Parse --dim for `load`. Raises OnnxError."""
     out: dict[str, int | Variable] = {}
     for text in texts:
         name, _, size = text.partition("=")
@@ -83,7 +83,7 @@ def dimensions(texts: Sequence[str]) -> dict[str, int | Variable]:
 
 
 def arrays_in(path: str) -> dict[str, Array]:
-    """--inputs: the arrays of a .npz file by their names. Raises OnnxError."""
+    """Read the file of --inputs: the arrays of a .npz file by name. Raises OnnxError."""
     try:
         found = np.load(path)
         if not isinstance(found, np.lib.npyio.NpzFile):
@@ -94,7 +94,7 @@ def arrays_in(path: str) -> dict[str, Array]:
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """--shape by input. Raises OnnxError."""
+    """Parse --shape: the shape of each input by name. Raises OnnxError."""
     out = {}
     for text in texts:
         name, equals, sizes = text.rpartition("=")
@@ -107,9 +107,9 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Array],
               command: Sequence[str]) -> dict[str, Array]:
-    """Inputs for a run: the given arrays, else small numbers of the declared types. A free dimension has the size that the model was loaded
-    with, else the size in a given shape or array. Raises OnnxError for dimensions without a size, with a command to paste: `command` and
-    example sizes."""
+    """Make inputs for a run: the given arrays, else small numbers of the declared types. A free dimension has the size with which the
+    model was loaded, else the size in a given shape or array. Raises OnnxError for dimensions without a size, with a command to paste:
+    `command` and example sizes."""
     known = {i.name for i in model.inputs}
     if unknown := sorted((shapes.keys() | given.keys()) - known):
         raise OnnxError(f"the model has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")
@@ -125,7 +125,7 @@ def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mappin
 
 
 def _told_sizes(model: Model, told: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The sizes of dimensions by name, as the model was loaded with them, or as the shapes of inputs show."""
+    """The sizes of named dimensions, from loading the model or from the shapes of inputs."""
     sizes: dict[str, int] = {name: n.expr.arg[2] if isinstance(n, Variable) else n for name, n in model.dims.items()}
     for i in model.inputs:
         for name, n in zip(i.shape or (), told.get(i.name, ()), strict=False):
@@ -135,7 +135,7 @@ def _told_sizes(model: Model, told: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 
 def _size_of(n: int | str | None, axis: int, sizes: Mapping[str, int]) -> int | None:
-    """The size of an axis; None if it was not given. A batch is 1."""
+    """The size of an axis; None if it was not given. A batch axis has size 1."""
     if isinstance(n, int):
         return n
     if n is not None and n in sizes:
@@ -144,7 +144,7 @@ def _size_of(n: int | str | None, axis: int, sizes: Mapping[str, int]) -> int | 
 
 
 def _sizes_wanted(model: Model, shapes: Mapping[str, tuple[int | None, ...]], command: Sequence[str]) -> str:
-    """The message about dimensions without a size, which are None in `shapes`: the inputs, and the command to paste."""
+    """The message about dimensions without a size, which are None in `shapes`: it lists the inputs and a command to paste."""
     free: dict[str, None] = {}      # names without a size
     nameless: dict[str, str] = {}   # inputs with an axis that has neither a name nor a size, and a shape to give
     for i in model.inputs:
@@ -170,8 +170,8 @@ def _numbers(i: Input, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
 
 
 def with_random_weights(path: str) -> onnx.ModelProto:
-    """The model with weights in place of the floats that ConstantOfShape makes with known shapes: files without weights compute them so.
-    Raises OnnxError."""
+    """A copy of the model in which random weights replace floats that ConstantOfShape makes with known shapes; files without weights
+    compute them that way. Raises OnnxError."""
     proto, arrays = read_model(path)
     model = arrays.whole(proto)
     known = {t.name: arrays.of(t) for t in model.graph.initializer}
@@ -192,7 +192,7 @@ def with_random_weights(path: str) -> onnx.ModelProto:
 
 
 def _makes_floats(node: onnx.NodeProto) -> bool:
-    """Whether the numbers of a ConstantOfShape are float32."""
+    """Whether a ConstantOfShape makes float32 numbers."""
     return all(a.t.data_type == onnx.TensorProto.FLOAT for a in node.attribute if a.name == "value")
 
 
@@ -206,7 +206,7 @@ def difference(feed: Mapping[str, Array], outputs: Sequence[Array], model: Model
     names = [o.name for o in model.outputs]
     try:
         theirs = values_of(model.walk.arrays.whole(model.proto), names, feed, runtime)
-    except Exception as e:  # each runtime has errors of its own, and lacks operators that svod has
+    except Exception as e:  # each runtime has its own error types, and lacks operators that svod has
         return f"not compared: {name} does not run the model: {e}"
     worst = max((relative_difference(a, theirs[n]) for n, a in zip(names, outputs, strict=True)), default=0.0)
     return f"largest difference to {name}: {worst:.1e} of the largest output"

@@ -1,5 +1,5 @@
-"""The standard's rules for a node's form and types, from the schemas of the onnx package. Operators without a schema there, such as
-com.microsoft's, are not checked."""
+"""Checks a node's form and types by the schemas of the onnx package. Operators without a schema there, such as com.microsoft's, are not
+checked."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from onnx import defs
 from svod.onnx.values import Value, dtype_of, has_dtype, is_known
 from svod.tensor import Tensor
 
-_WORDS = {"float32": "float", "float64": "double"}      # ONNX's names of types
+_WORDS = {"float32": "float", "float64": "double"}      # ONNX's names of types that differ from NumPy's
 
 
 @cache
 def schema_of(op: str, domain: str, version: int) -> defs.OpSchema | None:
-    """The schema of an operator in a version of its operator set; None where the onnx package has none."""
+    """The schema of an operator in a version of its operator set; None if the onnx package has none."""
     try:
         return defs.get_schema(op, version, domain)
     except defs.SchemaError:
@@ -25,7 +25,7 @@ def schema_of(op: str, domain: str, version: int) -> defs.OpSchema | None:
 
 
 def mistakes_in(node: onnx.NodeProto, domain: str, version: int) -> list[str]:
-    """The faults in the form of a node: in its numbers of inputs and outputs, and in its attributes. Empty if there is no schema."""
+    """The faults in the form of a node: its numbers of inputs and outputs, and its attributes. Empty without a schema."""
     schema = schema_of(node.op_type, domain, version)
     if schema is None:
         return []
@@ -53,7 +53,7 @@ def _between(low: int, high: int) -> str:
 
 
 def type_mistake(op: str, domain: str, version: int, operands: Sequence[Value]) -> str | None:
-    """The fault in the types of a node's operands, or None. Types that have to be equal have one name in a schema."""
+    """The fault in the types of a node's operands, or None. Types that must be equal have the same name in a schema."""
     schema = schema_of(op, domain, version)
     if schema is None or not schema.inputs:
         return None

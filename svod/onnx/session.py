@@ -1,4 +1,4 @@
-"""The interface of onnxruntime, for code that stays unchanged: `InferenceSession(path).run(None, {"x": x})`."""
+"""onnxruntime's interface, so that code written for it needs no change: `InferenceSession(path).run(None, {"x": x})`."""
 from __future__ import annotations
 
 import inspect
@@ -19,7 +19,7 @@ _TYPE_NAMES = {"float32": "float", "float64": "double"}
 
 
 class NodeArg(NamedTuple):
-    """An input or an output: its name, its type as `tensor(float)`, its shape with names, and None for free dimensions."""
+    """An input or output: its name, its type such as `tensor(float)`, and its shape with numbers, names, and None for free dimensions."""
 
     name: str
     type: str
@@ -38,8 +38,7 @@ class ModelMetadata(NamedTuple):
 
 
 class SessionOptions:
-    """Options that onnxruntime has. `intra_op_num_threads` is used; any other is accepted, as svod does so anyway, or has
-    nothing to do with it."""
+    """onnxruntime's options. `intra_op_num_threads` is used; all others are accepted and ignored."""
 
     def __init__(self) -> None:
         self.intra_op_num_threads = 0
@@ -49,7 +48,7 @@ class SessionOptions:
 
 
 class GraphOptimizationLevel(Enum):
-    """onnxruntime's levels of optimisation. svod has one."""
+    """onnxruntime's levels of optimisation. svod has a single level and ignores them."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -59,7 +58,7 @@ class GraphOptimizationLevel(Enum):
 
 
 class ExecutionMode(Enum):
-    """onnxruntime's orders of operators. svod's is that of the plan."""
+    """onnxruntime's orders of operators, which are ignored: svod runs kernels in the plan's order."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
@@ -92,7 +91,7 @@ class InferenceSession:
         self._options = sess_options or SessionOptions()
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Array]:
-        """The outputs that are named, or all of them, for inputs by name. Raises OnnxError."""
+        """The named outputs, or all if `output_names` is None, for inputs by name. Raises OnnxError."""
         names = [o.name for o in self._model.outputs]
         if isinstance(output_names, str) or not isinstance(input_feed, Mapping):
             feed = ", ".join(f"{i.name!r}: …" for i in self._model.inputs)
@@ -101,7 +100,7 @@ class InferenceSession:
             raise OnnxError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
         inputs = [i.name for i in self._model.inputs]
         if len(input_feed) == len(inputs) and all(name in input_feed for name in inputs):
-            results = self._model(*[input_feed[name] for name in inputs])       # positional calls skip checks for a known signature
+            results = self._model(*[input_feed[name] for name in inputs])       # positional calls skip the checks for a known signature
         else:
             results = self._model(dict(input_feed))
         outputs = list(results) if isinstance(results, tuple) else [results]
@@ -132,7 +131,7 @@ class InferenceSession:
 
 
 def _note_providers(providers: Sequence[Any] | None) -> None:
-    """Warn where onnxruntime would run on a device and svod does not."""
+    """Warn if a requested provider would make onnxruntime run on a device, because svod does not."""
     names = [str(p[0] if isinstance(p, (tuple, list)) else p) for p in providers or ()]
     if others := [n for n in names if n not in get_available_providers()]:
         log.warning('svod: InferenceSession has no %s and runs on the CPU; device="CUDA" or "WEBGPU" is svod\'s own way', ", ".join(others))

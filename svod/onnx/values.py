@@ -1,7 +1,7 @@
-"""The values on the edges of a graph while it is walked.
+"""The values of a graph's edges during translation.
 
     Tensor      computed when the plan runs
-    Array       known now: weights, and small integers that decide about shapes, axes and branches
+    Array       known now: weights, and small integers that determine shapes, axes and branches
     list        a sequence
     None        an optional that is absent
 """
@@ -20,13 +20,13 @@ from svod.tensor import Tensor
 
 Value = Any
 
-_DTYPES = {to_numpy(t): t for t in BY_NAME.values()      # keyed by NumPy's dtypes, as looking up their names is slow
+_DTYPES = {to_numpy(t): t for t in BY_NAME.values()      # keyed by NumPy's dtypes, because looking up their names is slow
            if t not in (dtypes.bfloat16, dtypes.index, dtypes.void)}
 
 
 class Undecided(Exception):
-    """A branch that has to be chosen before the graph can be walked on: the branch's number in the walk, and the condition, which is
-    computed from data."""
+    """Raised for a branch that has to be chosen before the translation can continue. `branch`: its number in the translation;
+    `condition`: depends on data."""
 
     def __init__(self, branch: int, condition: Tensor) -> None:
         self.branch, self.condition = branch, condition
@@ -45,7 +45,7 @@ def size(n: Any) -> Any:
 
 
 def value_of_sizes(sizes: Sequence[Any] | int) -> Value:
-    """Extents, or their product, as int64: an array, or a tensor where one depends on a Variable."""
+    """Extents, or their product, as int64: an array, or a tensor if one of them depends on a Variable."""
     items = np.array(sizes, object)
     if not has_dims(items):
         return items.astype(np.int64)
@@ -58,7 +58,7 @@ def has_dims(value: Any) -> bool:
 
 
 def tensor_of(value: Value) -> Tensor:
-    """A value as a tensor. Raises UnsupportedError for a value that no tensor holds."""
+    """Convert a value to a tensor. Raises UnsupportedError for sequences, absent optionals and types that tensors do not have."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray):
@@ -72,7 +72,7 @@ def tensor_of(value: Value) -> Tensor:
 
 
 def has_dtype(array: Array) -> bool:
-    """Whether svod computes with the elements of an array."""
+    """Whether svod computes with the array's element type."""
     return array.dtype in _DTYPES or array.dtype.name in BY_NAME
 
 
@@ -82,7 +82,7 @@ def dtype_of(value: Value) -> DType:
 
 
 def is_narrow_integer(array: Array) -> bool:
-    """Whether the elements are integers of 2 or 4 bits, as ml_dtypes has them, a byte each."""
+    """Whether the elements are integers of 2 or 4 bits, in the types of ml_dtypes with one byte each."""
     return array.dtype not in _DTYPES and array.dtype.name in ("int2", "uint2", "int4", "uint4")
 
 
@@ -91,18 +91,18 @@ def shape_of(value: Value) -> tuple[int, ...]:
 
 
 def array_of(t: Tensor) -> Array:
-    """The elements of a computed tensor as ONNX has them: bfloat16 as ml_dtypes has it."""
+    """The elements of a computed tensor as an array; bfloat16 in the type of ml_dtypes."""
     if t.dtype is not dtypes.bfloat16:
         return t.numpy()
     return ml_bfloat16(t.bitcast(dtypes.uint16).numpy())
 
 
 def ml_bfloat16(bits: Array) -> Array:
-    """The bits of bfloat16 numbers as ml_dtypes has them."""
+    """View the bits of bfloat16 numbers in the type of ml_dtypes."""
     import ml_dtypes
     return bits.view(ml_dtypes.bfloat16)
 
 
 def tensor_as(values: Array, kind: DType) -> Tensor:
-    """The numbers of a float64 array as a tensor of a type."""
+    """Convert the numbers of a float64 array to a tensor of another type."""
     return tensor_of(values.astype(to_numpy(kind))) if kind is not dtypes.bfloat16 else Tensor(values.astype(np.float32)).cast(kind)

@@ -1,4 +1,4 @@
-"""A walk through a graph: from values of its inputs to values of its outputs, node by node, as a lazy graph of svod."""
+"""Translates a graph node by node, from values of its inputs to values of its outputs, as a lazy graph of svod."""
 from __future__ import annotations
 
 import logging
@@ -36,19 +36,19 @@ log = logging.getLogger("svod.onnx")
 
 
 class Walk:
-    """The graphs of one model. Arrays of weights are kept, so that a weight is one tensor in every walk."""
+    """Translates the graphs of one model. It keeps arrays of weights, so that a weight becomes the same tensor in every translation."""
 
     def __init__(self, model: onnx.ModelProto, opsets: dict[str, int], arrays: Arrays, wanted: Sequence[str] | None = None) -> None:
-        """Prepare walks. `wanted`: the outputs that walks will ask for; by default any value of the graph."""
+        """Prepare translations. `wanted`: the outputs that they will compute; by default any value of the graph."""
         self.model, self.opsets, self.arrays = model, opsets, arrays
         self._order: dict[int, tuple[onnx.GraphProto, list[onnx.NodeProto]]] = {}
         self.nodes = self._in_order(model.graph) if wanted is None else self.needed(model.graph, set(wanted))
-        self._weights: dict[int, Tensor] = {}       # tensors by the id of the model's array
+        self._weights: dict[int, Tensor] = {}       # key: the id of the model's array
         self._own: set[int] = set()
-        # The key is the id of a message. The message is kept too: protobuf makes new objects for messages without references.
+        # The key is the id of a message. The message is kept alive, too, because protobuf makes new objects for unreferenced messages.
         self._initial: dict[int, tuple[onnx.GraphProto, dict[str, Value]]] = {}
         self._attributes: dict[int, tuple[onnx.NodeProto, dict[str, Any]]] = {}
-        self._chosen: dict[int, bool] = {}      # choices in the present walk
+        self._chosen: dict[int, bool] = {}      # branches chosen for the current translation
         self.known, self.halves = Known(), Halves()
         self._branches = 0
         self._draws: Counter[int] = Counter()
@@ -67,7 +67,7 @@ class Walk:
         return [(f"{d}.{op}" if d else op, self.opsets.get(d, 1), n, first[d, op], "") for (d, op), n in count.items()]
 
     def lacking(self) -> list[str]:
-        """The first output of each node that svod cannot compute, or that has such a node in a graph inside it."""
+        """The first output of each node that svod cannot compute, or that has such a node in a subgraph."""
         return [node.output[0] for node in self.nodes
                 if any(self._operator(n) is None for n in (node, *(inner for sub in subgraphs(node) for inner in all_nodes(sub))))]
 
@@ -80,20 +80,20 @@ class Walk:
     def _operator(self, node: onnx.NodeProto) -> Operator | None:
         domain = domain_of(node)
         assert operators.FILES, "they enter the table when they are imported"
-        # a model that does not import the operator set of a domain means its first version
+        # without an entry for a domain, a model uses the first version of its operator set
         return find(domain, node.op_type, self.opsets.get(domain, 1))
 
     def deciding_inputs(self) -> set[str]:
-        """The names of the inputs whose values decide shapes, axes or branches; the values are part of a plan's key. Only scalars and lists
-        of integers qualify: each image would need its own plan."""
+        """The names of the inputs whose values determine shapes, axes or branches; these values are part of a plan's key. Only scalars
+        and lists of integers qualify: with images, each would need its own plan."""
         deciding: set[str] = set()
         direct: set[str] = set()
         self._collect_deciding(self.nodes, deciding, direct)
         return {i.name for i in self.model.graph.input if i.name in deciding and _may_decide(i, i.name in direct)}
 
     def _collect_deciding(self, nodes: Sequence[onnx.NodeProto], deciding: set[str], direct: set[str]) -> None:
-        """Add the names of values that must be known, from the last node to the first. `direct`: names that are such
-        operands themselves."""
+        """Add the names of values that must be known, from the last node to the first. `direct`: those that are such operands
+        themselves, not only used to compute one."""
         for node in reversed(nodes):
             for sub in subgraphs(node):
                 self._collect_deciding(self._in_order(sub), deciding, direct)
@@ -104,16 +104,17 @@ class Walk:
                     deciding.add(name)
                     direct.add(name)
             if node.op_type in ("Shape", "Size"):
-                continue        # a tensor's shape and type are known whatever its values are
+                continue        # a tensor's shape and type are known without its values
             if any(o in deciding for o in node.output):
                 deciding.update(n for n in node.input if n)
 
     # -- walking ------------------------------------------------------------------------------------------------------
     def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None, chosen: Mapping[int, bool] | None = None,
             number: Tensor | None = None, device: str | None = None) -> list[Value]:
-        """The values of the model's outputs, or of the named ones, for values of its inputs. `chosen`: the way of each branch with a
-        computed condition, by the branch's number in the walk. `number`: the run's number, uint32 (1,), for nodes with a seed.
-        `device`: the device that computes values on the CPU, if it is another one. Raises Undecided for a branch not chosen yet."""
+        """Compute the values of the model's outputs, or of the named ones, from values of its inputs. `chosen`: for each branch with a
+        computed condition, by its number in the translation, whether it is taken. `number`: the run's number, uint32 (1,), for nodes
+        with a seed. `device`: the device that computes values on the CPU, if it is another one. Raises Undecided for a branch that is
+        not chosen yet."""
         graph = self.model.graph
         self._chosen, self._branches, self.known, self.halves = dict(chosen or {}), 0, Known(), Halves(device)
         self.run_number, self._draws = number, Counter()
@@ -123,23 +124,23 @@ class Walk:
         return [_value(values, name) for name in wanted]
 
     def at_branch(self) -> tuple[int, bool | None]:
-        """The number of the branch that the walk has reached, and the chosen way, True for `then`; None: not chosen yet."""
+        """(number of the branch that the translation has reached, the choice: True for `then`, None if not chosen yet)."""
         self._branches += 1
         return self._branches, self._chosen.get(self._branches)
 
     def turn(self, node: onnx.NodeProto) -> int:
-        """The number of earlier calls for this node in the present walk."""
+        """The number of earlier calls for this node in the current translation; counts this call."""
         self._draws[id(node)] += 1
         return self._draws[id(node)] - 1
 
     @property
     def has_seeds(self) -> bool:
-        """Whether a node draws random numbers of a seed of its own."""
+        """Whether a node has a seed for its random numbers."""
         return any(a.name == "seed" for node in self.nodes for n in (node, *(i for s in subgraphs(node) for i in all_nodes(s)))
                    for a in n.attribute)
 
     def subgraph(self, graph: onnx.GraphProto, operands: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:
-        """The outputs of a graph inside a node, which reads values around it."""
+        """The outputs of a node's subgraph, which may read values of the graphs around it."""
         values = {**outer, **self._initializers(graph), **{i.name: v for i, v in zip(graph.input, operands, strict=True)}}
         wanted = [o.name for o in graph.output]
         self._compute(graph, values, set(wanted))
@@ -196,7 +197,7 @@ class Walk:
             with scope(node.name.strip("/").replace("/", ".") or node.op):
                 made = self.halves.computed(node, operator, self._operands(node, operator, operands))
         except UnsupportedError as e:
-            e.node = proto.output[0]        # another runtime may take over at the outermost of nested nodes
+            e.node = proto.output[0]        # the outermost of nested nodes is the one that another runtime can compute
             raise
         except OnnxError:
             raise
@@ -207,7 +208,7 @@ class Walk:
         return [self.known.settled(r) for r in made] if _are_known(proto, operands) else made
 
     def _operands(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
-        """The operands as the operator's function takes them."""
+        """The operands in the form that the operator's function takes."""
         taken: list[Value] = []
         for i, o in enumerate(operands):
             value: Value = self.known.value(o) if i in operator.known else None
@@ -221,8 +222,8 @@ class Walk:
         return taken
 
     def tensor(self, value: Value, narrow: bool = False) -> Tensor:
-        """A value as a tensor; one of the model's own arrays as one tensor, however often it is read. `narrow`: integers of 2 and 4 bits
-        become int8, and are refused otherwise."""
+        """Convert a value to a tensor; each array of the model becomes the same tensor at each use. `narrow`: integers of 2 and 4 bits
+        become int8; without it they are refused."""
         if not is_known(value):
             return tensor_of(value)
         is_narrow = is_narrow_integer(value)
@@ -235,12 +236,12 @@ class Walk:
         return made
 
     def _owned(self, values: Mapping[str, Value]) -> None:
-        """Record arrays that live as long as the model, so that each becomes one tensor."""
+        """Record arrays that live as long as the model, so that each is converted to a tensor only once."""
         self._own.update(id(v) for v in values.values() if isinstance(v, np.ndarray) and v.size > 1)
 
 
 class _Inside:
-    """The interface by which a node with graphs computes them where it stands."""
+    """The interface by which a node's operator computes the node's subgraphs, with the values around it."""
 
     def __init__(self, walk: Walk, values: Mapping[str, Value], proto: onnx.NodeProto) -> None:
         self.walk, self.values, self.proto = walk, values, proto
@@ -258,16 +259,16 @@ class _Inside:
         return self.walk.run_number
 
     def turn(self) -> int:
-        """The number of earlier turns of a loop in which the node drew numbers in this walk."""
+        """The number of earlier loop iterations in which the node drew numbers in this translation."""
         return self.walk.turn(self.proto)
 
     def known(self, value: Value) -> np.ndarray[Any, Any] | None:
-        """The array that a value is known to be; None: it is computed when the plan runs."""
+        """The array that a value is known to be; None if it is computed when the plan runs."""
         return self.walk.known.value(value)
 
 
 def _value(values: Mapping[str, Value], name: str) -> Value:
-    """The value of a name. Raises UnsupportedError for an optional output that svod's function of the operator does not return."""
+    """The value with a name. Raises UnsupportedError for an optional output that svod's function of the operator does not return."""
     if name not in values:
         raise UnsupportedError(f"{name!r} is an output that svod's form of its operator does not have")
     return values[name]
@@ -282,8 +283,8 @@ def _may_decide(info: onnx.ValueInfoProto, is_direct: bool) -> bool:
 
 
 def _are_known(node: onnx.NodeProto, operands: Sequence[Value]) -> bool:
-    """Whether the results of a node are computed during the walk: its operands are known and small. A node with graphs inside is not; the
-    nodes inside are asked one by one."""
+    """Whether the results of a node are computed during translation: its operands are known and small. Not for nodes with subgraphs; the
+    nodes in these are tested one by one."""
     return (all(o is None or is_known(o) for o in operands) and sum(o.size for o in operands if o is not None) <= MOST_KNOWN
             and not any(True for _ in subgraphs(node)))
 
@@ -293,7 +294,7 @@ def _shapes(operands: Sequence[Value]) -> str:
 
 
 def dense(sparse: onnx.SparseTensorProto, arrays: Arrays) -> np.ndarray[Any, Any]:
-    """The array of a sparse tensor."""
+    """Convert a sparse tensor to an array."""
     values, indices, shape = arrays.of(sparse.values), arrays.of(sparse.indices), tuple(sparse.dims)
     out = np.zeros(shape, values.dtype)
     if indices.ndim == 1:

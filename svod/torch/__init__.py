@@ -1,10 +1,10 @@
-"""PyTorch modules run by svod.
+"""Runs PyTorch modules with svod.
 
     torch.compile(model, backend="svod")               needs no import of svod: PyTorch finds the backend by its entry point
     run = svod.torch.compile(model, *example_inputs)   through torch.export: no guards in the call path
-    print(svod.torch.report())                         graphs, plans, kernels, and what PyTorch runs
+    print(svod.torch.report())                         graphs, plans, kernels, and the operations left to PyTorch
 
-The way of a model:
+The stages of a model:
 
     Dynamo or torch.export  →  FX graph of ATen operations  →  translate: svod tensors  →  plan  →  call
 """

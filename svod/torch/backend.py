@@ -1,9 +1,9 @@
-"""The backend that `torch.compile(model, backend="svod")` finds: an FX graph of Dynamo's → a function that svod runs.
+"""The backend of `torch.compile(model, backend="svod")`: compiles an FX graph of Dynamo to a function that svod runs.
 
     Dynamo's graph → AOT autograd: functional, decomposed, an inference graph → GraphFunction
 
-PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing of PyTorch is changed. Functions that svod has
-whole, and that PyTorch would decompose, become operators of svod in the graph (`whole.py`).
+PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing in PyTorch is patched. Some functions that PyTorch would
+decompose, although svod implements them, become operators of svod in the graph (`whole.py`).
 """
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from svod.torch.whole import keep_whole
 ENTRY = 'torch.compile(backend="svod")'
 NEEDS_GRADIENTS = ("it needs gradients. svod runs models and does not train them: call it under torch.inference_mode() or "
                    "torch.no_grad(), or give its parameters requires_grad_(False)")
-_said: set[tuple[str, str]] = set()     # (graph, reason) of the warnings given so far, each once
-_trained = WeakTensorKeyDictionary()    # the first parameter of each graph with a warning about gradients
+_said: set[tuple[str, str]] = set()     # (graph, reason) of the warnings given so far; each is given once
+_trained = WeakTensorKeyDictionary()    # the first parameter of each graph that got a warning about gradients
 log = logging.getLogger("svod.torch")
 
 
 def watch_dynamo() -> None:
-    """Have Dynamo say when it has traced a function; `torch._dynamo.reset` makes it forget. torch.compile imports this module before."""
+    """Make Dynamo call `_say_breaks` after tracing. `torch._dynamo.reset` removes the callback, but torch.compile then calls this again."""
     if _say_breaks not in callback_handler.end_callbacks:
         callback_handler.register_end_callback(_say_breaks)
 
 
 def _say_breaks(_: Any) -> None:
-    """Warn, once for each reason, of code that Dynamo left out of all graphs: PyTorch runs it, and svod is not asked."""
+    """Warn, once for each reason, about code that Dynamo left out of all graphs: PyTorch runs it without svod."""
     for reason, explanation in graph_breaks().items():
         if ("", reason) not in _said:
             _said.add(("", reason))
@@ -56,7 +56,8 @@ def _say_breaks(_: Any) -> None:
 
 def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None,
                  options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """A function that runs one of Dynamo's graphs. PyTorch runs graphs that svod cannot run, with a warning that gives the reason.
+    """Compile one of Dynamo's graphs to a function that svod runs. Graphs that svod cannot run are left to PyTorch, with a warning that
+    gives the reason.
 
     Raises ConfigError for unknown options, and under `options={"strict": True}` UnsupportedError for a graph that svod cannot run."""
     watch_dynamo()
@@ -73,7 +74,7 @@ def _function_of(gm: Any, example_inputs: Sequence[Any], mode: str | None, optio
     if reason is None:
         try:
             return _compiled(gm, example_inputs, name, settings)    # type: ignore[no-any-return]
-        except TorchDynamoException:    # Dynamo's way of asking for another try
+        except TorchDynamoException:    # Dynamo raises these to make another attempt
             raise
         except Exception as error:      # AOT autograd has errors of many types for graphs that it refuses
             reason = f"AOT autograd cannot take it: {type(error).__name__}: {error}"
@@ -88,8 +89,8 @@ def _function_of(gm: Any, example_inputs: Sequence[Any], mode: str | None, optio
 
 
 def _saying_so(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function that runs a graph in PyTorch because it needs gradients, with one warning for each model. Models with the same code share
-    a graph, so its first parameter tells them apart."""
+    """A function that runs a graph in PyTorch because it needs gradients, and warns once for each model. Models with the same code share
+    a graph, so its first parameter distinguishes them."""
     def run(*args: Any) -> Any:
         first = next((a for a in args if isinstance(a, torch.nn.Parameter)), None)
         if (name, NEEDS_GRADIENTS) not in _said or (first is not None and first not in _trained):
@@ -102,14 +103,15 @@ def _saying_so(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def as_it_is(error: SvodError, frame: FrameType | None) -> SvodError:
-    """The error as a ShortenTraceback, which Dynamo does not turn into BackendCompilerFailed. The user's traceback begins at `frame`."""
+    """Convert the error to a ShortenTraceback, which Dynamo does not wrap in BackendCompilerFailed. The traceback that users see begins
+    at `frame`."""
     kind = type(type(error).__name__, (ShortenTraceback, type(error)), {"__module__": type(error).__module__})
     made: SvodError = kind(*error.args, first_useful_frame=frame)
     return made
 
 
 class _Refused(Exception):
-    """A call that svod does not run. Nothing has been written yet."""
+    """Raised for a call that svod does not run; nothing has been written yet."""
 
 
 def _refuse(*_: Any) -> list[Any]:
@@ -117,8 +119,8 @@ def _refuse(*_: Any) -> list[Any]:
 
 
 def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Settings) -> Any:
-    """The graph as AOT autograd makes it of functions that `compiler` makes. PyTorch runs the graph as Dynamo made it, and not the
-    functional one, where svod refuses: only the former is right for arguments that share memory."""
+    """Compile the graph through AOT autograd, whose functional graphs become GraphFunctions. If svod refuses a call, PyTorch runs
+    Dynamo's original graph, not the functional one, because only the former is right for arguments that share memory."""
     def compiler(functional: Any, fake_inputs: Sequence[Any]) -> Any:
         program = Program(name, functional.graph, attributes_of(functional), {})
         return boxed(GraphFunction(program, *static_arguments(functional), _refuse, settings, ENTRY))
@@ -137,8 +139,8 @@ def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Setti
 
 @contextmanager
 def without_onednn() -> Iterator[None]:
-    """While a graph is traced: an LSTM is taken apart, and not left to oneDNN. `torch.backends.mkldnn.flags` would also set flags that
-    warn of Intel's GPUs."""
+    """Turn off oneDNN within the context, so that tracing decomposes an LSTM instead of leaving it to oneDNN.
+    `torch.backends.mkldnn.flags` would also set flags that warn about Intel's GPUs."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -148,7 +150,7 @@ def without_onednn() -> Iterator[None]:
 
 
 def boxed(function: GraphFunction) -> Callable[[list[Any]], list[Any]]:
-    """A function that takes its arguments in a list, which it empties, as AOT autograd calls them."""
+    """A function that takes its arguments in a list and empties it, which is the calling convention of AOT autograd."""
     def call(args: list[Any]) -> list[Any]:
         given = list(args)
         args.clear()
@@ -158,7 +160,7 @@ def boxed(function: GraphFunction) -> Callable[[list[Any]], list[Any]]:
 
 
 def cannot(inputs: Sequence[Any]) -> str | None:
-    """Why svod cannot run a graph of these inputs; None if it can."""
+    """The reason why svod cannot run a graph of these inputs; None if it can."""
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return NEEDS_GRADIENTS
@@ -171,7 +173,7 @@ def cannot(inputs: Sequence[Any]) -> str | None:
 
 
 def static_arguments(functional: Any) -> tuple[list[int], list[int]]:
-    """The numbers of a functional graph's arguments that belong to a module: of unchanged weights, and of tensors that the graph writes."""
+    """Numbers of a functional graph's arguments that belong to a module: (unchanged weights, tensors that the graph writes)."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
@@ -185,7 +187,8 @@ def static_arguments(functional: Any) -> tuple[list[int], list[int]]:
 
 
 def name_of(gm: Any) -> str:
-    """The user's function that a graph comes from, and where it begins: "forward (model.py:12)"; the class of one of PyTorch's modules."""
+    """The user's function that a graph comes from, and where it begins: "forward (model.py:12)"; for one of PyTorch's modules, its
+    class."""
     for node in gm.graph.nodes:
         entries = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
         if entries:

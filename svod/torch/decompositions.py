@@ -1,4 +1,4 @@
-"""The ATen operations that PyTorch takes apart before svod sees them."""
+"""The ATen operations that PyTorch decomposes before svod gets the graph."""
 from __future__ import annotations
 
 from typing import Any
@@ -9,7 +9,7 @@ from svod.torch.operations import COMPLEX, TABLE
 
 
 def decompositions() -> dict[Any, Any]:
-    """PyTorch's decompositions into core ATen operations, except for operations in svod's tables: graphs stay small, and svod's own forms
-    fuse."""
+    """PyTorch's decompositions into core ATen operations, except for operations in svod's tables: this keeps graphs small, and svod's
+    own implementations fuse."""
     own = TABLE.keys() | COMPLEX.keys()
     return {operation: apart for operation, apart in core_aten_decompositions().items() if str(operation) not in own}

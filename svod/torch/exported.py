@@ -1,4 +1,4 @@
-"""`svod.torch.compile`: a module through torch.export, for deployment: no Dynamo and no guards in the call path."""
+"""Defines `svod.torch.compile`: compiles a module through torch.export, for deployment, without Dynamo and guards in the call path."""
 from __future__ import annotations
 
 import inspect
@@ -16,17 +16,16 @@ from svod.torch.plans import Program, attributes_of
 from svod.torch.settings import Settings
 from svod.torch.watch import registrations
 
-_STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a token stands for the order of operations that have effects
+_STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a TOKEN argument stands for the order of operations with effects
 
 
 def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
             device: str | None = None, **kwargs: Any) -> Compiled:
-    """The module as a function that svod runs. `args` and `kwargs`: example inputs, whose sizes it takes; `dynamic_shapes`, as
-    torch.export.export takes them, names the axes that may differ, with a plan for each size. `mode` and `options` are those of
-    torch.compile(backend="svod"). `device`: the option of that name, the device that computes tensors on PyTorch's CPU; tensors on CUDA
-    are computed there.
+    """Compile the module to a function that svod runs. `args` and `kwargs`: example inputs, which fix the sizes, except axes named in
+    `dynamic_shapes` (as in torch.export.export): these may differ from call to call, with a plan for each size. `mode` and `options`: as in
+    torch.compile(backend="svod"). `device`: the device that computes tensors on PyTorch's CPU; tensors on CUDA are computed there.
 
-    Weights are constants, packed once; a change in them is seen. Buffers that the module changes are written in place.
+    Weights are constants, packed once; changes of them are detected. Buffers that the module changes are written in place.
 
     Raises ArgumentError for an object that is no module, and for examples that its forward does not take; UnsupportedError for a module
     that torch.export cannot export, and under `options={"strict": True}` for operations that svod lacks."""
@@ -42,7 +41,7 @@ def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | Non
         with torch.no_grad():
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
             exported = exported.run_decompositions(decompositions())
-    except Exception as error:      # whatever the module raises while it is traced
+    except Exception as error:      # tracing runs the module's code, which may raise any error
         raise UnsupportedError(f"{type(module).__name__} cannot be exported by torch.export, so torch.compile(module, backend=\"svod\"), "
                                f"which cuts it into graphs, may be the way: {type(error).__name__}: {error}") from error
     return Compiled(exported, module, settings)
@@ -59,7 +58,7 @@ class Compiled:
         mutations = _mutations(signature, kinds)
         self._state = [torch.empty(0) if kind == "TOKEN" else state[target] if kind in _STATE else None for kind, target, _ in kinds]
         weights = {id(t) for t in self._state if t is not None}
-        # the module's weights and parts by their owners
+        # the module's weights and submodules, with the dicts that contain them
         self._places = [(held, key, x, _kind(x)) for m in source.modules() for held in (m._parameters, m._buffers, m._modules)
                         for key, x in held.items() if id(x) in weights or isinstance(x, torch.nn.Module)]
         self._registrations = registrations()
@@ -75,7 +74,7 @@ class Compiled:
         placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
         self._expected = [placeholders[i].meta.get("val") for i in self._inputs]
         self._module = module
-        # calls of tensors alone, and results of one, need no walk through nested containers
+        # calls with tensors only, and with a single result, skip flattening nested containers
         self._is_flat = self._in == pytree.tree_flatten((tuple(range(len(self._inputs))), {}))[1]
         self._is_one = self._out == pytree.tree_flatten(0)[1]
         program = Program(name, exported.graph, attributes_of(exported.graph_module), mutations)
@@ -87,8 +86,8 @@ class Compiled:
         return pytree.tree_leaves(self._module(*args, **kwargs))    # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's results. Raises ArgumentError and ShapeError for arguments that it was not compiled for, StateError after a
-        parameter, a buffer or a part of the module was replaced by another."""
+        """Run the module. Raises ArgumentError and ShapeError for arguments that it was not compiled for, StateError after a parameter,
+        buffer or submodule was replaced by another one."""
         leaves: Sequence[Any] = args
         if not self._is_flat or kwargs or len(args) != len(self._inputs):
             leaves, form = pytree.tree_flatten((args, kwargs))
@@ -104,7 +103,7 @@ class Compiled:
         return outputs[0] if self._is_one else pytree.tree_unflatten(outputs, self._out)
 
     def _look_for_replaced(self) -> None:
-        """Raise StateError where the module has another tensor or another part than when it was compiled."""
+        """Raise StateError if a parameter, buffer or submodule was replaced since compilation."""
         registered = self._registrations.count
         for held, key, x, kind in self._places:
             now = held.get(key)
@@ -123,7 +122,7 @@ class Compiled:
         return args, kwargs
 
     def _check(self, given: Sequence[Any]) -> None:
-        """Raise ShapeError for arguments that the module was not compiled for, all at once."""
+        """Raise one ShapeError for all arguments that the module was not compiled for."""
         wrong, differ = [], False
         for i, (t, example) in enumerate(zip([given[i] for i in self._inputs], self._expected, strict=True)):
             if isinstance(example, torch.Tensor):
@@ -142,12 +141,12 @@ class Compiled:
 
     @property
     def plans(self) -> tuple[Any, ...]:
-        """The execution plans so far, one per set of sizes."""
+        """The execution plans so far, one for each set of sizes."""
         return tuple([p.captured.plan for p in self.function.plans if p.captured is not None])
 
 
 def _mutations(signature: Any, kinds: Sequence[tuple[str, str | None, Any]]) -> dict[int, int]:
-    """The outputs of an exported graph that are new contents of inputs: the output's number → the input's number."""
+    """The outputs of an exported graph that are new contents of inputs: number of the output → number of the input."""
     numbers = {target: i for i, (_, target, _) in enumerate(kinds) if target is not None}
     arguments = {arg.name: i for i, (_, _, arg) in enumerate(kinds)}
     tokens = [i for i, (kind, _, _) in enumerate(kinds) if kind == "TOKEN"]

@@ -1,9 +1,9 @@
-"""Operations that PyTorch runs, inside svod's plan.
+"""Runs operations that svod lacks with PyTorch, inside svod's plan.
 
-    f = an operation that svod has not        svod tensors → callback: f of PyTorch tensors over the same memory → svod tensors
+    f = an operation that svod lacks        svod tensors → callback: f of PyTorch tensors over the same memory → svod tensors
 
-Values that svod cannot represent stay in PyTorch, such as complex numbers that are no pairs (`operations/complex_numbers.py`). The
-operation that makes one runs together with the operations that read it, in the callback of the first results that svod can represent.
+Values that svod cannot represent stay in PyTorch, such as complex numbers that are not pairs (`operations/complex_numbers.py`). An
+operation with such a result runs together with the operations that read it, in one callback that returns representable results.
 """
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 
 
 class Clock:
-    """The seconds that PyTorch takes for operations of a plan."""
+    """Counts the seconds that PyTorch takes for operations of a plan."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
 
 class Foreign:
-    """A value that svod cannot represent, or that is not computed yet: `compute` makes it from PyTorch tensors of `inputs`. `example`: a
+    """A value that svod cannot represent, or that is not computed yet: `compute` makes it from `inputs` as PyTorch tensors. `example`: a
     fake tensor of its shape and dtype."""
 
     def __init__(self, inputs: Sequence[Tensor], compute: Callable[..., Any], example: Any) -> None:
@@ -40,12 +40,13 @@ class Foreign:
 
 
 def run_in_torch(operation: Any, args: Any, kwargs: Any, clock: Clock) -> Any:
-    """The results of an ATen operation of svod tensors, foreign values and constants: svod tensors that a callback computes, and `Foreign`
-    values where svod has no such dtype.
+    """Run an ATen operation on svod tensors, Foreign values and constants. The results are svod tensors, which a callback computes, or
+    `Foreign` values if svod lacks their dtype.
 
-    Raises UnsupportedError for an operation whose results have shapes that depend on values, or lie on another device."""
+    Raises UnsupportedError for an operation whose results have shapes that depend on values, or are on another device."""
     leaves, structure = pytree.tree_flatten((list(args), dict(kwargs)))
-    if any(leaf in _QUANTISED for leaf in leaves if isinstance(leaf, torch.dtype)):     # their fake results claim to be of float32
+    # checked here, because fake results of such operations claim to be float32
+    if any(leaf in _QUANTISED for leaf in leaves if isinstance(leaf, torch.dtype)):
         raise UnsupportedError(f"{operation} makes quantised tensors")
     inputs: dict[int, Tensor] = {}
     for leaf in leaves:
@@ -77,7 +78,7 @@ def run_in_torch(operation: Any, args: Any, kwargs: Any, clock: Clock) -> Any:
 
 
 def _example_results(operation: Any, leaves: Sequence[Any], structure: Any) -> Any:
-    """Fake results of an operation: their shapes and dtypes. Raises UnsupportedError where they depend on values."""
+    """Fake results of an operation, with their shapes and dtypes. Raises UnsupportedError if these depend on values."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def example(leaf: Any) -> Any:
@@ -88,14 +89,14 @@ def _example_results(operation: Any, leaves: Sequence[Any], structure: Any) -> A
         with mode:
             positional, named = pytree.tree_unflatten([example(leaf) for leaf in leaves], structure)
             return operation(*positional, **named)
-    except Exception as error:      # operations have errors of many types for arguments that they refuse
+    except Exception as error:      # operations raise errors of many types for arguments that they refuse
         raise UnsupportedError(f"{operation}: {error}") from error
 
 
 def _callback(name: str, compute: Callable[..., Any], tensors: Sequence[Tensor], results: Sequence[tuple[tuple[int, ...], DType]],
               chosen: Sequence[int], clock: Clock) -> Sequence[Tensor]:
-    """The `chosen` leaves of the result of `compute`, as svod tensors. NumPy has no bfloat16: such values travel as float32, which holds
-    them exactly."""
+    """The `chosen` leaves of the result of `compute`, as svod tensors. NumPy has no bfloat16: such values are passed as float32, which
+    represents them exactly."""
     if not results:
         return ()
     narrow = [t.dtype == dtypes.bfloat16 for t in tensors]
@@ -115,7 +116,8 @@ def _callback(name: str, compute: Callable[..., Any], tensors: Sequence[Tensor],
 
 
 def _as_array(t: Any, shape: tuple[int, ...], dtype: DType) -> Any:
-    """The values of a result. Zeros for one that PyTorch declares and leaves out in inference, such as the workspace of a backward pass."""
+    """A result as a NumPy array. Zeros if PyTorch declares the result but returns None in inference, as for the workspace of a backward
+    pass."""
     if t is None:
         t = torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
     t = t.detach().resolve_conj().resolve_neg()

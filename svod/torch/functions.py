@@ -1,4 +1,4 @@
-"""A graph as a function of PyTorch tensors: which plan a call runs, and when PyTorch runs it instead."""
+"""Runs a graph as a function of PyTorch tensors: chooses the plan of a call, or leaves the call to PyTorch."""
 from __future__ import annotations
 
 import logging
@@ -22,19 +22,19 @@ from svod.torch.watch import form_of
 from svod.torch.weights import Weights
 
 MOST_PLANS = 64             # most plans for one set of weights; the least recently used one is dropped
-MOST_WEIGHTS = 64           # sets of weights of one graph
-MOST_CHANGES = 8            # changes of weights; after more, every run reads them anew
+MOST_WEIGHTS = 64           # most sets of weights for which a graph has plans
+MOST_CHANGES = 8            # changes of weights after which every run reads them as arguments
 log = logging.getLogger("svod.torch")
-functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # functions that are alive, for reports
+functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # all live functions, for reports
 
 
 class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
-    `static`: the numbers of the arguments that are weights; `kept`: of the module's tensors that the graph writes. `bound`: if given, both
-    are the same tensors in every call; it is called after a change of weights and before a new plan, and raises if a tensor was replaced.
-    `eager`: the same function, run by PyTorch. `check`: raises for arguments that the function was not compiled for; it is called once for
-    each form of arguments."""
+    `static`: the numbers of the arguments that are weights; `kept`: the numbers of the module's tensors that the graph writes. `bound`: if
+    given, both are the same tensors in every call, and it is called after a change of weights and before a new plan, and raises if a tensor
+    was replaced. `eager`: the same function, run by PyTorch. `check`: raises for arguments that the function was not compiled for; it is
+    called once for each form of arguments."""
 
     def __init__(self, program: Program, static: Sequence[int], kept: Sequence[int], eager: Callable[..., Any], settings: Settings,
                  entry: str, *, bound: Callable[[], None] | None = None,
@@ -44,15 +44,15 @@ class GraphFunction:
         self.static = list(static) if settings.freeze else []
         self.kept = list(kept)
         self.operations = sum(n.op == "call_function" for n in program.graph.nodes)
-        self.weights: dict[tuple[int, ...], Weights] = {}       # weights by the identities of their tensors
+        self.weights: dict[tuple[int, ...], Weights] = {}       # key: the ids of the tensors
         self._latest: Weights | None = None
-        self.refused: dict[Any, str] = {}       # signatures that PyTorch runs, and why
+        self.refused: dict[Any, str] = {}       # signatures that PyTorch runs, with the reason
         self.missing: list[Missing] = []        # operations that PyTorch runs inside plans
         self.calls = self.changes = self.prepared = 0
         self.prepare_seconds = 0.0
-        self._is_full = False       # plans were dropped
+        self._is_full = False       # whether plans were dropped
         self._lock = threading.RLock()
-        # a forked child makes plans of its own
+        # a forked child makes its own plans
         for name, make in (("weights", dict), ("_latest", lambda: None), ("_lock", threading.RLock)):
             remake_after_fork(self, name, make)
         self._split()
@@ -81,7 +81,7 @@ class GraphFunction:
                 return self._first_run(plan, given)
             return plan.run(given, places)
         except BaseException as error:
-            if plan.is_spent:       # the run stopped half-way, so PyTorch must not begin it again; the next call has another plan
+            if plan.is_spent:  # the run stopped half-way, so PyTorch must not run it again from the start; the next call makes another plan
                 weights.plans.pop(key, None)
                 raise
             if not isinstance(error, SvodError) or self._is_raised(error):
@@ -90,27 +90,28 @@ class GraphFunction:
             return list(self.eager(*given))
 
     def _is_raised(self, error: Exception) -> bool:
-        """Whether an error of a call is raised, and not answered by a run in PyTorch. An exported graph writes its inputs at the end, so
-        for arguments that share written memory PyTorch's run would be wrong too."""
+        """Whether an error of a call is raised instead of leaving the call to PyTorch. An exported graph writes its inputs at the end,
+        so for arguments that share written memory PyTorch's run would be wrong too."""
         return self.settings.strict or (self.bound is not None and isinstance(error, SharedMemoryError))
 
     @property
     def plans(self) -> list[Plan]:
-        """All plans."""
+        """All plans of this function."""
         return [p for w in self.weights.values() for p in w.plans.values()]
 
     def _weights(self, given: Sequence[Any]) -> Weights:
-        """The set of weights of a call, read now unless it is known and unchanged."""
+        """The set of weights of a call; it is read now if it is new or has changed."""
         known = self._latest
         if known is None or not (self.bound is not None or known.is_of([given[i] for i in self.static])):
-            known = self.weights.get(tuple([id(given[i]) for i in self.static]))        # tensors of a set live, and keep their identities
+            # ids identify tensors, because a set keeps its tensors alive
+            known = self.weights.get(tuple([id(given[i]) for i in self.static]))
         if known is None or not known.is_unchanged():
             return self._read(given, known)
         self._latest = known
         return known
 
     def _read(self, given: Sequence[Any], known: Weights | None) -> Weights:
-        """A new set of weights in place of `known`, the set of the same tensors before they changed."""
+        """Read the weights again, and replace `known`, the set with the same tensors before they changed."""
         static = [given[i] for i in self.static]
         key = tuple(map(id, static))
         with self._lock:
@@ -127,7 +128,7 @@ class GraphFunction:
         return made
 
     def _count_change(self, static: Sequence[Any]) -> None:
-        """Count a change of weights. After MOST_CHANGES they are no longer constants of plans."""
+        """Count a change of weights. After MOST_CHANGES, weights are no longer constants of plans."""
         self.changes += 1
         if self.changes > MOST_CHANGES:
             log.warning("svod: the weights of %s changed %d times: they are read anew in every run from now on, and not packed", self.name,
@@ -140,14 +141,14 @@ class GraphFunction:
             log.info("svod: the weights of %s changed: %d MB are packed again", self.name, bytes_of(static) // 2 ** 20)
 
     def _planned(self, weights: Weights, key: Any, given: Sequence[Any]) -> Plan | None:
-        """The plan for arguments of a form; None where PyTorch has to run them."""
+        """The plan for arguments of this form, made now if needed; None if PyTorch has to run them."""
         if key in self.refused:
             return None
         with self._lock:
             if key in weights.plans:
                 return weights.plans[key]  # type: ignore[no-any-return]
             start = time.perf_counter()
-            if self.bound is not None:      # a tensor of another form may be a buffer, too
+            if self.bound is not None:      # a tensor of another form may also be a replaced buffer
                 self.bound()
             try:
                 self._check(given)
@@ -173,7 +174,7 @@ class GraphFunction:
         return plan
 
     def _check(self, given: Sequence[Any]) -> None:
-        """Raise UnsupportedError for tensors that svod cannot represent, and under `strict` for operations that it lacks."""
+        """Raise UnsupportedError for tensors that svod cannot represent, and under `strict` for operations that svod lacks."""
         for t in given:
             if isinstance(t, torch.Tensor) and not is_representable(t):
                 kind = t.dtype if t.layout is torch.strided else t.layout
@@ -182,7 +183,7 @@ class GraphFunction:
             raise UnsupportedError(missing_text(self.name, missing))
 
     def _first_run(self, plan: Plan, given: Sequence[Any]) -> list[Any]:
-        """Run a plan in which PyTorch runs operations, and say so once per graph."""
+        """Run a plan that leaves operations to PyTorch, and warn about these once per graph."""
         if self.settings.strict:
             raise UnsupportedError(missing_text(self.name, plan.missing))
         start = time.perf_counter()
@@ -195,7 +196,7 @@ class GraphFunction:
         return outputs
 
     def _say(self, key: Any, why: str) -> None:
-        """Remember that PyTorch runs arguments of a form, and say why, once."""
+        """Record that PyTorch runs arguments of this form, and log the reason once."""
         if why not in self.refused.values():
             log.warning("svod: %s: PyTorch runs %s as it is: %s", self.entry, self.name, why)
         self.refused[key] = why
@@ -206,14 +207,14 @@ class GraphFunction:
 
 
 def _form(argument: Any) -> Any:
-    """The properties of an argument that a plan depends on; weights have others."""
+    """The properties of an argument that other than weights have in a plan's key."""
     if isinstance(argument, torch.Tensor):
         return form_of(argument)
     return (type(argument), argument) if isinstance(argument, Hashable) else type(argument)
 
 
 def missing_text(name: str, missing: Sequence[Missing]) -> str:
-    """The operations that svod does not do, each on a line."""
+    """The message about operations that svod lacks, each on a line."""
     total = sum(m.times for m in missing)
     rows = "\n".join(f"  {m.name} ×{m.times}, first at {m.place}: {m.why}" for m in missing)
     return f"{name} has {total} operation{'s' if total > 1 else ''} that svod does not do:\n{rows}"

@@ -1,7 +1,7 @@
-"""Tensors that a module keeps and writes, such as key-value caches: the same ones in every call.
+"""Tensors that a module keeps and writes, such as key-value caches: they are the same objects in every call.
 
-One native pass before a run checks the addresses and forms of all of them, as for weights. While nothing differs, a plan stays bound to
-their memory.
+Before a run, one native pass checks the addresses and forms of all of them, as for weights. While these do not change, a plan stays bound
+to their memory.
 """
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from svod.torch.watch import Watch
 
 
 class Kept:
-    """Arguments of a graph, by `numbers`, that it writes. `bound`: they are the same tensors in every call."""
+    """The arguments of a graph, given by `numbers`, that it writes and that live in the module. `bound`: they are the same tensors in
+    every call."""
 
     def __init__(self, numbers: Sequence[int], *, bound: bool) -> None:
         self._numbers, self._is_bound = numbers, bound
         self._now: Places | None = None
 
     def places(self, given: Sequence[Any]) -> Places:
-        """The places of the tensors in this call: the same object as in the call before, if nothing differs."""
+        """The addresses and forms of the tensors in this call: the same object as in the previous call, if nothing has changed."""
         now = self._now
         if now is not None and (self._is_bound or now.is_of([given[i] for i in self._numbers])) and now.is_unchanged():
             return now
@@ -30,22 +31,23 @@ class Kept:
 
 
 class Places:
-    """The addresses and forms of tensors. `can_stay`: a plan may stay bound to their memory. Memory on a GPU is waited for in each call."""
+    """The addresses and forms of tensors. `can_stay`: whether a plan may stay bound to their memory. It may not for memory on a GPU,
+    which has to be synchronised in each call."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = list(tensors)
         self._watch = Watch(tensors, numbers=False)
         self.is_unchanged: Callable[[], object] = self._watch.is_unchanged
-        self.form = Form(tuple(self._watch.forms))      # compared in each call, because another thread may change a tensor meanwhile
+        self.form = Form(tuple(self._watch.forms))      # compared in each call, because another thread may change a tensor in the meantime
         self.can_stay = not any(map(gpu_of, tensors))
 
     def is_of(self, tensors: Sequence[Any]) -> bool:
-        """Whether these are the same tensors."""
+        """Whether these are the same tensor objects."""
         return all(map(is_, tensors, self._tensors))
 
 
 class Form:
-    """Types, sizes, strides and devices of tensors, as a part of keys: the hash is computed once, and not in each call."""
+    """Dtypes, sizes, strides and devices of tensors, as a part of keys: the hash is computed only once."""
 
     def __init__(self, forms: tuple[Any, ...]) -> None:
         self._forms, self._hash = forms, hash(forms)

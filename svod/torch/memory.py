@@ -1,6 +1,6 @@
-"""PyTorch tensors as arrays over the same memory, or on a GPU as svod tensors over it, and back.
+"""Converts PyTorch tensors to arrays over the same memory, or on a GPU to svod tensors over it, and back.
 
-    a dense tensor whose axes lie in another order (channels_last)  ↔  a contiguous array and a permutation of its axes
+    a dense tensor with permuted axes (channels_last)  ↔  a contiguous array and a permutation of its axes
     bfloat16  ↔  its bits as uint16
     a tensor on cuda:1  ↔  a tensor on CUDA:1, by DLPack
 """
@@ -26,7 +26,7 @@ DTYPES: dict[Any, DType] = {
     torch.uint32: dtypes.uint32, torch.int32: dtypes.int32, torch.uint64: dtypes.uint64, torch.int64: dtypes.int64,
     torch.float16: dtypes.float16, torch.bfloat16: dtypes.bfloat16, torch.float32: dtypes.float32, torch.float64: dtypes.float64,
 }
-MOST_WORK = 10_000          # most work for NumPy to tell whether two views share an element
+MOST_WORK = 10_000          # most steps of NumPy's test whether two views share an element
 TORCH_DTYPES: dict[DType, Any] = {v: k for k, v in DTYPES.items()}
 
 
@@ -39,12 +39,12 @@ def svod_dtype(dtype: Any) -> DType:
 
 
 def is_representable(t: Any) -> bool:
-    """Whether svod can represent a tensor: strided, not quantised, on the CPU or CUDA, of a dtype that svod has."""
+    """Whether svod can represent a tensor: strided, not quantised, on the CPU or CUDA, and of a dtype that svod has."""
     return t.dtype in DTYPES and t.layout is torch.strided and (t.device.type == "cpu" or bool(gpu_of(t))) and not t.is_quantized
 
 
 def gpu_of(t: Any) -> str:
-    """svod's name of the GPU that holds a tensor, "CUDA:1"; "" for a tensor elsewhere."""
+    """svod's name of the GPU that holds a tensor, "CUDA:1"; "" if it is not on a GPU."""
     return f"CUDA:{t.device.index or 0}" if t.device.type == "cuda" else ""
 
 
@@ -54,8 +54,8 @@ def stream_of(t: Any) -> int:
 
 
 def gpu_among(given: Sequence[Any]) -> str:
-    """The GPU that a graph of these inputs runs on; "": the CPU. PyTorch allows CPU tensors without axes beside tensors of a GPU. Raises
-    UnsupportedError for tensors of several GPUs."""
+    """The GPU that a graph of these inputs runs on; "" for the CPU. CPU tensors without axes are allowed among tensors of a GPU, as in
+    PyTorch. Raises UnsupportedError for tensors of several GPUs."""
     found = sorted({gpu_of(t) for t in given if isinstance(t, torch.Tensor)} - {""})
     if len(found) > 1:
         raise UnsupportedError(f"tensors on {' and '.join(found)} in one graph")
@@ -63,8 +63,8 @@ def gpu_among(given: Sequence[Any]) -> str:
 
 
 def order_in_memory(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """The axes of a dense tensor from the outermost in memory to the innermost: permuted by them it is contiguous. None for a tensor with
-    gaps or repetitions."""
+    """The axes of a dense tensor from the outermost in memory to the innermost: a permutation to this order makes it contiguous. None
+    for a tensor with gaps or repeated elements."""
     order = sorted(range(len(shape)), key=lambda i: (-strides[i], i) if shape[i] != 1 else (-float("inf"), i))
     expected = 1
     for i in reversed(order):
@@ -72,7 +72,7 @@ def order_in_memory(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, 
             return tuple(range(len(shape))) if 0 in shape else None
         expected *= shape[i]
     natural = tuple(range(len(shape)))
-    # Axes of extent 1 can stand anywhere: if the longer axes are in natural order, all axes are.
+    # axes of extent 1 may be anywhere: if the other axes are in natural order, the natural order is returned
     long = [i for i in order if shape[i] != 1]
     return natural if long == sorted(long) else tuple(order)
 
@@ -83,7 +83,7 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def array_over(t: Any) -> Array:
-    """The array over the memory of a CPU tensor, in its shape and strides; bfloat16 as its bits."""
+    """The array over the memory of a CPU tensor, with its shape and strides; bfloat16 as uint16 with its bits."""
     if t.requires_grad:
         t = t.detach()
     if t.dtype is torch.bfloat16:
@@ -97,7 +97,7 @@ def memory_over(t: Any) -> Array | Tensor:
 
 
 def is_shared(a: Any, b: Any) -> bool:
-    """Whether two tensors have an element's memory in common; True too if the test would take more than MOST_WORK steps."""
+    """Whether two tensors share the memory of an element; also True if the test would take more than MOST_WORK steps."""
     try:
         return np.shares_memory(np.asarray(_Places(a)), np.asarray(_Places(b)), max_work=MOST_WORK)     # type: ignore[arg-type]
     except np.exceptions.TooHardError:
@@ -105,14 +105,15 @@ def is_shared(a: Any, b: Any) -> bool:
 
 
 def span_of(t: Any) -> tuple[int, int]:
-    """The addresses of a tensor's first byte, and after its last."""
+    """The address of a tensor's first byte, and the address after its last."""
     begin = t.data_ptr()
     reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
     return begin, begin + reach * t.element_size()
 
 
 class _Places:
-    """The addresses of a tensor's elements as an array for `numpy.shares_memory`. Its values are not read: it may be on a GPU."""
+    """The addresses of a tensor's elements, as an array for `numpy.shares_memory`. The elements are not read, because they may be on a
+    GPU."""
 
     def __init__(self, t: Any) -> None:
         size = t.element_size()
@@ -121,14 +122,14 @@ class _Places:
 
 
 def reader(t: Any, order: tuple[int, ...] | None) -> Callable[[Any], Array | Tensor]:
-    """The way in which a plan reads the memory of tensors like `t`. `order`: the axes that are contiguous in this order, (): as they are;
-    None: they are not, and a copy is read."""
+    """A function that reads the memory of tensors like `t`. `order`: the axes in the order in which they are contiguous; () for natural
+    order; None for tensors with gaps, of which a copy is read."""
     over = memory_over if gpu_of(t) else array_over
     return over if order == () else lambda t: over(in_order(t, order))
 
 
 def in_order(t: Any, order: tuple[int, ...] | None) -> Any:
-    """A tensor as a contiguous one, with the `order` of `reader`."""
+    """Make a tensor contiguous: permute it to `order`, or copy it if `order` is None (as in `reader`)."""
     if order is None:
         return t.contiguous()
     return t.permute(order) if order else t
@@ -144,7 +145,7 @@ def svod_tensor(t: Any, *, shared: bool) -> Tensor:
 
 
 def torch_tensor(made: Tensor, dtype: Any, *, copied: bool) -> Any:
-    """The PyTorch tensor over the memory of a svod tensor, or of a copy."""
+    """The PyTorch tensor over the memory of a svod tensor, or over a copy of it."""
     if made.device != HOST:
         t = torch.from_dlpack(made)
         return t.clone() if copied else t
@@ -153,14 +154,14 @@ def torch_tensor(made: Tensor, dtype: Any, *, copied: bool) -> Any:
 
 
 def tensor_over(array: Array, dtype: Any) -> Any:
-    """The PyTorch tensor over an array's memory; `dtype`: bfloat16 for bits."""
+    """The PyTorch tensor over an array's memory. `dtype` bfloat16: the array holds bits."""
     if dtype is torch.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 class _Writable:
-    """The memory of a read-only array as writable, for a library that takes no other and does not write."""
+    """Presents the memory of a read-only array as writable, for a library that accepts no other and does not write to it."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -168,5 +169,5 @@ class _Writable:
 
 
 def tensor_to_read(array: Array) -> Any:
-    """The PyTorch tensor over an array that may be read-only. Nothing may write to the tensor."""
+    """The PyTorch tensor over an array that may be read-only. No code may write to the tensor."""
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))

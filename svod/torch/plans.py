@@ -1,8 +1,8 @@
-"""The plan of an FX graph for given sizes and layouts, and how a call runs it.
+"""The plan of an FX graph for given sizes and layouts, and the run of a call.
 
     PyTorch tensors → arrays over their memory → one run of the plan → arrays → PyTorch tensors with the strides that PyTorch expects
 
-Where tensors are on a GPU, svod tensors over their memory stand for arrays, and the plan runs there.
+For tensors on a GPU, svod tensors over their memory replace the arrays, and the plan runs there.
 """
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from svod.tracing.captured import Captured
 
 
 class Program(NamedTuple):
-    """An FX graph of ATen operations. `attributes`: the tensors it holds, by name. `mutations`: outputs, by their number, that become the
-    content of an input, by its number."""
+    """An FX graph of ATen operations. `attributes`: the tensors in it, by name. `mutations`: number of an output → number of the input
+    whose content it replaces."""
 
     name: str
     graph: Any
@@ -69,49 +69,50 @@ class Source(NamedTuple):
     order: tuple[int, ...] | None
     read: Callable[[Any], Any]
     nbytes: int
-    gpu: str                        # the GPU of the plan; "": the CPU
+    gpu: str                        # the GPU of the plan; "" for the CPU
 
 
 class Result(NamedTuple):
-    """An output of the graph. `run`: which result of the run it is; -1: `value` (an int, None, or the argument of that number)."""
+    """An output of the graph. `run`: the number of the run's result; -1: the output is `value` (an int, None, or the argument of that
+    number)."""
 
     run: int
     value: Any = None
     is_argument: bool = False
     dtype: Any = None
-    order: tuple[int, ...] = ()     # the axes of the array that the run makes, as axes of the output
-    shape: tuple[int, ...] | None = None        # the final shape, if axes of extent 1 are expanded to it
+    order: tuple[int, ...] = ()     # axes of the run's array, as axes of the output
+    shape: tuple[int, ...] | None = None        # the final shape, if axes of extent 1 are expanded
     strides: tuple[int, ...] | None = None      # strides, in elements, of an output with gaps, which is filled by a copy
     is_constant: bool = False
-    device: Any = None              # device of the output if the run makes it elsewhere: a constant of a graph on a GPU, a copy to the CPU
-    base: int | None = None         # the number of the output whose memory this one views, with `shape`, `strides` and `offset`
+    device: Any = None  # device of the output, if the run makes it elsewhere: a constant of a graph on a GPU, or a copy to the CPU
+    base: int | None = None         # number of the output whose memory this one is a view of, with `shape`, `strides` and `offset`
     offset: int = 0
 
 
 class Plan:
-    """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of the arguments that it writes; `copied`: pairs of
-    such an argument and the output that is copied into it. `kept`: the numbers of arguments located by `Places`. `weights`: the tensors
-    that are constants of the plan, by number. `missing`: the operations that PyTorch runs."""
+    """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of the arguments that it writes; `copied`: pairs
+    (number of such an argument, number of the output that is copied into it). `kept`: the numbers of arguments located by `Places`.
+    `weights`: the tensors that are constants of the plan, by number. `missing`: the operations that PyTorch runs."""
 
     def __init__(self, sources: Sequence[Source], captured: Captured | None, results: Sequence[Result], written: Collection[int],
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
                  missing: Sequence[Missing], clock: Clock) -> None:
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
-        # arguments that must not share memory, where the run, which sees copies of them, cannot tell
+        # pairs of arguments that must not share memory; checked here if the run reads copies of them, because it then cannot detect that
         copies = {s.argument for s in sources if s.order is None} | {argument for argument, _ in copied}
         self._apart = [(a, b) for a in written for b in {s.argument for s in sources}.union(written)
                        if a != b and not copies.isdisjoint((a, b))]
-        # the same for weights, which stay where they are: the few that may lie there are found by their spans
+        # the same for weights, which do not move: only those whose address ranges overlap need the exact test
         has_gaps = any(order_in_memory(w.shape, w.stride()) is None for w in weights.values())
         self._apart_from_weights = sorted(written if has_gaps else copies.intersection(written)) if weights else []
         self._weights, self._spans = list(weights), np.array([span_of(w) for w in weights.values()], np.int64).reshape(-1, 2)
         self._forget_memory()
-        self._on_gpu = next((s.argument for s in sources if s.gpu), None)      # such an argument
-        self._stream = 0                # stream of that GPU on which PyTorch worked in the last run
+        self._on_gpu = next((s.argument for s in sources if s.gpu), None)      # number of an argument on a GPU; None if there is none
+        self._stream = 0                # PyTorch's stream on that GPU in the last run
         kept = [k for k, s in enumerate(sources) if s.argument in kept and s.order is not None]
         self._loose = [(k, s) for k, s in enumerate(sources) if k not in kept]
-        self._has_run = False           # since it let go of memory
+        self._has_run = False           # since `let_go`
         made = 0
         if captured is not None:
             captured.hold(kept)
@@ -119,17 +120,17 @@ class Plan:
         self.is_large = made + sum(s.nbytes for _, s in self._loose) >= LARGE      # bytes of arguments and results, without kept tensors
         self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
         self.runs = 0
-        self.last = 0                   # the number of the function's call that used it last
-        self.seconds = math.inf         # seconds of the fastest run
+        self.last = 0                   # number of the function's last call that used this plan
+        self.seconds = math.inf         # of the fastest run
 
     def _forget_memory(self) -> None:
-        # the tensor, its place and its memory, for each source
+        # (tensor, address, memory that is read) for each source
         self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(self.sources)
-        self._held: tuple[Places | None, list[Any] | None] = None, None         # the memory of sources that are where these are
+        self._held: tuple[Places | None, list[Any] | None] = None, None         # addresses of kept arguments, and their memory
 
     def run(self, given: Sequence[Any], places: Places | None = None) -> list[Any]:
-        """The outputs for arguments of the plan's sizes and layouts. `places`: the places of kept arguments. Raises SharedMemoryError for
-        arguments that share memory that the plan writes."""
+        """Run the plan for arguments of its sizes and layouts; returns the outputs. `places`: the addresses of kept arguments. Raises
+        SharedMemoryError for arguments that share memory with an argument that the plan writes."""
         made: Any = ()
         start = time.perf_counter()
         self._has_run = True
@@ -150,7 +151,7 @@ class Plan:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it runs no more, because a run stopped half-way."""
+        """Whether the plan cannot run any more, because a run stopped half-way."""
         return self.captured is not None and self.captured.plan.failure is not None
 
     def let_go(self) -> None:
@@ -169,8 +170,9 @@ class Plan:
                 raise SharedMemoryError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
 
     def _read(self, given: Sequence[Any], places: Places | None) -> tuple[list[Any], list[Any] | None]:
-        """The memory of all arguments, and a list with the memory of kept arguments only, which stays the same object while `places` does.
-        A tensor at the address of the last run keeps its array, as long as PyTorch's stream on the GPU is the same."""
+        """(the memory of all arguments, a list with the memory of kept arguments only). The list is the same object as long as `places`
+        is, which tells the capture that kept arguments have not changed; it is None if they may have. A tensor at the address of the
+        last run keeps its array, as long as PyTorch's stream on the GPU is the same."""
         if self._on_gpu is not None and (stream := stream_of(given[self._on_gpu])) != self._stream:
             self._stream = stream
             self._forget_memory()
@@ -182,12 +184,12 @@ class Plan:
             known, address, array = self._seen[k]
             if t is not known or t.data_ptr() != address:
                 array = read(t)
-                if order is not None and t.grad_fn is None:     # not a copy, nor one that holds the graph of its gradient
+                if order is not None and t.grad_fn is None:     # neither a copy, nor a tensor that keeps its gradient's graph alive
                     self._seen[k] = t, t.data_ptr(), array
             memory[k] = array
         if not stay:
             held = None
-            if places is not None and places.is_unchanged():        # no other thread replaced their memory before it was read
+            if places is not None and places.is_unchanged():        # no other thread has replaced their memory before it was read
                 held = list(memory)
                 for k, _ in self._loose:
                     held[k] = None
@@ -210,7 +212,7 @@ def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any]) -> Any:
 
 def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Tensor], kept: Collection[int],
               config: PrepareConfig | None) -> Plan:
-    """The plan of a program for arguments like `given`. `constants`: the weights among them, by number. `kept`: see Plan.
+    """Make the plan of a program for arguments like `given`. `constants`: the weights among them, by number. `kept`: as in Plan.
 
     Raises SvodError for a graph that svod cannot run."""
     sources, stand_ins = _sources(given, constants)
@@ -230,7 +232,7 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
         results, values, copied = _results(program, translation, sizes)
         in_place = bool(values)
         mutated = mutated_by(program, translation)
-        # a tensor over the memory of an argument would see the assignments below
+        # a tensor over the memory of an argument would change with the assignments below
         written = {base_of(placed[i].uop) for i in mutated if i in placed}
         values, (*new,) = ([v.clone() if base_of(v.uop) in written else v for v in group] for group in (values, mutated.values()))
         for place, value in zip(mutated, new, strict=True):
@@ -255,11 +257,11 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
 
 
 class _Nothing(Exception):
-    """A graph that computes nothing."""
+    """Raised for a graph without anything to compute."""
 
 
 def _captured(traced: Any, name: str, tensors: list[Tensor], config: PrepareConfig | None) -> Captured | None:
-    """The capture of a function of tensors; None for one that returns none."""
+    """The capture of a function of tensors; None if it returns none."""
     function = _Traced(traced, name)
     try:
         return capture(function, name, tuple(tensors), {}, tensors, config, False)
@@ -268,7 +270,7 @@ def _captured(traced: Any, name: str, tensors: list[Tensor], config: PrepareConf
 
 
 class _Traced:
-    """A function of svod's own, which capture does not watch: it reads constants and arguments only."""
+    """A function that capture does not watch for changes, because it reads constants and arguments only."""
 
     def __init__(self, function: Any, name: str) -> None:
         self._function, self.__name__ = function, name
@@ -281,7 +283,7 @@ class _Traced:
 
 
 def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[list[Source], dict[int, Source]]:
-    """The arguments that the plan reads, and the same by number. Tensors without elements are constants."""
+    """The arguments that the plan reads, as a list and by number. Tensors without elements are constants."""
     sources = []
     for i, t in enumerate(given):
         if i not in constants and isinstance(t, torch.Tensor) and t.numel():
@@ -293,7 +295,7 @@ def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[lis
 
 
 def _in_shape(leaf: Tensor, source: Source) -> Tensor:
-    """An argument in PyTorch's order of axes."""
+    """An argument, permuted to PyTorch's order of axes."""
     return leaf.permute(inverse(source.order)) if source.order else leaf
 
 
@@ -302,14 +304,14 @@ def _value(argument: Any) -> Any:
 
 
 def mutated_by(program: Program, translation: Translation) -> dict[int, Tensor]:
-    """The tensors that become the content of inputs, by their numbers."""
+    """The tensors that replace the content of inputs, by the number of the input."""
     by_output = {place: translation.outputs[i] for i, place in program.mutations.items()}
     return {**translation.mutated, **{p: v for p, v in by_output.items() if isinstance(v, Tensor)}}
 
 
 def _results(program: Program, translation: Translation, sizes: Mapping[Any, int]) -> tuple[list[Result], list[Tensor],
                                                                                           list[tuple[int, int]]]:
-    """The outputs, and the tensors that the run makes for them, each contiguous in memory order."""
+    """The outputs, the tensors that the run makes for them, each contiguous in memory order, and the pairs `copied` of Plan."""
     nodes = next(n for n in program.graph.nodes if n.op == "output").args[0]
     places = {n: i for i, n in enumerate(n for n in program.graph.nodes if n.op == "placeholder")}
     parts = _parts([n if isinstance(v, Tensor) and i not in program.mutations else None
@@ -335,8 +337,9 @@ def _results(program: Program, translation: Translation, sizes: Mapping[Any, int
 
 
 def _refuse_rebuilt(program: Program, written: Collection[int]) -> None:
-    """Raise UnsupportedError where PyTorch may rebuild an output as a view of memory that arguments share, from the place that the output
-    has in memory: svod's outputs begin where their memory does. The graph cuts such arguments out of one that stands for all of them."""
+    """Raise UnsupportedError if PyTorch may rebuild an output as a view of memory that arguments share: it uses the output's storage
+    offset, but svod's outputs have memory of their own, at offset 0. Such graphs cut the arguments, by as_strided, out of one argument
+    that covers all of them."""
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     if any(user.target is torch.ops.aten.as_strided.default for i in written for user in placeholders[i].users):
         outputs = next(n for n in program.graph.nodes if n.op == "output").args[0]
@@ -346,8 +349,8 @@ def _refuse_rebuilt(program: Program, written: Collection[int]) -> None:
 
 
 def _parts(nodes: Sequence[Any], sizes: Mapping[Any, int]) -> dict[int, Result]:
-    """Outputs that are views of another output's memory in PyTorch, by their numbers: a write to one changes the other. The largest dense
-    output of a group is the base. `nodes`: the node of each output that the run makes, None for the other outputs."""
+    """Outputs that are views of another output's memory in PyTorch, by number: a write to one changes the other. The largest dense
+    output of a group is its base. `nodes`: the node of each output that the run makes, None for the other outputs."""
     sharing: dict[Any, list[tuple[int, Any]]] = {}
     for i, n in enumerate(nodes):
         if isinstance(n, torch.fx.Node) and isinstance(example := n.meta.get("val"), torch.Tensor):
@@ -374,7 +377,7 @@ def _device_of(node: Any) -> Any:
 
 
 def _laid_out(value: Tensor, node: Any, sizes: Mapping[Any, int]) -> tuple[Tensor, Result]:
-    """An output as the run makes it, and a Result that turns it into the tensor with PyTorch's strides."""
+    """(the tensor that the run makes for an output, the Result that turns it into the tensor with PyTorch's strides)."""
     dtype = TORCH_DTYPES[value.dtype]
     example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     strides = tuple([concrete(s, sizes) for s in example.stride()]) if isinstance(example, torch.Tensor) else None
@@ -396,7 +399,7 @@ def _laid_out(value: Tensor, node: Any, sizes: Mapping[Any, int]) -> tuple[Tenso
 # -- sizes --------------------------------------------------------------------------------------------
 
 def symbols(graph: Any, given: Sequence[Any]) -> dict[Any, int]:
-    """The value of each symbol of a graph's sizes, read from its arguments."""
+    """The value of each symbol in a graph's sizes, taken from its arguments."""
     values: dict[Any, int] = {}
     for node, argument in zip([n for n in graph.nodes if n.op == "placeholder"], given, strict=True):
         example = node.meta.get("val")
@@ -415,7 +418,7 @@ def _note(size: Any, n: int, values: dict[Any, int]) -> None:
 
 
 def concrete(size: Any, sizes: Mapping[Any, int]) -> int:
-    """A size as an int."""
+    """A size as an int, with `sizes` for its symbols."""
     return int(size.node.expr.subs(sizes)) if isinstance(size, torch.SymInt) else int(size)
 
 

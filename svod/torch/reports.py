@@ -1,4 +1,4 @@
-"""`svod.torch.report()`: the parts of this process's PyTorch models that svod runs, and the parts that PyTorch runs."""
+"""Reports which parts of this process's PyTorch models svod runs, and which parts PyTorch: `svod.torch.report()`."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from svod.torch.translate import Missing
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One graph. `missing`: the operations that PyTorch runs inside plans; `refused`: the reasons of calls that PyTorch ran whole.
+    """One graph. `missing`: the operations that PyTorch runs inside plans; `refused`: the reasons of calls that were left to PyTorch.
     `operations`, `weights`, `plans`, `kernels` and `calls` are numbers. `run_seconds`: the fastest run; `host_seconds`: the time of all
     runs in operations that PyTorch runs."""
 
@@ -34,13 +34,13 @@ class GraphReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether svod runs all of it."""
+        """Whether svod runs the graph without PyTorch."""
         return not self.missing and not self.refused
 
 
 @dataclass(frozen=True)
 class Report:
-    """The live graphs of this process by name, and Dynamo's reasons for leaving code out of graphs, for any backend. `print` shows both;
+    """The live graphs of this process by name, and Dynamo's reasons for leaving code out of graphs (of any backend). `print` shows both;
     `graphs` and `breaks` are the data."""
 
     graphs: tuple[GraphReport, ...]
@@ -67,7 +67,7 @@ def report() -> Report:
 
 
 def graph_breaks() -> dict[str, str]:
-    """Dynamo's reasons for leaving code out of graphs in this process, each with its message and a hint where there is one."""
+    """Dynamo's reasons for leaving code out of graphs in this process, each with its message and, if there is one, a hint."""
     found: dict[str, str] = {}
     for text in [*counters["graph_break"], *counters["unimplemented"]]:
         reason, *more = [line.strip() for line in str(text).splitlines() if line.strip()] or [""]

@@ -1,11 +1,11 @@
-"""Runs a PyTorch script with svod: `torch.compile` without a backend means svod in it.
+"""Runs a PyTorch script with svod as the default backend of `torch.compile`.
 
     python -m svod.torch.run SCRIPT [ARGS]              a script that calls torch.compile
     python -m svod.torch.run --modules SCRIPT [ARGS]    also one that never does: its outermost modules are compiled when they are called
     python -m svod.torch.run -m MODULE [ARGS]
 
-A module is compiled if it is called outside of any other, in evaluation mode and without gradients. Only this process is concerned. Where
-torch is not installed the script runs as it is.
+An outermost module is one that is called outside of any other; it is compiled if it is in evaluation mode and gradients are off. Other
+processes are not affected. If torch is not installed, the script runs unchanged.
 """
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from svod.system.process.streams import tell
 
 USAGE = "usage: python -m svod.torch.run [--modules] SCRIPT [ARGS] | -m MODULE [ARGS]"
 BACKEND = "svod"
-MOST_MODULES = 256      # outermost modules, and sizes of their arguments that Dynamo traces anew
+MOST_MODULES = 256      # limit of Dynamo's compilations: outermost modules, times the sizes of their arguments
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a script or module as `__main__`. Returns 2 for words that are none."""
+    """Run a script or module as `__main__`. Returns 2 if `words` name none."""
     rest = list(words)
     modules = rest[:1] == ["--modules"]
     rest = rest[modules:]
@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     try:
         import torch
     except ImportError:
-        pass        # the script is not about PyTorch, or says itself that it needs it
+        pass        # the script does not use PyTorch, or reports itself that it is missing
     else:
         use_svod(torch, modules)
     become(rest)
@@ -54,11 +54,12 @@ def main(words: Sequence[str]) -> int:
 
 def use_svod(torch: Any, modules: bool) -> None:
     """Make svod the backend of `torch.compile` in this process; with `modules`, compile outermost modules when they are called."""
-    importlib.import_module("torch._dynamo")       # must see nn.Module.__call__ before `compile_outermost` replaces it
+    # import it first: it must see the original nn.Module.__call__, which `compile_outermost` replaces
+    importlib.import_module("torch._dynamo")
     from svod.torch.backend import svod_backend
 
     registry = torch._dynamo.backends.registry
-    if BACKEND not in torch._dynamo.list_backends(exclude_tags=()):      # a checkout that is not installed
+    if BACKEND not in torch._dynamo.list_backends(exclude_tags=()):      # a checkout that is not installed has no entry point
         registry.register_backend(svod_backend, name=BACKEND)
     torch.compiler.set_default_backend(BACKEND)
     if modules:
@@ -66,14 +67,14 @@ def use_svod(torch: Any, modules: bool) -> None:
 
 
 def compile_outermost(torch: Any) -> None:
-    """Have every module that is called outside of any other compiled with svod."""
+    """Compile every outermost module (called outside of any other) with svod when it is called."""
     kind = torch.nn.Module
     original = kind.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.training or torch.is_grad_enabled():
             return original(self, *args, **kwargs)
-        kind.__call__ = original        # inside, modules are called as ever: Dynamo knows that call
+        kind.__call__ = original        # inner modules are called as usual: Dynamo recognises that function
         try:
             if self._compiled_call_impl is None and not isinstance(self, torch._dynamo.OptimizedModule):
                 self._compiled_call_impl = torch.compile(function_of(self), backend=BACKEND)
@@ -81,11 +82,11 @@ def compile_outermost(torch: Any) -> None:
         finally:
             kind.__call__ = call
     kind.__call__ = call
-    torch._dynamo.config.recompile_limit = MOST_MODULES     # Dynamo takes all these functions for one
+    torch._dynamo.config.recompile_limit = MOST_MODULES     # the lambdas of all modules count as one function for this limit
 
 
 def function_of(module: Any) -> Any:
-    """A call of a module as a lambda, which Dynamo traces. It does not trace a direct call of one of PyTorch's own modules."""
+    """A lambda that calls a module. Dynamo traces it, whereas it does not trace a direct call of one of PyTorch's own modules."""
     call = module._call_impl
     return lambda *args, **kwargs: call(*args, **kwargs)
 

@@ -10,7 +10,8 @@ from svod.compile.backend import device_named
 from svod.config import BeamConfig, PrepareConfig
 from svod.errors import ConfigError
 
-MODES = {"default": False, "reduce-overhead": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}   # True: it searches
+# the modes of torch.compile; True: kernels are searched
+MODES = {"default": False, "reduce-overhead": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}
 
 OWN = {
     "beam": "the width of the search of kernels that the database does not know; 0: none",
@@ -25,7 +26,7 @@ _PREPARE = {f.name for f in fields(PrepareConfig)} - {"optimizer", *OWN}
 class Settings:
     """The settings of a model's runs."""
 
-    config: PrepareConfig | None = None       # None: the environment decides
+    config: PrepareConfig | None = None       # None: from the environment
     strict: bool = False
     freeze: bool = True
     given: Mapping[str, Any] = field(default_factory=dict)      # for reports
@@ -35,7 +36,7 @@ class Settings:
         """The settings of a mode and of options by name: the keys of `OWN`, and the fields of PrepareConfig and BeamConfig.
 
         Raises ConfigError, which names all modes or options, for an unknown one; UnsupportedError for a device without a backend, and
-        DeviceError for one that this machine lacks."""
+        DeviceError for a device that this machine lacks."""
         if mode is not None and mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not one of svod's: {', '.join(MODES)}")
         given = dict(options or {})
@@ -51,7 +52,7 @@ class Settings:
                 raise ConfigError(f"{name}={given[name]!r}: give True or False")
         if given.get("device") is not None:
             backend = device_named(given["device"]).backend
-            backend.target()        # raises where it is not there
+            backend.target()        # raises if the device is missing
             backend.check_runs()
         search = {k: given[k] for k in given.keys() & _SEARCH}
         searches = "beam" in given or bool(search) or MODES.get(mode or "default", False)

@@ -1,9 +1,9 @@
-"""svod's threads and PyTorch's on the same cores.
+"""Lets svod's threads and PyTorch's share the same cores.
 
-GNU OpenMP's threads, which PyTorch's operations run on, look for more work for milliseconds after each operation: 300,000 turns. svod's
-kernels that follow find the cores taken, and the other way round. Where there are more OpenMP threads than cores, libgomp looks 1,000 turns
-only (its manual, under GOMP_SPINCOUNT). So a thread here has an OpenMP team of its own, which never works again. OMP_WAIT_POLICY and
-GOMP_SPINCOUNT in the environment go before that.
+PyTorch's operations run on GNU OpenMP's threads, which spin for milliseconds after each operation (300,000 iterations) to wait for more
+work. Meanwhile they occupy the cores that svod's next kernels need, and vice versa. If there are more OpenMP threads than cores, libgomp
+spins for 1,000 iterations only (its manual, under GOMP_SPINCOUNT). So a thread started here creates a second OpenMP team, which never works
+again. OMP_WAIT_POLICY and GOMP_SPINCOUNT in the environment have priority.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def share_cores() -> None:
-    """Have PyTorch's threads leave the cores soon after each operation, from now on."""
+    """Make PyTorch's threads release the cores soon after each operation, from now on."""
     with _lock:
         if not _sharing and torch.get_num_threads() > 1:
             optional(log, "PyTorch's threads keep the cores between operations", _start_team, None, logging.INFO)
@@ -38,7 +38,7 @@ def _start_team() -> None:
 
 
 def _hold_team(made: threading.Event) -> None:
-    """Make this thread's OpenMP team by a first operation, and wait as long as the process lives."""
+    """Create this thread's OpenMP team with a first operation, then wait for as long as the process lives."""
     torch.ones(1 << 20).add(1)
     made.set()
     threading.Event().wait()

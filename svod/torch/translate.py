@@ -1,8 +1,8 @@
-"""An FX graph of ATen operations as svod tensors, for given sizes.
+"""Translates an FX graph of ATen operations to svod tensors, for given sizes.
 
     placeholder x        svod tensor, or int
     mm(x, w)             TABLE["aten.mm.default"].function(x, w)
-    view(mm, [-1, s0])   sizes are ints: the graph is walked once per set of sizes
+    view(mm, [-1, s0])   sizes are ints: the graph is translated once per set of sizes
     frobnicate(view)     not in the table: PyTorch runs it (fallback.py)
     copy_(cache, new)    an assignment to the input
 """
@@ -28,14 +28,15 @@ from svod.torch.memory import DTYPES, TORCH_DTYPES, svod_dtype
 from svod.torch.operations import COMPLEX, TABLE, Operation
 from svod.torch.operations.complex_numbers import Complex
 
-_PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")    # place and layout of memory
+# arguments about the device and layout of memory
+_PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")
 _IGNORED = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
             "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default"}
-_ROOT = re.compile(r"^(L\['\w+'\]|L__self__|self)(\.__self__)?")        # Dynamo's names of the outermost module
+_ROOT = re.compile(r"^(L\['\w+'\]|L__self__|self)(\.__self__)?")        # Dynamo's names for the outermost module
 
 
 class Missing(NamedTuple):
-    """An operation that svod does not do: why, how often it occurs, and where first."""
+    """An operation that svod lacks: the reason, how often it occurs, and its first place in the user's program."""
 
     name: str
     why: str
@@ -44,8 +45,8 @@ class Missing(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """The result of a walk. `outputs`: svod tensors, ints, None, or the placeholder of an input that is returned unchanged. `mutated`: the
-    new content of inputs, by number. `effects`: unread results of operations that are run for their effects."""
+    """The result of a translation. `outputs`: svod tensors, ints, None, or the placeholder of an input that is returned unchanged.
+    `mutated`: the new contents of inputs, by number. `effects`: unused results of operations that are run for their effects."""
 
     outputs: list[Any]
     mutated: dict[int, Tensor]
@@ -54,8 +55,8 @@ class Translation(NamedTuple):
 
 
 def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: Clock) -> Translation:
-    """Walk a graph. `inputs`: for each placeholder a svod tensor or an int; `attributes`: svod tensors that the graph holds. `clock` counts
-    the seconds that PyTorch takes in runs.
+    """Translate a graph. `inputs`: for each placeholder a svod tensor or an int; `attributes`: the svod tensors of its get_attr nodes.
+    `clock` counts the seconds that PyTorch takes in runs.
 
     Raises UnsupportedError for an operation that neither svod nor PyTorch can run inside a plan, such as one with sizes that depend on
     values."""
@@ -63,7 +64,7 @@ def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], 
     for node in graph.nodes:
         walk.step(node)
     outputs = next(n for n in graph.nodes if n.op == "output").args[0]
-    # the placeholder stands for itself where an input is returned unchanged
+    # an input that is returned unchanged is represented by its placeholder
     found = [o if isinstance(o, torch.fx.Node) and o.op == "placeholder" else walk.value(o) for o in outputs]
     return Translation([_value_of(o) for o in found], walk.mutated, walk.missing(), walk.effects)
 
@@ -86,7 +87,7 @@ def _is_known(node: Any) -> bool:
 
 
 def place_of(node: Any) -> str:
-    """The place of an operation in the user's program: "model.py:41", or the name of its node."""
+    """The position of an operation in the user's program: "model.py:41"; without a stack trace, the name of its node."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     return place_of_entry(lines[-1]) if lines else str(node.name)
@@ -99,7 +100,7 @@ def place_of_entry(entry: str) -> str:
 
 
 class _Walk:
-    """The values of the nodes seen so far."""
+    """The values of the nodes translated so far."""
 
     def __init__(self, graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: Clock) -> None:
         self.clock = clock
@@ -114,7 +115,7 @@ class _Walk:
         return [Missing(name, why, len(nodes), place_of(nodes[0])) for (name, why), nodes in self._missing.items()]
 
     def value(self, argument: Any) -> Any:
-        """An argument with values in place of nodes."""
+        """Replace nodes by their values in an argument."""
         return map_arg(argument, lambda n: self.values[n])
 
     def step(self, node: Any) -> None:
@@ -164,7 +165,8 @@ class _Walk:
         return run_in_torch(target, args, kwargs, self.clock)
 
     def _translated(self, operation: Operation, node: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """The results of svod's function in the dtypes that PyTorch gives. Those of 16-bit floats are rounded here."""
+        """The results of svod's function in the dtypes that PyTorch gives. Results for 16-bit floats are computed in float32 and rounded
+        here."""
         if _has_foreign(args):
             raise UnsupportedError("it reads values that svod has no dtype for")
         wanted = node.meta.get("val")
@@ -180,7 +182,7 @@ class _Walk:
         return _with_dtypes(operation.function(*given, **named), wanted)
 
     def _item(self, node: Any, values: Any, index: int) -> Any:
-        """One of several results; one that is made when it is used."""
+        """One of several results; if it is a function, that is called now."""
         item = values[index]
         if not callable(item) or isinstance(item, Tensor):
             return item
@@ -192,7 +194,7 @@ class _Walk:
             return run_in_torch(source.target, self.value(source.args), self.value(source.kwargs), self.clock)[index]
 
     def _copied(self, node: Any, target: Any, value: Any) -> Any:
-        """`copy_` into an input, the one thing that a functional graph changes."""
+        """Translate `copy_` into an input, the only write of a functional graph."""
         place = self.place.get(node.args[0])
         if place is None:
             raise UnsupportedError("copy_ to a tensor that is no input")
@@ -201,7 +203,8 @@ class _Walk:
         return made
 
     def _with_effects(self, node: Any, token: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        """The results of an operation that raises or prints, which PyTorch runs. An empty tensor, the token, keeps their order."""
+        """The results of an operation that raises or prints, which PyTorch runs. An empty tensor, the token, keeps such operations in
+        order."""
         if not isinstance(operation, torch._ops.OpOverload):
             raise UnsupportedError(f"{operation} at {place_of(node)}, which has effects")
 
@@ -215,7 +218,7 @@ class _Walk:
         return token, *results
 
     def _plain(self, node: Any, args: Any, kwargs: Any) -> Any:
-        """A function of sizes."""
+        """Call a function of sizes, such as an addition of two ints."""
         leaves: list[Any] = []
         map_arg((node.args, node.kwargs), leaves.append)
         if not callable(node.target) or any(isinstance(self.values[n], (Tensor, Foreign)) for n in leaves):
@@ -224,8 +227,8 @@ class _Walk:
 
 
 def _check_storage(node: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> None:
-    """Raise UnsupportedError for an as_strided of a tensor that PyTorch does not hold contiguously from the beginning of its storage, or
-    beyond its elements: as_strided reads the storage, which svod knows of no other."""
+    """Raise UnsupportedError for as_strided of a tensor that is not contiguous from the beginning of its storage in PyTorch, or that
+    reaches beyond the tensor's elements: as_strided reads the storage, of which svod knows only the tensor's elements."""
     example = node.args[0].meta.get("val")
     if not isinstance(example, torch.Tensor):
         return
@@ -243,7 +246,7 @@ def _value_of(output: Any) -> Any:
 
 
 def _operation(name: str, args: Sequence[Any], wanted: Any) -> Operation | None:
-    """svod's result for an operation; None where svod cannot compute it. `wanted`: a fake tensor like the result."""
+    """svod's implementation of an operation; None if there is none. `wanted`: a fake tensor like the result."""
     makes = isinstance(wanted, torch.Tensor) and wanted.dtype.is_complex
     if makes or any(isinstance(a, Complex) for a in args):
         function = COMPLEX.get(name)
@@ -256,7 +259,7 @@ def _has_foreign(args: Any) -> bool:
 
 
 def _known(value: Any) -> Any:
-    """A dtype as svod's, that of their parts for complex numbers; other values unchanged."""
+    """Convert a dtype to svod's, complex ones to the dtype of their parts; return other values unchanged."""
     if not isinstance(value, torch.dtype):
         return value
     return svod_dtype(value.to_real() if value.is_complex else value)
@@ -276,9 +279,9 @@ def _with_dtypes(made: Any, wanted: Any) -> Any:
 
 
 def promoted(args: Sequence[Any], wanted: Any = None, widens: bool = False) -> list[Any]:
-    """Operands cast to the type in which PyTorch computes. Numbers, and tensors without axes, do not widen tensors of the same kind.
-    `wanted`: a fake tensor like the result; if it is a float, integers are computed in its type. Beside integers a number keeps its lowest
-    bits. With `widens`, a tensor without axes keeps its value beside 16-bit floats, as a number does."""
+    """Cast operands to the type in which PyTorch computes. Numbers, and tensors without axes, do not widen tensors of the same kind.
+    `wanted`: a fake tensor like the result; if it is a float, integers are computed in its type. For integer tensors, only the lowest
+    bits of a number count. With `widens`, a tensor without axes combined with 16-bit floats keeps its value unrounded, as a number does."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     types = {t.dtype for t in tensors}
     numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
@@ -295,7 +298,7 @@ def promoted(args: Sequence[Any], wanted: Any = None, widens: bool = False) -> l
 
 
 def _fitting(number: Any, dtype: DType) -> Any:
-    """A number beside tensors of an integer type: PyTorch keeps the lowest bits."""
+    """Reduce a number to the lowest bits of an integer dtype, as PyTorch does for operands."""
     if not dtype.is_int or not isinstance(number, int) or isinstance(number, bool):
         return number
     low = number & (1 << dtype.bits) - 1
@@ -303,7 +306,7 @@ def _fitting(number: Any, dtype: DType) -> Any:
 
 
 def _meeting(a: Any, b: Any) -> Any:
-    """A fake tensor of the type in which two operands meet, with axes if one has."""
+    """A fake tensor of the type to which two operands are promoted, with an axis if one of them has any."""
     has_axes = any(isinstance(x, torch.Tensor) and x.ndim for x in (a, b))
     return torch.empty((1,) if has_axes else (), dtype=torch.result_type(a, b), device="meta")
 
@@ -314,7 +317,7 @@ def _example(dtype: Any, has_axes: bool) -> Any:
 
 
 def module_of(node: Any) -> str:
-    """The path of the module that an operation belongs to: "layer1.0.conv1"; the node's name for an operation of no module."""
+    """The path of the module that an operation belongs to: "layer1.0.conv1"; for an operation outside of modules, the node's name."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return str(node.name)

@@ -1,11 +1,12 @@
-"""Tests whether tensors have changed since they were looked at, and whether modules were given other ones.
+"""Detects changes of tensors since they were last read, and replaced parameters or submodules of modules.
 
-Of tensors: addresses, forms, versions, and a few numbers of each, in one native pass. From Python the addresses and versions of 244
-tensors take 34 µs, as each is a call of its own on memory that a run has pushed out of the caches. Of modules: PyTorch's hooks count.
+For tensors, one native pass compares addresses, forms, versions, and a few sampled words. In Python, the addresses and versions of 244
+tensors take 34 µs, because each needs a separate call, on memory that a run has evicted from the caches. For modules, PyTorch's hooks count
+registrations.
 
-PyTorch's C interface for compiled models (`aoti_torch_get_data_ptr`, `torch/csrc/inductor/aoti_torch/c/shim.h`) has addresses and forms
-of tensors. It has no versions, which `at::TensorBase::_version() const` returns, found by its name in the Itanium C++ ABI. With a PyTorch
-that lacks one of these functions, tensors are compared one by one in Python.
+PyTorch's C interface for compiled models (`aoti_torch_get_data_ptr`, `torch/csrc/inductor/aoti_torch/c/shim.h`) returns addresses and forms
+of tensors. It has no versions; `at::TensorBase::_version() const` returns them, and is found by its name in the Itanium C++ ABI. With a
+PyTorch that lacks one of these functions, tensors are compared one by one in Python.
 """
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from svod.compile.llvm.codegen import LoadedProgram
 from svod.system.process.program import package_text
 from svod.torch.memory import gpu_of
 
-SAMPLED, MOST_SAMPLED = 16, 1024        # words of four bytes that are compared: of a tensor, of all together
+SAMPLED, MOST_SAMPLED = 16, 1024        # most words of 4 bytes that are compared: per tensor, and for all tensors together
 _GOLDEN = (5 ** 0.5 - 1) / 2
 _VERSION_OF = "_ZNK2at10TensorBase8_versionEv"
 
-# Offsets, in bytes, of the fields of the block that `svod_unchanged` reads.
+# byte offsets of the fields in the argument of `svod_unchanged`
 (TENSORS, HANDLES, ADDRESSES, FORMS, VERSIONS, ADDRESS_OF, TYPE_OF, AXES_OF, SIZES_OF, STRIDES_OF, VERSION_OF, PLACES, WORDS,
  SAMPLES) = (8 * i for i in range(14))
 _ASKED = ("aoti_torch_get_data_ptr", "aoti_torch_get_dtype", "aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_strides")
@@ -40,7 +41,7 @@ class _Native(NamedTuple):
     """The native pass, and the addresses of PyTorch's functions that it calls."""
 
     unchanged: Callable[[int], int]
-    asked: tuple[int, ...]      # values of the attributes in _ASKED
+    asked: tuple[int, ...]      # values of the attributes in _ASKED, compared in each pass
     version_of: int
     code: object        # keeps the machine code alive
 
@@ -48,7 +49,7 @@ class _Native(NamedTuple):
 @functools.cache
 def native() -> _Native | None:
     """The native pass; None for a PyTorch without the functions that it needs."""
-    functions = ctypes.CDLL(torch._C.__file__)      # finds functions of its dependencies too
+    functions = ctypes.CDLL(torch._C.__file__)      # also finds functions of the libraries it depends on
     try:
         *asked, version_of = (ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0 for name in (*_ASKED, _VERSION_OF))
         torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors      # noqa: B018
@@ -57,17 +58,17 @@ def native() -> _Native | None:
     offsets = {name: value for name, value in globals().items() if isinstance(value, int)}
     ir = Template(package_text("svod.torch", "watch.ll")).substitute(offsets)
     code = LoadedProgram(native_object("watch", ir), ("svod_unchanged",))
-    # A PYFUNCTYPE keeps the interpreter lock, so no other thread changes a tensor during the pass.
+    # PYFUNCTYPE keeps the interpreter lock, so that no other thread changes a tensor during the pass
     return _Native(ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.addresses[0]), tuple(asked), version_of, code)
 
 
 class Watch:
-    """The present state of tensors: their places and forms and, if `numbers`, their content, except on a GPU. It keeps tensors
-    alive, and not the memory that they had."""
+    """The recorded state of tensors: their addresses and forms and, if `numbers`, their content, except on a GPU. It keeps the tensors
+    alive, but not memory that they have given up since."""
 
     def __init__(self, tensors: Sequence[Any], *, numbers: bool = True) -> None:
         self._tensors = list(tensors)
-        self._is_counted = numbers and not any(t.is_inference() for t in tensors)       # tensors of inference mode count no writes
+        self._is_counted = numbers and not any(t.is_inference() for t in tensors)  # tensors made in inference mode have no version counter
         self._addresses = np.array(list(map(_address, tensors)), np.int64)
         self.forms = list(map(form_of, tensors))
         self._versions = np.array(list(map(_version, tensors)) if self._is_counted else [], np.int64)
@@ -76,13 +77,13 @@ class Watch:
         self._places = 4 * np.concatenate([np.zeros(0, np.int64), *(sampled(t, most) for t in content)])
         self._words = np.array([ctypes.c_uint32.from_address(a).value for a in self._places.tolist()], np.uint32)
         found = native()
-        # tells whether the tensors are unchanged, as long as this object lives
+        # a function that tells whether the tensors are unchanged; valid as long as this object lives
         self.is_unchanged: Callable[[], object] = self._in_python
         if found is not None and all(t.layout is torch.strided for t in tensors):
             self.is_unchanged = functools.partial(found.unchanged, self._block(found))
 
     def _in_python(self) -> bool:
-        """The comparisons of the native pass in Python. Numbers come last, where the tensors still have the memory that they had."""
+        """The comparisons of the native pass in Python. Content comes last, when it is known that the tensors still have their memory."""
         return (np.array_equal(list(map(_address, self._tensors)), self._addresses)
                 and list(map(form_of, self._tensors)) == self.forms
                 and (not self._is_counted or np.array_equal(list(map(_version, self._tensors)), self._versions))
@@ -90,7 +91,7 @@ class Watch:
                         for a, w in zip(self._places.tolist(), self._words.tolist(), strict=True)))
 
     def _block(self, found: _Native) -> int:
-        """The address of the native pass's argument."""
+        """The address of the native pass's argument, which is built here."""
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(self._tensors)
         weakref.finalize(self, torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs, capsules).atexit = False
         self._handles = np.array([_pointer_in(c, None) for c in capsules], np.int64)
@@ -108,9 +109,9 @@ class Watch:
 
 
 class Registrations:
-    """The number of parameters, buffers and modules that modules of this process received since this object was made. PyTorch calls hooks
-    for each: an assigned attribute, `register_parameter`, `load_state_dict(assign=True)`. Code that Dynamo traces is not counted, because
-    Dynamo would guard on the count."""
+    """Counts the parameters, buffers and submodules that modules of this process received since this object was made. PyTorch calls
+    hooks for each: an assigned attribute, `register_parameter`, `load_state_dict(assign=True)`. Code that Dynamo traces is not counted,
+    because Dynamo would guard on the count."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -125,7 +126,7 @@ class Registrations:
 
 @functools.cache
 def registrations() -> Registrations:
-    """The count of this process."""
+    """The only Registrations of this process."""
     return Registrations()
 
 
@@ -135,15 +136,16 @@ _pointer_in.restype, _pointer_in.argtypes = ctypes.c_void_p, (ctypes.py_object, 
 
 
 def form_of(t: Any) -> tuple[Any, ...]:
-    """The properties of a tensor beside its place and its numbers."""
+    """Shape, strides (or the layout, if not strided), dtype and device of a tensor."""
     return t.shape, t.stride() if t.layout is torch.strided else t.layout, t.dtype, t.device
 
 
 def sampled(t: Any, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The addresses, divided by 4, of up to `most` 4-byte words spread over a tensor. From doubles, the half with the exponent is taken."""
+    """The addresses, divided by 4, of up to `most` 4-byte words spread over a tensor. From doubles, the half with the exponent is
+    chosen."""
     address, size = t.data_ptr(), t.element_size()
     span = size * (1 + sum(s * (n - 1) for n, s in zip(t.shape, t.stride(), strict=True))) if t.numel() else 0
-    step = max(1, size // 4)        # words from one place to the next
+    step = max(1, size // 4)        # words from one sampled element to the next
     places = span // 4 // step
     if address % 4 or not places:
         return np.zeros(0, np.int64)

@@ -1,8 +1,8 @@
-"""Weights of PyTorch modules as constants of plans: read and packed once, and again after they changed.
+"""Makes weights of PyTorch modules constants of plans: they are read and packed once, and again after a change.
 
-Before every run a set of weights is compared with its state when it was read. It is a new set if a tensor is another object, has another
-address or form (`p.data = …`) or version (an in-place write, `load_state_dict`), or if a few sampled numbers of it changed:
-`p.data.add_(…)`, NumPy, and writes in inference mode leave the version as it is. Numbers on a GPU are not sampled.
+Before every run, the current weights are compared with their recorded state. They have changed if a tensor is another object, has another
+address or form (`p.data = …`) or version (an in-place write, `load_state_dict`), or if a few sampled words of it differ. These are needed
+for `p.data.add_(…)`, NumPy, and writes in inference mode, which do not change the version. Content on a GPU is not sampled.
 """
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from svod.torch.watch import Watch
 
 
 class Weights:
-    """A set of weights at the time when it was read. `tensors`: constants over their memory. `plans`: the plans with these constants.
-    `kept`: the tensors that the module of these weights keeps and writes; several modules may share one graph."""
+    """A set of weights in the state in which it was read. `tensors`: constants over their memory. `plans`: the plans with these
+    constants. `kept`: the tensors that the module of these weights keeps and writes; several modules may share one graph."""
 
     def __init__(self, given: Sequence[Any], kept: Kept) -> None:
-        self._given = list(given)       # keeps the tensors alive, so that their ids are not used again
+        self._given = list(given)       # keeps the tensors alive, so that their ids are not reused
         self._watch = Watch(given)
-        self.is_unchanged = self._watch.is_unchanged        # tells whether the tensors are unchanged; every call asks
+        self.is_unchanged = self._watch.is_unchanged  # a function that tells whether the tensors are unchanged; called before every run
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
         self.kept = kept
@@ -31,8 +31,8 @@ class Weights:
         self._places: Places | None = None
 
     def turn_to(self, plan: Any, places: Places | None) -> None:
-        """Make `plan` the next to run, with kept tensors at `places`. Other plans drop memory that they would keep alive: kept tensors at
-        earlier places, and large arguments and results."""
+        """Make `plan` the next to run, with kept tensors at `places`. Other plans release memory that they would keep alive: the former
+        memory of kept tensors, and large arguments and results."""
         last, self._last = self._last, plan
         if places is not self._places:
             self._places = places
@@ -43,12 +43,12 @@ class Weights:
             last.let_go()
 
     def is_of(self, given: Sequence[Any]) -> bool:
-        """Whether these are the same tensors."""
+        """Whether these are the same tensor objects."""
         return len(given) == len(self._given) and all(map(is_, given, self._given))
 
 
 def constant(t: Any) -> Tensor:
-    """The svod tensor over the memory of a PyTorch tensor that is no longer written; over a copy, if the tensor has gaps."""
+    """The svod tensor over the memory of a PyTorch tensor that is not written any more; over a copy, if the tensor has gaps."""
     order = order_in_memory(t.shape, t.stride())
     if 0 in t.shape:
         return Tensor.zeros(tuple(t.shape), dtype=svod_dtype(t.dtype))

@@ -1,9 +1,9 @@
-"""Operations that PyTorch takes apart whatever table of decompositions it is given, though svod has them.
+"""Keeps operations as a whole that PyTorch would decompose regardless of the given decompositions, although svod implements them.
 
     F.interpolate(x, size, None, "bilinear", False)   →   svod::interpolate(x, size, None, "bilinear", False)     in Dynamo's graph
 
-AOT autograd then sees an operator of svod's, which it leaves as it is. Taken apart, a resized image is a gather of four neighbours per
-pixel; svod resizes one axis after the other.
+AOT autograd does not decompose the operator of svod. PyTorch's decomposition of a resized image gathers four neighbours per pixel; svod
+resizes one axis after the other.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCHEMA = "(Tensor x, SymInt[]? size, float[]? scales, str mode, bool corners) -
 
 
 def _resized(x: Any, size: Sequence[int] | None, scales: Sequence[float] | None, mode: str, corners: bool) -> Any:
-    """PyTorch's computation where it runs the graph, and the shape that it traces."""
+    """PyTorch's implementation of the operator: for tracing shapes, and for graphs that PyTorch runs."""
     return functional.interpolate(x, size, scales, mode, corners)
 
 
@@ -28,7 +28,7 @@ _interpolate.register_fake(_resized)
 
 
 def keep_whole(gm: Any) -> None:
-    """Put operators of svod's into one of Dynamo's graphs, in the place of functions that svod has whole."""
+    """Replace functions in one of Dynamo's graphs by operators of svod that AOT autograd does not decompose."""
     parameters = inspect.signature(functional.interpolate)
     for node in [n for n in gm.graph.nodes if n.op == "call_function" and n.target is functional.interpolate]:
         given = parameters.bind(*node.args, **node.kwargs)
@@ -47,5 +47,5 @@ def keep_whole(gm: Any) -> None:
 
 
 def _each(value: Any, spatial: int) -> list[Any] | None:
-    """A value per axis: one for all of them is repeated."""
+    """One value per spatial axis; a single value is repeated."""
     return None if value is None else list(value) if isinstance(value, (list, tuple)) else [value] * spatial

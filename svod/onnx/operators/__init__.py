@@ -1,4 +1,4 @@
-"""The operators of ONNX, grouped by their use. Importing a file enters its operators into the table (`svod.onnx.registry`)."""
+"""The operators of ONNX, grouped by their use. Importing a file adds its operators to the table (`svod.onnx.registry`)."""
 from __future__ import annotations
 
 from svod.onnx.operators import (

@@ -1,4 +1,4 @@
-"""Activations and rows: relu and its relatives, softmax."""
+"""Activations: relu and similar functions, and softmax."""
 from __future__ import annotations
 
 import math
@@ -21,24 +21,24 @@ unary("Relu", Tensor.relu, exact=True)
 
 
 def _number(value: float) -> float:
-    """A float attribute as text writes it: the file has it in 32 bits."""
+    """Convert a 32-bit float attribute to the shortest decimal number that rounds to it, such as 0.1."""
     return float(str(np.float32(value)))
 
 
 def with_numbers(name: str, function: Callable[..., Tensor], since: int = 1, **defaults: float) -> None:
-    """An operator that passes its float attributes on, in the order of their defaults."""
+    """Register an operator that passes its float attributes on, in the order of `defaults`."""
     @operator(name, since)
     def compute(node: Node, *operands: Tensor) -> Tensor:
         return function(*operands, *(_number(node.get(attribute, value)) for attribute, value in defaults.items()))
 
 
 def hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
-    """alpha · x + beta, between 0 and 1."""
+    """The hard sigmoid: alpha · x + beta, clamped to 0 … 1."""
     return x.mul(alpha).add(beta).clamp(0.0, 1.0)
 
 
 def swish(x: Tensor, alpha: float) -> Tensor:
-    """x · sigmoid(alpha · x)."""
+    """The swish function x · sigmoid(alpha · x)."""
     return x.mul(x.mul(alpha).sigmoid())
 
 
@@ -75,7 +75,7 @@ def prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
 def rows(name: str, function: Callable[[Tensor, int], Tensor], exact: bool = False) -> None:
     @operator(name, exact=exact)
     def flattened(node: Node, x: Tensor) -> Tensor:
-        """Before opset 13 everything from `axis` on was one row."""
+        """Apply the function to rows: before opset 13, all axes from `axis` on formed one row."""
         axis = axis_in(node.get("axis", 1), max(1, x.ndim))
         return function(x.reshape(int(np.prod(x.shape[:axis])), -1), -1).reshape(x.shape)
 
@@ -99,7 +99,7 @@ rows("Hardmax", hardmax_of, exact=True)
 
 @operator("Dropout", known=("training",), exact=True)
 def dropout(node: Node, x: Tensor, ratio: Tensor | None = None, training: Array | None = None) -> tuple[Tensor, Tensor]:
-    """The identity: svod runs models and does not train them."""
+    """The identity, because svod runs models and does not train them."""
     if training is not None and bool(training.any()):
         raise UnsupportedError(f"{node} in training mode: svod runs models and does not train them")
     return x, Tensor.full(x.shape, True, "bool")

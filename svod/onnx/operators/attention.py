@@ -1,4 +1,4 @@
-"""Attention and rotary embedding as operators of ai.onnx."""
+"""Attention and rotary embedding, operators of ai.onnx."""
 from __future__ import annotations
 
 import math
@@ -13,7 +13,7 @@ from svod.tensor.precision import widened
 
 
 def heads_apart(x: Tensor, heads: int) -> Tensor:
-    """(N, L, heads · E) as (N, heads, L, E); four axes stay."""
+    """Convert (N, L, heads · E) to (N, heads, L, E); an operand with four axes is returned unchanged."""
     return x if x.ndim == 4 else x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
 
@@ -47,7 +47,7 @@ def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
     if not capped and not wanted and "softmax_precision" not in node.attributes and bias is None:
         out = query.scaled_dot_product_attention(key, value, scale=scale)
         return together(out, flat), *present
-    # 16-bit floats have 32 bits from here to the probabilities
+    # 16-bit floats are computed in 32 bits from here to the probabilities
     root = math.sqrt(scale)
     scores = widened(query).mul(root).matmul(widened(key).transpose(-2, -1).mul(root))
     soft = scores if not capped else scores.div(capped).tanh().mul(capped)
@@ -60,7 +60,7 @@ def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
 
 
 def softmax_rows(scores: Tensor) -> Tensor:
-    """Softmax of rows; one in which nothing is allowed gives zeros."""
+    """Softmax of rows; a row in which all scores are masked gives zeros."""
     most = scores.max(-1, keepdim=True)
     exps = scores.sub(where(most.eq(-math.inf), most.mul(0.0).nan_to_num(0.0), most)).exp()
     total = exps.sum(-1, keepdim=True)
@@ -72,12 +72,12 @@ def added(bias: Tensor | None, more: Tensor) -> Tensor:
 
 
 def hiding(seen: Tensor, kind: DType) -> Tensor:
-    """A mask as numbers that are added: 0 for keys that are seen, minus infinity for others."""
+    """Convert a mask to numbers to add to the scores: 0 for visible keys, minus infinity for others."""
     return where(seen, Tensor.zeros(1, dtype=kind), Tensor.full((1,), -math.inf, kind))
 
 
 def windowed(steps: int, total: int, past: Tensor | None, lengths: Tensor | None, left: int, right: int) -> Tensor:
-    """A mask of the keys within the window of each step; a side of -1 has no end."""
+    """A mask of the keys within each step's window of `left` keys before and `right` keys after it; -1 is unlimited."""
     rows, columns = np.arange(steps).reshape(-1, 1), np.arange(total)
     if lengths is not None and past is None:
         at = Tensor(rows).add(lengths.reshape(-1, 1, 1, 1).sub(steps))
@@ -90,7 +90,7 @@ def windowed(steps: int, total: int, past: Tensor | None, lengths: Tensor | None
 
 
 def together(x: Tensor, flat: bool) -> Tensor:
-    """(N, heads, L, E) as (N, L, heads · E), where the operands were."""
+    """Convert (N, heads, L, E) to (N, L, heads · E), if the operands had that form."""
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1) if flat else x
 
 
@@ -105,7 +105,7 @@ def rotary(node: Node, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | 
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x (N, L, heads, E) with pairs of its elements turned by angles (N or 1, L, pairs), which may be fewer than E / 2."""
+    """Rotate pairs of elements of x (N, L, heads, E) by angles (N or 1, L, pairs); the elements beyond 2 · pairs are left unchanged."""
     size = 2 * cos.shape[-1]
     out = x[..., :size].rotary_embedding(cos.unsqueeze(-2), sin.unsqueeze(-2), interleaved)
     return Tensor.cat([out, x[..., size:]], -1) if x.shape[-1] > size else out
@@ -114,7 +114,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 @operator("LinearAttention", 27, exact=True)
 def linear_attention(node: Node, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None, decay: Tensor | None = None,
                      beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A matrix for each head that every step decays and adds a product to: (N, heads, width of keys, width of values)."""
+    """Linear attention: every step decays a state matrix per head and adds a product to it: (N, heads, width of keys, width of values)."""
     q_heads, kv_heads, rule = node.need("q_num_heads"), node.need("kv_num_heads"), node.get("update_rule", "gated_delta")
     q, k, v = (widened(heads_apart(t, h)) for t, h in ((query, q_heads), (key, kv_heads), (value, kv_heads)))
     n, _, steps, width = k.shape

@@ -1,5 +1,5 @@
-"""Branches, loops, sequences and optionals. Conditions and counts that are known are decided while the graph is walked. Sequences are
-Python lists and absent optionals None during the walk, so they cost nothing when the plan runs."""
+"""Branches, loops, sequences and optionals. Known conditions and counts are decided during translation. Sequences are Python lists and
+absent optionals None during translation, so they cost nothing when the plan runs."""
 from __future__ import annotations
 
 import logging
@@ -25,10 +25,10 @@ def branch(node: Node, condition: Value) -> tuple[Value, ...]:
     number, chosen = node.walk.at_branch()
     if chosen is not None:
         return tuple(node.walk(node.need("then_branch" if chosen else "else_branch")))
-    # both are computed, and each element is chosen, where that is possible
+    # compute both branches and select each element, if possible
     try:
         yes, no = node.walk(node.need("then_branch")), node.walk(node.need("else_branch"))
-    except (Undecided, UnsupportedError):       # a missing operation in a branch matters only if the branch is taken
+    except (Undecided, UnsupportedError):       # an unsupported operation in a branch matters only if the branch is taken
         raise Undecided(number, condition) from None
     if not all(map(_is_alike, yes, no)):
         raise Undecided(number, condition)
@@ -36,7 +36,7 @@ def branch(node: Node, condition: Value) -> tuple[Value, ...]:
 
 
 def _is_alike(a: Value, b: Value) -> bool:
-    """Whether two values are tensors of one shape and type."""
+    """Whether two values are tensors of the same shape and type."""
     if any(isinstance(v, list) or v is None for v in (a, b)):
         return False
     return shape_of(a) == shape_of(b) and dtype_of(a) is dtype_of(b)
@@ -44,8 +44,8 @@ def _is_alike(a: Value, b: Value) -> bool:
 
 @operator("Loop", raw=True, known=("count", "condition"))
 def loop(node: Node, count: Value = None, condition: Value = None, *carried: Value) -> tuple[Value, ...]:
-    """Unroll the loop: each turn is a copy of the body. If the condition is computed from data, all turns up to the limit are computed, and
-    a turn's state replaces the one before as long as the condition holds."""
+    """Unroll the loop: each iteration is a copy of the body. If the condition depends on data, all iterations up to the limit are
+    computed, and an iteration's state replaces the one before as long as the condition holds."""
     body, collected = node.need("body"), len(node.need("body").output) - 1 - len(carried)
     if count is not None and not is_known(count):
         raise UnsupportedError(f"{node}: the number of its turns is computed from data")
@@ -78,14 +78,15 @@ def _may_go_on(condition: Value) -> bool:
 
 
 def _chosen(node: Node, condition: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
-    """The new state where the condition holds, else the old one."""
+    """Select the new state if the condition holds, else the old one."""
     if not all(map(_is_alike, new, old)):
         raise UnsupportedError(f"{node}: whether it goes on is computed from data, and its state changes its shape or type")
     return [where(tensor_of(condition).reshape(()), tensor_of(a), tensor_of(b)) for a, b in zip(new, old, strict=True)]
 
 
 def stacked(node: Node, values: Sequence[Value], declared: onnx.ValueInfoProto) -> Value:
-    """The values collected in the turns, stacked along a first axis. Without a turn the result has the declared shape and type."""
+    """Stack the values collected in the iterations along a new first axis. Without an iteration, the result has the declared shape and
+    type."""
     if not values:
         return nothing_of(node, declared)
     if all(is_known(v) for v in values):
@@ -94,7 +95,7 @@ def stacked(node: Node, values: Sequence[Value], declared: onnx.ValueInfoProto) 
 
 
 def nothing_of(node: Node, declared: onnx.ValueInfoProto) -> Array:
-    """An array of a declared type and shape with an empty first axis. A size that is not declared is 0."""
+    """An array of a declared type and shape with an empty first axis. Undeclared sizes become 0."""
     tensor = declared.type.tensor_type
     if declared.type.WhichOneof("value") != "tensor_type" or not tensor.HasField("shape"):
         raise UnsupportedError(f"{node} takes no turn, and its body does not declare the shape of {declared.name!r}")
@@ -110,7 +111,7 @@ def scan(node: Node, *operands: Value) -> tuple[Value, ...]:
 
 @operator("Scan", 8, raw=True)
 def scan_old(node: Node, lengths: Value, *operands: Value) -> tuple[Value, ...]:
-    """Like `scan`, with a batch axis before the scanned one."""
+    """Run `scan` for each element of a batch axis in front of the scanned one, as in opset 8."""
     if lengths is not None:
         raise UnsupportedError(f"{node} with lengths for each batch")
     body, count = node.need("body"), node.need("num_scan_inputs")

@@ -1,4 +1,4 @@
-"""Convolution and pooling: pads at both sides, `auto_pad`, dilation, positions of maxima."""
+"""Convolution and pooling with pads on both sides, `auto_pad`, dilation, and positions of maxima."""
 from __future__ import annotations
 
 import math
@@ -17,7 +17,7 @@ Pairs = list[tuple[int, int]]
 
 
 def pads_of(node: Node, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Pairs:
-    """(before, after) of each axis, from `pads` or `auto_pad`."""
+    """The padding (before, after) of each axis, from `pads` or `auto_pad`."""
     rank, auto = len(sizes), node.get("auto_pad", "NOTSET")
     if auto == "VALID":
         return [(0, 0)] * rank
@@ -85,7 +85,7 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None)
     if function is None:
         raise UnsupportedError(f"{node} over {rank} axes; svod convolves over 1 to 3")
     whole = function(x, w, None, strides, 0, 0, groups, dilations)
-    # positions that no element reaches are zero, before the bias
+    # positions to which no element contributes are zero before the bias is added
     out = whole.pad([(0, 0), (0, 0), *((max(0, -a), max(0, e - b)) for e, (a, b) in zip(extra, pairs, strict=True))])
     bounds: list[tuple[int, int] | None] = [None, None]
     for f, e, (a, b) in zip(full, extra, pairs, strict=True):
@@ -96,7 +96,7 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None)
 
 # -- pooling -------------------------------------------------------------------------------------------------------------------
 def pool_geometry(node: Node, x: Tensor) -> tuple[list[int], list[int], list[int], Pairs, Pairs]:
-    """Kernel, strides, dilations, pads, and the padding at the end that ceil_mode adds, a pair for each axis."""
+    """Kernel, strides, dilations, pads, and the extra padding at the end for ceil_mode, as pairs for each axis."""
     kernel = list(node.need("kernel_shape"))
     strides, dilations = geometry(node, len(kernel))
     sizes = x.shape[2:]
@@ -105,7 +105,7 @@ def pool_geometry(node: Node, x: Tensor) -> tuple[list[int], list[int], list[int
     for n, k, s, d, (a, b) in zip(sizes, kernel, strides, dilations, pairs, strict=True):
         span = n + a + b - d * (k - 1) - 1
         count = (-(-span // s) if node.get("ceil_mode", 0) else span // s) + 1
-        if node.get("ceil_mode", 0) and (count - 1) * s >= n + a:      # a window that begins in the padding behind is left out
+        if node.get("ceil_mode", 0) and (count - 1) * s >= n + a:      # a window that starts in the padding at the end is left out
             count -= 1
         more.append((0, max(0, (count - 1) * s + d * (k - 1) + 1 - (n + a + b))))
     return kernel, strides, dilations, pairs, more
@@ -180,7 +180,7 @@ def lrn(node: Node, x: Tensor) -> Tensor:
 
 @operator("CausalConvWithState", 27)
 def causal_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A depthwise convolution over time that sees the past only: (N, C, L) with a weight (C, 1, K)."""
+    """A causal depthwise convolution over time: (N, C, L) with a weight (C, 1, K)."""
     k = w.shape[-1]
     state = Tensor.zeros(x.shape[0], x.shape[1], k - 1, dtype=x.dtype) if past is None else past
     whole = Tensor.cat([state, x], 2)
@@ -192,8 +192,8 @@ def causal_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, pa
 
 @operator("DeformConv", 19)
 def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """A convolution of images with moved taps: `offset` (N, groups · taps · 2, height, width) has a row and a column offset for each tap
-    and output position."""
+    """A convolution of images whose taps are displaced: `offset` (N, groups · taps · 2, height, width) has a row and a column offset for
+    each tap and output position."""
     if x.ndim != 4 or w.ndim != 4:
         raise UnsupportedError(f"{node} of {x.ndim - 2} axes; svod has it for images")
     n, channels, height, width = x.shape
@@ -202,7 +202,7 @@ def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor |
     strides, dilations = geometry(node, 2)
     pairs = pads_of(node, (height, width), kernel, strides, dilations)
     moved = offset.reshape(n, apart, taps, 2, places)
-    grid = np.indices((*kernel, *offset.shape[2:])).reshape(4, taps, places)      # the tap and the place of each sample
+    grid = np.indices((*kernel, *offset.shape[2:])).reshape(4, taps, places)      # tap row, tap column, output row, output column
     rows, columns = (moved[:, :, :, i].add(Tensor((grid[i] * dilations[i] + grid[2 + i] * strides[i] - pairs[i][0]).astype(np.float32)))
                      for i in range(2))
     image = x.reshape(n * apart, channels // apart, height, width)
@@ -215,7 +215,7 @@ def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor |
 
 
 def neighbours(at: Tensor, n: int) -> Taps:
-    """The two elements around positions along an axis of extent n, and their weights. An element outside the axis has the weight 0."""
+    """The two elements next to positions along an axis of extent n, and their weights for linear interpolation; 0 outside the axis."""
     first = at.floor()
     share = at.sub(first)
     return [(place.clamp(0, n - 1).cast("int64"), part.mul(place.ge(0).logical_and(place.lt(n)).cast(part.dtype)))

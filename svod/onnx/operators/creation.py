@@ -1,4 +1,4 @@
-"""Values out of nothing: constants, ranges, identities, random numbers."""
+"""Operators without tensor operands: constants, ranges, identities, random numbers."""
 from __future__ import annotations
 
 from typing import Any
@@ -43,7 +43,7 @@ def arange(node: Node, start: Array, limit: Array, delta: Array) -> Tensor:
 
 
 def counted(n: Any, dtype: Any) -> Tensor:
-    """0, 1, … below a size that depends on a Variable."""
+    """The numbers 0, 1, … below a size that depends on a Variable."""
     return Tensor.arange(n.bounds[1]).cast(dtype)[:n]
 
 

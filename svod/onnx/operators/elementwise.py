@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons, logic, functions of elements, casts."""
+"""Arithmetic, comparisons, logic, mathematical functions, casts."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from svod.tensor import Tensor, where
 
 
 def old_broadcast(node: Node, a: Tensor, b: Tensor) -> Tensor:
-    """Before opset 7 the second operand was broadcast only where `broadcast` said so, from `axis` on."""
+    """Broadcast the second operand as before opset 7: only with the attribute `broadcast`, and from `axis` on."""
     if not node.get("broadcast", 0) or "axis" not in node.attributes:
         return b
     axis = axis_in(node.get("axis"), a.ndim)
@@ -40,7 +40,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def power(a: Tensor, b: Tensor) -> Tensor:
-    """The base's type, whatever the exponent's."""
+    """The power a ** b in the base's type, regardless of the exponent's."""
     return (a.pow(b) if a.dtype.is_float or b.dtype.is_int else a.cast(dtypes.float64).pow(b.cast(dtypes.float64))).cast(a.dtype)
 
 
@@ -56,7 +56,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Asinh": Tensor.asinh, "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": lambda x: x.erf().cast(x.dtype),
     "Reciprocal": Tensor.reciprocal, "Not": Tensor.logical_not, "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}
 
-#: Operators that compare elements, or map each element to another of its type without rounding.
+# Operators that compare elements, or map each element to another of its type without rounding.
 _EXACT = {"Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Abs", "Neg", "Floor", "Ceil", "Round", "Sign", "IsNaN"}
 
 for _name, _binary in _BINARY.items():
@@ -82,7 +82,7 @@ def mod(node: Node, a: Tensor, b: Tensor) -> Tensor:
 def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
     left = node.need("direction") == "LEFT"
     shifted = a.bitwise_left_shift(b) if left else a.bitwise_right_shift(b)
-    # shifting everything out leaves zeros, or the sign
+    # if all bits are shifted out, the result is 0, or the sign
     beyond = a.lt(0).cast(a.dtype).neg() if a.dtype.is_signed and not left else 0
     return where(b.ge(a.dtype.bits), beyond, shifted)
 
@@ -115,21 +115,21 @@ def clip_oldest(node: Node, x: Tensor) -> Tensor:
 
 @operator("Clip", 6, exact=True)
 def clip_old(node: Node, x: Tensor) -> Tensor:
-    """Clip before opset 11: a bound that is not given is float32's, whatever the type of x is."""
+    """Clip before opset 11: a missing bound is float32's largest value, regardless of the type of x."""
     most = float(np.finfo(np.float32).max)
     return x.clamp(node.get("min", -most), node.get("max", most))
 
 
 @operator("Clip", 11, exact=True)
 def clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    # the upper bound wins where the bounds cross
+    # if the bounds cross, the upper bound wins
     bounded = x if low is None else x.maximum(low)
     return bounded if high is None else bounded.minimum(high)
 
 
 # -- types -----------------------------------------------------------------------------------------------------------------------
 def svod_type(data_type: int, node: Node) -> DType:
-    """The element type that a number of TensorProto stands for. Raises UnsupportedError."""
+    """The element type for a number in TensorProto's enumeration. Raises UnsupportedError."""
     name = NUMPY_TYPES.get(data_type)
     if name is None:
         raise UnsupportedError(f"{node} makes {type_name(data_type)}; {NARROW}")
@@ -162,7 +162,7 @@ def bit_cast(node: Node, x: Tensor) -> Tensor:
 
 
 def as_float(value: Any) -> float:
-    """A number out of a known operand."""
+    """The first element of a known operand as a float."""
     return float(np.asarray(value).reshape(-1)[0])
 
 

@@ -1,4 +1,4 @@
-"""Elements chosen and put by integers: gathers, scatters, positions of extrema, order."""
+"""Gathers, scatters, positions of extrema, and sorting."""
 from __future__ import annotations
 
 import math
@@ -16,12 +16,12 @@ from svod.tensor import Tensor, where
 
 
 def wrapped(index: Tensor, n: int) -> Tensor:
-    """Positions from the end as positions from the beginning."""
+    """Convert negative positions, which count from the end, to positions from the beginning."""
     return where(index.lt(0), index.add(n), index) if index.dtype.is_signed else index
 
 
 def checked(node: Node, index: Tensor, n: Any) -> Tensor:
-    """`index` itself. Raises ShapeError if its values are known and one is out of range for an axis of extent n."""
+    """Return `index`. Raises ShapeError if its values are known and one is out of range for an axis of extent n."""
     known = node.walk.known(index)
     if known is not None and not isinstance(n, Dim) and (outside := known[(known < -n) | (known >= n)]).size:
         raise ShapeError(f"the index {outside[0]} is outside of an axis of {n}")
@@ -46,7 +46,7 @@ def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
     chosen = batch + index.shape[-1]
     if chosen > x.ndim:
         raise ShapeError(f"tuples of {index.shape[-1]} positions in {x.ndim - batch} axes")
-    # an axis whose extent depends on a variable is merged only as the outermost one
+    # an axis whose extent depends on a variable can be merged only as the outermost one
     order = sorted(range(chosen), key=lambda a: not isinstance(x.shape[a], Dim))
     sizes, rest = [x.shape[a] for a in order], x.shape[chosen:]
     rows = x.permute(*order, *range(chosen, x.ndim)).reshape(math.prod(sizes), *rest)
@@ -54,8 +54,8 @@ def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
 
 
 def flat_positions(node: Node, index: Tensor, sizes: Sequence[int], batch: int = 0, order: Sequence[int] | None = None) -> Tensor:
-    """Tuples of positions along the last axis of `index` as positions in flattened axes of extents `sizes`: the axes `order`, else 0, 1, …
-    The first `batch` axes are axes of `index` too: a tuple names no position along them."""
+    """Convert tuples of positions (last axis of `index`) to positions in flattened axes of extents `sizes`. The tuple's elements are
+    positions along axes 0, 1, …, or along `order`. The first `batch` axes are also axes of `index`: a tuple has no elements for them."""
     places = index.shape[:-1]
     flat = Tensor.zeros(*places, dtype="int64")
     for a, n in zip(range(len(sizes)) if order is None else order, sizes, strict=True):
@@ -78,7 +78,7 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor:
-    """x with updates written along an axis, or combined with the old values as the attribute `reduction` says. The sum of bools is their
+    """Write updates to x along an axis, or combine them with the old values by the attribute `reduction`. The sum of bools is their
     disjunction, the product their conjunction."""
     reduction = node.get("reduction", "none")
     if reduction == "none":
@@ -100,7 +100,7 @@ def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
 
 @operator("TensorScatter", 24, exact=True)
 def tensor_scatter(node: Node, past: Tensor, update: Tensor, at: Tensor | None = None) -> Tensor:
-    """Values written into a cache along an axis, from the position that each batch is at."""
+    """Write values into a cache along an axis, from each batch element's own position on."""
     axis, n = axis_in(node.get("axis", -2), past.ndim), update.shape[node.get("axis", -2)]
     most = past.shape[axis]
     start = Tensor.zeros(past.shape[0], dtype="int64") if at is None else at.cast("int64")
@@ -151,7 +151,7 @@ def top_k(node: Node, x: Tensor, k: Array) -> tuple[Tensor, Tensor]:
 
 @operator("NonZero", 9, raw=True)
 def non_zero(node: Node, x: Value) -> Array:
-    """The positions of the elements that are not 0, (axes, elements): (0, 1) and (0, 0) of a number."""
+    """The positions of the elements that are not 0, with shape (axes, elements)."""
     known = node.walk.known(x)
     if known is None:
         raise UnsupportedError(f"{node}: the shape of its result depends on values that are not known while the "

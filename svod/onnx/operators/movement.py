@@ -1,4 +1,4 @@
-"""Views and copies: reshape, transpose, slices, joins, pads."""
+"""Views and copies: reshape, transpose, slices, concatenation, padding."""
 from __future__ import annotations
 
 import math
@@ -30,7 +30,7 @@ def count(node: Node, x: Value) -> Value:
 
 
 def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
-    """The integers of `given`, or of the attribute `name` that older versions have in its place; None if both are absent."""
+    """The integers of `given`, or of the attribute `name` that older versions have instead; None if both are absent."""
     value = node.get(name) if given is None else given
     return None if value is None else [size(n) for n in np.atleast_1d(np.asarray(value))]
 
@@ -120,8 +120,8 @@ def sliced(x: Tensor, starts: Any, ends: Any, axes: Any, steps: Any) -> Tensor:
 
 
 def part_of(n: Any, start: Any, end: Any, step: int) -> slice:
-    """The positions along an axis of extent n that Slice names. A negative step begins at an element, however far before the first or
-    behind the last one `start` is; Python's slices are empty there. Raises ShapeError for a step of 0."""
+    """The positions along an axis of extent n that Slice selects. With a negative step, `start` is clamped to the elements of the
+    axis; with Python's slices, a start before the first element selects nothing. Raises ShapeError for a step of 0."""
     if step == 0:
         raise ShapeError("a step of 0")
     if step > 0:
@@ -154,7 +154,7 @@ def padded(node: Node, x: Tensor, pads: Any, value: Any, axes: list[int]) -> Ten
         raise UnsupportedError(f"{node} with the mode {mode!r}")
     if mode == "constant":
         return x.pad(pairs, mode, float(value) if x.dtype.is_float else bool(value) if x.dtype.kind == "b" else int(value))
-    # the other modes pad only: negative pads cut first
+    # the other modes only pad, so negative pads are cut off first
     cut = x.shrink([(max(0, -a), n - max(0, -b)) for (a, b), n in zip(pairs, x.shape, strict=True)])
     for axis, (before, after) in enumerate(pairs):
         if before > 0 or after > 0:
@@ -205,7 +205,7 @@ def compress(node: Node, x: Tensor, condition: Array) -> Tensor:
 
 @operator("Col2Im", 18, known=("image", "block"))
 def col2im(node: Node, x: Tensor, image: Array, block: Array) -> Tensor:
-    """Images from columns of blocks, summed where blocks overlap: the transpose of im2col."""
+    """Sum columns of blocks into images, where blocks may overlap: the transpose of im2col."""
     sizes, kernel = [int(n) for n in image], [int(n) for n in block]
     rank = len(sizes)
     dilations, strides = node.get("dilations", [1] * rank), node.get("strides", [1] * rank)
@@ -214,7 +214,7 @@ def col2im(node: Node, x: Tensor, image: Array, block: Array) -> Tensor:
     wide = [s + pads[i] + pads[i + rank] for i, s in enumerate(sizes)]
     counts = [(w - d * (k - 1) - 1) // s + 1 for w, d, k, s in zip(wide, dilations, kernel, strides, strict=True)]
     taps = x.reshape(n, c, *kernel, *counts)
-    # the flat position of each element in the padded image
+    # position of each element in the flattened, padded image
     at = np.zeros([*kernel, *counts], np.int64)
     for i in range(rank):
         along = dilations[i] * np.arange(kernel[i]).reshape(-1, *[1] * (2 * rank - i - 1)) + (

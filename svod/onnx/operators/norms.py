@@ -33,7 +33,7 @@ def layer_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None)
 
 @operator("GroupNormalization", 18)
 def group_norm_old(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Scale and bias stand for a group each."""
+    """Group norm before opset 21: scale and bias have one element per group, not per channel."""
     groups = node.need("num_groups")
     each = x.shape[1] // groups
     return x.group_norm(groups, scale.repeat_interleave(each), bias.repeat_interleave(each), node.get("epsilon", 1e-5)).cast(x.dtype)

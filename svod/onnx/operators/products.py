@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matrix products."""
 from __future__ import annotations
 
 from svod.onnx.operators.elementwise import old_broadcast
@@ -36,7 +36,7 @@ def matmul_integer(node: Node, a: Tensor, b: Tensor, a_zero: Tensor | None = Non
 
 
 def shifted(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
-    """Integers less their zero point, in 32 bits. A zero point per row of a or per column of b stands along its axis."""
+    """Subtract the zero point from integers, in 32 bits. A zero point per row of a, or per column of b, applies along the given axis."""
     wide = x.cast("int32")
     if zero is None:
         return wide

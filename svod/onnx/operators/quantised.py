@@ -1,4 +1,4 @@
-"""Quantised values: to integers and back, and layers over them."""
+"""Quantisation, dequantisation, and quantised layers."""
 from __future__ import annotations
 
 from svod.core.ir.dtype import DType, accumulator, dtypes
@@ -12,7 +12,7 @@ from svod.tensor.precision import widened
 
 
 def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
-    """A scale or a zero point per tensor, per element of an axis, or per block of an axis, for each element of x."""
+    """Expand a scale or zero point for x: one per tensor, per element of an axis, or per block of an axis."""
     if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1):
         return scale.reshape(())
     axis, block = axis_in(node.get("axis", 1), x.ndim), node.get("block_size", 0)
@@ -24,8 +24,9 @@ def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def to_integers(x: Tensor, scale: Tensor, zero: Tensor | None, kind: DType, precision: DType | None = None) -> Tensor:
-    """round(x / scale) + zero, halves to even, limited to the type's range. The quotient has the scale's type, but 32 bits for 16 as in
-    onnxruntime, or that of `precision`; the sum is exact, as float16 does not have all integers of 16 bits."""
+    """Quantise: round(x / scale) + zero, ties to even, limited to the type's range. The quotient is computed in `precision`, else in the
+    scale's type, or in float32 for a 16-bit scale as in onnxruntime; the sum is exact, because float16 does not represent all integers
+    of 16 bits."""
     precise = precision or accumulator(scale.dtype)
     whole = widened(x.cast(precise).div(scale.cast(precise)).round())
     return clamp_to(whole if zero is None else whole.add(zero.cast(whole.dtype)), kind)
@@ -55,7 +56,8 @@ def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None)
 
 @operator("DynamicQuantizeLinear", 11)
 def dynamic_quantize(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x as uint8, its scale and its zero point. The scale is 1 if the range of x is too small for a positive one, as for zeros only."""
+    """Quantise x to uint8; returns it with its scale and zero point. The scale is 1 if the range of x is too small for a positive scale,
+    as for zeros only."""
     low, high = x.min().minimum(0.0), x.max().maximum(0.0)
     span = high.sub(low).div(255.0)
     scale = span.masked_fill(span.eq(0), 1.0)
@@ -64,7 +66,7 @@ def dynamic_quantize(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def requantized(wide: Tensor, factor: Tensor, zero: Tensor) -> Tensor:
-    """An int32 sum as integers of the result's scale."""
+    """Convert an int32 sum to integers with the result's scale."""
     return clamp_to(wide.cast("float32").mul(factor).round().add(zero.cast("float32")), zero.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Random numbers, fresh in each run: from svod's stream, or for a node with a seed from a separate generator."""
+"""Random numbers, new in each run: from svod's stream, or for a node with a seed from a separate generator."""
 from __future__ import annotations
 
 import struct
@@ -14,8 +14,8 @@ from svod.tensor.operations.random import SeededKeys, keys_from
 
 @contextmanager
 def generator(node: Node) -> Iterator[None]:
-    """A context in which random numbers come from the node's seed, if it has one. Two nodes with one seed give the same numbers, as in
-    onnxruntime."""
+    """A context in which random numbers come from the node's seed, if it has one. Two nodes with the same seed draw the same numbers, as
+    in onnxruntime."""
     if "seed" not in node.attributes:
         yield
         return
@@ -52,14 +52,14 @@ _random("RandomUniform", False)
 
 @operator("Bernoulli", 15, exact=True)
 def bernoulli(node: Node, x: Tensor) -> Tensor:
-    """1 with a probability equal to the element of x, else 0."""
+    """A sample that is 1 with the probability given by each element of x, else 0."""
     with generator(node):
         return Tensor.rand(x.shape, dtype=_precise(x)).lt(x).cast(_type_of(node, x.dtype))
 
 
 @operator("Multinomial", exact=True)
 def multinomial(node: Node, x: Tensor) -> Tensor:
-    """The classes that are drawn, (batch, samples), for (batch, classes) logarithms of weights."""
+    """Draw classes, (batch, samples), with probabilities given by logarithms of weights, (batch, classes)."""
     shares = x.cast(_precise(x)).softmax(-1).cumsum(-1).unsqueeze(1)
     with generator(node):
         at = Tensor.rand((x.shape[0], node.get("sample_size", 1), 1), dtype=shares.dtype).mul(shares[..., -1:])

@@ -1,4 +1,4 @@
-"""Recurrent layers, one step after the other: both directions, peepholes, activations, lengths."""
+"""Recurrent layers, unrolled step by step: both directions, peepholes, activations, sequence lengths."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ from svod.onnx.operators.activations import hard_sigmoid
 from svod.onnx.registry import Node, operator
 from svod.tensor import Tensor, where
 
-MOST_STEPS = 2000       # turns that become a graph
+MOST_STEPS = 2000       # most steps that are unrolled
 
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
-#: The functions that a layer may name, and the defaults of their alpha and beta.
+# The activations that a layer may name, with the defaults of their alpha and beta.
 ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
     "sigmoid": (Tensor.sigmoid, ()), "tanh": (Tensor.tanh, ()), "relu": (Tensor.relu, ()), "softsign": (Tensor.softsign, ()),
     "softplus": (Tensor.softplus, ()), "leakyrelu": (Tensor.leaky_relu, (0.01,)), "elu": (Tensor.elu, (1.0,)),
@@ -22,7 +22,8 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
 
 
 def activation(node: Node, at: int, default: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """The at-th activation of a layer, with its alpha and beta. The attributes hold these for the activations that have them, in order."""
+    """The activation at position `at` of a layer, with its alpha and beta. The attributes list these only for activations that have
+    them."""
     names = [name.lower() for name in node.get("activations") or []]
     name = names[at] if at < len(names) else default[at % len(default)].lower()
     if name not in ACTIVATIONS:
@@ -73,7 +74,7 @@ def run(node: Node, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor |
 
 
 def halves(bias: Tensor | None, d: int, size: int) -> tuple[Tensor | None, Tensor | None]:
-    """The biases of the input and of the recurrence."""
+    """Split the bias of direction d into those of the input and of the recurrence."""
     return (None, None) if bias is None else (bias[d][:size], bias[d][size:])
 
 
@@ -128,7 +129,7 @@ def lstm(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None
     def step_of(d: int) -> Step:
         wb, rb = halves(bias, d, 4 * n)
         f, g, out = (activation(node, 3 * d + i, default) for i in range(3))
-        p = None if peepholes is None else [peepholes[d][i * n:(i + 1) * n] for i in range(3)]    # input, output, forget
+        p = None if peepholes is None else [peepholes[d][i * n:(i + 1) * n] for i in range(3)]    # for the input, output and forget gates
 
         def step(xt: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             before, cell = state

@@ -11,7 +11,7 @@ from svod.onnx.operators.movement import ints
 from svod.onnx.registry import Array, Node, axes_in, axis_in, operator
 from svod.tensor import Tensor
 
-NOTHING_IGNORED = -(1 << 31)       # no number of a class
+NOTHING_IGNORED = -(1 << 31)       # no class has this number
 Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 
@@ -29,7 +29,7 @@ def reduction(name: str, function: Reduce, exact: bool = False) -> None:
 
 
 def extreme(largest: bool) -> Reduce:
-    """Over no elements the largest is the type's smallest value."""
+    """Make the reduction to the largest or smallest element. Without elements, the maximum is the type's smallest value."""
     def compute(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
         if any(x.shape[a] == 0 for a in axes):
             shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
@@ -44,7 +44,7 @@ def total(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def average(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    """The mean of integers is the quotient of whole numbers, without its fraction."""
+    """The mean along axes. For integers, it is the truncated quotient."""
     if not axes or not x.dtype.is_int:
         return x.mean(axes, keep) if axes else x
     wide = x if x.dtype is dtypes.uint64 else x.cast(dtypes.int64)
@@ -52,7 +52,7 @@ def average(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def real(x: Tensor) -> Tensor:
-    """The operand of a function of real numbers: float64 holds integers up to 2⁵³."""
+    """Convert an operand of a function of real numbers to a float; float64 represents integers up to 2⁵³."""
     return x.cast(dtypes.float64) if x.dtype.is_int else x
 
 

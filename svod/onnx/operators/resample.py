@@ -1,4 +1,4 @@
-"""Resizing: positions and weights are computed in NumPy, as sizes are known; the elements are gathered and summed."""
+"""Resizing. Sizes are known, so positions and weights are computed in NumPy; the elements are gathered and summed."""
 from __future__ import annotations
 
 import itertools
@@ -17,7 +17,7 @@ from svod.tensor.operations.resample import keys_far, keys_near
 from svod.tensor.precision import widened
 
 Taps = list[tuple[Tensor, Tensor]]      # positions along an axis, and their weights
-TIE = 1e-6      # distance from the middle of two elements up to which onnxruntime takes a position for the middle
+TIE = 1e-6      # distance up to which onnxruntime treats a position as the middle of two elements
 
 
 @operator("Upsample", 7)
@@ -63,8 +63,8 @@ def resize(node: Node, x: Tensor, roi: Array | None = None, scales: Array | None
 
 def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence[float] | None,
             region: Sequence[tuple[float, float]] | None, positions: str, nearest: str) -> Tensor:
-    """Each axis resized in turn. With the mode nearest, positions are computed in float32 as onnxruntime computes them: which element is
-    next to a position between two depends on how it was rounded."""
+    """Resize one axis after the other. In mode nearest, positions are computed in float32 like onnxruntime's, because rounding decides
+    which element is nearest to a position between two."""
     mode, out = node.get("mode", "nearest"), x._float() if node.get("mode", "nearest") != "nearest" else x
     kind: Any = np.float32 if mode == "nearest" else np.float64
     outside: Tensor | None = None
@@ -74,7 +74,7 @@ def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence
         area = region[axis] if region is not None else (0.0, 1.0)
         if new == n and scale == 1.0 and positions != "tf_crop_and_resize":
             continue
-        # onnxruntime aligns the corners by the rounded length; the standard's examples of other modes by the length before rounding
+        # onnxruntime aligns the corners by the rounded length; the standard's examples of other modes use the length before rounding
         length = float(new) if mode == "nearest" else scale * n
         at = source_positions(positions, n, np.arange(new, dtype=kind), scale, length, area)
         if mode == "nearest":
@@ -93,8 +93,8 @@ def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence
 
 
 def source_positions(mode: str, old: int, at: Array, scale: float, length: float, area: tuple[float, float]) -> Any:
-    """The positions in the operand, of `old` elements, of the elements `at` of the result, in the type of `at`: (new,). `length`: the
-    extent of the result, which corners are aligned with."""
+    """The positions in the operand, of `old` elements, for the elements `at` of the result, in the type of `at`: (new,). `length`: the
+    extent of the result used to align corners."""
     kind: Any = at.dtype.type
     new = len(at)
     factor = kind(scale)
@@ -102,7 +102,7 @@ def source_positions(mode: str, old: int, at: Array, scale: float, length: float
         case "half_pixel":
             return (at + kind(0.5)) / factor - kind(0.5)
         case "half_pixel_symmetric":
-            # the middle of the operand is the middle of the result, although its length was rounded
+            # the middle of the operand maps to the middle of the result, although its length was rounded
             adjustment = float(kind(new) / (factor * kind(old)))
             offset = float(kind(old / 2 * (1 - adjustment)))
             return (offset + (at.astype(np.float64) + 0.5) / scale - 0.5).astype(kind)
@@ -123,7 +123,7 @@ def source_positions(mode: str, old: int, at: Array, scale: float, length: float
 
 
 def nearest_of(at: Array, mode: str, scale: float) -> Array:
-    """The element next to each position."""
+    """The element nearest to each position, by the rule `mode`."""
     low = np.floor(at)
     part = at - low
     match mode:
@@ -141,7 +141,7 @@ def nearest_of(at: Array, mode: str, scale: float) -> Array:
 
 
 def taps_of(node: Node, mode: str, at: Array, n: int, scale: float) -> tuple[Array, Array]:
-    """The source positions of each element of the result, (taps, new), and their weights."""
+    """The source positions for each element of the result, (taps, new), and their weights."""
     reach = 1.0 if mode == "linear" else 2.0
     if mode not in ("linear", "cubic"):
         raise UnsupportedError(f"{node} with the mode {mode!r}")
@@ -159,7 +159,7 @@ def taps_of(node: Node, mode: str, at: Array, n: int, scale: float) -> tuple[Arr
 
 
 def cubic(d: Array, a: float) -> Array:
-    """Keys' kernel at distances of up to 2 elements."""
+    """Keys' cubic kernel at distances of up to 2 elements."""
     return np.where(d <= 1, keys_near(d, a), np.where(d < 2, keys_far(d, a), 0.0))
 
 
@@ -205,8 +205,8 @@ def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
 
 
 def weighted_samples(x: Tensor, along: Sequence[Taps]) -> Iterator[Tensor]:
-    """The elements of x (N, C, …) at each combination of taps along its axes, times its weights: (N, C, places…) each. A tap of an axis is
-    the positions (N, places…), and their weights."""
+    """The elements of x (N, C, …) for each combination of taps along its axes, multiplied by their weights: (N, C, positions…) each. A
+    tap of an axis consists of positions (N, positions…) and their weights."""
     n, c = x.shape[:2]
     flat = x.reshape(n, c, math.prod(x.shape[2:]))
     for tap in itertools.product(*along):
@@ -219,7 +219,7 @@ def weighted_samples(x: Tensor, along: Sequence[Taps]) -> Iterator[Tensor]:
 
 
 def _bordered(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
-    """Positions outside the axis moved inside by the padding mode; with the mode zeros they stay."""
+    """Move positions outside the axis inside by the padding mode; in mode zeros they stay unchanged."""
     if padding == "border":
         return at.clamp(0.0, float(size - 1))
     if padding == "reflection":
@@ -239,7 +239,7 @@ KEYS = -0.75    # the parameter of Keys' kernel
 
 
 def _grid_taps(mode: str, at: Tensor) -> Taps:
-    """The positions around positions along an axis, and their weights."""
+    """The elements around each position along an axis, and their weights."""
     if mode == "nearest":
         return [(at, at.mul(0.0).add(1.0))]
     low = at.floor()
@@ -255,7 +255,8 @@ def _grid_taps(mode: str, at: Tensor) -> Taps:
 
 @operator("MaxRoiPool", exact=True)
 def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
-    """The largest element of each part of regions (image, first column, first row, last column, last row); 0 of a part outside."""
+    """The largest element of each part of regions (image, first column, first row, last column, last row); 0 for a part outside the
+    image."""
     sizes, scale = node.need("pooled_shape"), node.get("spatial_scale", 1.0)
     scaled = widened(rois[:, 1:]).mul(scale)
     corners = where(scaled.lt(0), scaled.sub(0.5).ceil(), scaled.add(0.5).floor())
@@ -303,7 +304,7 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
 
 
 def _edge_taps(at: Tensor, n: int) -> Taps:
-    """The two elements around positions, which are clamped to the axis first, and their weights."""
+    """The two elements next to positions, which are clamped to the axis first, and their weights."""
     held = at.clamp(0.0, float(n - 1))
     low = held.floor()
     part = held.sub(low)

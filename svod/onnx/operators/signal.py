@@ -1,4 +1,4 @@
-"""Windows, and Fourier transforms."""
+"""Window functions and Fourier transforms."""
 from __future__ import annotations
 
 import math
@@ -28,14 +28,14 @@ window("BlackmanWindow", (0.42, 0.5, 0.08))
 
 
 def transformed(x: Tensor, axis: int, n: int, inverse: bool, onesided: bool) -> Tensor:
-    """A DFT along an axis of (…, parts), where parts are the real or the real and the imaginary ones: (…, 2), or (…, 1) where the
-    inverse of a half gives real numbers."""
+    """A DFT along an axis of (…, parts), where parts are 1 (real) or 2 (real and imaginary). The result is (…, 2), or (…, 1) for the
+    real inverse of a half spectrum."""
     if onesided and inverse:
         return fft.irfft(x, n, axis).unsqueeze(-1).cast(x.dtype)
     if onesided:
         return fft.rfft(x[..., 0], n, axis).cast(x.dtype)
     whole = x if x.shape[-1] == 2 else x.pad([(0, 0)] * (x.ndim - 1) + [(0, 1)])
-    # the backend tests expect of an inverse NumPy's rounding errors, to 1e-7, where the exact result is 0
+    # for inverses, the backend tests expect NumPy's rounding errors, up to 1e-7, where the exact result is 0
     return (fft.ifft(whole, n, axis, host=True) if inverse else fft.fft(whole, n, axis)).cast(x.dtype)
 
 

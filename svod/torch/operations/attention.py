@@ -1,4 +1,4 @@
-"""Attention."""
+"""Attention operations."""
 from __future__ import annotations
 
 import math
@@ -10,14 +10,14 @@ from svod.torch.operations.table import aten
 
 
 def _grouped(query: Tensor, x: Tensor) -> Tensor:
-    """Keys or values of few heads, each repeated for the heads of the query that share it."""
+    """Repeat keys or values with fewer heads, once for each query head that shares them."""
     return x.repeat_interleave(query.shape[-3] // x.shape[-3], -3)
 
 
 @aten("scaled_dot_product_attention", widens=False)
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
               scale: float | None = None, enable_gqa: bool = False) -> Tensor:
-    """softmax(query @ keyᵀ · scale + mask) @ value."""
+    """Attention softmax(query @ keyᵀ · scale + mask) @ value."""
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         key, value = _grouped(query, key), _grouped(query, value)
     return query.scaled_dot_product_attention(key, value, attn_mask, dropout_p, is_causal, scale)
@@ -26,14 +26,14 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
 @aten("_scaled_dot_product_flash_attention_for_cpu", widens=False)
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
                     attn_mask: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Attention on a CPU without gradients: the result, and logarithms that only training reads."""
+    """Attention on a CPU without gradients: the result, and a function for the logarithms that only training reads, which svod lacks."""
     def logarithms() -> Tensor:
         raise UnsupportedError("the logsumexp of flash attention")
     return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, query.shape[-3] != key.shape[-3]), logarithms
 
 
 def _kept(mask: Tensor | None, mask_type: int | None) -> Tensor | None:
-    """A mask of nn.MultiheadAttention, which is not zero where a score is left out, as one that is True where it is kept: (…, L, S)."""
+    """Invert a mask of nn.MultiheadAttention, which is nonzero for scores to leave out: True for scores to keep, shape (…, L, S)."""
     if mask is None:
         return None
     kept = mask.eq(0)
@@ -42,8 +42,8 @@ def _kept(mask: Tensor | None, mask_type: int | None) -> Tensor | None:
 
 def _self_attention(x: Tensor, heads: int, qkv: tuple[Tensor, Tensor | None], out: tuple[Tensor, Tensor | None],
                     kept: Tensor | None) -> Tensor:
-    """Attention of (N, L, E) to itself, with the three projections in one weight (3E, E). A row without any kept score is NaN in PyTorch's
-    operators that are whole layers, and zeros in its scaled_dot_product_attention."""
+    """Attention of (N, L, E) to itself, with the three projections in one weight (3E, E). A row without any kept score is NaN in
+    PyTorch's fused layers, but zeros in its scaled_dot_product_attention."""
     n, length, width = x.shape
     parts = x.linear(*qkv).reshape(n, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
     q, k, v = parts.unbind(0)
@@ -58,7 +58,8 @@ def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, embed_dim: i
                          qkv_bias: Tensor | None, proj_weight: Tensor, proj_bias: Tensor | None, mask: Tensor | None = None,
                          need_weights: bool = True, average_attn_weights: bool = True,
                          mask_type: int | None = None) -> tuple[Tensor, Callable[[], Tensor]]:
-    """nn.MultiheadAttention of one tensor to itself, in evaluation mode. The weights are left to PyTorch."""
+    """The attention of nn.MultiheadAttention of one tensor to itself, in evaluation mode. Calls that return the weights are left to
+    PyTorch."""
     if query is not key or key is not value or need_weights:
         raise UnsupportedError("nn.MultiheadAttention of several tensors, or with its weights")
 

@@ -1,4 +1,4 @@
-"""Complex numbers as pairs of svod tensors, and the operations on them that svod does: Fourier transforms, products and sums, moves.
+"""Complex numbers as pairs of svod tensors, and operations on them: Fourier transforms, products and sums, views.
 
 All other operations on them run in PyTorch, on complex tensors made from the pairs.
 """
@@ -18,11 +18,11 @@ from svod.torch.fallback import Foreign
 from svod.torch.operations import views
 
 F = TypeVar("F", bound=Callable[..., Any])
-COMPLEX: dict[str, Callable[..., Any]] = {}     # operations that read or make complex numbers, by the name of the overload
+COMPLEX: dict[str, Callable[..., Any]] = {}     # key: name of the overload; operations that read or make complex numbers
 
 
 class Complex(Foreign):
-    """Complex numbers."""
+    """Complex numbers as a real and an imaginary tensor."""
 
     def __init__(self, real: Tensor, imag: Tensor) -> None:
         dtype = {dtypes.float32: torch.complex64, dtypes.float64: torch.complex128}.get(real.dtype)
@@ -33,7 +33,7 @@ class Complex(Foreign):
 
 
 def on_complex(*names: str) -> Callable[[F], F]:
-    """Decorate the function of overloads that read or make complex numbers."""
+    """Register a function for overloads that read or make complex numbers."""
     def put(function: F) -> F:
         for name in names:
             COMPLEX[f"aten.{name}"] = function
@@ -42,7 +42,7 @@ def on_complex(*names: str) -> Callable[[F], F]:
 
 
 def _both(function: Callable[..., Any]) -> Callable[..., Complex]:
-    """A function of a tensor for the real and for the imaginary parts."""
+    """Apply a function of a tensor to both the real and the imaginary parts."""
     return lambda z, *args, **kwargs: Complex(function(z.real, *args, **kwargs), function(z.imag, *args, **kwargs))
 
 
@@ -54,19 +54,19 @@ for _name, _function in (("transpose.int", Tensor.transpose), ("permute.default"
 
 @on_complex("view.default", "_unsafe_view.default", "reshape.default")
 def view(z: Complex, size: Sequence[int]) -> Complex:
-    """The same numbers, of another shape."""
+    """Change the shape of z."""
     return Complex(z.real.reshape(*size), z.imag.reshape(*size))
 
 
 @on_complex("clone.default", "alias.default", "detach.default", "_to_copy.default", "resolve_conj.default", "resolve_neg.default")
 def same(z: Tensor | Complex, dtype: Any = None) -> Complex:
-    """The same numbers; real ones become complex."""
+    """Return z unchanged; real numbers become complex."""
     return z if isinstance(z, Complex) else Complex(z, Tensor.zeros(z.shape, dtype=z.dtype))
 
 
 @on_complex("polar.default")
 def polar(magnitude: Tensor, angle: Tensor) -> Complex:
-    """magnitude · exp(i·angle)."""
+    """Complex numbers from polar coordinates: magnitude · exp(i·angle)."""
     return Complex(magnitude.mul(angle.cos()), magnitude.mul(angle.sin()))
 
 
@@ -83,7 +83,7 @@ def _tensor(part: Any, like: Tensor) -> Tensor:
 
 @on_complex("mul.Tensor")
 def mul(x: Any, y: Any) -> Complex:
-    """The product; a real operand scales both parts."""
+    """The product of two operands; a real one scales both parts of the other."""
     z, w = (x, y) if isinstance(x, Complex) else (y, x)
     real, imag = _parts(w)
     if not isinstance(w, (Complex, complex)):
@@ -93,7 +93,7 @@ def mul(x: Any, y: Any) -> Complex:
 
 @on_complex("add.Tensor")
 def add(x: Any, y: Any, *, alpha: float = 1) -> Complex:
-    """x + alpha · y."""
+    """The sum x + alpha · y."""
     (a, b), (c, d) = _parts(x), _parts(y)
     like = next(v.real for v in (x, y) if isinstance(v, Complex))
     scaled = [part if alpha == 1 else part * alpha for part in (c, d)]
@@ -102,13 +102,13 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Complex:
 
 @on_complex("sub.Tensor")
 def sub(x: Any, y: Any, *, alpha: float = 1) -> Complex:
-    """x - alpha · y."""
+    """The difference x - alpha · y."""
     return add(x, y, alpha=-alpha)
 
 
 @on_complex("abs.default")
 def magnitude(z: Complex) -> Tensor:
-    """√(real² + imag²). Squares may overflow or vanish, so parts are divided by the larger one before."""
+    """The magnitude √(real² + imag²). Both parts are divided by the larger one first, because squares may overflow or underflow."""
     larger = z.real.abs().maximum(z.imag.abs())
     scale = where(larger.eq(0).logical_or(larger.isinf()), 1.0, larger)
     return z.real.div(scale).square().add(z.imag.div(scale).square()).sqrt().mul(larger)
@@ -122,26 +122,26 @@ on_complex("imag.default")(attrgetter("imag"))
 
 @on_complex("view_as_real.default", "view_as_real_copy.default")
 def pairs(z: Complex) -> Tensor:
-    """(…, 2): the parts in a last axis."""
+    """The real and imaginary parts in a last axis of extent 2."""
     return Tensor.stack([z.real, z.imag], -1)
 
 
 @on_complex("view_as_complex.default", "view_as_complex_copy.default")
 def of_pairs(x: Tensor) -> Complex:
-    """The complex numbers that `view_as_real` took apart."""
+    """Complex numbers from a tensor with both parts in its last axis."""
     return Complex(views.select(x, -1, 0), views.select(x, -1, 1))
 
 
 # -- Fourier transforms ------------------------------------------------------------------------------
 
 def _scale(shape: Sequence[int], dims: Sequence[int], normalization: int) -> float:
-    """The factor of a transform over axes: 0 none, 1 the root of the number of positions, 2 their number."""
+    """The factor of a normalised transform over axes of n positions in all: 1 for mode 0, 1/√n for 1, 1/n for 2."""
     count = math.prod(shape[d] for d in dims)
     return 1.0 if normalization == 0 else count ** (-0.5 if normalization == 1 else -1.0)
 
 
 def _along(x: Tensor, imag: Tensor | None, dim: int, inverse: bool, half: bool = False) -> Complex:
-    """An unscaled transform along an axis. Raises UnsupportedError for lengths without products."""
+    """An unscaled Fourier transform along an axis. Raises UnsupportedError for lengths with a large prime factor."""
     if not fft.has_products(x.shape[dim]):
         raise UnsupportedError(f"a Fourier transform of {x.shape[dim]} positions, which has a large prime factor")
     moved = [None if part is None else part.movedim(dim, -1) for part in (x, imag)]
@@ -155,7 +155,7 @@ def _scaled(z: Complex, factor: float) -> Complex:
 
 @on_complex("_fft_r2c.default")
 def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    """The transform of real numbers over the axes `dim`. The last of them goes first; with `onesided` only half of it is kept."""
+    """The transform of real numbers over the axes `dim`. The last of them is transformed first; with `onesided` only half of it is kept."""
     *others, last = dim
     z = _along(x, None, last, False, onesided)
     for d in others:
@@ -173,7 +173,7 @@ def complex_to_complex(z: Complex, dim: Sequence[int], normalization: int, forwa
 
 @on_complex("_fft_c2r.default")
 def complex_to_real(z: Complex, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
-    """The inverse of `real_to_complex`: `last_dim_size` positions of the last axis."""
+    """The inverse of `real_to_complex`, with `last_dim_size` positions along the last axis."""
     *others, last = dim
     if not fft.has_products(last_dim_size):
         raise UnsupportedError(f"a Fourier transform of {last_dim_size} positions, which has a large prime factor")

@@ -1,4 +1,4 @@
-"""Convolutions, and images resized."""
+"""Convolutions and resizing of images."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from svod.torch.operations.table import aten, own
 @aten("convolution")
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
                 transposed: bool, output_padding: Sequence[int], groups: int) -> Tensor:
-    """The convolution of (N, C, …) with one to three more axes, or its transpose."""
+    """The convolution, or transposed convolution, of (N, C, …) over one to three spatial axes."""
     spatial = weight.ndim - 2
     if not 1 <= spatial <= 3:
         raise UnsupportedError(f"convolution over {spatial} axes")

@@ -1,4 +1,4 @@
-"""Tensors that are made of nothing."""
+"""Operations that make tensors without tensor operands."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from svod.torch.operations.table import aten
 
 @aten("full")
 def full(size: Sequence[int], value: Any, *, dtype: DType | None = None) -> Tensor:
-    """The same number everywhere."""
+    """A tensor filled with one number."""
     return Tensor.full(tuple(size), value, dtype)
 
 
 @aten("full_like", "new_full", widens=False)
 def full_like(x: Tensor, *args: Any, dtype: DType | None = None) -> Tensor:
-    """The same number everywhere, in the shape of x or in the shape given first."""
+    """A tensor filled with one number, with the shape of x, or with the shape that precedes the number."""
     shape = x.shape if len(args) == 1 else tuple(args[0])
     return Tensor.full(shape, args[-1], dtype or x.dtype)
 
 
 def _filled(value: int, new: Sequence[str], like: Sequence[str]) -> None:
-    """Operations that make a tensor of one number: of a size, or of the shape of a tensor or a size given after it."""
+    """Register operations that fill a tensor with `value`: `new` take a size, `like` a tensor, with an optional size after it."""
     aten(*new)(lambda size, order=None, *, dtype=None: Tensor.full(tuple(size), value, dtype or dtypes.float32))
     aten(*like, widens=False)(lambda x, size=None, *, dtype=None: Tensor.full(x.shape if size is None else tuple(size), value,
                                                                               dtype or x.dtype))
@@ -36,7 +36,7 @@ _filled(1, ("ones",), ("ones_like", "new_ones"))
 
 @aten("arange", "arange.start", "arange.start_step")
 def arange(start: float, end: float | None = None, step: float = 1, *, dtype: DType | None = None) -> Tensor:
-    """start, start + step, … below `end`; of one number, 0, 1, … below it."""
+    """The numbers start, start + step, … below `end`; with a single argument, 0, 1, … below it."""
     whole = all(isinstance(v, int | None) for v in (start, end, step))
     if dtype is not None and dtype.is_int and not whole:
         raise UnsupportedError("integers by steps that are none")       # PyTorch rounds each of the three differently for each dtype

@@ -13,19 +13,19 @@ Later = Callable[[], Tensor]
 
 
 def _moments(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Later, Later]:
-    """The mean, and 1 / sqrt(var + eps), along axes; only training and rare models read them."""
+    """Functions for the mean, and for 1 / sqrt(var + eps), along axes, because only training and rare models read them."""
     return (lambda: x.mean(axes, keepdim=True)), (lambda: x.var(axes, 0, keepdim=True).add(eps).rsqrt())
 
 
 @aten("native_layer_norm")
 def layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Later, Later]:
-    """Layer norm, the mean and the reciprocal deviation."""
+    """The results of layer norm: the normalised tensor, the mean, and the reciprocal deviation."""
     return x.layer_norm(tuple(shape), weight, bias, eps), *_moments(x, tuple(range(x.ndim - len(shape), x.ndim)), eps)
 
 
 @aten("_weight_norm_interface")
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
-    """v · g / norm, and the norm of v over all axes but `dim`."""
+    """The results of weight norm: v · g / norm, and the norm of v over all axes but `dim`."""
     norm = v.norm(dim=tuple(a for a in range(v.ndim) if a != dim % v.ndim), keepdim=True)
     return v.mul(g.div(norm)), norm
 
@@ -33,7 +33,7 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
 @aten("native_group_norm")
 def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, extent: int, groups: int,
                eps: float) -> tuple[Tensor, Later, Later]:
-    """Group norm, the mean and the reciprocal deviation of each group."""
+    """The results of group norm: the normalised tensor, and the mean and the reciprocal deviation of each group."""
     mean, deviation = _moments(x.reshape(n, groups, -1), (2,), eps)
     return x.group_norm(groups, weight, bias, eps), lambda: mean().reshape(n, groups), lambda: deviation().reshape(n, groups)
 
@@ -41,7 +41,7 @@ def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, ch
 @aten("_native_batch_norm_legit_no_training")
 def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float,
                eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm with given statistics, and two empty tensors."""
+    """Batch norm with given statistics; two empty tensors stand for statistics of the batch."""
     empty = Tensor.zeros(0)
     return x.batch_norm(mean, var, weight, bias, eps=eps), empty, empty
 
@@ -49,7 +49,7 @@ def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tens
 @aten("_native_batch_norm_legit.no_stats")
 def batch_norm_of_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float,
                         eps: float) -> tuple[Tensor, Later, Later]:
-    """Batch norm with the statistics of the batch; instance norm is made of it."""
+    """Batch norm with the statistics of the batch; instance norm uses it."""
     if not training:
         raise UnsupportedError("batch norm without statistics outside of training")
     axes = (0, *range(2, x.ndim))
@@ -64,7 +64,7 @@ def batch_norm_of_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
 
 @aten("_fused_rms_norm")
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Later]:
-    """RMS norm and the reciprocal root."""
+    """The results of RMS norm: the normalised tensor and the reciprocal root."""
     def deviation() -> Tensor:
         if eps is None:
             raise UnsupportedError("the deviation of an RMS norm without eps")
@@ -74,7 +74,7 @@ def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float 
 
 @aten("_softmax", "softmax.int")
 def softmax(x: Tensor, dim: int, to: bool | DType | None = None, dtype: DType | None = None) -> Tensor:
-    """exp(x) / Σ exp(x) along an axis."""
+    """Softmax along an axis: exp(x) / Σ exp(x)."""
     wanted = to if isinstance(to, DType) else dtype
     x = x if wanted is None else x.cast(wanted)
     return x.softmax(dim) if x.ndim else x.reshape(1).softmax(0).reshape()
@@ -82,13 +82,13 @@ def softmax(x: Tensor, dim: int, to: bool | DType | None = None, dtype: DType | 
 
 @aten("_log_softmax", "log_softmax.int")
 def log_softmax(x: Tensor, dim: int, to: bool | DType | None = None, dtype: DType | None = None) -> Tensor:
-    """log(softmax(x)) along an axis."""
+    """The logarithm of softmax along an axis."""
     wanted = to if isinstance(to, DType) else dtype
     return (x if wanted is None else x.cast(wanted)).log_softmax(dim)
 
 
 @aten("_safe_softmax")
 def safe_softmax(x: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
-    """softmax, and zeros for rows that are -inf throughout."""
+    """Softmax along an axis, with zeros for rows in which all elements are -inf."""
     x = x if dtype is None else x.cast(dtype)
     return x.softmax(dim).where(x.ne(-math.inf).any(dim, keepdim=True), 0)

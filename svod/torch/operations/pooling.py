@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Pooling operations."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ def _each(values: Sequence[int] | int, spatial: int) -> tuple[int, ...]:
 
 def _avg_pool(spatial: int, x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
               ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:
-    """Means of windows."""
+    """The mean of each window."""
     if divisor_override is not None:
         raise UnsupportedError("avg_pool with divisor_override")
     steps = _each(stride, spatial) if stride else None
@@ -27,7 +27,7 @@ def _avg_pool(spatial: int, x: Tensor, kernel_size: Sequence[int], stride: Seque
 
 def _max_pool(spatial: int, x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
               dilation: Sequence[int] = (1,), ceil_mode: bool = False) -> tuple[Tensor, Callable[[], Tensor]]:
-    """The largest of each window, and where it is in its image, counted row by row."""
+    """The largest element of each window, and its position in the image, counted row by row."""
     kernel, pads, spread = _each(kernel_size, spatial), _each(padding, spatial), _each(dilation, spatial)
     steps = _each(stride, spatial) if stride else kernel
     name = f"max_pool{spatial}d"

@@ -13,7 +13,7 @@ aten("mv")(Tensor.matmul)
 
 @aten("addmm", "baddbmm", "addmv")
 def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta · added + alpha · (a @ b)."""
+    """The sum beta · added + alpha · (a @ b)."""
     alpha, beta = of_integers(alpha, a), of_integers(beta, a)
     product = a.matmul(b)
     product = product if alpha == 1 else product.mul(alpha)
@@ -28,12 +28,12 @@ def int_mm(a: Tensor, b: Tensor) -> Tensor:
 
 @aten("addr")
 def addr(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta · added + alpha · (a ⊗ b)."""
+    """The sum beta · added + alpha · (a ⊗ b), with an outer product."""
     product = a.outer(b).mul(alpha)
     return product if beta == 0 else product.add(added.mul(beta))
 
 
 @aten("einsum")
 def einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tensor:
-    """A product of tensors by named axes."""
+    """A product of tensors with named axes."""
     return Tensor.einsum(equation, *operands)

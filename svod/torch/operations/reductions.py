@@ -1,4 +1,4 @@
-"""Sums, extrema, their positions, variance, scans, order."""
+"""Sums, extrema and their positions, variances, scans, sorting."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ methods("argmax argmin cumsum cumprod cummax cummin logcumsumexp aminmax argsort
 
 
 def axes(dim: Axes) -> int | tuple[int, ...] | None:
-    """Axes as Tensor takes them: ATen's empty list means all."""
+    """Convert axes for Tensor's methods: an empty list of ATen means all axes (None)."""
     return dim if dim is None or isinstance(dim, int) else tuple(dim) or None
 
 
 def _over_axes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of Tensor that takes axes first, with axes as ATen gives them."""
+    """Wrap a method of Tensor that takes axes first, to convert ATen's axes."""
     return lambda x, dim=None, *args, **options: method(x, axes(dim), *args, **options)
 
 
@@ -51,7 +51,7 @@ def min_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tenso
 
 
 def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A variance or a deviation of Tensor, with ATen's options. A correction that is not given is 1."""
+    """Wrap a variance or deviation of Tensor, to take ATen's options. The default correction is 1."""
     def compute(x: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None) -> Any:
         return method(x, axes(dim), int(unbiased) if correction is None else correction, keepdim)
     return compute
@@ -63,6 +63,6 @@ for _name in ("var.correction", "var.dim", "std.correction", "std.dim", "var_mea
 
 @aten("linalg_vector_norm")
 def vector_norm(x: Tensor, p: float = 2, dim: Axes = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    """(Σ |x|ᵖ)^(1/p) along axes."""
+    """The p-norm (Σ |x|ᵖ)^(1/p) along axes."""
     chosen = axes(dim)
     return (x if dtype is None else x.cast(dtype)).norm(p, (chosen,) if isinstance(chosen, int) else chosen, keepdim)

@@ -1,4 +1,4 @@
-"""Values put to positions."""
+"""Writes of values to given positions."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def _fitting(x: Tensor, value: Any) -> Any:
 
 @aten("index_put", "_unsafe_index_put", widens=False)
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """x with values at the positions that tensors hold along its first axes."""
+    """Write values to positions in integer tensors, one for each of x's first axes; returns the changed x."""
     given = [(i, t) for i, t in enumerate(indices) if t is not None]
     if any(t.dtype.kind == "b" for _, t in given):
         return _put_by_mask(x, given, values, accumulate)
@@ -36,7 +36,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
 
 
 def _put_by_mask(x: Tensor, given: Sequence[tuple[int, Tensor]], values: Tensor, accumulate: bool) -> Tensor:
-    """x with one value where a mask over its first axes holds."""
+    """Write one value to all positions where a mask over the first axes of x is True; returns the changed x."""
     (axis, mask), *others = given
     if others or axis or accumulate or values.numel() != 1:
         raise UnsupportedError("index_put with a mask and several values: their number depends on values")
@@ -45,7 +45,7 @@ def _put_by_mask(x: Tensor, given: Sequence[tuple[int, Tensor]], values: Tensor,
 
 @aten("slice_scatter", widens=False)
 def slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
-    """x with x[start:end:step] along an axis replaced."""
+    """Replace x[start:end:step] along an axis; returns the changed x."""
     at, n = dim % x.ndim, x.shape[dim]
     begin, stop, step = slice(start, end, step).indices(n)
     src = _fitting(x, src)
@@ -60,14 +60,15 @@ def slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: int | None = None
 
 @aten("select_scatter", widens=False)
 def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
-    """x with x[index] along an axis replaced."""
+    """Replace x[index] along an axis; returns the changed x."""
     at = index % x.shape[dim]
     return slice_scatter(x, src.unsqueeze(dim % x.ndim), dim, at, at + 1)
 
 
 @aten("diagonal_scatter", widens=False)
 def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """x with a diagonal replaced by the last axis of `src`: the elements whose position along dim2 is `offset` more than along dim1."""
+    """Replace a diagonal of x by the last axis of `src`: elements whose position along dim2 exceeds that along dim1 by `offset`. Returns
+    the changed x."""
     a, b = dim1 % x.ndim, dim2 % x.ndim
     order = [*(i for i in range(x.ndim) if i not in (a, b)), a, b]
     rows, columns, n = x.shape[a], x.shape[b], src.shape[-1]

@@ -1,4 +1,4 @@
-"""Operations that move nothing: reshape, permute, slice, expand, pad; and concatenation."""
+"""Operations that move or select elements without computing: reshape, permute, slice, expand, pad, concatenation."""
 from __future__ import annotations
 
 import math
@@ -26,7 +26,7 @@ aten("numpy_T", widens=False)(lambda x: x.permute(*reversed(range(x.ndim))))
 
 @aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dims", widens=False)
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """The tensor without the axes among `dim` that have extent 1."""
+    """Remove the axes among `dim` that have extent 1."""
     chosen = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {d % max(1, x.ndim) for d in chosen}
     return x.reshape(*(n for i, n in enumerate(x.shape) if n != 1 or i not in gone))
@@ -34,13 +34,13 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
 
 @aten("expand", "expand_copy", widens=False)
 def expand(x: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
-    """Axes of extent 1 repeated; -1 keeps an extent, new axes stand in front."""
+    """Repeat axes of extent 1; -1 keeps an extent, and new axes are added in front."""
     return x.expand(*size)
 
 
 @aten("slice.Tensor", "slice_copy.Tensor", widens=False)
 def slice_(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
-    """x[start:end:step] along an axis."""
+    """The slice x[start:end:step] along an axis."""
     index: list[Any] = [slice(None)] * x.ndim
     index[dim] = slice(start, end, step)
     return x[tuple(index)]
@@ -48,7 +48,7 @@ def slice_(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = 
 
 @aten("select.int", "select_copy.int", widens=False)
 def select(x: Tensor, dim: int, index: int) -> Tensor:
-    """x[index] along an axis, which is dropped."""
+    """Select x[index] along an axis, which is dropped."""
     at: list[Any] = [slice(None)] * x.ndim
     at[dim] = index
     return x[tuple(at)]
@@ -56,14 +56,14 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 @aten("cat", widens=False)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors one after the other along an axis. Tensors of shape (0,) are left out, as in PyTorch."""
+    """Concatenate tensors along an axis. Tensors of shape (0,) are left out, as in PyTorch."""
     kept = [t for t in tensors if t.shape != (0,)] or list(tensors[:1])
     return Tensor.cat(kept, dim) if len(kept) > 1 else kept[0]
 
 
 @aten("constant_pad_nd", widens=False)
 def constant_pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
-    """Padded at the ends of the last axes, given from the last; a negative number cuts."""
+    """Pad the ends of the last axes; `pad` has pairs, the last axis first, and negative numbers remove elements."""
     return x.pad(tuple(pad), value=value) if pad else x
 
 
@@ -74,7 +74,7 @@ for _n in (1, 2, 3):
 
 @aten("as_strided", "as_strided_copy", widens=False)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-    """Elements of x, which PyTorch holds contiguously, at offset + Σ index · stride."""
+    """Elements of x, which is contiguous in PyTorch, at positions storage_offset + Σ index · stride."""
     begin, n = storage_offset or 0, math.prod(size)
     flat = x.reshape(-1)
     if tuple(stride) == tuple(math.prod(size[i + 1:]) for i in range(len(size))):
@@ -86,13 +86,13 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
 
 @aten("repeat_interleave.self_int", widens=False)
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None, output_size: int | None = None) -> Tensor:
-    """Each element several times in a row."""
+    """Repeat each element several times in a row."""
     return x.repeat_interleave(repeats, dim)
 
 
 @aten("im2col", widens=False)
 def im2col(x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """Windows of images as columns."""
+    """The windows of images as columns of a matrix."""
     if x.ndim != 4:
         raise UnsupportedError(f"im2col of {x.shape}: images are (N, C, H, W)")
     windows = x._windows("im2col", [(p, p) for p in padding], 0, kernel_size, stride, dilation)
