@@ -1,4 +1,5 @@
-"""svod-bench as users call it. What is measured is replaced by recorded figures; one real run looks at the results only."""
+"""svod-bench as users call it, with recorded ceilings instead of measurements; one test really runs benchmarks, and checks their results
+but no times."""
 from __future__ import annotations
 
 import errno
@@ -36,7 +37,8 @@ Call = Callable[..., Result]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
-    """Runs a command line with recorded ceilings on a quiet machine; errors that end in the shared guard come as text with status 2."""
+    """A function that runs a command line with recorded ceilings, as on a quiet machine. Errors that `run_command` would report are
+    returned as text with status 2."""
     monkeypatch.setattr(svod.bench.roofline, "cached_ceilings", lambda path, target, **kw: CEILINGS)
     monkeypatch.setattr(svod.bench.roofline, "known_ceilings", lambda path, target: CEILINGS)
     monkeypatch.setattr(svod.bench.load, "watch_machine", lambda: lambda: MachineLoad())
@@ -268,7 +270,7 @@ def test_a_report_without_data(call: Call, tmp_path: Path) -> None:
 # -- text -----------------------------------------------------------------------------------------------
 
 class _Terminal:
-    """A terminal that remembers what was written to it."""
+    """A terminal that keeps the text that was written to it."""
 
     encoding = "utf-8"
 
@@ -280,7 +282,7 @@ class _Terminal:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing, as no text is buffered."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""svod-tune --compile-only: kernels compiled for a device that is not there; what the table and the report say of registers and spills."""
+"""svod-tune --compile-only: kernels are compiled for a device that is not there; the table and the report show registers and spills."""
 from __future__ import annotations
 
 import json
@@ -26,7 +26,7 @@ BF16 = dtypes.bfloat16
 
 @pytest.fixture
 def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A capture of one product of bfloat16, made on another machine; nothing of the user's is read or written."""
+    """A capture of one product of bfloat16 from another machine. The test reads and writes none of the user's files."""
     monkeypatch.setattr(layers, "shipped_files", lambda: ())
     monkeypatch.setenv("SVOD_OBJECT_CACHE", str(tmp_path / "objects"))
     monkeypatch.setenv("SVOD_DEVICE", "CUDA:sm_80")

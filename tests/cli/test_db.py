@@ -1,4 +1,4 @@
-"""svod-db: each command, bad input, and what happens without the extra."""
+"""svod-db: each command, bad input, and use without the optional packages."""
 from __future__ import annotations
 
 import contextlib
@@ -55,7 +55,7 @@ SHIPPED_KERNEL = "c3" * 16
 
 @pytest.fixture
 def with_shipped(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same database beside records that ship with svod: of one of its kernels, and of another."""
+    """The database of `path`, with shipped records of one of its kernels and of another kernel."""
     with TuningDB.open(tmp_path / "shipped.db") as db:
         db.record([*winning(0.1, "ss", GEMM), *winning(0.2, "zz", SHIPPED_KERNEL)])
         export(db, tmp_path / "shipped.jsonl", winners_only=True, anonymous=True)
@@ -88,7 +88,7 @@ def run(path: Path, *arguments: str) -> Result:
 
 
 def main(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The console script in a process of its own: what a user sees."""
+    """Run the console script in a process of its own, as a user does."""
     return subprocess.run([sys.executable, "-m", "svod.cli.db", *arguments], capture_output=True, text=True, cwd=ROOT, check=False,
                           env={**os.environ, **env})
 
@@ -414,7 +414,8 @@ def test_streams_that_cannot_take_what_is_said(path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [1, 9000])
 def test_a_full_disk_is_said_wherever_it_shows(lines: int, tmp_path: Path) -> None:
-    """/dev/full fails at the first write of a long output, and at the last flush of a short one."""
+    """A full disk is reported whenever it is noticed: with /dev/full at the first write of a long output, or at the last flush of a short
+    one."""
     (tmp_path / "long_command.py").write_text(f"import click\n@click.command()\ndef cli(): print('x\\n' * {lines})\n")
     program = "from svod.cli import run_command; run_command('svod-x', 'long_command')"
     with open("/dev/full", "w") as full:

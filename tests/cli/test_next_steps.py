@@ -1,4 +1,4 @@
-"""Every command that a tool recommends is run as it was printed, and does what is said of it."""
+"""Every command that a tool recommends is run as it was printed, and has the effect that its remark says."""
 from __future__ import annotations
 
 import os
@@ -31,8 +31,8 @@ print(((Tensor(np.arange(61, dtype=np.float32)) * 2).numpy() == 2 * np.arange(61
 """
 
 
-GAINED = "PLAN_GAINED"      # environment variable: the share of the promised gain that the whole plan shows
-# svod-tune with times from a table: every other candidate takes half as long as the heuristic; the machine's ceilings are an example's.
+GAINED = "PLAN_GAINED"      # environment variable with the share of the promised gain that the whole plan is to show
+# svod-tune with times from a table: every second candidate takes half as long as the heuristic. The machine's ceilings are made up.
 REPLAYED = f"""#!{sys.executable}
 import os
 from svod.bench import roofline
@@ -61,7 +61,7 @@ main()
 
 
 class Shell:
-    """Runs command lines in a directory with files of its own; `searches` are those that the database has."""
+    """Runs command lines in a directory of its own. `searches`: the searches that its database has."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -91,7 +91,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def recommended(output: str) -> list[tuple[str, str]]:
-    """The commands of `next:` and `or:` lines, and of what is said after --dry-run, with the remarks behind them."""
+    """(command, remark) of each `next:` and `or:` line, and of the recommendation after --dry-run."""
     steps = re.findall(r"^(?:next:|or:) +(.*?)    # (.*)$", output, re.M)
     return steps or [(command, remark) for remark, command in re.findall(r"^nothing to search with beam \d+; (.*?): (.*)$", output, re.M)]
 
@@ -111,7 +111,7 @@ def test_a_budget_that_was_too_short_is_doubled(shell: Shell) -> None:
 @pytest.mark.parametrize(("gained", "remark", "says"), [("1.0", "everything about the first kernel", "{key}"),
                                                        ("0.0", "a wider beam searches on", "1 kernel to search")])
 def test_what_svod_tune_recommends_is_so(gained: str, remark: str, says: str, shell: Shell) -> None:
-    """The result is used; then a plan that gained what was promised is looked at, and one that did not is searched further."""
+    """The first recommended command uses the result. The second shows it if the plan gained what was promised, else searches further."""
     said = shell("svod-tune model.py --db t.db --workers inline --beam 1 --budget 1000", **{GAINED: gained})
     assert shell.searches[-1].outcome != BUDGET_SPENT
     [(use, starts), (command, further)] = recommended(said)
@@ -161,7 +161,7 @@ def test_without_programs_beside_the_python_its_modules_are_recommended(tmp_path
 
 
 def test_there_is_always_a_next_step() -> None:
-    """Commands for ends that are hard to come by: they name the files that hold the results."""
+    """The recommendations for ends that tests cannot easily cause; they name the files that have the results."""
     options = TuneOptions("my model.py", ("--x", "1 2"), db="a b.db", fresh=True)
     ended = Ended(False, True, Path.cwd() / "svod-tuned-1.jsonl", True, True, False, False)
     assert next_steps(options, [], ended)[1].endswith("--db tuning.db import svod-tuned-1.jsonl    # into a database that can be written")
@@ -188,7 +188,8 @@ VALUES: dict[str, object] = {
 
 @pytest.mark.parametrize("name", [f.name for f in fields(TuneOptions) if f.name not in NOT_REPEATED])
 def test_a_recommended_command_repeats_the_option(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read by the command line itself, it gives the option the value that it had. What only says how a run is written down is left out."""
+    """Parsed again, a recommended command gives each option the value that it had. Options that only concern the output of a run are not
+    repeated."""
     monkeypatch.chdir(tmp_path)
     Path("i n.npz").touch()
     given = {"script": None if name in ("module", "source") else "model.py", name: VALUES[name]}

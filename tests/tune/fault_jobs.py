@@ -1,4 +1,4 @@
-"""Jobs that do what candidates do at their worst. Run in worker processes by the tests of child and executors."""
+"""Jobs that fail in the ways in which candidates fail. The tests of children and executors run them in worker processes."""
 from __future__ import annotations
 
 import ctypes
@@ -31,7 +31,7 @@ def add_state_setup(payload: int) -> dict[str, int]:
 
 
 def fault(item: str, state: Any) -> Any:
-    """Do what `item` names."""
+    """Commit the fault that `item` names."""
     return FAULTS[item]()
 
 
@@ -53,14 +53,14 @@ def facts(item: None, state: Any) -> dict[str, Any]:
 
 
 def kill_parent(item: None, state: Any) -> None:
-    """Take the fork server away, as the system does when memory runs out."""
+    """Kill the fork server, as the system may do when memory runs out."""
     import signal
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
 
 
 def kill_parent_once(item: str, state: Any) -> None:
-    """`kill_parent`, unless this file shows that it was done."""
+    """Kill the fork server the first time; a file remembers that it was done."""
     try:
         os.close(os.open(item, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -75,7 +75,7 @@ def wait_for(item: str, state: Any) -> None:
 
 
 def meet(item: tuple[str, int], state: Any) -> None:
-    """Return once so many items with this path have begun."""
+    """Return once the given number of items with this path have begun."""
     path, number = item
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.write(fd, b".")
@@ -162,7 +162,7 @@ def _stack_overflow() -> None:
 
 
 def leave_garbage(megabytes: int, state: Any) -> None:
-    """Leave memory that only a collection frees."""
+    """Leave garbage that only a garbage collection frees."""
     cycle: list[Any] = [bytearray(b"x") * (megabytes << 20)]
     cycle.append(cycle)
 
@@ -202,7 +202,7 @@ def _close_everything() -> None:
 
 
 def _write_garbage() -> None:
-    """Overwrite the worker's answer, as a kernel that scribbles over memory might."""
+    """Overwrite the worker's answer, as a kernel that writes outside of its buffers might."""
     for fd in range(3, 50):
         try:
             os.write(fd, b"\xff" * 64)

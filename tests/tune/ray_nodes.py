@@ -1,5 +1,5 @@
-"""Ray nodes of a test or an experiment as processes that can be killed, frozen and thawed, as machines are. They are on this machine, each
-with an address of its own, and listen to nobody else."""
+"""Ray nodes for tests and experiments: processes on this machine that can be killed, frozen and thawed like machines. Each has a loopback
+address of its own and accepts no connections from outside."""
 from __future__ import annotations
 
 import contextlib
@@ -20,7 +20,7 @@ STORE = str(80 << 20)       # bytes of an object store; Ray's minimum
 
 
 class Node:
-    """One `ray start --block`, with all processes below it."""
+    """A node: one process `ray start --block`, with all its descendants."""
 
     def __init__(self, address: str, *options: str, head: str | None = None, **environment: str) -> None:
         where = ["--head", f"--port={PORT}", "--include-dashboard=false"] if head is None else [f"--address={head}:{PORT}"]
@@ -48,13 +48,13 @@ class Node:
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """As a power cut does."""
+        """Kill all processes of the node at once, as a power cut does."""
         self.signal(signal.SIGSTOP)         # no process acts while the others end
         self.signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:
-        """In order."""
+        """Stop the node in an orderly way."""
         self.processes()
         if self.process.poll() is None:
             self.process.terminate()
@@ -69,7 +69,7 @@ PORT = 20000 + os.getpid() % 10000
 
 
 def below(pid: int) -> list[int]:
-    """The live processes below one."""
+    """The live descendants of a process."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -107,7 +107,7 @@ def workers_of(nodes: Iterable[Node]) -> list[int]:
 
 
 def another_version(directory: Path) -> dict[str, Any]:
-    """The environment of a node that has another svod: a copy whose source differs by a comment."""
+    """The environment of a node with another version of svod: a copy whose source differs by a comment."""
     root = Path(svod.__file__).resolve().parents[1]
     shutil.copytree(root / "svod", directory / "svod", ignore=shutil.ignore_patterns("__pycache__"))
     with (directory / "svod" / "errors.py").open("a", encoding="utf-8") as file:

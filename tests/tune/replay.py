@@ -1,8 +1,8 @@
-"""A measurer without hardware: times, failures and wrong outputs come from a table over the states' digests. And the search that the
-tests run in it.
+"""A measurer without hardware, whose times, failures and wrong outputs come from a table over the states' digests, and the search that
+tests run with it.
 
-A state that the table does not hold gets a time made from its digest, so that a whole search can be replayed: the same seed gives
-the same trace. Everything that is asked for is recorded, and asking twice for what must be done once is an error."""
+A state that is not in the table gets a time computed from its digest, so that a whole search can be replayed: the same seed gives the same
+trace. All requests are recorded, and requesting something twice that must be done only once is an error."""
 from __future__ import annotations
 
 import random
@@ -26,7 +26,7 @@ HEURISTIC = apply_opt(BASE, Opt("UPCAST", "o1", 16))
 
 
 def made_up_seconds(c: Candidate) -> float:
-    """Between 0.2 and 2 ms, from the state's digest."""
+    """A time between 0.2 and 2 ms that is computed from the state's digest."""
     return 1e-3 * random.Random(c.digest).uniform(0.2, 2.0)
 
 
@@ -37,7 +37,7 @@ def within_limit(answer: Lowered | Failure, limit: int) -> Lowered | Failure:
 
 
 class Until(ModelBudget):
-    """Ends with the round after which enough was seen, however long that takes."""
+    """A budget that ends after the first round for which a condition is true, however long that takes."""
 
     def __init__(self, is_enough: Callable[[], bool]) -> None:
         super().__init__(float("inf"), float("inf"))
@@ -49,7 +49,8 @@ class Until(ModelBudget):
 
 @dataclass
 class ReplayedMeasurer:
-    """`seconds(c)` is the true time. The other tables are asked by candidate and give None for "nothing special"."""
+    """The measurer. `seconds(c)` is a candidate's true time. The other tables are functions of a candidate, too, and return None for
+    "nothing special"."""
 
     seconds: Callable[[Candidate], float] = made_up_seconds
     lowering: Callable[[Candidate], Failure | Lowered | None] = lambda c: None
@@ -117,7 +118,7 @@ class ReplayedMeasurer:
         return found
 
     def done(self, what: str) -> list[str]:
-        """All digests of one step, in order."""
+        """The digests of all candidates for which a step was requested, in order."""
         return [d for step, digests in self.trace for d in digests if step == what]
 
 

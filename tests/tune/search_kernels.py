@@ -1,4 +1,4 @@
-"""Small kernel ASTs written by hand (grammar: docs/ir.md), and a target that no machine has to be."""
+"""Small kernel ASTs written by hand (grammar: docs/ir.md), and a made-up target for tests that run no kernel."""
 from __future__ import annotations
 
 from svod.core.ir.dtype import DType, dtypes
@@ -70,7 +70,7 @@ def elementwise(n: int, dtype: DType = dtypes.float32) -> Kernel:
 
 
 def softmax(rows: int, columns: int, *, causal: bool = False) -> Kernel:
-    """y[r, c] = softmax over c; `causal`: over c ≤ r, what is beyond being -∞."""
+    """y[r, c] = softmax of x[r] over c; `causal`: only over c ≤ r, with the elements beyond taken as -∞."""
     y, x = param(0, rows * columns), param(1, rows * columns)
     r = [axis(i, rows if i % 2 == 0 else columns) for i in range(10)]
     value = load(x, r[0] * columns + r[1])

@@ -1,4 +1,4 @@
-"""Sessions of one test: replayed measurers, or budgets that count rounds and not seconds."""
+"""Helpers for tests of sessions: sessions with replayed measurers, and a budget that counts rounds instead of seconds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tests.tune.search_kernels import TARGET
 
 
 class Rounds(ModelBudget):
-    """Ends after `rounds` rounds of each kernel, the timing of the heuristic among them, however long they take."""
+    """A budget that ends after `rounds` rounds of each kernel, however long they take; the heuristic's timing is the first round."""
 
     def __init__(self, rounds: int) -> None:
         super().__init__(1000.0, 1000.0)
@@ -30,8 +30,8 @@ class Rounds(ModelBudget):
 def replayed_session(db: TuningDB, executor: Executor, *kernels: Kernel, measurers: dict[str, ReplayedMeasurer] | None = None,
                      events: list[SearchEvent] | None = None, target: Target = TARGET, budget: ModelBudget | None = None,
                      ceilings: Any = None, **options: Any) -> TuneSession:
-    """A session of beam 2 in which nothing is run: each kernel's measurer is the one of `measurers`, else a new one, put there.
-    `options`: of the BeamConfig."""
+    """A session with a beam of width 2 that runs no kernel. Each kernel's measurer is taken from `measurers`, or a new one is added to it.
+    `options`: other fields of the BeamConfig."""
     made: dict[str, ReplayedMeasurer] = {} if measurers is None else measurers
     heard: list[SearchEvent] = [] if events is None else events
     config = BeamConfig(width=2, **{"round_size": 6, **options})

@@ -1,4 +1,4 @@
-"""The search at prepare time never stops a prepare."""
+"""The search at prepare time: a `prepare` never fails because of it."""
 from __future__ import annotations
 
 import logging
@@ -113,7 +113,7 @@ def test_a_forked_child_has_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_has_waited_for_another_threads_search_uses_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first search uses the budget up; meanwhile the second thread waits with a choice that it made before."""
+    """A thread that has waited for another thread's search, which used up the budget, takes the chain that it has found."""
     found, begun = Choice((), "database", "by the first thread"), threading.Event()
     known: list[Choice] = []
     monkeypatch.setattr(search, "choose_each",

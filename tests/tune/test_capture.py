@@ -1,4 +1,4 @@
-"""Captures: what is written can be read, tuned and run elsewhere; what is not as it should be is reported and skipped."""
+"""Captures: written plans can be read, tuned and run elsewhere; invalid lines are reported and skipped."""
 from __future__ import annotations
 
 import json
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Runs:
-    """Stands for a plan."""
+    """A stand-in for a plan whose runs are counted."""
 
     def __init__(self, runs: int = 0) -> None:
         self.runs = runs
@@ -38,7 +38,7 @@ class Runs:
 
 @pytest.fixture(autouse=True)
 def recorders(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Any]:
-    """Recorders of this test alone."""
+    """A fresh set of capture recorders for one test."""
     found: dict[Path, Any] = {}
     monkeypatch.setattr(capture, "_recorders", found)
     return found
@@ -55,7 +55,7 @@ def file_of(directory: Path) -> Path:
 
 
 def run(unbound: UnboundPlan) -> list[Any]:
-    """Outputs of a plan over made-up inputs, with the heuristic's chains."""
+    """Run a plan with the heuristic's chains on synthetic inputs. Returns its outputs."""
     compiler = compiler_for(TARGET, PrepareConfig(object_cache=":none:"))
     choices = {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in unbound.kernels.items()}
     compiled = compile_all(unbound.kernels, choices, compiler)
@@ -151,7 +151,7 @@ def test_a_half_line_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_off_says_where(tmp_path: Path) -> None:
-    """The half line of a killed process is no news in a directory; in a file that somebody brings it is."""
+    """The half line of a killed process is not reported for a directory of captures; for a single file that a user gives it is."""
     unbound = scaled()
     plan = CapturedPlan(plan_digest(unbound, TARGET.key), TARGET.key, unbound, {}, 3)
     path = tmp_path / "c.jsonl"

@@ -1,4 +1,4 @@
-"""From a choice of chain to code: what falls back to the heuristic, and what does not."""
+"""Compilation of chosen chains: chains that fall back to the heuristic's, and errors that do not."""
 from __future__ import annotations
 
 import logging
@@ -55,7 +55,7 @@ def test_a_chain_that_was_asked_for_is_an_error(error: SvodError) -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The modules that LLVM was given."""
+    """The modules that LLVM has compiled, in order."""
     modules: list[str] = []
     original: Callable[..., bytes] = backend.compile_object
 
@@ -96,7 +96,7 @@ def test_of_the_kernels_in_memory_the_first_in_goes_first(compiled: list[str]) -
     compiler = Compiler(host_target(1), ObjectCache(None), 2)
     a, b, c = KERNELS
     first = compiler.compile(a, NONE)
-    for kernel in (b, a, c, b, c):      # c puts out a, although a was used last
+    for kernel in (b, a, c, b, c):      # c evicts a, the first that was compiled, although a was used last
         compiler.compile(kernel, NONE)
     assert len(compiled) == 3 and 0 not in first.loaded.addresses
     again = compiler.compile(a, NONE)
@@ -114,5 +114,5 @@ def test_the_heuristic_is_asked_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(backend, "heuristic", counted)
     compiler = Compiler(host_target(1), ObjectCache(None), 2)
     a, b, c = KERNELS
-    chains = [compiler.heuristic(k) for k in (a, b, a, b, c, a)]    # c puts out a
+    chains = [compiler.heuristic(k) for k in (a, b, a, b, c, a)]    # c evicts a
     assert asked == [k.key for k in (a, b, c, a)] and chains[0] == chains[2] == chains[5]

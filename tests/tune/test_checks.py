@@ -1,4 +1,4 @@
-"""Chains that were not measured here: measured once, and used only where they are right and no slower than the heuristic."""
+"""Chains that were not measured on this machine: each is measured once, and used only if it is right and no slower than the heuristic's."""
 from __future__ import annotations
 
 import logging
@@ -40,7 +40,7 @@ def kernel_of(t: Tensor) -> tuple[Kernel, Compiler]:
 
 
 def evidence(kernel: Kernel, compiler: Compiler, chain: Any, ratio: float, **changes: Any) -> list[Record]:
-    """A confirmed and verified measurement of a chain, as somebody reports it."""
+    """A confirmed measurement of a chain and its verification, as another machine might have recorded them."""
     opts = tuple(Opt.from_json(list(o)) for o in chain)
     linear = compiler.linear_of(kernel, opts)
     facts = {"chain": tuple(o.to_json() for o in opts), "codegen": compiler.pair.revision, "compiler": compiler.pair.key, **changes}
@@ -50,7 +50,7 @@ def evidence(kernel: Kernel, compiler: Compiler, chain: Any, ratio: float, **cha
 
 @pytest.fixture
 def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Record]], PrepareConfig]]:
-    """A configuration whose database has these records as the team's."""
+    """A configuration whose database has the given records in the team's layer."""
     monkeypatch.setattr(at_prepare, "_checking", at_prepare._Clock())
     opened: list[TuningDB] = []
 
@@ -145,7 +145,7 @@ def test_a_relatives_chain_is_checked_and_used(team: Callable[[list[Record]], Pr
     config = team([])
     db = database(config)
     db.record([*evidence(relative, compiler, chain, 0.5), *described(relative)], must=True)
-    # today's heuristic has nothing to offer: what the relative's chain gains is certain
+    # the heuristic is replaced by a poor chain, so that the relative's chain certainly gains something
     bad = (Opt("UPCAST", "o0", 2),)
     monkeypatch.setattr(Compiler, "heuristic", lambda self, k: bad)
     monkeypatch.setattr(type(compiler.backend), "heuristic", lambda self, state: apply(state, bad))

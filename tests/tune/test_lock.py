@@ -1,4 +1,4 @@
-"""Lock files: what is written is used, and nothing in one is an error, a wrong number or a slow kernel."""
+"""Lock files: written chains are used, and no content of a file leads to an error, wrong numbers or a slow kernel."""
 from __future__ import annotations
 
 import json
@@ -28,7 +28,7 @@ def kernel() -> Any:
 
 
 def prepared(lock: Path) -> Any:
-    """The kernel of a product under a lock, whose numbers are right."""
+    """Prepare a product with a lock file, check its numbers, and return its kernel."""
     y = Tensor(A) @ Tensor(B)
     plan = y.prepare(PrepareConfig(lock=str(lock), db=":none:"))
     plan.execute()
@@ -50,7 +50,7 @@ def test_what_is_locked_is_used_on_its_target_alone(tmp_path: Path) -> None:
 
 
 def test_a_lock_for_other_targets_alone_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As in a container of other cores: which kernels it has, for whom, and who this is."""
+    """For example in a container with another number of cores. The warning says for which targets the file has lines, and this target."""
     k, path = kernel(), tmp_path / "m.lock.jsonl"
     here = k.state.target.key
     write_lock(path, [Locked(name * 32, f"cpu/{name}", ()) for name in "abca"] + [Locked("e" * 32, "cpu/a", ())])
@@ -98,7 +98,7 @@ def test_what_is_no_lock_file_is_said_to_be_unused(tmp_path: Path, caplog: pytes
 
 
 def test_lines_of_what_was_not_searched_stay(tmp_path: Path) -> None:
-    """A file is kept for several targets, and tuned kernel by kernel."""
+    """A file may have lines for several targets, and its kernels may be tuned one by one: lines of other targets and kernels stay."""
     path, chain = tmp_path / "l.jsonl", (Opt("TILE", "o0", 4),)
     old = [Locked(k, t, chain, k, "fc", 1.5) for k in "abc" for t in ("here", "there")]
     write_lock(path, old)

@@ -1,4 +1,4 @@
-"""The check of the whole plan: what was promised, what arrived, and which kernels make the difference."""
+"""The check of the whole plan: the promised gain, the measured gain, and the kernels that make the difference."""
 from __future__ import annotations
 
 import random
@@ -38,7 +38,7 @@ def test_a_plan_is_timed_both_ways() -> None:
 
 
 def test_a_broken_promise_is_looked_into() -> None:
-    """Both plans run the same code, so nothing that was promised arrives, and every kernel is short of its promise."""
+    """Both plans run the same code, so that the plan gains nothing, and every kernel gains less than was promised."""
     unbound = gemm_then_softmax(64, 96, 64)
     same = compiled(unbound, tuned=True)
     gains = {c.kernel: Gain(g, 1e-3) for c, g in zip(unbound.calls, (3e-3, 2e-3), strict=True)}

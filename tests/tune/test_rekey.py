@@ -1,4 +1,4 @@
-"""Records under today's keys."""
+"""`rekey`: adding records of kernels again under their current keys."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ def test_records_of_an_older_key_are_found_under_todays(tmp_path: Path) -> None:
 
 
 def test_what_others_measured_stays_theirs(tmp_path: Path) -> None:
-    """Else their chains would be used unchecked after a rekey."""
+    """Records of others stay in the team's layer: in the own layer their chains would be used without a check after a rekey."""
     kernel, compiler = kernel_of(Tensor(np.ones((32, 48), np.float32)).softmax(-1))
     old = "0" * 32
     with TuningDB.open(tmp_path / "t.db") as db:

@@ -1,4 +1,4 @@
-"""Chains of relatives, re-derived: right numbers at every extent, and threads, amounts and targets that fit."""
+"""Adapted chains of related kernels: right numbers at every extent, and threads, amounts and targets that fit."""
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""From records of the tuning database to the data of a report; the database is made here, no search runs."""
+"""`read_tuning`: the data of a report from the records of a tuning database, which is made by the tests without a search."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def test_records_of_another_machine(db: TuningDB) -> None:
 
 
 def test_ceilings_of_this_machine_come_from_the_cache(db: TuningDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report of a database alone has roofs where `svod-bench ceilings` ran here once; those of another machine are not taken."""
+    """A report of a database alone shows ceilings if `svod-bench ceilings` has run on this machine before, and never those of another
+    machine."""
     monkeypatch.setattr("svod.tune.report_source.data_dir", lambda: tmp_path)
     other = "aarch64/other/neon/l1 32k/l2 1m/l3 8m/t4"
     fill(db, host_target().key, kernel())

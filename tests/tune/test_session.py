@@ -188,7 +188,7 @@ def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executo
 
 def test_an_interrupt_and_the_loss_of_all_workers_keep_what_was_found(db: TuningDB, executor: Executor) -> None:
     class Lost(ReplayedMeasurer):
-        """Ctrl-C comes in its third race, and no worker is left for the confirmation."""
+        """A measurer that is interrupted by Ctrl-C in its third race, and has no worker left for the confirmation."""
 
         def race(self, candidates: Sequence[Candidate]) -> RaceResult:
             if sum(step == "race" for step, _ in self.trace) == 2:
@@ -281,7 +281,7 @@ def test_a_kernel_that_another_process_has_searched_to_its_end_meanwhile_is_not_
 
 
 def test_a_kernel_whose_rounds_end_slowly_keeps_within_the_budget(db: TuningDB, executor: Executor) -> None:
-    """The race and the verification that end a round, and the verification of the finalists, are begun in time."""
+    """The race and the verification at the end of a round, and the verification of the finalists, begin early enough to end in time."""
     now = [0.0]
     times: dict[bytes, float] = {}      # each candidate is faster than those before, so nothing but the budget ends the search
     measurer = ReplayedMeasurer(seconds=lambda c: times.setdefault(c.digest, 2e-3 * 0.97 ** len(times)),
@@ -302,7 +302,7 @@ def test_a_kernel_whose_rounds_end_slowly_keeps_within_the_budget(db: TuningDB, 
 
 
 class Late(ReplayedMeasurer):
-    """Gives up answers that are missing at `end`, as workers that do not answer make a search do."""
+    """A measurer that abandons answers which are missing at `end`, as if workers did not answer."""
 
     end: Callable[[], float] = staticmethod(lambda: float("inf"))
     screened = 0
@@ -331,8 +331,8 @@ class Late(ReplayedMeasurer):
 @pytest.mark.parametrize(("late", "confirmed"), [(0.5, True), (OVERRUN - 0.5, True), (OVERRUN + 0.5, False)])
 def test_a_chunk_that_overruns_the_budget_does_not_cost_the_confirmations(late: float, confirmed: bool, db: TuningDB, executor: Executor,
                                                                           caplog: pytest.LogCaptureFixture) -> None:
-    """The answer to the last chunk comes after the budget's end. What was found before, of all kernels, is confirmed as long as there is
-    time for it; else a line says what is lost."""
+    """The answer to the last chunk comes after the budget's end. The best chains of all kernels are still confirmed if there is time for
+    that; else a line names each chain that led and could not be confirmed."""
     now, budget = [0.0], 20.0
     events: list[SearchEvent] = []
     measurers = {k.key: Late() for k in (GEMM, SUM, RELU)}
@@ -357,7 +357,7 @@ def test_a_chunk_that_overruns_the_budget_does_not_cost_the_confirmations(late: 
 
 
 def test_where_nothing_leads_the_last_answer_is_waited_for_as_well(db: TuningDB, executor: Executor) -> None:
-    """A heuristic whose time comes after the budget's end is a result; there is no confirmation that it could cost."""
+    """The heuristic's time is waited for beyond the budget's end: it is a result, and there is no confirmation that it would delay."""
     now = [0.0]
     measurer = Late()
     measurer.screened = 2
@@ -369,7 +369,7 @@ def test_where_nothing_leads_the_last_answer_is_waited_for_as_well(db: TuningDB,
 
 
 def test_a_report_counts_what_the_command_counted(db: TuningDB, executor: Executor) -> None:
-    """Kernels, searches, candidates, and those of them that were timed: one value each."""
+    """The numbers of kernels, searches, candidates and timed candidates are the same in the report and in the command's result."""
     failing = is_failure(Status.CRASH)
     measurers = {SUM.key: ReplayedMeasurer(running=lambda c: failing(c) if c.digest[0] % 3 == 0 else None)}
     result = replayed_session(db, executor, GEMM, SUM, RELU, measurers=measurers).run()
@@ -445,7 +445,7 @@ def test_a_search_with_local_workers(kernel: Kernel) -> None:
 
 
 class Moving(ReplayedMeasurer):
-    """Its third race is on another machine."""
+    """A measurer whose third race runs on another machine."""
 
     races = 0
 
@@ -477,7 +477,7 @@ def test_a_search_whose_machine_changes_starts_anew_from_what_is_stored(caplog: 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 def test_a_killed_search_goes_on_and_measures_nothing_again(rounds: int, tmp_path: Any, executor: Executor) -> None:
-    """The first process stores its rounds and dies; the second one rebuilds the beam from them."""
+    """The first process stores its rounds and is killed; the second process continues from their measurements."""
     def session(db: TuningDB, measurer: ReplayedMeasurer, budget: ModelBudget) -> TuneSession:
         return replayed_session(db, executor, GEMM, measurers={GEMM.key: measurer}, budget=budget)
     first, second, clean = ReplayedMeasurer(), ReplayedMeasurer(), ReplayedMeasurer()
@@ -508,7 +508,7 @@ def test_a_kernel_is_claimed_when_its_search_begins_and_left_where_another_has_f
 
         class Finishing(ReplayedMeasurer):
             def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
-                """While ours confirms SUM, theirs ends its search of GEMM."""
+                """Confirm SUM; meanwhile the other session ends its search of GEMM."""
                 assert db.claims.holder(RELU.key, TARGET.key) is None
                 if claim is not None:
                     search = theirs.begin_search(GEMM.key, TARGET.key, config={"width": 8})

@@ -1,4 +1,4 @@
-"""Chains that are slower inside a plan than the heuristic's are given up, and stay so."""
+"""Chains that are slower inside a plan than the heuristic's are given up, and are not chosen again."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ FASTER, SLOWER = Ratio(0.8, 0.79, 0.81), Ratio(1.3, 1.2, 1.4)
 
 
 def tuned_database() -> TuningDB:
-    """The empty chain as the winner of both kernels: twice as fast as the heuristic's when they were timed alone."""
+    """A database in which the empty chain is the winner of both kernels, twice as fast as the heuristic's when timed alone."""
     db = TuningDB.open(":none:")
     for key, kernel in UNBOUND.kernels.items():
         linear, own = COMPILER.linear_of(kernel, ()), COMPILER.linear_of(kernel, COMPILER.heuristic(kernel))
@@ -41,7 +41,8 @@ def tuned_database() -> TuningDB:
 
 
 def timing(db: TuningDB, ratios: dict[str, Ratio], noisy: str | None = None) -> tuple[Callable[[], BothWays | None], list[list[str]]]:
-    """A stand-in for timing the plan: `ratios` for kernels with the database's chain; and the list of kernels asked about."""
+    """(a stand-in for the timing of the plan, in which kernels with the database's chain have the given ratios; for each of its calls the
+    list of these kernels)."""
     asked: list[list[str]] = []
     heuristics = {k: Choice(COMPILER.heuristic(v), "heuristic", "") for k, v in UNBOUND.kernels.items()}
 
@@ -89,7 +90,7 @@ def test_no_time_is_left() -> None:
 
 
 def test_the_rounds_are_few() -> None:
-    """The database goes on to give chains that lose: the last of the rounds only tells."""
+    """If every chain that the database chooses is slower, the rounds end; the last round only measures and gives nothing up."""
     with tuned_database() as db, TuningDB.open(":none:") as other:
         timed, asked = timing(db, {GEMM: SLOWER, SOFTMAX: FASTER})
         settle(UNBOUND, plan_digest(UNBOUND, TARGET.key), timed, COMPILER, other)

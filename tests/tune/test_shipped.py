@@ -1,4 +1,4 @@
-"""The records that ship with svod: valid, anonymous, and of no kernel that is measured."""
+"""The records that ship with svod: valid, anonymous, and not for kernels of the benchmarks."""
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,4 @@
-"""The rest of the search of a kernel that the database knows; a search at prepare time goes on from there."""
+"""The decision whether a kernel that the database knows is searched further, also at prepare time."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_what_resume_goes_on_with() -> None:
 
 
 def test_beam_at_prepare_searches_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A narrow search, then a wide one, then nothing more to do, by the records of the database."""
+    """A narrow search is followed by a wide one; after it nothing is left to search, by the records of the database."""
     monkeypatch.setattr(at_prepare, "cached_ceilings", lambda *args, **kwargs: None)
     # times of a busy machine are not used, and the kernel is searched again
     monkeypatch.setattr(race, "disturbance", lambda *args: None)

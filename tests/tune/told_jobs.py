@@ -1,5 +1,5 @@
-"""Jobs of a search whose times are told (`told_measurer.py`). Lowering and compiling are real, and so are the faults: an item may name one
-of `fault_jobs.FAULTS`, which the worker then commits."""
+"""Jobs of a search whose times come from a table (`told_measurer.py`). Lowering, compiling and faults are real: an item may name one of
+`fault_jobs.FAULTS`, which the worker then commits."""
 from __future__ import annotations
 
 import time
@@ -26,7 +26,7 @@ from svod.tune.workers.child import step_limit
 from tests.tune.fault_jobs import FAULTS
 
 compile_candidate_setup = compile_or_fail_setup = screen_candidate_setup = screen_or_fail_setup = kernel_context
-FIRST_RUN = 0.1         # seconds after which a first run that hangs is ended, as the search does
+FIRST_RUN = 0.1         # seconds after which a first run that hangs is ended, as in a search
 
 
 def commit(fault: str) -> None:
@@ -38,7 +38,7 @@ def commit(fault: str) -> None:
 
 
 def compile_or_fail(item: tuple[str, Any, bool], context: KernelContext) -> Built:
-    """Compile a chain, after committing a fault. One that hangs runs into the deadline."""
+    """Commit the item's fault, if it names one, then compile its chain. A fault that hangs ends at the deadline."""
     fault, chain, passes = item
     if fault:
         FAULTS[fault]()
@@ -46,21 +46,21 @@ def compile_or_fail(item: tuple[str, Any, bool], context: KernelContext) -> Buil
 
 
 def screen_or_fail(item: tuple[str, Any], context: KernelContext) -> Any:
-    """Screen a candidate in earnest, after committing a fault."""
+    """Commit the item's fault, if it names one, then really time its candidate."""
     fault, rest = item
     commit(fault)
     return screen_candidate(rest, context)
 
 
 def told(item: tuple[str, Any], state: None) -> Any:
-    """The value that was told, after committing a fault."""
+    """Commit the item's fault, if it names one, then return the value from the table."""
     fault, value = item
     commit(fault)
     return value
 
 
 def compile_slowly(item: tuple[float, int, str], context: KernelContext) -> Built:
-    """Stands for a compiler that takes so many seconds and makes so many bytes for a LINEAR."""
+    """A stand-in for a compiler, which takes a given number of seconds and returns a given number of bytes for a LINEAR."""
     seconds, size, linear = item
     time.sleep(seconds)
     return Built(bytes(size), (), None, linear, seconds, False)

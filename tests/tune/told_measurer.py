@@ -1,6 +1,6 @@
-"""A measurer with real workers and times from a table. Some candidates fail, in earnest or by the table alone.
+"""A measurer with real workers, and times from a table. Some candidates fail, by real faults in the workers or only by the table.
 
-A search with the same seed asks for the same candidates in the same order, whatever happens to its workers: `trace` has what it asked for.
+A search with the same seed requests the same candidates in the same order, whatever happens to its workers. `trace` has its requests.
 """
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from svod.tune.workers.jobs import Outcome
 from tests.patience import NEVER
 
 HANG, SEGFAULT, MEMORY = "spin native", "segfault", "memory"
-SHARES = ((HANG, 0.05), (SEGFAULT, 0.05), (MEMORY, 0.02))       # of the candidates: half fail in the compiler, half in the first run
+SHARES = ((HANG, 0.05), (SEGFAULT, 0.05), (MEMORY, 0.02))       # shares of failing candidates, half in the compiler, half in the first run
 STATUS = {HANG: Status.TIMEOUT, SEGFAULT: Status.CRASH, MEMORY: Status.ERROR}
 SPREAD = 0.25           # standard deviation of log(time / predicted time)
-HANG_SECONDS = 1.0      # the deadline of a compilation that hangs; those that do not have as long as a busy machine takes
+HANG_SECONDS = 1.0      # deadline of a compilation that hangs; other compilations have as long as a busy machine needs
 
 
 def drawn(purpose: str, of: bytes) -> random.Random:
-    """A generator that is the same wherever and whenever it is asked for."""
+    """A random generator that gives the same numbers in every process."""
     return random.Random(blake2b(purpose.encode() + of, digest_size=8).digest())
 
 
 def told_seconds(candidate: Candidate) -> float:
-    """A table that needs no machine: the cost model's time, with a spread."""
+    """A candidate's time from the table: the cost model's prediction with a random spread."""
     return cost_of(candidate.state).cycles / 3e9 * drawn("seconds", candidate.digest).lognormvariate(0.0, SPREAD)
 
 
 def planted(candidate: Candidate) -> tuple[str, str]:
-    """(where, fault) of a candidate that fails: while compiling or in its first run; ("", "") for one that does not. The LINEAR decides:
-    candidates that have one in common are compiled once, whichever of them was lowered first."""
+    """(where, fault) of a candidate that fails, while compiling or in its first run; ("", "") for one that does not. This depends only on
+    its LINEAR, as candidates with the same LINEAR are compiled once, whichever of them was lowered first."""
     if candidate.origin is Origin.HEURISTIC:
         return "", ""
     at = drawn("fault", candidate.linear.encode()).random()
@@ -53,7 +53,7 @@ def planted(candidate: Candidate) -> tuple[str, str]:
 
 
 class TraceFile:
-    """Requests of a search, a line of JSON each, in a file that outlives the process."""
+    """The requests of a search in a file, one line of JSON each. The file outlives the process."""
 
     def __init__(self, path: Path) -> None:
         self.file = open(path, "a", encoding="utf-8")     # noqa: SIM115 - open as long as the search
@@ -63,11 +63,11 @@ class TraceFile:
         self.file.flush()
 
     def again(self, items: int) -> None:
-        """Note that so many items were given to one more worker."""
+        """Note that a number of items were given to another worker."""
 
 
 class FaultyMeasurer(WorkerMeasurer):
-    """Times in earnest; the planted candidates fail."""
+    """A measurer with real times, in which planted candidates fail."""
 
     module = "tests.tune.told_jobs"
     compile_job = "compile_or_fail"
@@ -100,7 +100,7 @@ class FaultyMeasurer(WorkerMeasurer):
         return super()._submit(job, items, kind, NEVER if kind == "compile" and deadline != HANG_SECONDS else deadline, homes)
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
-        """Those that hang are built apart from the others."""
+        """Build the candidates; those that hang are built separately, with a short deadline."""
         self.note("build", candidates)
         hang = [c for c in candidates if not passes and planted(c) == ("compile", HANG)]
         outcomes = self._run(self.compile_job, [self._compile_item(c, passes) for c in hang], "compile", HANG_SECONDS)
@@ -117,7 +117,7 @@ class FaultyMeasurer(WorkerMeasurer):
         return (fault if where == "compile" and not passes else "", *super()._compile_item(candidate, passes))
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
-        """Batches of candidates: each one whose first run fails is screened alone."""
+        """Screen the candidates in batches; each candidate whose first run fails is screened alone."""
         answers: dict[int, Screened | Failure] = {}
         for i, c in enumerate(candidates):
             where, fault = planted(c)
@@ -130,8 +130,8 @@ class FaultyMeasurer(WorkerMeasurer):
 
 
 class ToldMeasurer(FaultyMeasurer):
-    """Times come from a table, `seconds_of`. `faults`: whether planted candidates fail in earnest, or by the table alone, which answers the
-    same."""
+    """A measurer with times from a table, `seconds_of`. `faults`: whether planted candidates fail by real faults in the workers, or only by
+    the table, with the same answers."""
 
     def __init__(self, *args: Any, faults: bool = True, seconds_of: Callable[[Candidate], float] = told_seconds) -> None:
         super().__init__(*args)
@@ -142,7 +142,7 @@ class ToldMeasurer(FaultyMeasurer):
             super().expect(candidate, deadline)
 
     def _tell(self, values: Sequence[Any], faults: Sequence[str] = ()) -> list[Outcome]:
-        """The answer of the bench worker, given the values."""
+        """Let the bench worker answer with the given values."""
         items = list(zip(faults or [""] * len(values), values, strict=True))
         return self._run("told", items, "bench", NEVER)
 

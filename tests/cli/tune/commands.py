@@ -1,4 +1,4 @@
-"""The command svod-tune in tests: captures to tune, sessions that are no searches, workers that are none."""
+"""Helpers for tests of the command svod-tune: captures to tune, and stand-ins for sessions and workers."""
 from __future__ import annotations
 
 import os
@@ -63,7 +63,7 @@ def run(*arguments: str) -> Any:
 
 
 def main(tmp_path: Path, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """The console script in a process of its own."""
+    """Run the console script in a process of its own."""
     return subprocess.run([sys.executable, "-m", "svod.cli.tune", *arguments], capture_output=True, text=True, cwd=tmp_path, check=False,
                           input=stdin, timeout=NEVER, env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), **env})
 
@@ -83,11 +83,11 @@ def a_row(name: str = "gemm", share: float = 0.5) -> SurveyRow:
 
 
 class FakeSession:
-    """Finds for every kernel a chain that is twice as fast: the empty one. Records it as a session would."""
+    """A stand-in for a session: for every kernel it finds the empty chain, twice as fast as the heuristic's, and records it."""
 
     interrupted = False
     begun: list[tuple[str, float]]      # target and budget in seconds of each session
-    lost = 0                            # the session, counted from 1, that finds no worker
+    lost = 0                            # number of the session, counted from 1, that has no worker
     checked: list[float]                # seconds that each check of a plan was given
 
     def __init__(self, tasks: Sequence[Any], target: Any, *, db: TuningDB, listener: Any, budget: Any, **others: Any) -> None:
@@ -108,7 +108,7 @@ class FakeSession:
 
 
 class NoExecutor:
-    """Stands for workers; counts how often they were asked for."""
+    """A stand-in for an executor, which counts how often one was started."""
 
     started = 0
 

@@ -15,7 +15,7 @@ from tests.cli.tune.commands import CEILINGS, FakeSession, NoExecutor
 
 @pytest.fixture(autouse=True)
 def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the user's is read or written."""
+    """Let a test use none of the user's files."""
     monkeypatch.setattr(layers, "shipped_files", lambda: ())
     monkeypatch.setattr(ceilings, "cached_ceilings", lambda *a, **k: CEILINGS)
     monkeypatch.setenv("SVOD_OBJECT_CACHE", str(tmp_path / "objects"))
@@ -32,7 +32,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
     actual = plan_checks.check_plan
 
     def check(*a: Any, seconds: float) -> PlanCheck:
-        """Look briefly. The empty chain is slower inside the plan: what it promises is taken at its word."""
+        """Check a plan in a short time, without timing its kernels, so that the empty chain, which is slower inside it, is not given up."""
         FakeSession.checked.append(seconds)
         return replace(actual(*a, seconds=0.01), kernels=())
     monkeypatch.setattr(plan_checks, "check_plan", check)

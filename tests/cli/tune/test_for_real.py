@@ -85,7 +85,7 @@ def test_ctrl_c_ends_first_the_script_then_the_tuning(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         said: list[str] = []
         for line in process.stderr:
-            if line.startswith("[") and not any(earlier.startswith("[") for earlier in said):     # the first that the search has tried
+            if line.startswith("[") and not any(earlier.startswith("[") for earlier in said):     # the first line about the search
                 process.send_signal(signal.SIGINT)
             said.append(line)
         process.wait(NEVER)

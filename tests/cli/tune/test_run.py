@@ -275,7 +275,7 @@ def test_no_database_is_asked_for(tmp_path: Path, fake: type[FakeSession]) -> No
 
 def test_each_target_of_a_cluster_is_searched_and_reported(tmp_path: Path, fake: type[FakeSession],
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine's plans are checked; the other target's times are its own. A target that cannot be searched costs the status alone."""
+    """Plans are checked only for this machine's target. If another target cannot be searched, only the exit status changes."""
     far = replace(TARGET, cpu="far", threads=8)
     monkeypatch.setattr(fake, "lost", 5)
     monkeypatch.setattr(InlineExecutor, "targets", lambda self: [TARGET, far])

@@ -1,4 +1,4 @@
-"""The script of svod-tune: how it is run, and its end in all its forms."""
+"""The script of svod-tune: its start, and the ways in which it ends."""
 from __future__ import annotations
 
 import os
@@ -49,7 +49,7 @@ def test_a_script_that_fails_is_captured_as_far_as_it_got(tmp_path: Path) -> Non
 
 
 class Clock:
-    """Seconds that can be made to pass."""
+    """A clock that tests can set forward."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -75,7 +75,7 @@ def test_a_script_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_the_first_kernel_is_waited_for(tmp_path: Path) -> None:
-    """Importing svod alone takes longer than this script may be idle later on."""
+    """The first kernel is waited for longer than later ones: the import of svod alone takes longer than the script may be idle later."""
     end, found = run_captured(tmp_path, MODEL, idle=0.01, first=500.0)
     assert not end.failure and len(found.plans) == 1
 

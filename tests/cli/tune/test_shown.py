@@ -63,7 +63,7 @@ def show(progress: Any, row: SurveyRow) -> None:
 
 
 def activity(*states: tuple[str, str, str], count: int = 1) -> list[Activity]:
-    """Workers of one machine, `count` of each of the states (kind, state, job)."""
+    """The activity of workers of one machine: `count` workers for each of the given (kind, state, job)."""
     return [Activity(f"w-{kind}-{i}", kind, "alpha", state, 1.5 * i, job, int(state == "busy"))  # type: ignore[arg-type]
             for kind, state, job in states for i in range(count)]
 
@@ -86,7 +86,7 @@ def test_workers_are_shown_one_by_one_or_counted() -> None:
 
 
 def test_lines_tell_of_the_fleet_though_nothing_happens() -> None:
-    """Only a clock and the workers move: what a frozen cluster looks like."""
+    """Lines are printed although no event comes, only time passes, as with a frozen cluster."""
     row, stream, now = a_row(), io.StringIO(), [0.0]
     workers = activity(*FLEET)
     progress = LineProgress([row], stream, BEAM, lambda: workers, clock=lambda: now[0])
@@ -131,7 +131,7 @@ def test_the_log_of_events_is_json_a_line(tmp_path: Path) -> None:
 
 
 def test_every_event_is_logged_as_plain_json() -> None:
-    """Whatever event is added later: its fields are what JSON has."""
+    """The fields of every event, also of ones that are added later, can be written as JSON."""
     makers = {"int": 1, "float": float("inf"), "str": "x", "bool": True, "float | None": None,
               "tuple[Activity, ...]": tuple(activity(*FLEET)), "Mapping[str, int]": {"slow": 2}}
     kinds = [k for k in vars(events).values() if isinstance(k, type) and issubclass(k, events.SearchEvent)]
@@ -212,7 +212,8 @@ def test_tables_fit_their_width() -> None:
 
 
 def test_gain_is_before_over_after_as_they_are_shown() -> None:
-    """Every row of the table from the records that it shows: paired ratios and medians of times differ, and one of them is the truth."""
+    """In every row of the table the gain is the ratio of the two times, to the digits shown. It is the paired ratio, which differs from the
+    ratio of the recorded medians."""
     rng = random.Random(7)
     row = a_row()
     for _ in range(200):
@@ -230,7 +231,8 @@ def test_gain_is_before_over_after_as_they_are_shown() -> None:
 
 
 def test_shares_of_the_ceiling_that_a_busy_machine_gave_are_marked() -> None:
-    """A kernel that was slowed down reaches more than is shown, and less of ceilings that were."""
+    """A kernel that was slowed down by a busy machine reaches a larger share of the ceiling than is shown. If the ceilings were measured on
+    a busy machine, it reaches a smaller one."""
     quiet = KernelReport(a_row(), (), "database", 2e-3, 1e-3, True, True, None, "", "")
     busy, calm = replace(quiet, noisy=True), replace(CEILINGS, curve=(CurvePoint(1 << 20, 1e9, 1e9),))
     for outcome, ceilings, mark in ((quiet, calm, ""), (busy, calm, "≥"), (quiet, replace(calm, busy="x"), "≤"),

@@ -13,7 +13,7 @@ from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 
 KERNEL = "k" * 32
 
-#: Content that every database of an older version must keep through its upgrade.
+#: Records of the database, all of which an upgrade to a later version must keep.
 CONTENT: list[Record] = [
     *winning(0.5, "aa"), *winning(0.4, "bb"), *winning(0.8, "cc", target=OTHER), verdict("wrong", "bb", reason="row 3", by="a@b"),
     screened("dd", status="timeout", reason="10 s"), OriginRecord(KERNEL, "model.py:7"), TargetFacts(TARGET, {"model": "EPYC"}),

@@ -1,4 +1,4 @@
-"""Records for the tests of the database: a confirmed candidate with its verification, and what it is made of."""
+"""Sample records for the tests of the database: measurements of candidates, verdicts and descriptions of kernels."""
 from __future__ import annotations
 
 from typing import Any

@@ -116,7 +116,7 @@ def test_another_host_or_boot_counts_until_it_is_silent(path: Path) -> None:
 
 
 def test_a_process_of_another_container_counts_until_it_is_silent() -> None:
-    """Of two containers with one host name neither sees the processes of the other."""
+    """Two containers may have the same host name, and neither sees the processes of the other."""
     now, (boot, slash, namespace) = time.time(), claims.boot_id().partition("/")
     there = claims.Holder(K, TARGET, socket.gethostname(), f"{boot}{slash}{namespace[:-1]}", 1 << 22, now, now, "t")
     assert not claims.is_void(there, now)

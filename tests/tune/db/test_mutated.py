@@ -58,7 +58,7 @@ def change(path: Path, *statements: str, values: Any = ()) -> None:
 @pytest.mark.parametrize("odd", ["now", b"\xff", -1, 1 << 40, 1e308])
 def test_a_row_that_is_no_claim_holds_nothing(tmp_path: Path, column: str, odd: Any) -> None:
     path = filled(tmp_path / "t.db")
-    now = time.time() + 1e6      # void by its heartbeat, where nothing else is wrong with it
+    now = time.time() + 1e6      # so late that a valid claim is void by its heartbeat
     row = {"kernel": K, "target": TARGET, "token": "t", "host": "h", "boot_id": "b", "pid": 1, "heartbeat": now, "since": now, column: odd}
     change(path, f"INSERT INTO claims({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", values=list(row.values()))
     with TuningDB.open(path) as db:
@@ -79,7 +79,7 @@ def test_what_was_pruned_is_read_as_numbers(tmp_path: Path) -> None:
 
 
 def test_computed_columns_are_refused(tmp_path: Path) -> None:
-    """One would take any time and memory whenever a row is read."""
+    """A computed column could take any time and memory whenever a row is read."""
     path = filled(tmp_path / "t.db")
     change(path, "ALTER TABLE measurements ADD COLUMN x GENERATED ALWAYS AS (hex(zeroblob(50000000)))")
     with TuningDB.open(path) as db:
@@ -89,7 +89,7 @@ def test_computed_columns_are_refused(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_text_are_an_error_of_the_database(tmp_path: Path) -> None:
-    """SQLite's message about the malformed schema has the name in it."""
+    """SQLite's error message about the malformed schema contains the name, which is not UTF-8."""
     path = filled(tmp_path / "t.db")
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
         conn.execute("PRAGMA writable_schema = ON")

@@ -1,4 +1,4 @@
-"""Records: both their forms keep the content and its digest, and nothing malformed gets in."""
+"""Records: the JSON form and the row form keep the content and its digest, and malformed data is refused."""
 from __future__ import annotations
 
 import json
@@ -27,7 +27,7 @@ def test_both_forms_keep_content_and_digest(record: Record) -> None:
 
 
 def test_the_digest_is_frozen() -> None:
-    """Stored databases name records by it; a changed value here orphans all of them."""
+    """Databases store records under this digest: if it changed, none of their records would be valid."""
     assert confirmed().id == "632d92824ecdcb9f2154be56cfae9121"
     assert verdict().id == "f56a6a1dcb46c92915e577aa5957c471"
 

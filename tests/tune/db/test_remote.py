@@ -1,4 +1,4 @@
-"""Layers on a server: fetched, kept, refreshed, and used while the server is away."""
+"""Layers on a server: the local copy is fetched, refreshed, and used while the server does not answer."""
 from __future__ import annotations
 
 import logging
@@ -20,7 +20,7 @@ K = "k" * 32
 
 
 class Server:
-    """Serves one file, counts what it was asked, and may fail."""
+    """An HTTP server for one file that counts its requests and can be made to fail."""
 
     def __init__(self, path: Path) -> None:
         self.asked: list[int] = []

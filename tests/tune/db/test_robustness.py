@@ -1,4 +1,4 @@
-"""A database that cannot be used never stops anything: it is said once, what can be read is read, and nothing stored is lost."""
+"""A database that cannot be used never stops svod: one warning says so, readable records are read, and no stored record is lost."""
 from __future__ import annotations
 
 import logging
@@ -133,7 +133,7 @@ def test_what_cannot_be_stored_is_exported(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_an_export_of_what_is_left_over_is_complete(tmp_path: Path) -> None:
-    """The disk fills up in the middle: what was stored of the same kernel comes along, so that the file alone is enough."""
+    """The disk fills up during a search: the file also has the records of the kernel that were stored before, so that it is complete."""
     path = filled(tmp_path / "t.db")
     with TuningDB.open(path) as db:
         db.record(winning(0.7, "other", kernel="x" * 32))
@@ -161,7 +161,7 @@ def test_a_file_that_can_be_written_again_is_used_again(tmp_path: Path) -> None:
 
 
 def test_a_read_only_file_and_directory(tmp_path: Path) -> None:
-    """As an ordinary user, for root may write anywhere: in a child that gave its rights up."""
+    """Run in a child process that has given up root's rights, as root may write anywhere."""
     path = filled(tmp_path / "d" / "t.db")
     path.chmod(0o444)
     (tmp_path / "d").chmod(0o555)
@@ -299,7 +299,7 @@ with TuningDB.open(directory / "t.db") as db:
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 20_000, 200_000])
 def test_files_that_cannot_grow(tmp_path: Path, limit: int) -> None:
-    """A full disk, at any moment of a database's life: nothing raises, what was stored stays, and what was there before is whole."""
+    """A disk that becomes full at any point in the use of a database: nothing raises, and records that were stored before stay readable."""
     path = filled(tmp_path / "t.db")
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path), str(limit)], capture_output=True, text=True, check=False, env=env)

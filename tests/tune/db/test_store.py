@@ -27,7 +27,7 @@ def nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["file", "memory"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> TuningDB:
-    """The same contract over a file and over memory."""
+    """A database in a file, and one in memory: both have to pass the same tests."""
     opened = TuningDB.open(tmp_path / "t.db" if request.param == "file" else ":none:")
     request.addfinalizer(opened.close)
     return opened
@@ -225,7 +225,7 @@ def test_failures_of_others_hide_no_candidate(tmp_path: Path) -> None:
 
 
 def test_merges_in_both_directions_give_one_winner(tmp_path: Path) -> None:
-    """"No faster chain was found" here does not outrank what a colleague found on the same target."""
+    """A search that found no faster chain here does not outrank a faster chain that a colleague measured on the same target."""
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
         a.record(winning(1.0, "hh", ratio_low=1.0, ratio_high=1.0, baseline_linear="hh"))
         b.record(winning(0.4, "ff", baseline_linear="hh"))
@@ -300,7 +300,7 @@ def test_kernels_of_two_forms_are_both_kept(db: TuningDB) -> None:
 
 
 def test_rows_are_plain_sql(tmp_path: Path) -> None:
-    """People will look with sqlite3: names, JSON text, one row per record."""
+    """Users may look at the database with sqlite3: it has readable names, JSON text, and one row per record."""
     with TuningDB.open(tmp_path / "t.db") as db:
         db.record(winning())
     conn = sqlite3.connect(tmp_path / "t.db")

@@ -174,8 +174,8 @@ def test_merging_is_idempotent_commutative_and_associative(tmp_path_factory: pyt
 
 
 def test_files_of_an_older_and_of_a_newer_svod_keep_their_identity(tmp_path: Path) -> None:
-    """Format 1 has all fields and digests over all of them. A newer svod adds fields: this one keeps them, gives the record the digest that
-    the newer one gave it, and hands both on."""
+    """Records of format 1 have all fields, and digests over all of them. Records of a newer svod have unknown fields: this svod keeps them,
+    computes the same digest as the newer one, and exports both again."""
     newer = [{**confirmed(0.4, "nn").to_json(), "power": 65.0, "rounds": [3, 4]}, {**verdict(linear="nn").to_json(), "trust": "lab"}]
     for line in newer:
         line["id"] = digest(str(line["kind"]), {k: v for k, v in line.items() if k not in ("kind", "id")})

@@ -42,7 +42,7 @@ def test_measured_but_not_usable(records: list[Record], reason: str) -> None:
 
 
 def searched(outcome: str = "", ended: bool = True, **result: Any) -> list[Record]:
-    """The rows of a search: one at its start, one at its end."""
+    """The two records of a search, from its start and from its end."""
     begun = Search("s" * 32, K, TARGET, strategy="beam", executor="2 local workers", by="a@b", started_at=1e9)
     return [begun, replace(begun, ended_at=1e9 + 12, outcome=outcome, result=result)] if ended else [begun]
 

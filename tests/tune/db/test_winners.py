@@ -1,4 +1,4 @@
-"""The rule that turns evidence into a winner: each clause, and what must hold whatever the evidence is."""
+"""The rules that choose a winner from measurements and verdicts: each rule, and properties that hold for any records."""
 from __future__ import annotations
 
 import random
@@ -103,7 +103,7 @@ def test_level_chains_go_to_the_shortest_then_to_the_text() -> None:
 
 
 def heuristics(linear: str = "hh", **changes: object) -> Measurement:
-    """The record of the heuristic's own chain, a long one."""
+    """A confirmed measurement of the heuristic's own chain, which is long."""
     fields = {"ratio_low": 1.0, "ratio_high": 1.0, "baseline_linear": linear, "chain": [["UPCAST", f"o{i}", 2] for i in range(9)]}
     return confirmed(1.0, linear, **{**fields, **changes})
 
@@ -120,7 +120,7 @@ def test_the_heuristics_chain_is_kept_unless_a_gain_is_sure(high: float, kept: b
 
 
 def test_the_heuristic_of_another_day_is_what_it_was_beside_todays() -> None:
-    """`old` was the heuristic once, with the ratio 1 to itself; beside the heuristic of today it was slower."""
+    """`old` was the heuristic's chain once, with the ratio 1 to itself; compared with today's heuristic it was slower."""
     old, new = heuristics("old", chain=[]), heuristics("new")
     verdicts = [verdict(linear="old"), verdict(linear="new")]
     won = derive([old, new, *verdicts])

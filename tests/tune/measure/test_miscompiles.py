@@ -48,7 +48,7 @@ def op(name: str, dtype: DType | None = None, lanes: int | None = None) -> Match
 
 
 def change(match: Match, edit: Callable[[Instruction], Instruction], *, phase: int = 0, last: bool = False) -> Mutation:
-    """Edit the first (or last) instruction that matches."""
+    """Edit the first (or last) instruction of a program that matches."""
     def mutate(program: Program) -> Program:
         at = find(program, match, phase, last)
         code = list(program.code[phase])
@@ -58,7 +58,7 @@ def change(match: Match, edit: Callable[[Instruction], Instruction], *, phase: i
 
 
 def bypass(match: Match, operand: int, *, phase: int = 0, last: bool = False) -> Mutation:
-    """Use an operand of an instruction in place of its result: the instruction is lost."""
+    """Replace the uses of an instruction's result by one of its operands, as if the instruction had been lost."""
     def mutate(program: Program) -> Program:
         at = find(program, match, phase, last)
         instead = program.code[phase][at][3][operand]
@@ -69,7 +69,7 @@ def bypass(match: Match, operand: int, *, phase: int = 0, last: bool = False) ->
 
 
 def offset(by: int) -> Callable[[Instruction], Instruction]:
-    """A memory instruction displaced by elements."""
+    """Shift the address of a memory instruction by some elements."""
     def edit(i: Instruction) -> Instruction:
         o, d, n, src, arg = i
         return o, d, n, src, (arg[0] + by, *arg[1:]) if isinstance(arg, tuple) else arg + by
@@ -89,7 +89,7 @@ def operands(*order: int) -> Callable[[Instruction], Instruction]:
 
 
 def masked(lanes_written: int) -> Mutation:
-    """The first store writes only its first lanes: a remainder is dropped."""
+    """Let the first store write only its first lanes, as if a remainder had been dropped."""
     def mutate(program: Program) -> Program:
         at = find(program, lambda i: i[0] == "STORE" and i[2] > 1)
         code = list(program.code[0])

@@ -1,4 +1,4 @@
-"""Kernels of models with one operation changed: what changes a result by more than rounding can is found."""
+"""Kernels of models with one operation changed: verification finds every change whose effect exceeds rounding errors."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ IDENTITIES = {"ADD": 0.0, "MUL": 1.0, "MAX": -np.inf, "MIN": np.inf}
 
 
 def changes_of(u: UOp) -> Iterator[UOp]:
-    """Nodes that may stand in the place of `node` by mistake."""
+    """Nodes that a faulty compiler might put in the place of `node`."""
     if u.op is Ops.LOAD and len(u.src) == 1 and u.src[0].src[0].arg.size > 1:
         p, flat = u.src[0].src
         yield load(p, (flat + 1) % p.arg.size)                      # a neighbour
@@ -51,7 +51,7 @@ def mutants(ast: UOp) -> Iterator[UOp]:
 
 
 def is_another(k: Kernel, mutant: UOp, reference: Reference) -> bool:
-    """Whether a mutant's results differ by far from the kernel's, in float64, for some of the inputs that are compared."""
+    """Whether a mutant's results, in float64, differ from the kernel's by far more than rounding, for some of the compared inputs."""
     for number in range(len(reference.sets)):
         args = whole(reference.given(number))
         for slot, mine, right in zip(sorted(set(k.outs)), evaluate(mutant, args), evaluate(k.ast, args), strict=True):

@@ -1,4 +1,4 @@
-"""Kernels with variables are tuned once: at which sizes they are verified and timed, what is refused, what is remembered."""
+"""Tuning of kernels with variables: the sizes at which they are verified and timed, rejected candidates, and stored results."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def test_a_program_that_is_right_at_one_size_only_is_wrong() -> None:
     sizes = sizes_to_verify(apply_opt(Scheduler(KERNEL, TARGET), Opt("UPCAST", "o0", 4)))
     verdict = work.verify_candidate((built, None, sizes, 10.0), context)
     assert verdict.right and verdict.how.endswith("at v0 = 1 40 2 4 3 5")
-    # a program of the largest size writes more than it should at any other
+    # a program for the largest size writes too much at every other size
     whole = work.compile_candidate(([], False), KernelContext(Setup(ast_to_data(at_size(KERNEL, (40,)).ast), TARGET)))
     whole = replace(whole, spec=replace(whole.spec, variables=("v0",)), digest="whole")
     assert work.verify_candidate((whole, built, [(40,)], 10.0), context).right
@@ -113,7 +113,8 @@ def test_a_finalist_that_cannot_win_leaves_a_race_at_all_sizes(monkeypatch: pyte
     raced: list[int] = []
 
     def confirm(contestants: Sequence[Any], *, min_rounds: int, **_: Any) -> Any:
-        """The second finalist takes 1 % more or less than the first by turns, the third 2 and 8 times as long, at the two sizes."""
+        """Rounds in which the second finalist is alternately 1 % faster and slower than the first, and the third takes 2 times as long as
+        the first at one size and 8 times at the other."""
         raced.append(len(contestants))
         slow = 2.0 if len(raced) % 2 else 8.0
         extra = 0 if min_rounds > 1 else 2 + len(raced) % 2         # the sizes get different numbers of rounds
@@ -131,7 +132,7 @@ def slow_at(ratio: float) -> list[dict[str, Any]]:
 
 
 class Sized(ReplayedMeasurer):
-    """Confirms as if everything but the heuristic were slow at one size."""
+    """A measurer whose confirmations show all candidates but the heuristic as slow at one size."""
 
     worst = 1.5
 

@@ -1,4 +1,4 @@
-"""Timed slices of kernels: the least fraction, the phase that is cut, the factor back. Targets, programs and plans are made up."""
+"""Timed slices of kernels: the least fraction, the phase that is cut, and the scale to the whole. Targets, programs and plans are fakes."""
 from __future__ import annotations
 
 import math
@@ -22,13 +22,13 @@ GPU = replace(WITHOUT_CACHES, threads=1, group_threads=1024, shared_bytes=227 <<
 
 
 def program(*extents: int, once: tuple[int, ...] = (), threads: int = 2) -> ProgramSpec:
-    """A program of phases with these extents; those numbered in `once` run once."""
+    """A program of phases with the given extents; the phases whose indices are in `once` run only once."""
     phases = tuple(PhaseSpec(f"p{i}", n, threads, 0, i in once) for i, n in enumerate(extents))
     return ProgramSpec("made up", ((dtypes.float32, 8),), (0,), (), phases)
 
 
 class FakePlan:
-    """Takes `seconds` for the whole kernel, on a clock of its own; a slice takes its share."""
+    """A plan whose whole kernel takes `seconds` on a clock of its own; a slice takes its share of them."""
 
     def __init__(self, spec: ProgramSpec, seconds: float) -> None:
         self.spec, self.seconds, self.now, self.runs = spec, seconds, 0.0, 0
@@ -46,7 +46,7 @@ class FakePlan:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`clock(plan)` makes the plan's clock the one that slices look at."""
+    """A function: `clock(plan)` makes `slices` use the clock of the fake plan."""
     return lambda plan: monkeypatch.setattr("svod.tune.measure.slices.time.perf_counter", lambda: plan.now)
 
 
@@ -56,9 +56,9 @@ def test_a_memory_bound_slice_stays_above_the_level_its_kernel_is_above() -> Non
     size = kernel_bytes(kernel)
     assert size == 3 * 4 * (4 << 20)
     assert least_fraction(kernel, replace(TARGET, l3=16 << 20)) == pytest.approx(1.25 * (16 << 20) / size)
-    # all of it in the last level: only the second must not be fallen into
+    # the whole kernel is in the last-level cache: a slice only must not fit the second level
     assert least_fraction(kernel, replace(TARGET, l3=64 << 20)) == pytest.approx(1.25 * (1 << 20) / size)
-    # a cache hardly smaller than the kernel: nothing can be cut off
+    # the cache is hardly smaller than the kernel: no smaller part exceeds it
     assert least_fraction(kernel, replace(TARGET, l3=size - 1)) == 1.0
 
 
@@ -129,7 +129,7 @@ def test_few_iterations_are_not_cut() -> None:
 
 @pytest.mark.parametrize("seconds", [0.01, 0.3, 60.0])
 def test_without_an_incumbent_slices_grow_to_a_millisecond(seconds: float, clock: Any) -> None:
-    """A kernel of a minute is not run whole, and a slice is tried a few times only."""
+    """A kernel that takes a minute is never run as a whole, and only a few slices are tried."""
     spec = program(1_000_000)
     plan = FakePlan(spec, seconds)
     clock(plan)
@@ -153,7 +153,7 @@ def grid(extent: int, block: int = 256, shared: int = 0) -> ProgramSpec:
 
 
 class FakeDevice(FakePlan):
-    """Runs waves of groups, each as long as the others, however few groups are in it."""
+    """A device that runs a grid in waves of groups; every wave takes the same time, however few groups are in it."""
 
     def __init__(self, spec: ProgramSpec, wave: int, seconds: float) -> None:
         super().__init__(spec, seconds)
@@ -176,7 +176,7 @@ def test_a_wave_is_the_groups_that_threads_registers_and_shared_memory_of_all_un
 
 
 def test_a_wave_of_groups_of_several_iterations() -> None:
-    """Iterations of one thread each, which run 128 as a group."""
+    """Iterations of one thread each, of which 128 run as one group."""
     phase = grid(9999, 1).phases[0]
     assert wave_of(phase, GPU, [resources_of(GPU, phase, 128, 32)]) == 132 * 2048
 
@@ -188,7 +188,7 @@ def test_a_driver_in_software_runs_a_group_on_each_core() -> None:
 @pytest.mark.parametrize("incumbent", [None, 0.005, 0.02, 1.0])
 @pytest.mark.parametrize("extent", [1, 31, 32, 132, 1000, 7 * 264, 8 * 264 - 1, 8 * 264, 10_007, 123_457])
 def test_of_a_grid_whole_waves_are_timed(extent: int, incumbent: float | None, clock: Any) -> None:
-    """32 groups on 132 units take as long as 8 of them: a part that is no whole waves does not tell how long all take."""
+    """32 groups on 132 units take as long as 8 groups: the time of a part that is not whole waves cannot be scaled to the whole."""
     spec, wave = grid(extent), 2 * 132
     plan = FakeDevice(spec, wave, (incumbent or 0.02) / -(-extent // wave))
     clock(plan)

@@ -1,6 +1,6 @@
-"""Elements that rounding makes a number or NaN: right programs pass, and wrong ones still fail.
+"""Elements for which rounding decides whether they are a number or NaN: correct programs pass, and wrong ones still fail.
 
-Right programs are the evaluator's, with sums in float32, products and sums fused or not, and functions that are an ulp off.
+Correct programs are the evaluator with sums in float32, products and sums fused or not, and functions with an error of one ulp.
 """
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def separate(ast: UOp) -> UOp:
 
 
 def off_by_an_ulp(op: Ops, dtype: DType, args: Sequence[Array]) -> Array:
-    """An operation whose rounded results are next to the nearest number, above or below as their bits say."""
+    """An operation whose rounded results have an error of one ulp, up or down depending on their bits."""
     exact = apply_alu(op, dtype, args)
     if op not in ROUNDED or dtype != F32:
         return exact
@@ -85,7 +85,7 @@ def right_programs(k: Kernel) -> list[Run]:
 
 # -- random kernels -----------------------------------------------------------------------------------------------------------
 def random_kernel(rng: random.Random) -> Kernel:
-    """A kernel of elements with sums of products, differences, and functions whose domains have borders."""
+    """A random elementwise kernel with sums of products, differences, and functions that are not defined everywhere."""
     i = axis(0, SIZE)
     leaves = [load(param(slot, SIZE), i) for slot in (1, 2, 3)]
     p, q, r = axis(1, SIZE), axis(2, DEPTH), axis(3, DEPTH)
@@ -128,14 +128,14 @@ def random_kernel(rng: random.Random) -> Kernel:
 
 # -- wrong programs -----------------------------------------------------------------------------------------------------------
 def with_wrong_index(k: Kernel) -> UOp:
-    """The AST that reads the neighbours of one input's elements."""
+    """The AST with an error: it reads the neighbours of one input's elements instead of the elements."""
     first = min((u for u in k.ast.walk(Ops.LOAD)), key=lambda u: u.src[0].src[0].arg.slot)
     p, flat = first.src[0].src
     return k.ast.substitute({first: load(p, (flat + 1) % p.arg.size)})
 
 
 def with_wrong_last_element(k: Kernel) -> UOp:
-    """The AST whose last element is that of the one before it, in one input."""
+    """The AST with an error: instead of one input's last element it reads the one before it."""
     first = min((u for u in k.ast.walk(Ops.LOAD)), key=lambda u: u.src[0].src[0].arg.slot)
     p, flat = first.src[0].src
     return k.ast.substitute({first: load(p, flat.alu(Ops.MIN, p.arg.size - 2))})
@@ -159,12 +159,12 @@ def test_right_programs_of_random_kernels_pass_and_wrong_ones_do_not() -> None:
             kernels += 2
             found += (judge(k, program(k, with_wrong_index(k)), reference).right is False) \
                 + (judge(k, program(k, with_wrong_last_element(k)), reference).right is False)
-    # some do not depend on the input that is read at a wrong place, or only where they are infinite
+    # some kernels do not depend on the input that is read wrongly, or only at elements that are infinite
     assert found > 0.8 * kernels
 
 
 def half_undecidable(n: int) -> Kernel:
-    """√(a·b - b·a) at even places, √(a·b - c·c) at odd ones."""
+    """A kernel that computes √(a·b - b·a) at even positions and √(a·b - c·c) at odd ones."""
     i = axis(0, n)
     a, b, c = (load(param(slot, n), i) for slot in (1, 2, 3))
     return kernel(store(param(0, n), i, (i % 2 < 1).alu(Ops.WHERE, a * b - b * a, a * b - c * c).alu(Ops.SQRT), i))
@@ -200,7 +200,7 @@ def test_a_fused_product_may_make_nans_of_zeros_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("wrong", [with_wrong_index, with_wrong_last_element])
 def test_a_wrong_difference_under_a_root_is_found(wrong: Callable[[Kernel], UOp]) -> None:
-    """√(Σ x·y - z): also where a product of the sum is left out, or an element of another place is read."""
+    """√(Σ x·y - z): programs that leave out a product of the sum, or read an element at another position, are found wrong."""
     i, p, q, r = axis(0, SIZE), axis(1, SIZE), axis(2, DEPTH), axis(3, DEPTH)
     x, y = (load(param(slot, SIZE * DEPTH), p * DEPTH + q) for slot in (2, 3))
 
@@ -217,7 +217,7 @@ def test_a_wrong_difference_under_a_root_is_found(wrong: Callable[[Kernel], UOp]
 
 
 def test_inputs_are_drawn_where_elements_can_be_compared() -> None:
-    """1 / ((a + 10⁶) - (10⁶ - b)): the sums round to sixteenths, and a + b may be nothing where the inputs have both signs."""
+    """1 / ((a + 10⁶) - (10⁶ - b)): the sums round to multiples of 1/16, so that with inputs of both signs a + b is often rounded to 0."""
     i = axis(0, SIZE)
     a, b = load(param(1, SIZE), i), load(param(2, SIZE), i)
     million = UOp.const(F32, 1e6)
@@ -246,8 +246,8 @@ def test_nothing_is_said_where_nothing_can_be_compared() -> None:
 
 
 def sampled(k: Kernel) -> tuple[Reference, GuardedBuffers, Baseline, Run, int]:
-    """What a sampled reference compares with: buffers, the outputs of the program as it is, the program with fused products, which passes
-    and has run last, and the number of the set of reals."""
+    """(a sampled reference, buffers, the outputs of the unchanged program as a baseline, the program with fused products, which passes and
+    was run last, the index of the set of real inputs)."""
     reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
     fused = program(k, contracted(k.ast))
     assert not reference.full and verify(reference, program(k, k.ast), buffers, keep=baseline).right
@@ -257,7 +257,7 @@ def sampled(k: Kernel) -> tuple[Reference, GuardedBuffers, Baseline, Run, int]:
 
 
 def test_many_undecidable_elements_do_not_hide_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sampled reference, and more NaN in one program alone than elements that are compared."""
+    """The reference is sampled, and more elements are NaN in only one of the programs than are compared with the reference."""
     monkeypatch.setattr(module, "FULL_COST", 0)
     k = half_undecidable(20_011)
     reference, buffers, baseline, fused, reals = sampled(k)
@@ -271,14 +271,14 @@ def test_many_undecidable_elements_do_not_hide_a_wrong_one(monkeypatch: pytest.M
 
     def one_wrong(arrays: Sequence[Array]) -> None:
         fused(arrays)
-        if (arrays[1] % 1).any():       # small integers leave nothing undecidable
+        if (arrays[1] % 1).any():       # only for real inputs: with small integers no element is undecidable
             arrays[0][unseen] *= np.float32(1.01)
     result = verify(reference, one_wrong, buffers, baseline)
     assert result.right is False and f"reals; the worst is element {unseen}" in result.reason
 
 
 def test_an_element_with_a_large_bound_does_not_hide_other_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """a / (a·b - c) where the reference is sampled: next to the pole the bound is 1,000 times that of most elements."""
+    """a / (a·b - c) with a sampled reference: the bounds of elements next to the pole are 1,000 times those of most elements."""
     monkeypatch.setattr(module, "FULL_COST", 0)
     i = axis(0, 20_011)
     a, b, c = (load(param(slot, 20_011), i) for slot in (1, 2, 3))
@@ -303,7 +303,8 @@ def test_an_element_with_a_large_bound_does_not_hide_other_elements(monkeypatch:
 
 @pytest.mark.slow
 def test_the_bound_of_a_long_chain_of_quotients_is_short() -> None:
-    """Newton's √y = ½·(√y + y/√y), 40 times, summed: each quotient may be undecidable, and each step reads the one before twice."""
+    """The sum of 40 steps of Newton's √y = ½·(√y + y/√y): each quotient may be undecidable, and each step reads the one before twice, but
+    the expression of the bound must not grow exponentially."""
     i, r = axis(0, 5), axis(1, 7)
     y = value = load(param(1, 35), i * 7 + r) * load(param(2, 35), i * 7 + r) + 1.5
     for _ in range(40):
@@ -316,7 +317,7 @@ def test_the_bound_of_a_long_chain_of_quotients_is_short() -> None:
 
 @pytest.mark.parametrize("divided", [False, True])
 def test_a_mask_is_certain_also_where_it_is_scaled_by_what_was_computed(divided: bool) -> None:
-    """exp(x · s) or exp(x / s), where s is z² + ½ and x is -∞ at odd places: the summed rows are certain."""
+    """exp(x · s) or exp(x / s), where s = z² + ½ and x is -∞ at odd positions: the sums of rows are decidable."""
     i, r = axis(0, 5), axis(1, 8)
     z = load(param(2, 5), i)
     x = (r % 2 < 1).alu(Ops.WHERE, load(param(1, 40), i * 8 + r), UOp.const(F32, float("-inf")))
@@ -356,7 +357,7 @@ def test_values_lie_in_their_intervals(value: UOp, low: float, high: float) -> N
 
 @pytest.mark.parametrize("combiner", ["ARGMAX", "ARGMIN"])
 def test_the_place_of_an_extremum_is_certain_where_nothing_else_reaches_it(combiner: str) -> None:
-    """Of sin(x) along rows. In the first rows, the largest magnitude stands twice."""
+    """The position of the extremum of sin(x) along rows. In the first rows the extremum occurs twice."""
     rows, columns = 9, 13
     i, j, p, q = (axis(at, n) for at, n in enumerate((rows, columns, rows, columns)))
     whole = stage(load(param(1, rows * columns), p * columns + q).alu(Ops.SIN), p, q)
@@ -380,7 +381,7 @@ def test_the_place_of_an_extremum_is_certain_where_nothing_else_reaches_it(combi
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_the_sign_bit_and_a_test_for_nan_are_certain_apart_from_zero(shift: float) -> None:
-    """copysign(2, x·y - z·z + shift) where that is a number."""
+    """copysign(2, x·y - z·z + shift), if that is a number."""
     i = axis(0, SIZE)
     x, y, z = (load(param(slot, SIZE), i) for slot in (1, 2, 3))
     value = x * y - z * z + shift

@@ -1,4 +1,4 @@
-"""Verification: what is right passes, what is wrong does not, whatever the dtype."""
+"""Verification: correct programs pass and wrong ones do not, for all dtypes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ Arrays = Sequence[np.ndarray[Any, Any]]
 
 
 def right(k: Kernel) -> Callable[[Arrays], None]:
-    """A program that computes what the AST says."""
+    """A correct program of the kernel: the evaluator."""
     def run(arrays: Arrays) -> None:
         for slot, values in zip(sorted(set(k.outs)), evaluate(k.ast, arrays, exact=False), strict=True):
             arrays[slot][:] = values
@@ -67,7 +67,7 @@ def test_a_right_program_passes(name: str) -> None:
 
 
 def sequential(k: Kernel) -> Callable[[Arrays], None]:
-    """A GEMM that adds up one product after the other in float32: the worst order of summation."""
+    """A GEMM that adds the products one by one in float32, which is the worst order of summation."""
     m, n = (k.axes[a].extent for a in k.stages[k.output].outs)
     depth = k.axes[k.stages[k.output].reds[0]].extent
 
@@ -88,7 +88,7 @@ def test_another_order_of_summation_passes(k: Kernel) -> None:
 
 
 def test_bfloat16_sums_are_held_to_the_accumulator() -> None:
-    """K·eps of bfloat16 at K = 4096 would be 32: everything passes. The bound is that of float32 plus one rounding."""
+    """A bound of K·eps of bfloat16 would be 32 for K = 4096, and everything would pass. The bound is that of float32 plus one rounding."""
     k = gemm(3, 4, 4096, dtypes.bfloat16, dtypes.float32)
     plain = sequential(k)
 
@@ -113,7 +113,7 @@ def after(k: Kernel, damage: Callable[[Arrays], None]) -> Callable[[Arrays], Non
 
 
 def _address(array: np.ndarray[Any, Any], offset: int) -> np.ndarray[Any, Any]:
-    """One byte `offset` bytes from the start of an array, which may lie outside of it."""
+    """A view of the byte at `offset` from the start of an array, which may lie outside of the array."""
     import ctypes
     return np.ctypeslib.as_array((ctypes.c_uint8 * 1).from_address(array.ctypes.data + offset))
 
@@ -154,7 +154,7 @@ def test_a_store_to_part_of_a_buffer_leaves_the_rest() -> None:
 
 
 def test_what_lies_between_the_parts_of_a_large_output_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that writes rows of a wider matrix must leave the other columns alone, also where only points are compared."""
+    """A kernel that writes rows of a wider matrix must not change the other columns, also if only sampled points are compared."""
     monkeypatch.setattr("svod.tune.measure.verify.FULL_COST", 0)
     y, x = param(0, 100 * 30 - 10), param(1, 100 * 20)
     i, j = axis(0, 100), axis(1, 20)
@@ -167,7 +167,7 @@ def test_what_lies_between_the_parts_of_a_large_output_is_looked_at(monkeypatch:
 
 @pytest.mark.parametrize(("combiner", "identity"), [("MAX", 0.0), ("MIN", 0.0)])
 def test_a_wrong_identity_is_seen(combiner: str, identity: float) -> None:
-    """A maximum that starts from 0 is right for every row that holds a positive value."""
+    """A maximum that starts from 0 gives the right result for every row with a positive value, so negative inputs are needed."""
     k = row_reduce(3, 100, combiner)
     clamp = np.maximum if combiner == "MAX" else np.minimum
     ok, _, reason = check(k, after(k, lambda a: a[0].__setitem__(slice(None), clamp(a[0], identity))))
@@ -195,7 +195,7 @@ def test_gathered_indices_stay_inside_their_table() -> None:
 
 @pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16])
 def test_bits_that_are_read_as_floats_are_those_of_floats(dtype: DType) -> None:
-    """Integers of a few bits would be numbers next to 0, whose products nothing tells from 0."""
+    """Small integers, read as the bits of floats, would be numbers next to 0, whose products cannot be told from 0."""
     n = 23
     i, r = axis(0, 5), axis(1, n)
     a, b = (UOp(Ops.BITCAST, dtype, (load(param(slot, 5 * n, dtypes.uint16), i * n + r),)).cast(dtypes.float32) for slot in (1, 2))
@@ -301,7 +301,7 @@ def test_a_wrong_baseline_condemns_nothing_that_is_right() -> None:
 
 @pytest.mark.usefixtures("sampled")
 def test_elements_of_a_larger_bound_than_the_sampled_ones_are_held_to_their_own() -> None:
-    """1 / Σ x·y near zero: another order of summation changes a few elements by far more than all the others."""
+    """1 / Σ x·y, with sums near zero: another order of summation changes a few elements by far more than all others."""
     rows, depth = 19_997, 50
     y, a, b = param(0, rows), param(1, rows * depth), param(2, rows * depth)
     i, j, r, c = axis(0, rows), axis(1, rows), axis(2, depth), axis(3, depth)
@@ -327,7 +327,7 @@ def test_elements_of_a_larger_bound_than_the_sampled_ones_are_held_to_their_own(
 
 @pytest.mark.usefixtures("sampled")
 def test_each_output_is_held_to_a_tolerance_of_its_own() -> None:
-    """A large output beside a small one: what is within the error of the first is not within that of the other."""
+    """A large and a small output: an error that the tolerance of the first allows exceeds the tolerance of the second."""
     n, depth = 3000, 30
     x = param(2, n * depth)
 
@@ -346,7 +346,7 @@ def test_each_output_is_held_to_a_tolerance_of_its_own() -> None:
 
 @pytest.mark.usefixtures("sampled")
 def test_a_store_to_scattered_places_leaves_the_places_between() -> None:
-    """With a sampled reference, a place that no STORE writes must keep its content."""
+    """With a sampled reference, positions that no STORE writes must keep their content."""
     y, x = param(0, 9000), param(1, 3000)
     i = axis(0, 3000)
     k = kernel(store(y, (i * 7) % 3000 * 3, load(x, i), i))
@@ -393,7 +393,7 @@ def test_the_bound_of_a_sum_is_its_formula() -> None:
 
 
 def in_chains(x: np.ndarray[Any, Any], *lengths: int) -> np.ndarray[Any, Any]:
-    """Sums of rows in float32, level by level in chains of these lengths."""
+    """Sums of rows in float32, computed level by level in chains of additions of the given lengths."""
     for length in lengths:
         x = np.add.accumulate(x.reshape(x.shape[0], -1, length), axis=2, dtype=np.float32)[:, :, -1]
     return x[:, 0]
@@ -403,7 +403,8 @@ def in_chains(x: np.ndarray[Any, Any], *lengths: int) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(("lengths", "is_right"), [((1 << 22,), False), ((1 << 11, 1 << 11), False), ((16, 16, 16, 16, 16, 4), True),
                                                    ((64, 64, 64, 16), True)])
 def test_a_long_sum_in_one_chain_is_refused(lengths: tuple[int, ...], is_right: bool) -> None:
-    """As `svod.core.ir.summation` says how long chains are. Other values let each addition round either way; equal ones do not."""
+    """Sums must use chains no longer than `svod.core.ir.summation` says. Only equal inputs show longer ones: with others the roundings of
+    the additions cancel in part."""
     k = row_reduce(2, 1 << 22)
 
     def run(arrays: Arrays) -> None:
@@ -435,7 +436,7 @@ def test_the_bound_holds_and_is_not_vacuous(k: Kernel) -> None:
 
 @pytest.mark.parametrize("op", sorted(TRANSCENDENTAL, key=lambda op: op.value))
 def test_every_function_has_a_bound(op: Ops) -> None:
-    """Of an argument that is rounded already. Without a slope the bound would be infinite, and anything would pass for rounding."""
+    """Every function has a finite bound for an argument with an error. With an infinite bound any result would pass."""
     i = axis(0, 8)
     argument = load(param(1, 8), i) * load(param(1, 8), i)
     k = kernel(store(param(0, 8), i, argument.alu(op, *[argument] * (op is Ops.POW)), i))
@@ -452,7 +453,7 @@ def test_small_integers_are_compared_exactly() -> None:
 
 
 def test_a_step_counts_with_its_full_height() -> None:
-    """floor(Σx) may be off by one where the sum is next to an integer, and nowhere else."""
+    """floor(Σx) may be wrong by one if the sum is next to an integer, and only then."""
     y, x = param(0, 2), param(1, 20)
     i, j = axis(0, 2), axis(1, 10)
     a, b = axis(2, 2), axis(3, 10)
@@ -467,7 +468,7 @@ def test_a_step_counts_with_its_full_height() -> None:
 
 @pytest.mark.parametrize("op", [Ops.LOG, Ops.SQRT])
 def test_what_is_not_a_number_has_no_error(op: Ops) -> None:
-    """The bound of a NaN is one too, and the NaNs of two right programs may differ in their bits."""
+    """The bound of an element that is NaN is also NaN, and the NaNs of two correct programs may differ in their bits."""
     y, a, b = param(0, 300), param(1, 300), param(2, 300)
     i = axis(0, 300)
     k = kernel(store(y, i, (load(a, i) - load(b, i)).alu(op), i))
@@ -483,7 +484,7 @@ def test_what_is_not_a_number_has_no_error(op: Ops) -> None:
 
 
 def test_a_branch_that_is_not_a_number_is_no_error_of_the_other() -> None:
-    """log(1 + v) as Kahan has it: where u = 1 + v is 1, the other branch is 0 · v / 0."""
+    """log(1 + v) by Kahan's formula: if u = 1 + v is 1, the branch that is not taken is 0 · v / 0."""
     y, x = param(0, 200), param(1, 200)
     i = axis(0, 200)
     v = (load(x, i) * 30.0).alu(Ops.EXP)

@@ -1,4 +1,4 @@
-"""Conclusions of bench children from times."""
+"""The decisions that bench children make from times: finalists that may still win, ratios, errors of medians."""
 from __future__ import annotations
 
 import random
@@ -25,7 +25,8 @@ from tests.tune.search_kernels import TARGET, gemm
 
 
 def test_only_what_may_still_win_is_timed_further() -> None:
-    """A heuristic that is restless by ± 5 % hides what the finalists tell about each other, which are restless by ± 1 %."""
+    """The heuristic's times vary by ± 5 %, so that ratios to it do not separate the finalists; these vary by ± 1 %, and their direct ratios
+    do."""
     rng = random.Random(0)
 
     def times(ratio: float, spread: float, rounds: int = 15) -> list[float]:
@@ -44,7 +45,8 @@ def test_only_what_may_still_win_is_timed_further() -> None:
 
 
 def test_what_left_early_is_not_favoured_by_the_rounds_it_took_part_in() -> None:
-    """The heuristic takes 10 % longer in the first 15 rounds; one that takes 2 % longer than the best is left out after these."""
+    """The heuristic takes 10 % longer in the first 15 rounds. A finalist that takes 2 % longer than the best is left out after these
+    rounds, and must not look better for it."""
     rng = random.Random(1)
     heuristic = [(1.1 if r < 15 else 1.0) * rng.uniform(0.99, 1.01) for r in range(100)]
     best = [0.8 * rng.uniform(0.995, 1.005) for _ in range(100)]
@@ -115,7 +117,7 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
 
 
 def test_the_load_is_that_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a round's own, and a look costs no pause but the first."""
+    """Each call reports the load since the last one, and only the first call pauses."""
     clock, pauses = [0.0], []
 
     def watched() -> Callable[[], MachineLoad]:

@@ -27,7 +27,7 @@ Answer = Callable[[str, Any, float], Outcome]
 
 
 class Told(Executor):
-    """Answers each item by a function of the job's name, the item and the deadline."""
+    """An executor that answers each item by calling a function with the job's name, the item and the deadline."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -113,7 +113,7 @@ def test_times_of_two_machines_are_not_compared() -> None:
     host = "beta"
     with pytest.raises(MachineChanged, match="timed on alpha, and now on beta"):
         m.verify([candidate("cc")])
-    m.verify([candidate("cc")])         # the new machine is the one from now on
+    m.verify([candidate("cc")])         # does not raise: from now on times are those of the new machine
 
 
 def test_a_machine_that_does_not_answer_has_no_facts() -> None:
@@ -122,7 +122,7 @@ def test_a_machine_that_does_not_answer_has_no_facts() -> None:
 
 
 def test_what_is_not_answered_in_time_is_late_and_no_failure_of_a_worker() -> None:
-    """Each answer that is missing when the time is over; a later end is waited for again."""
+    """Every answer that is missing at the end is LATE. If the end is moved to a later time, answers are waited for again."""
     end = 0.0
     executor = Told(lambda job, item, deadline: Outcome("ok", Verification(True, "")))
     m = WorkerMeasurer(KERNEL, TARGET, executor, BeamConfig(), BenchConfig(seconds=0.1), end=lambda: end)
@@ -164,7 +164,7 @@ def test_candidates_are_lowered_while_more_are_proposed_and_answered_in_any_orde
             yield proposed[-1]
 
     class Backwards(Told):
-        """Answers after every second item, the second first."""
+        """A batch that answers after every second item, the second item first."""
         def add(self, batch: Batch, items: Any, homes: Sequence[str] = ()) -> range:
             new = batch.extend(items, homes)
             if len(batch) % 2 == 0 and new:
@@ -189,7 +189,8 @@ def test_a_program_is_given_up_where_it_reaches_the_limit() -> None:
 
 
 def test_a_compilation_that_was_expected_is_not_done_again() -> None:
-    """Each candidate gets its own code, whether its compilation began before or not; what a race finds unused is given up."""
+    """Each candidate gets its own code, whether its compilation began early or not; early compilations that are unused at the next race
+    are abandoned."""
     def answer(job: str, item: Any, deadline: float) -> Outcome:
         if job == "race_candidates":
             return Outcome("lost")

@@ -1,4 +1,4 @@
-"""Proposals of the search: each one applies or says why not."""
+"""Proposed opts: each one applies, or is refused with a reason."""
 from __future__ import annotations
 
 import random
@@ -116,7 +116,8 @@ def test_only_rows_that_can_change_are_offered() -> None:
 
 
 def test_outputs_that_the_caches_lose_may_be_streamed() -> None:
-    """The next kernel reads an output: a time of this kernel alone does not show what it costs to have it in memory."""
+    """STREAM is proposed only for outputs that exceed the caches. A smaller output may be in the caches for the next kernel, and the time
+    of one kernel alone does not show what it costs to lose that."""
     def offered(n: int) -> bool:
         return Opt("STREAM", "out") in set(default_actions(Scheduler(elementwise(n), replace(TARGET, l2=1 << 20, l3=1 << 25)), 16))
     assert offered(1 << 23)
@@ -125,13 +126,13 @@ def test_outputs_that_the_caches_lose_may_be_streamed() -> None:
 
 
 def test_a_split_of_a_dimension_is_made_of_all_its_loops() -> None:
-    """Softmax: the columns of the maximum, of the sum and of the output; rows of stages that run inside the output are not its rows."""
+    """In softmax the columns of the maximum, of the sum and of the output are split together, but not their rows."""
     state = base("softmax")
     opt = Opt("UPCAST", "s1.r0", 16)
     tied = apply_tied(state, opt, apply_opt(state, opt))
     assert {r.name for r in tied.rows if r.extent == 16} == {"s1.r0.in", "s3.r0.in", "o1.in"}
     assert tied.digest == apply_opts(state, [Opt("UPCAST", axis, 16) for axis in ("o1", "s3.r0", "s1.r0")]).digest
-    # an output has no iterations of a sum to unroll; what was split differently is left alone
+    # UNROLL only applies to reductions, and loops that were split differently are not changed
     opt = Opt("UNROLL", "s1.r0", 4)
     assert apply_tied(state, opt, apply_opt(state, opt)).applied_opts == (opt, Opt("UNROLL", "s3.r0", 4))
     other = apply_opt(state, Opt("UPCAST", "s3.r0", 8))

@@ -31,7 +31,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("history", "bound", "expected"), [
-    ([8.0], 1.0, 1.0),                      # nothing is known: the bound
+    ([8.0], 1.0, 1.0),                      # no trend is known yet: the bound
     ([8.0, 4.0], 1.0, 1.0),
     ([16.0, 8.0, 4.0], 0.0, 0.0),           # gains halve: 4 - (2 + 1 + …)
     ([16.0, 8.0, 4.0], 3.0, 3.0),           # never below the bound
@@ -135,7 +135,7 @@ def test_a_round_takes_its_share_of_what_is_left() -> None:
 
 
 def replay(kernels: list[Kernel], budget: ModelBudget, clock: Clock, serial: bool) -> float:
-    """Model time after the budget; each round takes one second."""
+    """The model's time at the end of a budget in which each round takes one second."""
     while budget.left > 0:
         k = next((k for k in kernels if not k.finished), None) if serial else budget.next(kernels)
         if k is None:
@@ -147,7 +147,7 @@ def replay(kernels: list[Kernel], budget: ModelBudget, clock: Clock, serial: boo
 
 
 def test_interleaved_rounds_beat_one_kernel_after_the_other() -> None:
-    """Eight kernels, each of which gains most in its first rounds, and time for half of them."""
+    """Eight kernels that gain most in their first rounds, with a budget that is enough to search half of them completely."""
     results = []
     for serial in (True, False):
         clock = Clock()

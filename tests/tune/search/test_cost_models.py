@@ -1,4 +1,4 @@
-"""The learned cost model: what it reads, what it learns, and from whom."""
+"""The learned cost model: its features, its predictions, and its training data."""
 from __future__ import annotations
 
 import random
@@ -37,7 +37,7 @@ OTHER = gemm(96, 80, 72)
 
 
 def states(kernel: Kernel, count: int) -> list[Scheduler]:
-    """Distinct states of random walks whose opts go together."""
+    """Distinct valid states at the ends of random walks."""
     base, chance, found = Scheduler(kernel, TARGET), random.Random(0), dict[bytes, Scheduler]()
     while len(found) < count:
         state = base
@@ -56,7 +56,8 @@ def cycles(state: Scheduler) -> float:
 
 
 def seconds(state: Scheduler) -> float:
-    """The analytic model is wrong where cores share the work, and where loops are tiled; and by up to a tenth, by the state's digest."""
+    """A made-up time for which the analytic model is wrong: by a factor if cores share the work or loops are tiled, and by up to a tenth
+    that depends on the state's digest."""
     tiles = sum(len(ids) - 1 for ids in state.axis_rows)
     return 1e-9 * cycles(state) * (10.0 if state.thread is not None else 1.0) * 3.0**tiles * (1 + 0.1 * state.digest[0] / 255)
 
@@ -68,7 +69,7 @@ def measured(state: Scheduler) -> Candidate:
 
 
 def order(model: LearnedCost, candidates: Sequence[Candidate]) -> float:
-    """The rank correlation of what the model predicts with the truth."""
+    """The rank correlation of the model's predictions with the true times."""
     predicted, truth = np.argsort(np.argsort(model.predictions(candidates))), np.argsort(np.argsort([c.seconds for c in candidates]))
     return float(np.corrcoef(predicted, truth)[0, 1])
 
@@ -85,7 +86,7 @@ def test_every_state_of_every_kernel_has_the_same_features(kernel: Kernel) -> No
                          ids=["gemm", "sum", "pointwise", "softmax"])
 @pytest.mark.parametrize("target", [card_target("sm_90", 256), replace(SOFTWARE, device="WEBGPU")], ids=["CUDA", "WEBGPU"])
 def test_states_on_groups_have_the_costs_of_their_device(target: Target, kernel: Kernel) -> None:
-    """Evidence makes states anew from records: nothing has priced them before."""
+    """Training data is made from states that are rebuilt from records, for which no cost was computed before."""
     base, device = Scheduler(kernel, target), backend_named(target.device)
     heuristic, model = device.heuristic(base), LearnedCost(base, seed=0)
     own = []

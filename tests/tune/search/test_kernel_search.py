@@ -80,7 +80,7 @@ def test_a_round_measures_at_most_its_size_and_queues_the_rest() -> None:
 
 
 def test_nothing_is_compiled_twice_even_where_states_differ() -> None:
-    """Several states may end in the same LINEAR."""
+    """Different states may be lowered to the same LINEAR."""
     measurer = ReplayedMeasurer(lowering=lambda c: Lowered(f"{c.digest[0] % 16:x}", 100, 1e6))
     search = run(make_search(measurer))
     finish(search)
@@ -113,7 +113,7 @@ def statuses(measurer: ReplayedMeasurer, **options: Any) -> dict[str, Candidate]
 def test_uops_max_rejects_from_the_limit_on(size: int, kept: bool) -> None:
     measurer = ReplayedMeasurer(lowering=lambda c: Lowered(c.digest.hex(), size, 1e6))
     seen = statuses(measurer)
-    assert seen.pop(HEURISTIC.digest.hex()).status is Status.VERIFIED      # it runs when all else fails
+    assert seen.pop(HEURISTIC.digest.hex()).status is Status.VERIFIED      # exempt from the limits, as the result if all else fails
     assert all((c.status is not Status.LIMIT) is kept for c in seen.values())
     assert all(kept or "BEAM_UOPS_MAX" in c.reason for c in seen.values())
 
@@ -124,7 +124,7 @@ def test_uops_max_zero_is_no_limit() -> None:
 
 
 def test_bloat_is_judged_by_the_whole_round_and_exactly_1000_times_may_stay() -> None:
-    """The leanest may come last; unknown work is exempt."""
+    """The candidate with the fewest operations may come last; candidates with an unknown number are exempt."""
     order: list[str] = []
 
     def lower(c: Candidate) -> Lowered:
@@ -208,7 +208,7 @@ def test_the_heuristic_may_fail_and_the_search_goes_on() -> None:
 
 
 def test_without_sketches_the_heuristic_is_the_baseline_alone() -> None:
-    """Nothing starts from it, it may be found again, and it is the answer where nothing faster is found."""
+    """No candidate starts from the heuristic's state, the search may find it again, and it is the result if nothing faster is found."""
     measurer = ReplayedMeasurer(seconds=lambda c: 1e-3 if c.digest == HEURISTIC.digest else 2e-3)
     search = make_search(measurer, sketches=False)
     search.step()
@@ -256,7 +256,7 @@ def test_what_the_passes_make_is_verified_again() -> None:
 
 # -- what races tell ----------------------------------------------------------------------------------------------------------
 class NoisyMeasurer(ReplayedMeasurer):
-    """Each race sees each candidate about 1 % too fast or too slow."""
+    """A measurer whose races measure each candidate about 1 % too fast or too slow."""
 
     def race(self, candidates: Sequence[Candidate]) -> RaceResult:
         true = super().race(candidates)
@@ -267,14 +267,14 @@ class NoisyMeasurer(ReplayedMeasurer):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_luck_is_no_gain(seed: int) -> None:
-    """All candidates are equal, and races are noisy: nothing that a search believes to have found keeps it going for long."""
+    """All candidates are equal, and races are noisy: apparent gains do not prolong a search for long."""
     measurer = NoisyMeasurer(lambda c: 1e-3)
     search = run(make_search(measurer, width=4, round_size=6, seed=seed), 30)
     assert search.finished and len(search.history) <= 10
 
 
 def test_a_gain_that_lasts_starts_patience_anew() -> None:
-    """Every second round's proposals are 4 % faster than what was known before."""
+    """Every second round proposes candidates that are 4 % faster than all before."""
     rounds: dict[str, int] = {}
     measurer = NoisyMeasurer(lambda c: 1e-3 * 0.96 ** (rounds.setdefault(c.digest.hex(), c.round) // 2))
     assert len(run(make_search(measurer, width=4, round_size=6), 14).history) == 14
@@ -282,7 +282,7 @@ def test_a_gain_that_lasts_starts_patience_anew() -> None:
 
 @pytest.mark.slow
 def test_the_luck_of_races_does_not_add_up() -> None:
-    """Sixteen rounds, each won by the luckiest of its race: the score stays within the luck of one."""
+    """After sixteen rounds, each won by the luckiest candidate of its race, the score is wrong by no more than the luck of one race."""
     errors = []
     for seed in range(2):
         measurer = NoisyMeasurer(lambda c: 1e-3 * random.Random(c.digest).uniform(1.0, 1.1))
@@ -300,7 +300,8 @@ def test_two_rounds_without_a_gain_end_the_search() -> None:
 
 
 def test_gains_below_the_noise_are_none() -> None:
-    """Each round is half a percent faster than the one before, and the races are noisy by 2 %. Gains that add up to more are gains."""
+    """Each round is 0.5 % faster than the one before, and races have a noise of 2 %: single rounds gain nothing, but their sum counts when
+    it exceeds the noise."""
     rounds: dict[str, int] = {}
 
     def seconds(c: Candidate) -> float:
@@ -317,7 +318,7 @@ def test_the_roofline_ends_the_search() -> None:
 
 
 def test_at_the_roofline_a_search_that_gains_goes_on() -> None:
-    """Each round's proposals are 1.5 % faster than those before, and all are at the bound."""
+    """Each round's candidates are 1.5 % faster than those before, and all are at the roofline bound."""
     rounds: dict[str, int] = {}
     measurer = ReplayedMeasurer(lambda c: 1e-3 * 0.985 ** min(rounds.setdefault(c.digest.hex(), c.round), 5))
     search = run(make_search(measurer, bound=0.96e-3, patience=9))
@@ -333,7 +334,8 @@ def test_the_end_of_a_round_is_expected_to_take_as_long_as_the_longest_of_the_la
 
 
 def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
-    """Only the second round's proposals are faster: its race says so, and the next one that they keep it."""
+    """Only the second round's candidates are faster: its race shows a gain, and the next race, which the search must wait for, confirms
+    it."""
     rounds: dict[str, int] = {}
     measurer = ReplayedMeasurer(lambda c: 1e-3 if rounds.setdefault(c.digest.hex(), c.round) < 2 else 0.97e-3)
     search = run(make_search(measurer, bound=0.96e-3, patience=9))
@@ -345,7 +347,7 @@ def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
     (1e-3, 1e-3, "every second", "4 rounds without a gain"), (1e-3, 0.9e-3, "", "4 rounds without a gain"),
     (0.9e-3, 1e-3, "", "4 rounds without a gain")])
 def test_races_that_say_little_do_not_end_a_search_at_the_roofline(seconds: float, anchor: float, noisy: str, why: str) -> None:
-    """Times of a busy machine, and times that refute the bound; a score below it refutes it for good."""
+    """Noisy races, and races faster than the bound, do not count as races at the bound. A score below the bound shows that it is wrong."""
     class Doubtful(ReplayedMeasurer):
         def race(self, candidates: Sequence[Candidate]) -> RaceResult:
             found = super().race(candidates)
@@ -355,7 +357,7 @@ def test_races_that_say_little_do_not_end_a_search_at_the_roofline(seconds: floa
 
 
 def test_one_good_moment_is_not_the_roofline() -> None:
-    """Every second race the machine is 7 % faster, all alike; what a race says of its contestants does not show it."""
+    """In every second race the machine is 7 % faster, which the ratios of a race do not show: such races alone must not reach the bound."""
     class Restless(ReplayedMeasurer):
         def race(self, candidates: Sequence[Candidate]) -> RaceResult:
             found = super().race(candidates)
@@ -383,7 +385,7 @@ def test_a_spent_budget_returns_what_was_not_built_to_the_queue() -> None:
 
 
 def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
-    """After the heuristic was timed: everything that is screened then seems too slow."""
+    """The machine becomes slower after the heuristic was timed, so that all candidates that are screened then seem too slow."""
     pace = [1.0]
 
     def screen_now(candidates: Sequence[Candidate], incumbent: float | None) -> list[Any]:
@@ -404,7 +406,8 @@ def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
 
 
 def test_by_how_much_a_machine_is_slower_is_measured_without_limits() -> None:
-    """Candidates that a limit cut or that were killed have no sample: 3 × slower, all but the failed ones are timed again."""
+    """The incumbent is timed again without a limit, on a machine that is 3 times slower. Then all candidates but failed ones are timed
+    again, also those that a limit cut or killed."""
     measurer = ReplayedMeasurer()
     search = make_search(measurer)
     search.step()
@@ -443,7 +446,7 @@ def test_an_interrupt_loses_the_round_in_flight_and_nothing_else() -> None:
 
 
 def test_level_finalists_are_decided_by_the_shorter_chain() -> None:
-    """Longer chains are faster by 0.01 % an opt: that is within 0.3 %."""
+    """Each additional opt makes a chain 0.01 % faster, so that all finalists are within 0.3 % and count as equal."""
     measurer = ReplayedMeasurer()
     search = run(make_search(measurer))
     measurer.seconds = lambda c: 1e-3 * (1.0 if c is search.lead.baseline else 0.5 - 0.00005 * len(c.chain))
@@ -455,7 +458,8 @@ def test_level_finalists_are_decided_by_the_shorter_chain() -> None:
 
 @pytest.mark.parametrize("gain, kept", [(0.0, True), (0.0035, True), (0.0045, False)])
 def test_the_heuristic_is_kept_where_no_gain_is_sure(gain: float, kept: bool) -> None:
-    """Intervals are ± 0.1 %: of a gain of 0.35 % 0.25 % are sure, which is level. The others have shorter chains."""
+    """Intervals are ± 0.1 %: of a gain of 0.35 % only 0.25 % are certain, which counts as equal; the heuristic then wins although the other
+    chains are shorter."""
     measurer = ReplayedMeasurer(lambda c: 1e-3 * (1 + 0.1 * len(c.chain)))
     search = run(make_search(measurer, heuristic=apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 2)])))
     measurer.seconds = lambda c: 1e-3 if c is search.lead.baseline else (1 - gain) * 1e-3
@@ -480,7 +484,8 @@ def test_what_a_search_finds_is_what_the_database_says(seed: int) -> None:
 
 
 def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> None:
-    """The best of thirteen had no luck in its races, and all others did; another one dies when it is run again."""
+    """The best of thirteen candidates had bad luck in its races, and all others good luck; one of the others crashes when it is run
+    again."""
     measurer = ReplayedMeasurer()
     search = run(make_search(measurer, width=8))
     verified = sorted((c for c in search.pool if c.status is Status.VERIFIED and c is not search.lead.baseline), key=lambda c: c.order)
@@ -501,7 +506,7 @@ def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> No
 
 
 def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
-    """A family that is 20 % behind without passes is ahead with them; one that is 30 % behind is not looked at."""
+    """A family that is 20 % slower without LLVM's passes is a finalist, and is faster with them; one that is 30 % slower is no finalist."""
     states = [apply_opt(BASE, Opt("UPCAST", "o1", n)) for n in (2, 4, 8, 16)]
     others = [apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", n)]) for n in (2, 4)]
     far = apply_opts(BASE, [Opt("TILE", "o0", 8), Opt("UPCAST", "o1", 8)])
@@ -553,7 +558,7 @@ def test_events_tell_the_story() -> None:
 
 
 def test_a_finalist_whose_ratio_does_not_fit_its_times_is_not_the_finding() -> None:
-    """The database does not use it either: the machine was disturbed while it was timed."""
+    """If the ratio and the times disagree, the machine was disturbed during timing, and the database does not use such a chain either."""
     class Disturbed(ReplayedMeasurer):
         def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
             answers = super().confirm(candidates, seconds)

@@ -29,7 +29,7 @@ def call(job: str, item: object, deadline: float = NEVER, setup: object = None) 
 
 
 def is_gone(pid: int) -> bool:
-    """No such process, or only its exit status waits to be read."""
+    """Whether a process has ended: it does not exist, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -112,7 +112,7 @@ def test_a_batch_goes_on_behind_hangs_and_crashes(child: Child) -> None:
     assert [o.status for o in outcomes] == ["ok", "crash", "ok", "timeout", "ok", "error", "ok", "error", "ok"]
     values = [o.value for o in outcomes if o.ok]
     assert [v["sum"] for v in values] == [101, 102, 103, 104, 105]
-    # state lives as long as the process: fresh after the crash, the hang, and what the process has lost, kept after an exception
+    # state lives as long as the process: it is new after a crash, a hang or a lost device, and kept after an exception
     assert [v["count"] for v in values] == [1, 1, 1, 2, 1]
     assert child.starts == 4
 
@@ -225,7 +225,7 @@ print(child.run(call("fault", sys.argv[2])).describe(), flush=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["spin native", "sleep"])
 def test_killing_the_driver_leaves_nothing_running(tmp_path: Path, fault: str) -> None:
-    """A script without a __main__ guard, killed by SIGKILL in the middle of a candidate."""
+    """The driver is a script without a __main__ guard. It is killed by SIGKILL while a candidate runs."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     driver = subprocess.Popen([sys.executable, str(script), ROOT, fault], stdout=subprocess.PIPE, text=True)
@@ -238,7 +238,7 @@ def test_killing_the_driver_leaves_nothing_running(tmp_path: Path, fault: str) -
 
 
 def test_interrupts_reach_only_the_driver(tmp_path: Path) -> None:
-    """Ctrl-C goes to the whole foreground group: server and child must survive it."""
+    """Ctrl-C goes to all processes of the foreground group: the fork server and the child must survive it."""
     script = tmp_path / "driver.py"
     script.write_text("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + DRIVER)
     driver = subprocess.Popen([sys.executable, str(script), ROOT, "read stdin"], stdout=subprocess.PIPE, text=True, process_group=0)
@@ -252,7 +252,7 @@ def test_interrupts_reach_only_the_driver(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_deadline_that_passes_while_the_machine_stands_still_says_nothing_about_the_item() -> None:
-    """The process that waits is stopped, as on a frozen node, and goes on after the deadline: the item may run again."""
+    """The process that waits for the child is stopped, as on a frozen node, and continues after the deadline: the item may run again."""
     waiting = subprocess.Popen([sys.executable, "-c", f"""import os, sys; sys.path.insert(0, {ROOT!r})
 from svod.tune.workers import child
 from svod.tune.workers.forkserver import ForkServer, ServerLost

@@ -1,4 +1,4 @@
-"""The dispatcher with carriers of the test: workers that are lost, never come up, or cannot work."""
+"""The dispatcher with scripted carriers, whose workers are lost, never come up, or cannot work."""
 from __future__ import annotations
 
 import logging
@@ -76,7 +76,7 @@ def done(carrier: Scripted, item: int) -> Outcome:
 
 
 def never_up(carrier: Scripted) -> None:
-    """Waits for a place that never comes."""
+    """A start that waits for a free place until the executor closes."""
     while not carrier.owner.closing:
         time.sleep(0.01)
     raise WorkerLost("closing")
@@ -87,7 +87,7 @@ def other_version(carrier: Scripted) -> None:
 
 
 def outcomes_of(executor: ScriptedExecutor, count: int, kind: Kind = "compile", **more: Any) -> list[Outcome]:
-    """All outcomes, each once."""
+    """All outcomes of a batch in the order of its items, after a check that each came once."""
     batch = executor.submit("m:job", list(range(count)), kind=kind, deadline=1.0, **more)
     found: dict[int, Outcome] = {}
     end = time.monotonic() + NEVER
@@ -247,7 +247,7 @@ def test_a_target_is_timed_where_it_is_present() -> None:
 
 
 def test_a_kernel_stays_on_the_machine_that_timed_it_first() -> None:
-    """A batch runs on one machine, later ones on that of the first, until it is gone; then all of a batch moves together."""
+    """All batches of a kernel run on the machine of the first one, until that is gone; then a whole batch moves to another machine."""
     lost = threading.Event()
 
     def start(carrier: Scripted) -> None:
@@ -285,7 +285,7 @@ def test_a_machine_that_turns_out_to_have_another_target_ends_the_wait_for_it() 
 
 
 def test_an_item_on_a_frozen_worker_is_started_elsewhere_too_and_the_first_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE", -0.9)     # a tenth of a second after the start of an item
+    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE", -0.9)     # items are overdue 0.1 s after their start
     monkeypatch.setattr("svod.tune.workers.executor.OVERDUE_POLL", 0.02)
     thawed, seen = threading.Event(), Counter[int]()
 
@@ -337,7 +337,8 @@ def test_a_copy_that_is_lost_too_leaves_the_item_to_the_others(monkeypatch: pyte
 
 
 def test_what_nobody_will_answer_is_abandoned_at_once() -> None:
-    """As when the head of a cluster is gone: items end, the next call says why, and nobody waits for threads that hang."""
+    """All carriers are abandoned, as when the head of a cluster is gone: items end, the next call says why, and `close` does not wait for
+    threads that hang."""
     hanging, waited_for = threading.Event(), threading.Event()
 
     def hangs(carrier: Scripted, item: int) -> Outcome:

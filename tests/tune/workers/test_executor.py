@@ -1,4 +1,4 @@
-"""The contract of executors, run over inline, local and Ray; what is local's own below."""
+"""The contract of executors, tested for inline, local and Ray; below, tests of the local executor only."""
 from __future__ import annotations
 
 import logging
@@ -30,7 +30,7 @@ ISOLATING = ["local:2", pytest.param("ray:2", marks=pytest.mark.ray)]
 
 
 def is_busy(executor: Executor, kind: str, job: str) -> bool:
-    """Waits for a worker that does a job."""
+    """Wait until a worker runs the given job."""
     return wait_until(lambda: any((a.kind, a.state, a.job) == (kind, "busy", job) for a in executor.activity()))
 
 
@@ -116,7 +116,7 @@ class TestEveryExecutor:
 
 @pytest.mark.parametrize("executor", ISOLATING, indirect=True, scope="module")
 class TestIsolation:
-    """Outcomes that the inline executor cannot give."""
+    """Tests of outcomes for which items must run in a process of their own, so that the inline executor cannot have them."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["compile", "bench"])
@@ -137,7 +137,7 @@ class TestIsolation:
         assert os.getpid() not in pids and len(pids) == 1
 
     def test_items_go_to_the_worker_that_knows_them_and_wait_for_none(self, executor: Executor, tmp_path: Path) -> None:
-        """Each item ends when its pair has begun on the other worker."""
+        """Each item ends only when its counterpart has begun on the other worker."""
         def run(pairs: str, homes: Sequence[str] = ()) -> list[str]:
             items = [(str(tmp_path / pair), 2) for pair in pairs]
             return [o.worker for _, o in sorted(executor.submit(f"{JOBS}:meet", items, kind="compile", deadline=NEVER, homes=homes))]
@@ -223,7 +223,7 @@ class TestLocal:
     @pytest.mark.slow
     def test_an_item_that_loses_three_workers_is_lost(self) -> None:
         with LocalExecutor(1, CONFIG, "TEST") as executor:
-            # the item itself kills the server above it: what only the infrastructure does
+            # the item kills the fork server, which stands for a failure of the infrastructure
             outcome = executor.run(f"{JOBS}:kill_parent", [None], kind="compile", deadline=NEVER)[0]
             assert (outcome.status, outcome.kind, outcome.attempts) == ("lost", "worker", 3)
             assert executor.run(f"{JOBS}:echo", [7], kind="compile", deadline=NEVER)[0].value == 7
@@ -240,7 +240,7 @@ class TestLocal:
         assert batch.poll(0.0) is not None and is_gone(stopped)
 
     def test_it_ends_where_no_thread_can_be_started_any_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As at the exit of Python 3.12 and later."""
+        """An executor can be closed although no thread can be started, as at the exit of Python 3.12 and later."""
         executor = LocalExecutor(1, CONFIG, "TEST")
         executor.wait_until_ready()
         server = executor.server().pid
@@ -286,7 +286,7 @@ class TestLocal:
 
     @pytest.mark.slow
     def test_the_default_workers_have_the_hosts_compiler_loaded(self) -> None:
-        """Each child would take a tenth of a second to import it."""
+        """The fork server imports the compiler once; otherwise each child would take a tenth of a second to do so."""
         with LocalExecutor(1, WorkerConfig(job_modules=CONFIG.job_modules, paths=CONFIG.paths)) as executor:
             [outcome] = executor.run(f"{JOBS}:facts", [None], kind="compile", deadline=NEVER)
             assert set(PRELOADED) <= set(outcome.value["modules"])
@@ -368,7 +368,8 @@ class TestChoosing:
 
 
 def test_threads_take_turns_quickly_while_workers_work() -> None:
-    """Python's own interval holds each item up for milliseconds; the user's process has it back, also where it is shorter."""
+    """Python's default switch interval would delay each item by milliseconds. The process gets its own interval back at the end, and keeps
+    it if it is shorter."""
     before = sys.getswitchinterval()
     try:
         for own in (0.005, 1e-4):

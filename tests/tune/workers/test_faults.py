@@ -1,4 +1,4 @@
-"""Candidates that hang, crash, raise, or write nonsense cost themselves and nothing else. Real workers, real machine code."""
+"""Candidates that hang, crash, raise, or write wrong memory affect nothing but themselves. With real workers and real machine code."""
 from __future__ import annotations
 
 import os
@@ -57,7 +57,7 @@ def planted(body: str, built: Built) -> Built:
 
 
 class FaultyMeasurer(WorkerMeasurer):
-    """Replaces the code of some candidates; "error" gives bytes that the worker cannot load, which raises there."""
+    """A measurer that replaces the code of some candidates by faulty code; "error" stands for bytes that the worker cannot load."""
 
     def __init__(self, kernel: Kernel, executor: Executor, config: BeamConfig, faults: Callable[[Candidate], str]) -> None:
         super().__init__(kernel, TARGET, executor, config, BenchConfig(seconds=0.2))
@@ -78,7 +78,7 @@ class FaultyMeasurer(WorkerMeasurer):
 
 
 def children() -> set[int]:
-    """Processes below this one."""
+    """The descendants of this process."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -108,7 +108,7 @@ def test_a_faulty_candidate_costs_itself_only(fault: str) -> None:
         config = BeamConfig(width=2, round_size=10)
 
         def is_met() -> bool:
-            """Some were run, and of those that compute nothing one was verified."""
+            """Whether faulty candidates were run, and one that computes nothing was verified."""
             verdicts = {v.verdict for v, _ in db.select(Verdict, KERNEL.key)}
             return any(m.planted for m in planted_in) and (fault != "wrong" or "wrong" in verdicts)
 
@@ -140,12 +140,12 @@ def test_a_faulty_candidate_costs_itself_only(fault: str) -> None:
 
 
 def mixed(c: Candidate) -> str:
-    """A loop for ever, a crash or an exception for three candidates of sixteen."""
+    """The fault of a candidate: an endless loop, a crash or an exception for three of sixteen candidates, "" for the others."""
     return {3: "timeout", 7: "crash", 11: "error"}.get(c.digest[0] % 16, "") if c.origin is not Origin.HEURISTIC else ""
 
 
 def often(c: Candidate) -> str:
-    """The same for half of the candidates, so that a slow machine meets each kind too."""
+    """Like `mixed`, but with faults in half of the candidates, so that each kind also occurs on a slow machine."""
     return {1: "timeout", 3: "crash", 5: "error"}.get(c.digest[0] % 6, "") if c.origin is not Origin.HEURISTIC else ""
 
 
@@ -153,7 +153,7 @@ def often(c: Candidate) -> str:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("workers", ["local:1", pytest.param("ray:1", marks=pytest.mark.ray)])
 def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> None:
-    """Whichever workers run them: each is recorded with its reason, a healthy and verified candidate wins, no process is left."""
+    """With any kind of workers: each failure is recorded with its reason, a right candidate wins, and no process is left."""
     before = children()
     measurers: list[FaultyMeasurer] = []
     said: list[str] = []
@@ -182,7 +182,7 @@ def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> Non
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_winner_is_that_of_a_search_without_the_faulty_candidates(seed: int) -> None:
-    """With times from a table. In the clean search the same candidates run and are too slow to be kept."""
+    """With times from a table. In the search without faults the same candidates run, and are too slow to be kept."""
     base = Scheduler(KERNEL, TARGET)
     heuristic = apply_opt(base, Opt("UPCAST", "o1", 16))
     statuses = {"timeout": Status.TIMEOUT, "crash": Status.CRASH, "error": Status.ERROR}

@@ -1,5 +1,5 @@
-"""The short form of `experiments/faults.py`: on a real cluster a search meets failing candidates and nodes, and asks for what a clean one
-does."""
+"""The short form of `experiments/faults.py`: on a real cluster with failing candidates and nodes, a search requests the same candidates as
+without faults."""
 from __future__ import annotations
 
 import json
@@ -37,7 +37,7 @@ WORKERS = WorkerConfig(job_modules=("tests.tune.told_jobs",), paths=(ROOT,), mem
 
 
 class Trace(TraceFile):
-    """Counts what is built, and calls `events[n]` when the nth candidate is."""
+    """A trace that counts built candidates, and calls `events[n]` when the nth one is built."""
 
     def __init__(self, path: Path, events: dict[int, Callable[[], None]]) -> None:
         super().__init__(path)
@@ -69,7 +69,7 @@ def search(executor: Executor, directory: Path, *, faults: bool,
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[dict[str, Node]]:
     found: dict[str, Node] = {}
-    # a node that a busy machine keeps waiting is not taken for dead
+    # long enough that a node which is slow on a busy machine is not taken for dead
     patience = {"RAY_health_check_timeout_ms": str(int(1000 * NEVER)), "RAY_worker_register_timeout_seconds": str(int(NEVER))}
     paths = {"PYTHONPATH": ROOT, **patience}
     try:
@@ -94,7 +94,7 @@ def test_a_search_in_which_everything_fails_is_the_clean_search(tmp_path: Path, 
         thaws.start()
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    monkeypatch.chdir(tmp_path)         # Ray lets workers import from there, and another svod has to stay another one
+    monkeypatch.chdir(tmp_path)         # Ray's workers import from the working directory: no svod may be there
     events = {CANDIDATES // 4: nodes["killed"].kill, CANDIDATES // 2: freeze}
     with caplog.at_level(logging.WARNING), make_executor("ray", f"{HEAD}:{PORT}", WORKERS, "CPU:interpreter", False, NEVER) as executor:
         # the workers of all nodes are up, or refused, before faults begin

@@ -1,4 +1,4 @@
-"""Plain data in, plain data out, nothing else; jobs by name; who is who."""
+"""The encoding of plain data, which refuses anything else; jobs by name; the identity of both ends."""
 from __future__ import annotations
 
 import importlib
@@ -49,7 +49,7 @@ def test_dataclasses_and_enums_of_svod_come_back() -> None:
 
 
 def _enums() -> list[type[Enum]]:
-    """Every enum of svod that a worker knows."""
+    """Every enum of svod in the modules that a worker imports."""
     importlib.import_module(WORK_MODULE)
     return sorted((c for m, module in list(sys.modules.items()) if m.startswith("svod.") for c in vars(module).values()
                    if isinstance(c, type) and issubclass(c, Enum) and c.__module__ == m), key=lambda c: c.__qualname__)
@@ -84,7 +84,7 @@ class _Reduced:
 
 
 def test_launches_come_back() -> None:
-    """They are expressions, and travel within the description of every program."""
+    """Launch extents are expressions, and are part of the description of every program that is sent."""
     extent = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 64)) * 2
     for launch in (ONCE, Launch((extent, ONE, ONE), None), Launch((extent, ONE, ONE), (ONE, extent, ONE))):
         assert decode(encode(launch)) == launch

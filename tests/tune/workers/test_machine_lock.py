@@ -1,4 +1,5 @@
-"""One holder at a time, over processes and within one; released by the death of the holder; waiting is announced and can be stopped."""
+"""The machine lock: it has one holder at a time, also within a process; the holder's death releases it; waiting is announced and can be
+stopped."""
 from __future__ import annotations
 
 import logging
@@ -124,7 +125,7 @@ def test_the_directory_exists() -> None:
 
 
 def test_others_are_waited_for_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilers of one search pause while another one times; nothing is locked by that."""
+    """The compilers of one search pause while another search times, for a limited time, and take no lock for it."""
     ours, theirs = MachineLock("TEST", tmp_path), MachineLock("TEST", tmp_path)
     now, released = 0.0, math.inf
 

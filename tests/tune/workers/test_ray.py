@@ -1,5 +1,5 @@
-"""Behaviour of real Ray: the embedded cluster, lost actors and nodes, another version at the other end. Each
-part that changes how Ray starts runs in a process of its own."""
+"""Tests with real Ray: the embedded Ray, lost actors and nodes, workers with another version of svod. Each test that changes how Ray
+starts runs in a process of its own."""
 from __future__ import annotations
 
 import json
@@ -32,7 +32,7 @@ from tests.tune.ray_nodes import below, command_of, is_alive
 from tests.tune.workers.test_child import CONFIG, JOBS, ROOT, is_gone
 
 pytestmark = pytest.mark.ray
-DEVICE = "CPU:interpreter"   # the CPU under a name of its own: the lock of the machine is not that of a search
+DEVICE = "CPU:interpreter"   # another name of the CPU, so that tests do not wait for the machine lock of a search
 NICE = os.getpriority(os.PRIO_PROCESS, 0)       # niceness of the tests; bench workers have the same
 
 PRELUDE = f"""import sys, os, signal, json, logging; sys.path.insert(0, sys.argv[1])
@@ -45,7 +45,7 @@ def facts(e, kind="compile"): return e.run(JOBS + ":facts", [None], kind=kind, d
 
 
 def run_driver(body: str, *, timeout: float = NEVER, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh Python that runs `body` after PRELUDE; fails the test with its output if that ends badly."""
+    """Run PRELUDE and `body` in a new Python process. If it fails, the test fails with its output."""
     done = subprocess.run([sys.executable, "-c", PRELUDE + body, ROOT], capture_output=True, text=True, timeout=timeout,
                           env={**os.environ, **environment})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
@@ -54,8 +54,9 @@ def run_driver(body: str, *, timeout: float = NEVER, **environment: str) -> subp
 
 @pytest.mark.slow
 def test_an_embedded_ray_has_manners(tmp_path: Path) -> None:
-    """Silent on both streams though an actor is killed, SIGTERM handler kept, RAY_ADDRESS ignored, a home that cannot be
-    written, a temporary path too long for sockets; afterwards no session, no process, no variable but Ray's own is left."""
+    """An embedded Ray prints nothing although an actor is killed, keeps the SIGTERM handler, ignores RAY_ADDRESS, and works with a home
+    that cannot be written and a temporary path that is too long for sockets. It leaves no session, no process, and no variable but Ray's
+    own."""
     long = tmp_path / ("deep" * 20)
     long.mkdir()
     home = tmp_path / "home"
@@ -116,7 +117,7 @@ print(json.dumps(names))
 @pytest.mark.parametrize("embedded", [True, False])
 def test_a_place_is_waited_for_in_a_cluster_alone(embedded: bool, monkeypatch: pytest.MonkeyPatch,
                                                   caplog: pytest.LogCaptureFixture) -> None:
-    """An actor of an embedded Ray takes long on a busy machine, and no place is what it lacks."""
+    """Only in a cluster an actor waits for a place on a node. In an embedded Ray it may start slowly on a busy machine, but has a place."""
     monkeypatch.setattr(ray_executor, "PENDING_NOTICE", -1.0)
     answers = [[], [], ["ref"]]
     owner: Any = SimpleNamespace(embedded=embedded, closing=False, without_worker=lambda kind: 0.0, patience=1.0,
@@ -175,7 +176,7 @@ ray.shutdown()
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary directory with a path short enough for sockets, in which no other test's executor clears up."""
+    """A temporary directory with a path short enough for sockets, in which no executor of another test removes sessions."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     base = Path(tempfile.mkdtemp(dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(base))
@@ -207,7 +208,7 @@ e.run(JOBS + ":fault", ["spin native"], kind="compile", deadline=START)
 
 
 def test_a_directory_that_could_not_be_removed_is_left_to_the_next(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of Ray's that outlives a Ctrl-C still writes: the owner's file stays until nothing else is there."""
+    """If a process of Ray's outlives a Ctrl-C and still writes, the owner's file is kept until the directory has no other file."""
     session = _SessionDirectory()
     directory = Path(session.path)
     (directory / "session_x" / "logs").mkdir(parents=True)
@@ -232,7 +233,7 @@ def test_another_version_at_the_other_end_is_refused_by_name(monkeypatch: pytest
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without cores and two machines, of which the second may time; nodes die quickly."""
+    """A Ray cluster: a head without cores, and two nodes, of which the second may time. Lost nodes are noticed quickly."""
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_AUTH_MODE", "token")
     patch.setenv("RAY_AUTH_TOKEN", TOKEN)
@@ -287,7 +288,7 @@ def test_the_last_node_that_times_a_target_is_named() -> None:
 
 @pytest.mark.slow
 def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any) -> None:
-    """Its workers wait for a place that never comes, and hold no items meanwhile."""
+    """The workers of the lost node wait for another place, which never comes, and have no items meanwhile."""
     node = cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
     cluster.wait_for_nodes()
     with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=NEVER) as executor:
@@ -304,7 +305,8 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
 
 @pytest.mark.slow
 def test_each_target_is_timed_where_it_is(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that joins with another target is used; one that leaves and is not replaced is waited for, then said."""
+    """A node that joins with another target is used. If a node leaves and is not replaced, its items wait for a while and then end with a
+    message."""
     own = host_target()
     other = replace(own, threads=own.threads + 1)
     with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=NEVER) as executor:

@@ -1,4 +1,4 @@
-"""The beam without hardware: what it keeps, when it widens, where it arrives."""
+"""The beam without hardware: the candidates that it keeps, when it widens, and the chains that it finds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -53,7 +53,8 @@ def test_a_sketch_family_keeps_one_place_for_two_rounds() -> None:
 
 
 def test_a_sketch_is_raced_though_its_sample_was_unlucky() -> None:
-    """Of a protected family the best, and as many more sketches as the beam is wide; what was proposed has to earn its place."""
+    """The best state of a protected family is raced, and as many more sketches of it as the beam is wide. States that were proposed have no
+    such protection."""
     beam = Beam(BASE, BeamConfig(width=2))
     sketches = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=50.0 + i) for i, s in enumerate(some_states()[:4])]
     derived = Candidate(some_states()[4], (), Origin.ACTION, seconds=50.5)
@@ -68,7 +69,7 @@ def test_a_sketch_is_raced_though_its_sample_was_unlucky() -> None:
 
 
 def test_sketches_are_at_most_as_many_racers_as_others() -> None:
-    """One of each family comes before a second one of any."""
+    """The best sketch of each family comes before a second one of any family."""
     beam = Beam(BASE, BeamConfig(width=1))
     tiled = [apply_opt(BASE, Opt("TILE", *at)) for at in (("o0", 16), ("o1", 16), ("r0", 16))]
     families = [Candidate(s, s.applied_opts, Origin.SKETCH, seconds=90.0 + i) for i, s in enumerate(tiled)]
@@ -119,12 +120,13 @@ def test_a_fifth_of_a_round_is_random() -> None:
 
 
 @pytest.mark.parametrize(("behind", "measured", "taken"), [
-    (4.1, 8, 10),      # few are not behind: the least that a round takes, and a fifth of the round at random
-    (4.0, 8, 20),      # none is behind: a whole round
-    (4.1, 7, 20),      # too few were measured to say
+    (4.1, 8, 10),      # nearly all are behind: the least number of best predictions, and a fifth at random
+    (4.0, 8, 20),      # none is behind: a full round
+    (4.1, 7, 20),      # too few candidates were measured to tell which are behind: a full round
 ])
 def test_what_is_clearly_behind_is_not_tried_but_for_a_random_fifth(behind: float, measured: int, taken: int) -> None:
-    """Eight that took 1, 2, … as predicted: with a beam of one the four fastest say that more than 4 is behind."""
+    """Eight measured candidates took 1, 2, … seconds, as predicted: with a beam of width 1 the four fastest define that predictions above 4
+    are behind."""
     beam = Beam(BASE, BeamConfig(width=1, round_size=20))
     for i in range(measured):
         beam.seen[bytes([i])] = Candidate(BASE, (), Origin.ACTION, predicted=1.0 + i, seconds=1.0 + i, samples=(1.0 + i,))
@@ -174,7 +176,7 @@ def test_a_round_of_seeds_alone_is_no_round_without_a_gain() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> None:
-    """The same lowerings, builds, timings, races and verdicts, in the same order; nothing found is worse."""
+    """A wide beam begins with the same lowerings, builds, timings, races and verdicts, in the same order, and its result is no worse."""
     seeds = [(apply_opt(BASE, Opt("TILE", "o1", n)), Origin.SKETCH) for n in (2, 4, 8, 16, 32)]
     traces: dict[int, list[Any]] = {}
     best, ends = {}, {}
@@ -281,7 +283,7 @@ def test_without_mutations_chains_only_grow() -> None:
 
 
 def test_the_beam_climbs_where_opts_pay_one_by_one() -> None:
-    """Faster with every register tile, vector and thread: the search must find all three."""
+    """States become faster with each of a register tile, a vector axis and threads: the search must find all three."""
     def seconds(c: Candidate) -> float:
         state = c.state
         t = 1e-3 * (0.5 if state.thread else 1.0)

@@ -1,4 +1,4 @@
-"""Rules that every strategy keeps, and those of single ones, without hardware."""
+"""Rules that every strategy has to keep, and rules of single strategies, tested without hardware."""
 from __future__ import annotations
 
 import re
@@ -32,12 +32,12 @@ LANES = lanes_of(BASE.kernel, BASE.target)
 
 
 def seconds(c: Candidate) -> float:
-    """The predicted time and up to a fifth more, by the state's digest: there is something to learn, and something to find."""
+    """A made-up time: the prediction plus up to a fifth that depends on the state's digest, so that predictions help but do not suffice."""
     return 1e-9 * cost_of(c.state).cycles * (1 + 0.2 * c.digest[0] / 255)
 
 
 def nearby(state: Scheduler) -> Iterator[Scheduler]:
-    """All states one change away whose opts go together."""
+    """All valid states that differ from a state by one opt."""
     for opt in default_actions(state, LANES):
         try:
             after = apply_opt(state, opt)
@@ -50,7 +50,7 @@ def nearby(state: Scheduler) -> Iterator[Scheduler]:
 
 @cache
 def best_nearby() -> float:
-    """The least seconds of some thousand states: those around the fastest ones around the heuristic."""
+    """The least time among some thousand states, which are found from the heuristic's by going on from the fastest three times."""
     known = {HEURISTIC.digest: HEURISTIC}
     for _ in range(3):
         ranked = sorted(known.values(), key=lambda s: seconds(Candidate(s, (), Origin.ACTION)))
@@ -133,7 +133,7 @@ def test_what_a_round_had_no_time_for_is_proposed_again(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_search_ends_where_nothing_is_left(strategy: str) -> None:
-    """The two states next to the untouched one are all that there is."""
+    """A search ends when the two allowed states next to the untouched one have been tried."""
     allowed = {apply_opt(BASE, Opt("UPCAST", "o1", n)).digest for n in (16, 32)} | {BASE.digest}
 
     def fenced(base: Any, config: BeamConfig) -> Any:
