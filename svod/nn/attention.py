@@ -10,9 +10,9 @@ from svod.tensor import Tensor
 
 
 class MultiheadAttention(Module):
-    """softmax(q·kᵀ / sqrt(head)) · v per head, between projections (Vaswani et al., 2017). Parameters have PyTorch's names. Sequences are
-    (batch, length, embed_dim), or (length, batch, embed_dim) with batch_first=False, which is PyTorch's default. `dropout` is not used in
-    inference. Raises ShapeError."""
+    """Multi-head attention (Vaswani et al., 2017): softmax(q·kᵀ / sqrt(head)) · v per head, between linear projections. Parameters have
+    PyTorch's names. Sequences are (batch, length, embed_dim), or (length, batch, embed_dim) with batch_first=False, which is PyTorch's
+    default. `dropout` is not used in inference. Raises ShapeError."""
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, *, batch_first: bool = True) -> None:
         if num_heads < 1 or embed_dim % num_heads:
@@ -24,8 +24,9 @@ class MultiheadAttention(Module):
 
     def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None,
                 key_padding_mask: Tensor | None = None, *, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(batch, L, embed_dim) from a query of that shape and keys and values (batch, S, embed_dim), by default the query. `attn_mask` is
-        added to the scores; a bool mask hides scores where it is True, and so does `key_padding_mask` (batch, S). Returns no weights."""
+        """Attend from a query (batch, L, embed_dim) to keys and values (batch, S, embed_dim), by default the query; returns (batch, L,
+        embed_dim). `attn_mask` is added to the scores; a bool mask hides scores where it is True, and so does `key_padding_mask` (batch,
+        S). Returns no weights."""
         key = query if key is None else key
         value = key if value is None else value
         if query.ndim != 3 or query.shape[-1] != self.embed_dim:

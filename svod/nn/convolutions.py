@@ -11,7 +11,8 @@ from svod.tensor.operations.nn import IntOrInts, per_axis
 
 
 class _Windows(Module):
-    """A layer over windows of the last `spatial` axes: the method `operation` of Tensor for that many axes."""
+    """A layer over windows of the last `spatial` axes; `operation` is the name of Tensor's method without its suffix, such as "conv" for
+    conv2d."""
 
     operation = ""
     spatial: ClassVar[int] = 0
@@ -28,7 +29,8 @@ class _Windows(Module):
 
 
 class _Conv(_Windows):
-    """A weight (out_channels, in_channels/groups, kernel…) and a bias. `padding_mode` is 'zeros' or a mode of `Tensor.pad`."""
+    """A convolution layer with a weight (out_channels, in_channels/groups, kernel…) and a bias. `padding_mode` is 'zeros' or a mode of
+    `Tensor.pad`."""
 
     operation = "conv"
 
@@ -57,7 +59,7 @@ class Conv3d(_Conv, spatial=3): """`Tensor.conv3d` of (N, C, D, H, W)."""
 
 
 class _ConvTranspose(_Windows):
-    """A weight (in_channels, out_channels/groups, kernel…) and a bias."""
+    """A transposed convolution layer with a weight (in_channels, out_channels/groups, kernel…) and a bias."""
 
     operation = "conv_transpose"
 
@@ -87,7 +89,8 @@ class _Pool(_Windows):
 
 
 class _MaxPool(_Pool):
-    """The largest value of each window of the last axes. `stride` defaults to the kernel size. `return_indices` is not supported."""
+    """Max pooling: the largest value of each window of the last axes. `stride` defaults to the kernel size. `return_indices` is not
+    supported."""
 
     operation = "max_pool"
 
@@ -99,7 +102,7 @@ class _MaxPool(_Pool):
 
 
 class _AvgPool(_Pool):
-    """The mean of each window of the last axes. `stride` defaults to the kernel size."""
+    """Average pooling: the mean of each window of the last axes. `stride` defaults to the kernel size."""
 
     operation = "avg_pool"
 

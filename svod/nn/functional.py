@@ -1,4 +1,4 @@
-"""The functions of a model that have no state, with PyTorch's names and arguments: `F.relu(x)` is `x.relu()`.
+"""Functions of models without state, with PyTorch's names and arguments: `F.relu(x)` is `x.relu()`.
 
     import svod.nn.functional as F
     y = F.softmax(F.linear(x, weight, bias), dim=-1)

@@ -10,7 +10,7 @@ from svod.tensor import Tensor
 
 
 class Function(Module):
-    """A method of Tensor with fixed options."""
+    """A module that calls a method of Tensor with fixed options."""
 
     method = ""
     names: tuple[str, ...] = ()
@@ -20,7 +20,7 @@ class Function(Module):
         self.options = self._by_name(args, options)
 
     def _by_name(self, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options by their names. Raises TypeError for options that are unknown or given twice."""
+        """The options by name. Raises TypeError for options that are unknown or given twice."""
         given = dict(zip(self.names, args, strict=False))
         wrong = sorted(options.keys() - set(self.names) | options.keys() & given.keys())
         if len(args) > len(self.names) or wrong:
@@ -64,14 +64,14 @@ class Upsample(Function): method, names = "interpolate", ("size", "scale_factor"
 
 
 class Identity(Module):
-    """Returns its argument."""
+    """Returns its argument unchanged."""
 
     def forward(self, x: Any) -> Any:
         return x
 
 
 class Dropout(Module):
-    """Returns its argument; after `train()`, elements are 0 with probability `p`, and the others divided by 1 - p."""
+    """Returns its argument unchanged; after `train()`, elements become 0 with probability `p`, and the others are divided by 1 - p."""
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         if not 0 <= p <= 1:
@@ -85,7 +85,7 @@ class Dropout(Module):
 
 
 class Unflatten(Module):
-    """Axis `dim` split into axes of extents `unflattened_size`."""
+    """Splits axis `dim` into axes of extents `unflattened_size`."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         self.dim, self.unflattened_size = dim, tuple(unflattened_size)
@@ -95,7 +95,8 @@ class Unflatten(Module):
 
 
 class _Pad(Module):
-    """Axes at the end padded by `padding`: before and after the last axis, before and after the one before it, …; one number for all."""
+    """Pads the last axes. `padding`: before and after the last axis, before and after the axis before it, …; or one number for all
+    sides."""
 
     mode, axes = "constant", 1
 
@@ -120,7 +121,7 @@ class ReplicationPad2d(_Pad): mode, axes = "replicate", 2
 
 
 class Flatten(Module):
-    """Axes start_dim … end_dim merged into one."""
+    """Merges the axes start_dim … end_dim into one."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         self.start_dim, self.end_dim = start_dim, end_dim
@@ -130,7 +131,7 @@ class Flatten(Module):
 
 
 class PReLU(Module):
-    """x where positive, weight · x elsewhere, with one weight or one per channel (axis 1)."""
+    """PReLU: x for x > 0, otherwise weight · x, with a single weight or one per channel (axis 1)."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
         self.weight = Tensor.full((num_parameters,), init)

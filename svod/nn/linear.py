@@ -1,4 +1,4 @@
-"""Linear and Embedding."""
+"""The layers Linear and Embedding."""
 from __future__ import annotations
 
 from svod.nn.module import Module, fan_in_bound, uniform
@@ -6,7 +6,7 @@ from svod.tensor import Tensor
 
 
 class Linear(Module):
-    """x @ weightᵀ + bias: (…, in_features) → (…, out_features)."""
+    """A linear layer x @ weightᵀ + bias: (…, in_features) → (…, out_features)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         bound = fan_in_bound(in_features)
@@ -18,7 +18,7 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table at integer positions: (…) → (…, embedding_dim). The row `padding_idx` of a new table is zero."""
+    """Looks up rows of a table at integer positions: (…) → (…, embedding_dim). The row `padding_idx` of a new table is zero."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         table = Tensor.randn(num_embeddings, embedding_dim)

@@ -8,7 +8,7 @@ from svod.tensor import Tensor
 
 
 class _Loss(Function):
-    """A loss of Tensor with fixed options: `loss(input, target)`."""
+    """A module that calls a loss of Tensor with fixed options: `loss(input, target)`."""
 
     names: tuple[str, ...] = ("reduction",)
 

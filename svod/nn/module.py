@@ -1,8 +1,8 @@
 """Module, the base of every layer: parameters and buffers by name, and a call that computes a result.
 
-    self.weight = Tensor(w)                                     a parameter: every tensor that is an attribute
-    self.register_buffer("mean", Tensor(m))                     no parameter, and a part of the state (running statistics)
-    self.register_buffer("cache", Tensor(c), persistent=False)  neither: a key-value cache
+    self.weight = Tensor(w)                                     a parameter, as every tensor that is an attribute
+    self.register_buffer("mean", Tensor(m))                     a buffer in the state dictionary (running statistics)
+    self.register_buffer("cache", Tensor(c), persistent=False)  a buffer outside of the state dictionary (a key-value cache)
 
 A module's own tensors come first, in the order in which they were set, then the tensors of its modules. Their names are attribute paths
 such as "encoder.layers.0.weight". Kernels carry the path of the module that made them (`svod.scope`).
@@ -37,7 +37,7 @@ class Module:
         with scope(path):
             return self.forward(*args, **options)
 
-    reports_changes = True      # captured functions hear of changes of attributes that they have read
+    reports_changes = True      # changed attributes are reported to captured functions that have read them
 
     def __setattr__(self, name: str, value: Any) -> None:
         note_change()
@@ -53,15 +53,15 @@ class Module:
 
     # -- modules ---------------------------------------------------------------------------------
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules among the attributes, by name."""
+        """The submodules among the attributes, by name."""
         return ((name, value) for name, value in self.__dict__.items() if isinstance(value, Module))
 
     def children(self) -> Iterator[Module]:
-        """The modules among the attributes."""
+        """The submodules among the attributes."""
         return (child for _, child in self.named_children())
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all below it, each once, by its path; this one's is `prefix`."""
+        """This module and all modules below it, each once, by path. `prefix` is the path of this module."""
         seen: set[int] = set()
 
         def under(path: str, module: Module) -> Iterator[tuple[str, Module]]:
@@ -73,11 +73,11 @@ class Module:
         return under(prefix, self)
 
     def modules(self) -> Iterator[Module]:
-        """This module and all below it, each once."""
+        """This module and all modules below it, each once."""
         return (module for _, module in self.named_modules())
 
     def apply(self, fn: Callable[[Module], object]) -> Self:
-        """Call `fn` with every module, from the innermost to self, and return self."""
+        """Call `fn` with every module below and with this one, submodules first; returns self."""
         for child in self.children():
             child.apply(fn)
         fn(self)
@@ -85,11 +85,11 @@ class Module:
 
     @property
     def training(self) -> bool:
-        """Whether `train` was called last: dropout then draws. False for a new module, as svod runs models."""
+        """The mode set by `train`: True makes dropout drop elements. False for a new module, because svod runs models."""
         return bool(self.__dict__.get("_training", False))
 
     def train(self, mode: bool = True) -> Self:
-        """Set `training` of this module and all below it, and return self. Batch norm refuses to run with it."""
+        """Set `training` of this module and all modules below it; returns self. Batch norm refuses to run in training."""
         note_change()
         for module in self.modules():
             module.__dict__["_training"] = bool(mode)
@@ -101,7 +101,8 @@ class Module:
 
     # -- parameters and buffers --------------------------------------------------------------------
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
-        """Make an attribute of a tensor, an array or None that is no parameter. `persistent`: it is a part of the state.
+        """Set an attribute to a tensor, an array or None as a buffer, not a parameter. `persistent`: whether the state dictionary includes
+        it.
 
         Raises StateError for a name that is no identifier or is taken."""
         if not name.isidentifier() or (name in self.__dict__ and name not in self._buffers()) or hasattr(type(self), name):
@@ -110,17 +111,17 @@ class Module:
         setattr(self, name, tensor if tensor is None or isinstance(tensor, Tensor) else Tensor(tensor))
 
     def _buffers(self) -> Mapping[str, bool]:
-        """The names of the buffers, and whether they are persistent."""
+        """Whether each buffer is persistent, by name."""
         found: dict[str, bool] = self.__dict__.get("_registered", {})
         return found
 
     def _named(self, path: str) -> None:
-        """Set the path of this module in the module that holds it."""
+        """Set the attribute path of this module within the outermost module."""
         self.__dict__["_path"] = path
 
     def _named_tensors(self, prefix: str, buffers: bool | None, transient: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of this module and of the modules below, by their paths. `buffers`: True for buffers, False for parameters, None for
-        both. Buffers outside the state are left out unless `transient`."""
+        """The tensors of this module and of the modules below, by path. `buffers`: True for buffers, False for parameters, None for
+        both. Buffers that are not persistent are left out unless `transient`."""
         own = self._buffers()
         for name, value in self.__dict__.items():
             if isinstance(value, Tensor) and buffers in (None, name in own) and (transient or own.get(name, True)):
@@ -145,7 +146,7 @@ class Module:
         return (t for _, t in self.named_buffers())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The parameters and the persistent buffers by their paths, as PyTorch names them."""
+        """The parameters and the persistent buffers by path, as PyTorch names them."""
         return dict(self._named_tensors("", None, transient=False))
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Self:
@@ -203,7 +204,7 @@ class Module:
 
 
 class _Container(Module):
-    """A container that is never called itself: the paths of its modules include its name."""
+    """A container that is never called itself: its modules' paths include its name."""
 
     def _named(self, path: str) -> None:
         for name, child in self.named_children():
@@ -214,7 +215,7 @@ class _Container(Module):
 
 
 class ModuleList(_Container):
-    """A list of modules, which are named by their numbers."""
+    """A list of modules; their names are their positions."""
 
     def __init__(self, modules: Any = ()) -> None:
         for i, module in enumerate(modules):
@@ -230,7 +231,7 @@ class ModuleList(_Container):
 
 
 class ModuleDict(_Container):
-    """Modules by name."""
+    """A dictionary of modules by name."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()) -> None:
         self.update(modules)
@@ -263,7 +264,7 @@ class ModuleDict(_Container):
 
 
 class Sequential(ModuleList):
-    """Modules that are applied one after the other."""
+    """Applies modules one after the other."""
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
@@ -278,25 +279,25 @@ class Sequential(ModuleList):
 
 
 def Parameter(data: Any, requires_grad: bool = True) -> Tensor:
-    """The tensor of `data`: an attribute of a module that is a tensor is a parameter. svod computes no gradients, so `requires_grad` has
-    no effect."""
+    """Return `data` as a tensor: every attribute of a module that is a tensor is a parameter. svod computes no gradients, so
+    `requires_grad` has no effect."""
     return data if isinstance(data, Tensor) else Tensor(data)
 
 
 def uniform(shape: tuple[int, ...], bound: float) -> Tensor:
-    """A new parameter, uniform in ±bound, as PyTorch initialises its layers."""
+    """A new parameter with random values uniform in ±bound, as in PyTorch's layers."""
     return Tensor.uniform(shape, low=-bound, high=bound).contiguous()
 
 
 def fan_in_bound(fan_in: int) -> float:
-    """1/sqrt(fan_in). Raises ShapeError for a layer without inputs."""
+    """The bound 1/sqrt(fan_in) of initial weights. Raises ShapeError for a layer without inputs."""
     if fan_in < 1:
         raise ShapeError(f"a layer with {fan_in} inputs: it needs at least one")
     return 1 / math.sqrt(fan_in)
 
 
 def _weight(value: Any) -> Tensor:
-    """The tensor of a weight. PyTorch shares a parameter's memory only once it is detached."""
+    """Convert a weight to a tensor. A parameter of PyTorch is detached first; otherwise PyTorch does not share its memory."""
     if isinstance(value, Tensor):
         return value
     return Tensor(value.detach() if getattr(value, "requires_grad", False) else value)

@@ -10,7 +10,7 @@ from svod.tensor import Tensor
 
 
 class _ChannelNorm(Module):
-    """A norm with a weight and a bias per channel (axis 1). `axes`: the numbers of axes that its input may have. `momentum` is unused."""
+    """A norm with a weight and a bias per channel (axis 1). `axes`: the allowed numbers of axes of its input. `momentum` is ignored."""
 
     axes: ClassVar[tuple[int, ...]] = ()
 
@@ -28,7 +28,7 @@ class _ChannelNorm(Module):
 
 
 class _BatchNorm(_ChannelNorm):
-    """(x - running_mean) / sqrt(running_var + eps) · weight + bias."""
+    """Batch norm with stored statistics: (x - running_mean) / sqrt(running_var + eps) · weight + bias."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -63,7 +63,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x²) + eps) · weight, with the mean over the last axes."""
+    """RMS norm x / sqrt(mean(x²) + eps) · weight, with the mean over the last axes."""
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True) -> None:
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -87,7 +87,7 @@ class GroupNorm(Module):
 
 
 class _InstanceNorm(_ChannelNorm):
-    """Layer norm of each channel over the axes after it."""
+    """Instance norm: layer norm of each channel over the axes after it."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False) -> None:
         super().__init__(num_features, eps, momentum, affine)

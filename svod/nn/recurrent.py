@@ -1,8 +1,8 @@
 """Recurrent networks: cells, which compute one step, and layers of cells over sequences.
 
-A layer computes the products of all steps with the inputs as one product. The graph unrolls the steps: each is a product with the last
-hidden state, and the gates. So the length of a sequence must be known, and an extent that depends on a variable raises ShapeError. Of
-16-bit floats a step is computed in float32, and its states are rounded.
+A layer multiplies the inputs of all steps with its weights in one product. The graph unrolls the steps; each consists of a product with the
+last hidden state, and the gates. So the length of a sequence must be known, and an extent that depends on a variable raises ShapeError.
+With 16-bit floats, a step is computed in float32, and its states are rounded.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = tuple[Tensor, ...]      # the hidden state; for an LSTM, the hidden stat
 
 
 class _Gates(Module):
-    """The gates of one step: `gates` blocks of weights and `states` state tensors."""
+    """The computation of one step with `gates` blocks of weights and `states` state tensors."""
 
     gates = 1
     states = 1
@@ -66,7 +66,7 @@ class _Gated(_Gates):
 
 # -- one step ------------------------------------------------------------------------------------------
 class _Cell(_Gates):
-    """Weights for the input and for the hidden state, with one block of `hidden_size` rows per gate."""
+    """A cell with weights for the input and for the hidden state; each has a block of `hidden_size` rows per gate."""
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True) -> None:
         self.hidden_size = hidden_size
@@ -86,7 +86,7 @@ class _Cell(_Gates):
 
 
 class RNNCell(_Plain, _Cell):
-    """The next state tanh(W x + U h), or with relu: (…, hidden_size)."""
+    """A plain cell: the next state is tanh(W x + U h), or with relu; (…, hidden_size)."""
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh") -> None:
         super().__init__(input_size, hidden_size, bias)
@@ -97,7 +97,7 @@ class RNNCell(_Plain, _Cell):
 
 
 class LSTMCell(_LongShort, _Cell):
-    """The next hidden and cell state (h, c) from x and the last ones (Hochreiter and Schmidhuber, 1997). Gates i, f, g, o."""
+    """An LSTM cell (Hochreiter and Schmidhuber, 1997): the next hidden and cell state (h, c) from x and the last ones. Gates i, f, g, o."""
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         h, c = self._next(x, state)
@@ -105,7 +105,7 @@ class LSTMCell(_LongShort, _Cell):
 
 
 class GRUCell(_Gated, _Cell):
-    """The next state of a gated recurrent unit (Cho et al., 2014). Gates r, z, n."""
+    """A gated recurrent unit (Cho et al., 2014): the next state from x and the last one. Gates r, z, n."""
 
     def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
         return self._next(x, None if h is None else (h,))[0]
@@ -171,7 +171,7 @@ class _Recurrent(_Gates):
 
 
 class RNN(_Plain, _Recurrent):
-    """`RNNCell` over sequences: (outputs, last hidden state), as in PyTorch."""
+    """Layers of `RNNCell` over sequences: (outputs, last hidden state), as in PyTorch."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
                  batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False) -> None:
@@ -184,7 +184,7 @@ class RNN(_Plain, _Recurrent):
 
 
 class GRU(_Gated, _Recurrent):
-    """`GRUCell` over sequences: (outputs, last hidden state), as in PyTorch."""
+    """Layers of `GRUCell` over sequences: (outputs, last hidden state), as in PyTorch."""
 
     def forward(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
         outputs, (last,) = self._run(x, None if h is None else (h,))
@@ -192,7 +192,7 @@ class GRU(_Gated, _Recurrent):
 
 
 class LSTM(_LongShort, _Recurrent):
-    """`LSTMCell` over sequences: (outputs, (last hidden state, last cell state)), as in PyTorch."""
+    """Layers of `LSTMCell` over sequences: (outputs, (last hidden state, last cell state)), as in PyTorch."""
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         outputs, (h, c) = self._run(x, state)

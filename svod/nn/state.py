@@ -47,7 +47,8 @@ def load(path: PathLike) -> dict[str, Tensor]:
 
 
 def save(tensors: Mapping[str, Tensor], path: PathLike) -> None:
-    """Compute lazy tensors and write all by name, in the format of the suffix: `.safetensors` or `.npz`. Raises UnsupportedError."""
+    """Compute lazy tensors and write all tensors by name, in the format of the suffix: `.safetensors` or `.npz`. Raises
+    UnsupportedError."""
     writer: Callable[..., None] | None = {".safetensors": save_safetensors, ".npz": save_npz}.get(Path(path).suffix)
     if writer is None:
         raise UnsupportedError(f"save to {os.fspath(path)}: svod writes .safetensors and .npz")
@@ -74,7 +75,7 @@ def safetensors_metadata(path: PathLike) -> dict[str, str]:
 
 
 def _header(mapped: Array, path: str) -> tuple[dict[str, Any], int]:
-    """The header, and the offset of the data in the file."""
+    """(the parsed header, the offset of the data in the file)."""
     if mapped.size < 8:
         raise FormatError(f"{path}: {mapped.size} bytes are not a safetensors file")
     length = int.from_bytes(mapped[:8].tobytes(), "little")
@@ -110,13 +111,13 @@ def _mapped_tensor(mapped: Array, start: int, name: str, entry: Any, path: str) 
 
 
 def save_safetensors(tensors: Mapping[str, Tensor], path: PathLike, metadata: Mapping[str, str] | None = None) -> None:
-    """Compute lazy tensors in one schedule and write all by name. A process that has mapped an old file of that name keeps the old
-    content. Raises FormatError for a tensor named `__metadata__`."""
+    """Compute lazy tensors in one schedule and write all tensors by name. A process that has mapped an old file of that name keeps the
+    old content. Raises FormatError for a tensor named `__metadata__`."""
     if "__metadata__" in tensors:
         raise FormatError("save_safetensors: a tensor cannot be named '__metadata__'")
     Tensor.realize_batch(tensors.values())
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    # the widest elements first: all are then aligned without gaps, which the format does not allow
+    # with the widest elements first, all are aligned without gaps, which the format does not allow
     ordered = {name: tensors[name] for name in sorted(tensors, key=lambda name: -tensors[name].element_size())}
     end = 0
     for name, tensor in ordered.items():

@@ -15,7 +15,7 @@ Activation = str | Callable[[Tensor], Tensor]
 
 
 class _Layer(Module):
-    """The common part of encoder and decoder layers: the two linear layers, and the places of the norms."""
+    """The common part of encoder and decoder layers: two linear layers, and the choice of norms before or after each block."""
 
     def __init__(self, d_model: int, dim_feedforward: int, activation: Activation, norm_first: bool) -> None:
         if isinstance(activation, str) and activation not in ("relu", "gelu"):
@@ -30,7 +30,7 @@ class _Layer(Module):
         return result
 
     def _added(self, x: Tensor, norm: Module, block: Callable[[Tensor], Tensor]) -> Tensor:
-        """x + block(x), with the norm before the block or after the sum."""
+        """Add block(x) to x, with the norm before the block (`norm_first`) or after the sum."""
         result: Tensor = x + block(norm(x)) if self.norm_first else norm(x + block(x))
         return result
 
@@ -73,7 +73,7 @@ class TransformerDecoderLayer(_Layer):
 
 
 class _Stack(Module):
-    """`num_layers` layers one after the other, then a norm if there is one. `layer`: one of them, or a function that makes one."""
+    """`num_layers` layers in sequence, then an optional norm. `layer`: a layer to copy, or a function that makes one."""
 
     def __init__(self, layer: Module | Callable[[], Module], num_layers: int, norm: Module | None = None) -> None:
         self.layers = ModuleList([_another(layer) for _ in range(num_layers)])
@@ -81,8 +81,8 @@ class _Stack(Module):
 
 
 def _another(layer: Any) -> Module:
-    """A copy of `layer` that shares its tensors until weights are loaded into one of them; or the result of a function that makes
-    a layer."""
+    """A copy of `layer` that shares its tensors until weights are loaded into one of the two; or the result of a function that makes a
+    layer."""
     if not isinstance(layer, Module):
         made = layer()
         if not isinstance(made, Module):

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
 DTypeLike = DType | str | type | np.dtype[Any]  # a svod dtype, its name, or an argument of numpy.dtype()
 
-# Live tensors with a node, by id: the first table has tensors that may need computing, the second tensors seen in memory.
+# Live tensors with a node, by id: `_pending` has tensors that may need computing, `_computed` tensors that were found in memory.
 _pending: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
 _computed: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
 _building = threading.Lock()
@@ -41,7 +41,7 @@ remake_after_fork(sys.modules[__name__], "_building", threading.Lock)
 
 
 def live_tensors() -> list[TensorBase]:
-    """All live tensors that have a node. Other threads may create tensors during the call."""
+    """All live tensors that have a node. Other threads may create tensors meanwhile."""
     return [*pending_tensors(), *(t for ref in _computed.valuerefs() if (t := ref()) is not None)]
 
 
@@ -52,7 +52,8 @@ def pending_tensors() -> list[TensorBase]:
         key = id(t)
         if base_of(t.uop).op is Ops.BUFFER:
             _computed[key] = t
-            if base_of(t.uop).op is Ops.BUFFER:       # asked again now that both tables have it: another thread may have assigned
+            # checked again now that both tables have it, because another thread may have assigned to it
+            if base_of(t.uop).op is Ops.BUFFER:
                 _pending.pop(key, None)
         else:
             pending.append(t)
@@ -60,12 +61,12 @@ def pending_tensors() -> list[TensorBase]:
 
 
 def forget_pending(tensor: TensorBase) -> None:
-    """Take a tensor that lost its node, and is over memory, off the pending tensors."""
+    """Remove a tensor from the pending tensors, because it has memory instead of a node now."""
     _pending.pop(id(tensor), None)
 
 
 def as_dtype(value: DTypeLike) -> DType:
-    """The storable DType for a dtype, a name or a NumPy dtype; DTypeError for anything else."""
+    """The storable DType for a dtype, a name or a NumPy dtype. Raises DTypeError for any other value."""
     try:
         dtype = to_dtype(value)
     except TypeError as err:
@@ -96,7 +97,7 @@ def scalar_dtype(dtype: DType, value: Scalar) -> DType:
 
 
 def check_scalar(value: Scalar, dtype: DType, name: str) -> Scalar:
-    """Return `value`. Raises DTypeError, which names the operation `name`, if `dtype` is an integer type that cannot hold it."""
+    """Return `value`. Raises DTypeError, which names the operation `name`, if `dtype` is an integer type that cannot represent it."""
     if dtype.is_int and not dtype.min <= value <= dtype.max:
         raise DTypeError(f"{name}: {value} does not fit {dtype.name} ({dtype.min} … {dtype.max}); cast the tensor to a wider type first")
     return value
@@ -111,7 +112,7 @@ def check_integers(values: int | list[Any] | tuple[Any, ...] | Array, dtype: DTy
 
 
 def shape_argument(shape: Sequence[Any]) -> Shape:
-    """A shape passed as `f(2, 3)` or `f((2, 3))`."""
+    """Parse a shape passed as `f(2, 3)` or `f((2, 3))`."""
     flat = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     try:
         return tuple([n if isinstance(n, Dim) else n.__index__() for n in flat])
@@ -120,7 +121,8 @@ def shape_argument(shape: Sequence[Any]) -> Shape:
 
 
 def extents_argument(name: str, *shape: Any) -> Shape:
-    """`shape_argument` for a tensor that the operation `name` makes. Raises ShapeError for negative extents too."""
+    """Parse the shape of a tensor that the operation `name` makes, as `shape_argument` does. Raises ShapeError for negative extents,
+    too."""
     sizes = shape_argument(shape)
     if any(n < 0 for n in sizes):
         raise ShapeError(f"{name} of shape {sizes}: an extent cannot be negative")
@@ -133,10 +135,10 @@ class TensorBase:
     A tensor over an array gets its node at the first use of `uop`: a call of a captured function needs the array only."""
 
     __slots__ = ("__weakref__", "_memory", "_memory_dtype", "_node", "_shared", "_user_array")
-    _node: UOp | None           # None: the tensor is `_memory`
+    _node: UOp | None           # None: the tensor consists of `_memory` only
     _memory: Array | None       # C-contiguous and aligned, in the tensor's shape; bfloat16 as its bits
     _memory_dtype: DType        # dtype of `_memory`
-    _shared: bool               # code outside svod can write to `_memory`
+    _shared: bool               # whether code outside svod can write to `_memory`
     _user_array: Array | None   # the caller's own array if `_memory` is that array, not a copy
 
     @classmethod
@@ -156,7 +158,7 @@ class TensorBase:
 
     @property
     def uop(self) -> UOp:
-        """The graph node."""
+        """The graph node; a tensor over an array gets its node here."""
         node = self._node
         return self._build() if node is None else node
 
@@ -166,11 +168,11 @@ class TensorBase:
         _pending[id(self)] = self
 
     def _become_memory(self, array: Array, dtype: DType, shared: bool, given: Array | None = None) -> None:
-        """Hold the memory of `array` in place of a node. No graph refers to that memory yet."""
+        """Replace the node by the memory of `array`, to which no graph refers yet."""
         self._memory_dtype, self._shared, self._user_array, self._memory, self._node = dtype, shared, given, array, None
 
     def _build(self) -> UOp:
-        """Make the node of a tensor over an array."""
+        """Make the node of a tensor over an array, unless another thread has made it."""
         with _building:
             if self._node is None:
                 assert self._memory is not None
@@ -179,7 +181,7 @@ class TensorBase:
         return self._node
 
     def _hold(self, uop: UOp) -> None:
-        """Hold `uop` and register this tensor among the live tensors."""
+        """Set the node and register this tensor among the live tensors."""
         self.uop = uop
         record_origin(uop)
 
@@ -248,7 +250,7 @@ class TensorBase:
         return self.from_uop(graph.bitcast(self.uop, as_dtype(dtype)))
 
     def _float(self) -> Self:
-        """This tensor with a float dtype: integers become the default float."""
+        """Return this tensor with a float dtype: integers become the default float."""
         return self if self.dtype.is_float else self.cast(dtypes.default_float)
 
     def _float_dtype(self) -> DType:
@@ -256,12 +258,12 @@ class TensorBase:
         return self.dtype if self.dtype.is_float else dtypes.default_float
 
     def _number(self, n: int) -> Self | float:
-        """An extent, or a product of extents, as an operand of `self`: a float, or a tensor without axes where the extent depends on
-        variables. The tensor has the dtype of `self` if that is a float dtype, and the default float otherwise."""
+        """An extent, or a product of extents, as an operand: a float, or a tensor without axes if the extent depends on variables. The
+        tensor has the dtype of `self` if that is a float dtype, and the default float otherwise."""
         return self.from_uop(number_of(n, self._float_dtype())) if isinstance(n, Dim) else float(n)
 
     def _value(self, n: Dim) -> Self:
-        """The run-time value of a Dim, as an operand of `self`. Like a Python int, it does not widen the dtype and must fit it."""
+        """The run-time value of a Dim, as an operand. Like a Python int, it does not widen the dtype and must fit it."""
         dtype = scalar_dtype(self.dtype, 1)
         for bound in n.bounds:
             check_scalar(bound, dtype, f"{n} as an operand")

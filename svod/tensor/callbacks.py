@@ -1,4 +1,4 @@
-"""Python functions of NumPy arrays in the middle of a graph, for operations that svod lacks or that only the host can do.
+"""Calls Python functions of NumPy arrays within a graph, for operations that svod lacks or that only the host can do.
 
     q, r = svod.custom_function(np.linalg.qr, x, shape=((5, 3), (3, 3)), dtype=("float64", "float64"))
     y = q @ z                    # nothing runs before y is realised: kernels, the function, kernels

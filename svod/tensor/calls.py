@@ -1,4 +1,4 @@
-"""Kernels written by hand, applied to tensors: `call_kernel`; loops of such calls: `call_loop`."""
+"""Applies hand-written kernels to tensors (`call_kernel`), also in loops (`call_loop`)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ from svod.tensor.tensor import Tensor
 
 
 def call_kernel(ast: UOp, *tensors: Tensor, **variables: int | CallLoop) -> tuple[Tensor, ...]:
-    """Apply a kernel written by hand to tensors, one per slot, when they are realised. Returns the tensors that the kernel writes.
+    """Apply a hand-written kernel to tensors, one per slot, when they are realised. Returns the tensors that the kernel writes.
 
     `ast`: a kernel as in docs/ir.md, section 2: a SINK of STOREs over flat, row-major PARAMs. Its loops are RANGEs, or positions of a
-    launch (SPECIAL, core_id). A tensor whose slot the kernel stores to is assigned (`Tensor.assign`): it must be a whole array, and keeps
-    the elements that the kernel does not store. `variables`: the values of the DEFINE_VARs that the kernel reads, except core_id, which the
-    launch counts: an int, or the counter of a `call_loop` that the call stands in.
+    launch (SPECIAL, core_id). A tensor whose slot the kernel stores to is assigned (`Tensor.assign`): it must be a whole array, and
+    elements that the kernel does not store keep their values. `variables`: the values of the DEFINE_VARs that the kernel reads, except
+    core_id, which the launch sets: an int, or the counter of a `call_loop` around the call.
 
     Raises ArgumentError for variables that are neither, and for a counter outside its loop; ScheduleError for a kernel that does not fit
     the tensors, that reads a slot it writes at other positions, or that is not provably in bounds with one write per element; CompileError
@@ -53,15 +53,15 @@ def call_kernel(ast: UOp, *tensors: Tensor, **variables: int | CallLoop) -> tupl
 
 
 class CallLoop:
-    """A loop of calls, made by `call_loop`, and its counter."""
+    """A loop of calls with its counter, made by `call_loop`."""
 
     def __init__(self, times: int, depth: int) -> None:
         self.counter = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, times),), depth)
         turn = UOp(Ops.DEFINE_VAR, dtypes.index, (), (f"turn {depth}", 0, times - 1))
-        self.bind = UOp(Ops.BIND, dtypes.index, (turn, self.counter))       # marks a call as part of the loop; no kernel reads it
-        self.units: list[UOp] = []              # the calls and loops in it
-        self.before: dict[UOp, UOp] = {}        # storage → its content when the loop begins
-        self.latest: dict[UOp, UOp] = {}        # storage → its content after the calls made in the loop so far
+        self.bind = UOp(Ops.BIND, dtypes.index, (turn, self.counter))       # marks a call as part of the loop; kernels do not read it
+        self.units: list[UOp] = []              # the calls and loops inside it
+        self.before: dict[UOp, UOp] = {}        # storage → its content before the loop
+        self.latest: dict[UOp, UOp] = {}        # storage → its content after the calls so far
 
     def __enter__(self) -> CallLoop:
         if self.counter.arg != len(_open.get()) or self.units:
@@ -70,7 +70,7 @@ class CallLoop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close the loop. After an error nothing has been called: the tensors are unchanged."""
+        """Close the loop. After an exception, no call of the loop takes effect: the tensors are unchanged."""
         _open.set(_open.get()[:-1])
         for storage, before in self.before.items():
             Tensor._replace_content(self.latest[storage], before)
@@ -83,13 +83,13 @@ _open: ContextVar[tuple[CallLoop, ...]] = ContextVar("open", default=())
 
 
 def call_loop(times: int) -> CallLoop:
-    """A loop of calls: calls under `with call_loop(times) as i` run `times` times, in that order, when the tensors are realised.
+    """Repeat calls: calls under `with call_loop(times) as i` run `times` times, in that order, when the tensors are realised.
 
-    The counter i is 0, 1, … in its turns: `call_kernel(ast, x, y, i=i)` binds a variable of the kernel to it. Each call sees the writes of
-    the calls before it, in this turn and in earlier ones. Loops nest: the calls of the inner loop may be given both counters. The body
-    of the `with` runs once; only calls of `call_kernel` are repeated, and tensors that they write have their values after the loop. A
-    value that depends on them cannot be computed inside it, except by a kernel that is called. Kernels that differ only in where a run
-    begins in its arrays are compiled once.
+    The counter i is 0, 1, … in successive iterations: `call_kernel(ast, x, y, i=i)` binds a variable of the kernel to it. Each call sees
+    the writes of all calls before it, in this iteration and in earlier ones. Loops nest: calls of the inner loop may use both counters. The
+    body of the `with` runs once; only calls of `call_kernel` are repeated, and tensors that they write have their final values after the
+    loop. Inside the loop, values that depend on these tensors can only be computed by called kernels. Kernels that differ only in the
+    offsets of their arrays are compiled once.
 
     Raises ArgumentError for `times` that is not an int, ScheduleError for fewer than one."""
     if isinstance(times, bool) or not isinstance(times, (int, np.integer)):
@@ -100,7 +100,7 @@ def call_loop(times: int) -> CallLoop:
 
 
 def _leave(done: UOp, contents: list[UOp]) -> None:
-    """Make a call or loop the new content of the tensors over `contents`, and a unit of the innermost open loop."""
+    """Make a call or loop the new content of the tensors over `contents`, and a part of the innermost open loop."""
     around = _open.get()
     for content in contents:
         new = UOp(Ops.AFTER, content.dtype, (content, done))
@@ -127,7 +127,7 @@ def _check_variables(known: Iterable[str], variables: Mapping[str, int | CallLoo
 
 
 def _memory(tensor: Tensor, slot: int) -> UOp:
-    """The content of the memory of a tensor, which is allocated if the tensor has none."""
+    """The content of a tensor's memory, which is allocated if the tensor has none."""
     if 0 in tensor.shape or content_under(tensor.uop) not in (None, base_of(tensor.uop)):
         raise ScheduleError(f"slot {slot} of a kernel is written: it takes a whole array with elements, got a part or no elements, of "
                             f"shape {tensor.shape}")

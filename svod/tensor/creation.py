@@ -1,4 +1,4 @@
-"""Tensors made of data, of constants and of ranges.
+"""Makes tensors of data, constants and ranges.
 
 Python data gets the default dtypes: bool, float32, int32, and int64 for an int that needs it. A NumPy array keeps its dtype. A C-contiguous
 array is not copied: a realised tensor reads its memory, and `assign` writes to it unless the array is read-only.
@@ -21,7 +21,7 @@ from svod.tensor.base import Array, DTypeLike, Scalar, TensorBase, as_dtype, che
 
 
 class Creation(TensorBase):
-    """Constructors."""
+    """The methods of Tensor that make tensors."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class Creation(TensorBase):
             raise DTypeError(f"Tensor from {type(data).__name__}: give a number, nested lists, a NumPy array or a Tensor")
 
     def _hold_array(self, array: Array, wanted: DType | None, shared: bool = True) -> None:
-        """Hold an array's memory, or a copy's if the array is not contiguous or not of the dtype `wanted`. Raises DTypeError."""
+        """Use an array's memory, or a copy if the array is not contiguous or has another dtype than `wanted`. Raises DTypeError."""
         own = as_dtype(array.dtype)
         dtype = own if wanted is None else wanted
         if 0 in array.shape:
@@ -60,24 +60,24 @@ class Creation(TensorBase):
 
     @classmethod
     def from_numpy(cls, array: Array) -> Self:
-        """The tensor of an array. It shares the memory of a C-contiguous array."""
+        """Make a tensor of an array. It shares the memory of a C-contiguous array."""
         return cls(array)
 
     @classmethod
     def full(cls, shape: int | tuple[int, ...], fill_value: Scalar, dtype: DTypeLike | None = None) -> Self:
-        """A constant, of the scalar's default dtype unless `dtype` is given. It takes no memory."""
+        """A constant tensor, of the scalar's default dtype unless `dtype` is given. It takes no memory."""
         sizes = extents_argument("full", shape)
         node = _scalar_node(fill_value, None if dtype is None else as_dtype(dtype))
         return cls.from_uop(graph.broadcast(node, sizes, "full"))
 
     @classmethod
     def zeros(cls, *shape: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
-        """Zeros of `shape`."""
+        """A tensor of zeros."""
         return cls.full(extents_argument("zeros", *shape), 0, dtype)
 
     @classmethod
     def ones(cls, *shape: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
-        """Ones of `shape`."""
+        """A tensor of ones."""
         return cls.full(extents_argument("ones", *shape), 1, dtype)
 
     @classmethod
@@ -89,24 +89,25 @@ class Creation(TensorBase):
         return cls.from_uop(graph.storage_view(graph.buffer(kind, math.prod(layout_shape(sizes))), sizes))
 
     def full_like(self, fill_value: Scalar, dtype: DTypeLike | None = None) -> Self:
-        """A constant of this shape and, unless given, this dtype."""
+        """A constant tensor with the shape and, unless given, the dtype of self."""
         return self.full(self.shape, fill_value, self.dtype if dtype is None else dtype)
 
     def zeros_like(self, dtype: DTypeLike | None = None) -> Self:
-        """Zeros of this shape and, unless given, this dtype."""
+        """Zeros with the shape and, unless given, the dtype of self."""
         return self.full_like(0, dtype)
 
     def ones_like(self, dtype: DTypeLike | None = None) -> Self:
-        """Ones of this shape and, unless given, this dtype."""
+        """Ones with the shape and, unless given, the dtype of self."""
         return self.full_like(1, dtype)
 
     def empty_like(self, dtype: DTypeLike | None = None) -> Self:
-        """An uninitialised buffer of this shape and, unless given, this dtype."""
+        """An uninitialised buffer with the shape and, unless given, the dtype of self."""
         return self.empty(self.shape, dtype=self.dtype if dtype is None else dtype)
 
     @classmethod
     def arange(cls, start: int | float, end: int | float | None = None, step: int | float = 1, dtype: DTypeLike | None = None) -> Self:
-        """start, start + step, … below `end`, or above `end` for a negative step. `arange(n)` is 0 … n-1. Computed, not stored."""
+        """The numbers start, start + step, … below `end`, or above `end` for a negative step. `arange(n)` is 0 … n-1. Computed, not
+        stored."""
         if isinstance(start, Dim) and end is None and step == 1:
             return cls.from_uop(graph.iota(start)).cast(dtypes.int32 if dtype is None else dtype)
         first, last = (0, start) if end is None else (start, end)
@@ -118,7 +119,7 @@ class Creation(TensorBase):
         fits = min(first, last) >= -2 ** 31 and max(first, last) < 2 ** 31
         kind = as_dtype(dtype) if dtype is not None else dtypes.default_float if not whole else dtypes.int32 if fits else dtypes.int64
         count = cls.from_uop(graph.iota(n, dtypes.int32 if whole and fits else dtypes.int64))
-        # whole numbers are computed as integers: float32 has no 2**24 + 1
+        # whole numbers are computed as integers, because float32 cannot represent 2**24 + 1
         node = count.uop if whole else graph.cast(count.uop, dtypes.float64)
         for op, value, neutral in ((Ops.MUL, step, 1), (Ops.ADD, first, 0)):
             if value != neutral:
@@ -139,7 +140,7 @@ class Creation(TensorBase):
 
     @classmethod
     def eye(cls, n: int, m: int | None = None, dtype: DTypeLike = dtypes.default_float) -> Self:
-        """Ones on the diagonal of an n×m matrix (m defaults to n), zeros elsewhere. Computed, not stored."""
+        """An n×m matrix (m defaults to n) with ones on the diagonal and zeros elsewhere. Computed, not stored."""
         return cls.from_uop(graph.alu(Ops.CMPEQ, *coordinates(n, n if m is None else m))).cast(dtype)
 
 
@@ -153,7 +154,7 @@ def coordinates(rows: int, columns: int, diagonal: int = 0) -> tuple[UOp, UOp]:
 
 
 def _number(name: str, value: Any) -> Scalar:
-    """A number as a Python scalar. Raises DTypeError for a value that is not a number."""
+    """Convert a number to a Python scalar. Raises DTypeError for a value that is not a number."""
     scalar = value.item() if isinstance(value, np.generic) else value
     if not is_scalar(scalar):
         raise DTypeError(f"{name} of {type(value).__name__}: give a number")
@@ -161,7 +162,7 @@ def _number(name: str, value: Any) -> Scalar:
 
 
 def _scalar_node(value: Scalar, dtype: DType | None) -> UOp:
-    """A constant of shape ()."""
+    """A constant node of shape ()."""
     value = _number("a constant", value)
     if dtype is None:
         dtype = dtypes.bool if isinstance(value, bool) else dtypes.default_float if isinstance(value, float) else _integer_dtype(value)
@@ -171,7 +172,7 @@ def _scalar_node(value: Scalar, dtype: DType | None) -> UOp:
 
 
 def _integer_dtype(value: int) -> DType:
-    """The default integer dtype, or a wider one that holds `value`. Raises DTypeError if none does."""
+    """The default integer dtype, or a wider one that can represent `value`. Raises DTypeError if none can."""
     dtype = next((d for d in (dtypes.default_int, dtypes.int64, dtypes.uint64) if d.min <= value <= d.max), None)
     if dtype is None:
         raise DTypeError(f"Tensor of {value}: no integer type is wide enough; write it as a float")
@@ -179,7 +180,7 @@ def _integer_dtype(value: int) -> DType:
 
 
 def array_of_lists(data: Sequence[Any]) -> Array:
-    """Nested lists as an array of a default dtype. Raises ShapeError and DTypeError for lists that no tensor can hold."""
+    """Convert nested lists to an array of a default dtype. Raises ShapeError and DTypeError for lists that no tensor can hold."""
     try:
         array = np.array(data)
     except ValueError as err:

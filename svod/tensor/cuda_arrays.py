@@ -1,7 +1,7 @@
-"""Memory on CUDA shared with other libraries through `__cuda_array_interface__`
-(https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 3), which pycuda, Numba and CuPy read and offer.
+"""Shares memory on CUDA with other libraries through `__cuda_array_interface__`
+(https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 3), which pycuda, Numba and CuPy support.
 
-The interface names an address and a stream, and no device. The object that offers it owns the memory.
+The interface describes an address and a stream, but no device. The object that offers it owns the memory.
 """
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from svod.errors import DeviceError, DTypeError
 from svod.tensor.dlpack import DEFAULT_STREAM, Shared, row_major
 
 VERSION = 3
-BFLOAT16 = "|V2"        # NumPy's name of two bytes of no type; arrays of the package ml_dtypes call bfloat16 so
+BFLOAT16 = "|V2"        # NumPy's name for two bytes without a type, which arrays of ml_dtypes use for bfloat16
 _BY_TYPESTR = {BFLOAT16: dtypes.bfloat16, **{to_numpy(d).str: d for d in STORABLE if d != dtypes.bfloat16}}
 
 
 def is_cuda_array(source: Any) -> bool:
-    """Whether an object offers memory on CUDA through this interface and not through DLPack, which says more."""
+    """Whether an object offers memory on CUDA through this interface and not through DLPack, which is preferred because it names the
+    device."""
     return not isinstance(source, type) and not hasattr(source, "__dlpack__") and hasattr(source, "__cuda_array_interface__")
 
 
 def memory_of(source: Any) -> tuple[Shared, int, bool]:
-    """The memory of an object, the stream of its last work on it, and whether it may only be read. Without a stream it is the default one,
-    where pycuda works. Raises DTypeError and DeviceError for memory that svod cannot use."""
+    """(an object's memory, the stream of its last work on it, whether it is read-only). Without a stream in the interface, it is the
+    default stream, on which pycuda works. Raises DTypeError and DeviceError for memory that svod cannot use."""
     name, about = type(source).__name__, source.__cuda_array_interface__
     if about.get("mask") is not None:
         raise DTypeError(f"{name}: its __cuda_array_interface__ has a mask; give the values and the mask as two arrays")
@@ -40,7 +41,7 @@ def memory_of(source: Any) -> tuple[Shared, int, bool]:
 
 
 def interface_of(memory: Shared, stream: int) -> dict[str, Any]:
-    """The description of memory for a consumer, which works there after the present work on `stream`."""
+    """Describe memory for a consumer, whose work on it has to follow the work queued on `stream`."""
     typestr = BFLOAT16 if memory.dtype == dtypes.bfloat16 else to_numpy(memory.dtype).str
     return {"version": VERSION, "shape": memory.shape, "typestr": typestr, "strides": None, "data": (memory.address, False),
             "stream": stream}

@@ -1,5 +1,5 @@
-"""Memory shared with other libraries through DLPack (https://dmlc.github.io/dlpack). NumPy speaks the protocol for memory of the host, but
-for bfloat16, which it lacks; this module reads and writes the C structure for bfloat16 and for memory of other devices.
+"""Shares memory with other libraries through DLPack (https://dmlc.github.io/dlpack). NumPy implements the protocol for host memory except
+bfloat16, which it lacks; this module reads and writes the C structure for bfloat16 and for memory of other devices.
 """
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from svod.core.ir.dtype import STORABLE, DType, dtypes, is_dtype_name
 from svod.errors import DeviceError, DTypeError
 
 CPU_KIND, CUDA_KIND = 1, 2      # kDLCPU, kDLCUDA
-CPU = (CPU_KIND, 0)             # its device 0
-DEFAULT_STREAM, UNTOLD = 1, -1  # DLPack's stream numbers: CUDA's default stream, and "no stream", which orders no work
+CPU = (CPU_KIND, 0)             # the device kDLCPU with number 0
+DEFAULT_STREAM, UNTOLD = 1, -1  # DLPack's stream numbers: CUDA's default stream, and "no stream", which requests no synchronisation
 _BFLOAT = 4                     # kDLBfloat
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}       # kDLInt, kDLUInt, kDLFloat, kDLBool by the kind of a dtype
-_REFUSED = (BufferError, RuntimeError, TypeError, ValueError)      # errors of libraries for memory that they cannot share
-_NAME = b"dltensor"   # the name of a capsule that no consumer has taken
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}       # kDLInt, kDLUInt, kDLFloat, kDLBool, by the kind of a dtype
+_REFUSED = (BufferError, RuntimeError, TypeError, ValueError)      # errors that libraries raise for memory that they cannot share
+_NAME = b"dltensor"   # the name of a capsule that no consumer has taken yet
 
 
 class _DLTensor(ctypes.Structure):
@@ -43,7 +43,7 @@ _pointer_of.argtypes, _pointer_of.restype = [ctypes.py_object, ctypes.c_char_p],
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.argtypes, _new_capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
 
-_exported: dict[int, tuple[Any, ...]] = {}      # the objects that keep an exported structure alive, by its address
+_exported: dict[int, tuple[Any, ...]] = {}      # key: address of an exported structure; value: the objects that keep it alive
 
 
 def _forget(address: int) -> None:
@@ -54,7 +54,7 @@ _release = _Deleter(_forget)
 
 
 class Shared(NamedTuple):
-    """Memory of another library on a device. `strides`: in elements. `owner`: an object that keeps the memory alive."""
+    """Memory of another library on a device. `strides` count elements. `owner`: an object that keeps the memory alive."""
 
     address: int
     dtype: DType
@@ -76,7 +76,7 @@ class Shared(NamedTuple):
 
 
 def is_shareable(value: Any) -> bool:
-    """Whether an object offers memory that `Tensor.from_dlpack` takes."""
+    """Whether an object offers memory that `Tensor.from_dlpack` accepts."""
     return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
 
 
@@ -96,24 +96,24 @@ def device_of(source: Any) -> str:
 
 
 def stream_of(asked: Any) -> int | None:
-    """The number of a stream given as DLPack numbers it (1 is the default stream), as CUDA does (0 is), or as an object of pycuda, PyTorch,
-    CuPy or cuda.core; None if it is unknown. Raises DTypeError for an object that is no stream."""
+    """The number of a stream, given as DLPack numbers it (1 is the default stream), as CUDA does (0 is), or as an object of pycuda,
+    PyTorch, CuPy or cuda.core; None if it is unknown. Raises DTypeError for an object that is no stream."""
     number = asked if asked is None or isinstance(asked, int) else _handle_of(asked)
     return None if number == UNTOLD else number or DEFAULT_STREAM
 
 
 def _handle_of(stream: Any) -> int:
-    if hasattr(stream, "__cuda_stream__"):      # a method that returns the protocol's version and the handle
+    if hasattr(stream, "__cuda_stream__"):      # this method returns the protocol's version and the handle
         return int(stream.__cuda_stream__()[1])
-    for attribute in ("handle", "cuda_stream", "ptr"):      # the names in pycuda, PyTorch, CuPy
+    for attribute in ("handle", "cuda_stream", "ptr"):      # the attribute's name in pycuda, PyTorch, CuPy
         if hasattr(stream, attribute):
             return int(getattr(stream, attribute))
     raise DTypeError(f"stream={stream!r}: give a stream's number, or a stream of pycuda, PyTorch or CuPy")
 
 
 def memory_of(source: Any, stream: int | None) -> Shared:
-    """The memory of an object with `__dlpack__`. The other library makes `stream`, on which svod works, wait for its own work. Raises
-    DTypeError for a dtype that svod lacks."""
+    """Get the memory of an object with `__dlpack__`. The other library makes `stream`, on which svod works, wait for its own work.
+    Raises DTypeError for a dtype that svod lacks."""
     capsule = source.__dlpack__() if stream is None else source.__dlpack__(stream=stream)
     if not _is_capsule(capsule, _NAME):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: its __dlpack__ returns no capsule of the name dltensor")
@@ -126,14 +126,14 @@ def memory_of(source: Any, stream: int | None) -> Shared:
 
 
 def _contents(capsule: Any) -> tuple[_DLTensor, tuple[int, ...], tuple[int, ...]]:
-    """The structure in a capsule that no consumer has taken, its shape, and its strides in elements."""
+    """(the structure in a capsule that no consumer has taken, its shape, its strides in elements)."""
     tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.tensor
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     return tensor, shape, tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else row_major(shape)
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of contiguous memory."""
+    """The strides, in elements, of row-major contiguous memory."""
     return tuple(math.prod(shape[a + 1:]) for a in range(len(shape)))
 
 
@@ -147,7 +147,8 @@ def _dtype_of(tensor: _DLTensor) -> DType | None:
 
 
 def array_of(source: Any) -> tuple[Array, bool]:
-    """An array over the host memory of an object with `__dlpack__`, and whether it holds bfloat16 as its bits. Raises DTypeError."""
+    """(an array over the host memory of an object with `__dlpack__`, whether it has bfloat16 as uint16 with its bits). Raises
+    DTypeError."""
     try:
         return np.from_dlpack(source), False
     except _REFUSED as error:
@@ -175,18 +176,18 @@ def _bfloat16_bits(source: Any) -> Array | None:
         return np.zeros(shape, np.uint16)
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     memory: Any = (ctypes.c_uint16 * span).from_address(tensor.data + tensor.byte_offset)
-    memory.capsule = capsule      # the end of the capsule gives the memory back to its owner
+    memory.capsule = capsule      # the destructor of the capsule returns the memory to its owner
     return np.asarray(np.lib.stride_tricks.as_strided(np.frombuffer(memory, np.uint16), shape, tuple(2 * s for s in strides)))
 
 
 def bfloat16_capsule(bits: Array) -> Any:
-    """A capsule over bfloat16 bits, given as uint16: `capsule_over`."""
+    """A capsule over bfloat16 bits, given as uint16."""
     return capsule_over(Shared(bits.ctypes.data, dtypes.bfloat16, bits.shape, tuple(s // 2 for s in bits.strides), bits), CPU)
 
 
 def capsule_over(memory: Shared, device: tuple[int, int]) -> Any:
-    """A capsule over memory of a DLPack device. Its owner lives until the consumer of the capsule releases it, and forever if there is no
-    consumer."""
+    """A capsule over memory of a DLPack device. The memory's owner is kept alive until the capsule's consumer releases it, and forever
+    if there is no consumer."""
     ndim = len(memory.shape)
     shape = (ctypes.c_int64 * max(1, ndim))(*memory.shape)
     strides = (ctypes.c_int64 * max(1, ndim))(*memory.strides)

@@ -1,12 +1,12 @@
-"""Fourier transforms with the names of torch.fft. svod has no complex numbers: they are pairs (real, imaginary) in a last axis of two, as
-`torch.view_as_real` gives them. `dim` counts the axes without it.
+"""Fourier transforms with the names of torch.fft. svod has no complex dtype: complex numbers are pairs (real, imaginary) in an additional
+last axis of two, as in `torch.view_as_real`. `dim` counts the axes without this one.
 
     spectrum = svod.fft.rfft(x)             # x (8, 100) → (8, 51, 2)
     svod.fft.irfft(spectrum, 100)           # back to (8, 100)
 
-A transform of up to `DIRECT` positions is a product with the matrix of its roots of unity. A longer transform, of a·b positions, is a
-transform of a positions, a rotation of each number, and a transform of b positions (Cooley and Tukey, 1965). If a prime factor of the
-length is above `DIRECT`, NumPy computes the transform on the host.
+A transform of up to `DIRECT` positions is a product with a matrix of roots of unity. A longer one, of a·b positions, consists of transforms
+of a positions, a rotation of each number, and transforms of b positions (Cooley and Tukey, 1965). If the length has a prime factor above
+`DIRECT`, NumPy computes the transform on the host.
 """
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DIRECT = 512
 
 
 class Parts(NamedTuple):
-    """Complex numbers: their real and their imaginary parts."""
+    """Complex numbers as two tensors, their real and their imaginary parts."""
 
     real: Tensor
     imag: Tensor
 
     def moved(self, source: int, destination: int) -> Parts:
-        """Both parts with axis `source` moved to `destination`."""
+        """Move axis `source` to `destination` in both parts."""
         return Parts(self.real.movedim(source, destination), self.imag.movedim(source, destination))
 
 
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 
 @cache
 def _split(n: int) -> tuple[int, int] | None:
-    """The two most nearly equal factors of n that both have a transform by products; None if there are none."""
+    """The two factors of n that are closest to each other and both have a transform by products; None if there are none."""
     for a in range(math.isqrt(n), 1, -1):
         if n % a == 0 and (n // a <= DIRECT or _split(n // a) is not None):
             return a, n // a
@@ -48,19 +48,19 @@ def _split(n: int) -> tuple[int, int] | None:
 
 
 def has_products(n: int) -> bool:
-    """Whether a transform of n positions is computed by matrix products, and not by NumPy on the host."""
+    """Whether a transform of n positions is computed by matrix products, not by NumPy on the host."""
     return n <= DIRECT or _split(n) is not None
 
 
 def _roots(rows: int, columns: int, n: int, inverse: bool) -> Array:
-    """exp(∓2πi·jk/n) for j < rows and k < columns."""
+    """Roots of unity exp(∓2πi·jk/n) for j < rows and k < columns, as a complex matrix."""
     turns = np.outer(np.arange(rows), np.arange(columns)) % n
     return np.asarray(np.exp((2j if inverse else -2j) * np.pi / n * turns))
 
 
 @cache
 def _matrix(n: int, columns: int, inverse: bool, dtype: str) -> Array:
-    """The real parts of the roots, and their imaginary parts beside them: (n, 2·columns)."""
+    """The real parts of the roots, followed by their imaginary parts in further columns: (n, 2·columns)."""
     roots = _roots(n, columns, n, inverse)
     return np.concatenate([roots.real, roots.imag], 1).astype(dtype)
 
@@ -76,7 +76,7 @@ def _product(x: Tensor, imag: Tensor | None, n: int, columns: int, inverse: bool
 
 
 def transform(x: Tensor, imag: Tensor | None, inverse: bool = False, half: bool = False) -> Parts:
-    """The transform of real (`imag` None) or complex numbers along the last axis, not scaled; `half`: the first n//2 + 1 numbers."""
+    """The unscaled transform of real (`imag` None) or complex numbers along the last axis; `half`: its first n//2 + 1 numbers only."""
     n = x.shape[-1]
     kept = n // 2 + 1 if half else n
     if n <= DIRECT:
@@ -99,7 +99,7 @@ def transform(x: Tensor, imag: Tensor | None, inverse: bool = False, half: bool 
 
 
 def real_inverse(z: Parts, n: int) -> Tensor:
-    """n times the n real numbers whose transform begins with the n//2 + 1 numbers `z`."""
+    """The inverse of a half transform, times n: the n real numbers whose transform begins with the n//2 + 1 numbers `z`."""
     m = n // 2 + 1
     mirrored = np.arange(m) > 0
     if n % 2 == 0:
@@ -108,7 +108,7 @@ def real_inverse(z: Parts, n: int) -> Tensor:
         roots = _roots(m, n, n, True) * (1 + mirrored)[:, None]
         cosine, sine = (Tensor(part.astype(z.real.dtype.name)) for part in (roots.real, roots.imag))
         return z.real.matmul(cosine).sub(z.imag.matmul(sine))
-    others = n - m      # the rest of the transform: the conjugates of numbers 1 … others, in reverse order
+    others = n - m      # the rest of the transform consists of the conjugates of numbers 1 … others, in reverse order
     imag = z.imag.mul(Tensor(mirrored.astype(z.imag.dtype.name)))
     real, imag = (Tensor.cat([t, t[..., 1:1 + others].flip(-1).mul(sign)], -1) for t, sign in ((z.real, 1), (imag, -1)))
     return transform(real, imag, inverse=True).real
@@ -128,7 +128,7 @@ def _run(a: Array, transform: str, n: int, dim: int, from_pairs: bool, to_pairs:
 
 
 def _fitted(t: Tensor, n: int) -> Tensor:
-    """The first n positions of the last axis, or zeros added."""
+    """Cut the last axis to n positions, or pad it with zeros."""
     have = t.shape[-1]
     return t[..., :n] if have >= n else t.pad([(0, 0)] * (t.ndim - 1) + [(0, n - have)])
 
@@ -144,8 +144,8 @@ def _by_products(name: str, t: Tensor, n: int, dim: int, from_pairs: bool, to_pa
 
 
 def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_pairs: bool, host: bool = False) -> Tensor:
-    """The transform `name` of `n` positions, by products if the length allows it, else by NumPy. The complex side of a transform to or from
-    real numbers has n//2 + 1 numbers."""
+    """Compute the transform `name` of `n` positions, by products if the length allows it, else by NumPy. For a transform to or from real
+    numbers, the complex side has n//2 + 1 numbers."""
     t = as_float(name, a)
     shape = list(t.shape[:-1] if from_pairs else t.shape)
     if (from_pairs and (not t.ndim or t.shape[-1] != 2)) or not shape:
@@ -169,7 +169,7 @@ def fft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
 
 
 def ifft(a: Any, n: int | None = None, dim: int = -1, *, host: bool = False) -> Tensor:
-    """The inverse of `fft`. `host`: NumPy computes it whatever the length is, with NumPy's rounding. Raises ShapeError."""
+    """The inverse of `fft`. `host`: NumPy computes it for every length, with NumPy's rounding. Raises ShapeError."""
     return _transform("ifft", a, n, dim, True, True, host)
 
 

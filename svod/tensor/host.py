@@ -1,6 +1,6 @@
-"""Functions that NumPy computes on the host, between the kernels of a plan, and how they are declared (`svod.custom_function`).
+"""Functions that NumPy computes on the host, between the kernels of a plan, and their declaration by `svod.custom_function`.
 
-They keep svod's laziness where a result's shape is known beforehand; `unique` and `bincount` compute their argument at once.
+They are lazy if the result's shape is known beforehand; `unique` and `bincount` compute their argument at once.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from svod.tensor.tensor import Tensor
 
 @cache
 def configured(fn: Callable[..., Any], *options: tuple[str, Any]) -> Callable[..., Any]:
-    """`fn` with these options. Equal options give the same function object, so that a schedule that calls it is reused."""
+    """Bind options to `fn`. Equal options return the same function object, so that a schedule that calls it is reused."""
     made: Callable[..., Any] = partial(fn, **dict(options))
     return made
 
@@ -29,12 +29,13 @@ def on_host(fn: Callable[..., Any], *tensors: Tensor, shape: Any, dtype: str, **
 @overload
 def on_host(fn: Callable[..., Any], *tensors: Tensor, shape: Any, dtype: tuple[str, ...], **options: Any) -> tuple[Tensor, ...]: ...
 def on_host(fn: Callable[..., Any], *tensors: Tensor, shape: Any, dtype: Any, **options: Any) -> Any:
-    """The lazy results of a function of arrays, with the declared shapes and dtypes. Options are constants."""
+    """Declare a function of arrays that runs on the host; returns its lazy results of the given shapes and dtypes. Options are
+    constants."""
     return custom_function(configured(fn, *sorted(options.items())), *tensors, shape=shape, dtype=dtype)
 
 
 def as_float(name: str, x: Any) -> Tensor:
-    """An operand as a tensor of a float type that NumPy computes in: float32, or float64 if it is one."""
+    """Convert an operand to a tensor of float32, or float64 if it has that dtype: NumPy computes in these."""
     t = x if isinstance(x, Tensor) else Tensor(x)
     if t.dtype.kind == "b":
         raise DTypeError(f"{name} of bools: cast them to floats first")
@@ -42,7 +43,7 @@ def as_float(name: str, x: Any) -> Tensor:
 
 
 def square(name: str, t: Tensor) -> int:
-    """The extent of the last two axes. Raises ShapeError for tensors that are no square matrices."""
+    """The extent n of square matrices in the last two axes. Raises ShapeError for other tensors."""
     if t.ndim < 2 or t.shape[-1] != t.shape[-2]:
         raise ShapeError(f"{name} of {t.shape}: it takes square matrices, (…, n, n)")
     return t.shape[-1]
@@ -52,8 +53,8 @@ def square(name: str, t: Tensor) -> int:
 
 def unique(x: Tensor, return_inverse: bool = False, return_counts: bool = False) -> Any:
     """The distinct values in ascending order. `return_inverse` adds the index of each element's value among them, in the shape of `x`;
-    `return_counts` the number of times that each occurs. Runs on the host, at once: the shape of the result depends on the values, so a
-    captured function cannot call it."""
+    `return_counts` adds the number of times that each occurs. Runs on the host, at once: the shape of the result depends on the values,
+    so a captured function cannot call it."""
     values, inverse, counts = np.unique(x.numpy(), return_inverse=True, return_counts=True)
     results = [Tensor(values), *([Tensor(inverse.reshape(x.shape))] if return_inverse else []),
                *([Tensor(counts)] if return_counts else [])]
@@ -61,8 +62,8 @@ def unique(x: Tensor, return_inverse: bool = False, return_counts: bool = False)
 
 
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """The number of times that each of 0, 1, … occurs in a vector of non-negative integers, or the sum of the weights of its occurrences.
-    Runs on the host, at once: the largest value decides on the shape. Raises DTypeError and ShapeError."""
+    """Count how often each of 0, 1, … occurs in a vector of non-negative integers, or sum the weights of its occurrences. Runs on the
+    host, at once, because the largest value determines the shape. Raises DTypeError and ShapeError."""
     if x.ndim != 1 or not x.dtype.is_int:
         raise (ShapeError if x.ndim != 1 else DTypeError)(f"bincount of {x.dtype.name}{list(x.shape)}: it takes a vector of integers")
     return Tensor(np.bincount(x.numpy(), None if weights is None else weights.numpy(), minlength))
@@ -76,8 +77,9 @@ def _searchsorted(sequence: Array, values: Array, side: Any) -> Array:
 
 
 def searchsorted(sorted_sequence: Tensor, values: Any, right: bool = False) -> Tensor:
-    """The position of each value in the ascending last axis of `sorted_sequence`: before equal elements, or after them with `right`. One
-    sequence for all values, or one for each row of them. int64. Runs on the host. Raises ShapeError for rows that do not pair up."""
+    """The position (int64) of each value in the ascending last axis of `sorted_sequence`: before equal elements, or after them with
+    `right`. There is one sequence for all values, or one for each row of values. Runs on the host. Raises ShapeError for rows that do
+    not match."""
     wanted = values if isinstance(values, Tensor) else Tensor(values)
     if sorted_sequence.ndim != 1 and sorted_sequence.shape[:-1] != wanted.shape[:-1]:
         raise ShapeError(f"searchsorted of values {wanted.shape} in {sorted_sequence.shape}: all axes but the last must agree")
@@ -92,8 +94,8 @@ def _histc(x: Array, bins: int, low: float, high: float) -> Array:
 
 
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """The number of elements in each of `bins` equal parts of min … max, by default from the least to the largest element; others are not
-    counted. In the dtype of `x`. Runs on the host. Raises ShapeError for no bins or bounds that are no interval."""
+    """Count the elements in each of `bins` equal parts of min … max, by default from the least to the largest element; elements outside
+    are not counted. The result has the dtype of `x`. Runs on the host. Raises ShapeError for no bins or max below min."""
     if bins < 1 or max < min:
         raise ShapeError(f"histc with {bins} bins of {min} … {max}: there must be a bin, and max cannot be below min")
     t = as_float("histc", x)

@@ -1,5 +1,5 @@
-"""Linear algebra with the names of torch.linalg, by NumPy (LAPACK) on the host, in float32 or float64; batches in the axes before the last
-two. A matrix that a function cannot be applied to raises NumPy's LinAlgError when the plan runs.
+"""Linear algebra with the names of torch.linalg, computed by NumPy (LAPACK) on the host, in float32 or float64. Axes before the last two
+are batches. A matrix for which a function is undefined raises NumPy's LinAlgError when the plan runs.
 
     u, s, vh = svod.linalg.svd(a)           lazy: computed between the kernels that make `a` and those that read u, s and vh
 """
@@ -19,7 +19,7 @@ __all__ = ["QR", "SVD", "Eigh", "SlogDet", "cholesky", "det", "eigh", "eigvalsh"
 
 
 class SVD(NamedTuple):
-    """a = U · diag(S) · Vh."""
+    """The factors of a = U · diag(S) · Vh."""
 
     U: Tensor
     S: Tensor
@@ -34,21 +34,21 @@ class Eigh(NamedTuple):
 
 
 class QR(NamedTuple):
-    """a = Q · R, with orthonormal columns in Q and R upper triangular."""
+    """The factors of a = Q · R, with orthonormal columns in Q and R upper triangular."""
 
     Q: Tensor
     R: Tensor
 
 
 class SlogDet(NamedTuple):
-    """det(a) = sign · exp(logabsdet)."""
+    """The sign and logarithm of a determinant: det(a) = sign · exp(logabsdet)."""
 
     sign: Tensor
     logabsdet: Tensor
 
 
 def _in(a: Array, *results: Any) -> Any:
-    """NumPy's results in the dtype of `a`: some of its functions widen float32."""
+    """Convert NumPy's results to the dtype of `a`, because some functions widen float32."""
     arrays = tuple(np.asarray(r, a.dtype, order="C") for r in results)
     return arrays if len(arrays) > 1 else arrays[0]
 
@@ -137,7 +137,7 @@ def pinv(a: Any) -> Tensor:
 
 
 def det(a: Any) -> Tensor:
-    """The determinant (…). Runs on the host."""
+    """The determinant of each matrix: (…, n, n) → (…). Runs on the host."""
     t = _matrices("det", a)
     square("det", t)
     return on_host(_det, t, shape=t.shape[:-2], dtype=t.dtype.name)
@@ -151,7 +151,7 @@ def slogdet(a: Any) -> SlogDet:
 
 
 def solve(a: Any, b: Any) -> Tensor:
-    """x with a · x = b, for matrices `b` (…, n, k), or a vector (n,) with one matrix `a`. Runs on the host."""
+    """Solve a · x = b for matrices `b` (…, n, k), or a vector (n,) with one matrix `a`. Runs on the host."""
     t, other = _matrices("solve", a), as_float("solve", b)
     n = square("solve", t)
     vector = other.ndim == 1 and t.ndim == 2
@@ -161,7 +161,7 @@ def solve(a: Any, b: Any) -> Tensor:
 
 
 def lstsq(a: Any, b: Any) -> Tensor:
-    """The x (n, k) or (n,) of least squares for one matrix `a` (m, n) and `b` (m, k) or (m,). Runs on the host."""
+    """The least-squares solution x (n, k) or (n,) for one matrix `a` (m, n) and `b` (m, k) or (m,). Runs on the host."""
     t, other = _matrices("lstsq", a), as_float("lstsq", b)
     if t.ndim != 2 or other.ndim not in (1, 2) or other.shape[0] != t.shape[0]:
         raise ShapeError(f"lstsq of {t.shape} and {other.shape}: a is (m, n), and b is (m, k) or (m,)")

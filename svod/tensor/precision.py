@@ -1,7 +1,8 @@
-"""The type in which an operation is computed, and the place where its result is rounded.
+"""Rounding of 16-bit floats: the dtype in which an operation is computed, and the position where its result is rounded.
 
-* An operation of one step (a sum, a product, a function of one instruction, a comparison, a move) has the type of its operands.
-* An operation of several steps on 16-bit floats is computed in float32, its numbers too, and rounded once, to the type of its result.
+* An operation of one step (a sum, a product, a function of one instruction, a comparison, a move) is computed in the dtype of its operands.
+* An operation of several steps on 16-bit floats is computed in float32, including its constants, and rounded once, to the dtype of its
+result.
 
 `rounds_once` and `rounds_to_self` decorate a method of Tensor that takes several steps:
 
@@ -10,8 +11,8 @@
 
         float16 self, mat1, mat2  →  float32 in the body  →  a float16 result
 
-Inside, all operands have 32 bits or more, so that methods called there round nothing. `widened` and `rounded` are the two ends of it, for
-graphs of other libraries, which declare the types of their results themselves.
+In the body, all operands have 32 bits or more, so that methods called there do not round. `widened` and `rounded` are the two halves of
+this, for graphs of other libraries, which declare the dtypes of their results themselves.
 """
 from __future__ import annotations
 
@@ -40,41 +41,42 @@ def common_half(tensors: Iterable[TensorBase]) -> DType | None:
 
 
 def widened(value: V) -> V:
-    """`value` with float32 in place of each tensor of 16-bit floats, also inside lists, tuples and dictionaries."""
+    """Cast each tensor of 16-bit floats in `value` to float32, also inside lists, tuples and dictionaries."""
     return cast(V, _mapped(lambda t: t.cast(accumulator(t.dtype)) if is_half(t.dtype) else t, value))
 
 
 def rounded(value: V, dtype: DType) -> V:
-    """`value` with each tensor of floats as `dtype`, also inside lists, tuples and dictionaries."""
+    """Cast each float tensor in `value` to `dtype`, also inside lists, tuples and dictionaries."""
     return cast(V, _mapped(lambda t: t.cast(dtype) if t.dtype.is_float else t, value))
 
 
 def _mapped(change: Callable[[TensorBase], TensorBase], value: Any) -> Any:
-    """`value` with its tensors changed."""
+    """Apply `change` to each tensor in `value`, also inside lists, tuples and dictionaries."""
     if isinstance(value, TensorBase):
         return change(value)
     if isinstance(value, dict):
         return {k: _mapped(change, v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         made = [_mapped(change, v) for v in value]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)       # named tuples take their fields one by one
+        # named tuples take their fields as separate arguments
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     return value
 
 
 def rounds_once(method: F) -> F:
-    """Decorate a method of several steps. Its operands are self and the parameters annotated `Operand`. If their common type is a 16-bit
-    float, floats of the result are rounded to it."""
+    """Decorate a method of several steps. Its operands are self and the parameters annotated `Operand`. If their common dtype is a
+    16-bit float, the method computes in float32, and float results are rounded to it."""
     return _of_several_steps(method, common_half)
 
 
 def rounds_to_self(method: F) -> F:
-    """Like `rounds_once`, for a method that gives the float type of self, whatever its other operands are: norms, losses."""
+    """Like `rounds_once`, for a method whose result has self's float dtype regardless of its other operands: norms, losses."""
     return _of_several_steps(method, lambda operands: operands[0]._float_dtype())
 
 
 def _of_several_steps(method: F, result_dtype: Callable[[Sequence[TensorBase]], DType | None]) -> F:
-    """Wrap `method` in `widened` and `rounded`. `result_dtype`: from the operands, the type that results are rounded to; None: they are
-    not rounded."""
+    """Wrap `method` between `widened` and `rounded`. `result_dtype` tells from the operands the dtype to which results are rounded;
+    None: they are not rounded."""
     parameters = list(inspect.signature(method).parameters.values())
     names = {p.name for p in parameters if "Operand" in str(p.annotation)}
     places = {i for i, p in enumerate(parameters) if p.name in names}

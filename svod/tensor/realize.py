@@ -1,7 +1,8 @@
-"""The only place where tensors meet the compiler: which tensors have to be computed, and what changes once they are.
+"""Connects tensors with the compiler: finds the tensors that have to be computed, and replaces their nodes afterwards. No other module of
+tensors does.
 
-The pipeline (`PIPELINE`, `GRAPHS`) stands above this layer, so it is imported at the first realisation. It replaces the node of each
-computed tensor by a RESHAPE of a BUFFER with `replace_nodes`. From then on, every tensor that contains the node reads the buffer.
+The pipeline (`PIPELINE`, `GRAPHS`) is in a higher layer, so it is imported at the first realisation. It replaces the node of each computed
+tensor by a RESHAPE of a BUFFER with `replace_nodes`. From then on, every tensor that contains the node reads the buffer.
 """
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, live_tensors, pending_tensors
 
 PIPELINE = "svod.prepare"           # the module that makes plans of tensors
-GRAPHS = "svod.tracing.graphs"      # the module that computes tensors, with plans of before where it has them
+GRAPHS = "svod.tracing.graphs"      # the module that computes tensors, and reuses plans of equal graphs
 
 _replacing = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
-_here = threading.local()       # `assigned`: the record of the innermost `assignments` of this thread
+_here = threading.local()       # `assigned`: this thread's innermost record of `assignments`
 
 
 @contextmanager
 def assignments() -> Iterator[dict[int, tuple[TensorBase, UOp]]]:
-    """Record the tensors that this thread assigns to inside the block: by id, each with the node that it had before."""
+    """Record the tensors that this thread assigns to inside the block: id → (tensor, its node before)."""
     outer = getattr(_here, "assigned", None)
     _here.assigned = {}
     try:
@@ -51,14 +52,14 @@ def note_assignment(tensor: TensorBase) -> None:
 
 
 def constant_value(node: UOp) -> UOp | None:
-    """The CONST that all elements of `node` equal; None for a node that is not a constant."""
+    """The CONST that all elements of `node` are equal to; None if it is not a constant."""
     while node.op in (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.DETACH):
         node = node.src[0]
     return node if node.op is Ops.CONST else None
 
 
 def is_realized(tensor: TensorBase) -> bool:
-    """Whether the values are in memory: a reshaped buffer."""
+    """Whether the values are in memory: the node is a reshaped buffer, or there is an array instead of a node."""
     return tensor._memory is not None or base_of(tensor.uop).op is Ops.BUFFER
 
 
@@ -73,18 +74,18 @@ def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
 
 def device_called(name: str) -> str:
     """The name in graphs of the device that a user calls `name`: "cuda" is "CUDA:0". Raises UnsupportedError for a device without a
-    backend, and DeviceError for one that this machine lacks."""
+    backend, and DeviceError for a device that this machine lacks."""
     return str(import_module(PIPELINE).device_called(name))
 
 
 def space_of(device: str) -> Any:
-    """The backend that allocates the memory of a device."""
+    """The backend that allocates memory of a device."""
     return import_module(PIPELINE).space_of(device)
 
 
 def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Iterable[TensorBase]) -> Any:
-    """The ExecutionPlan that computes the tensors, which become its outputs. Other tensors that read memory that the plan overwrites are
-    computed now."""
+    """The ExecutionPlan that computes the tensors, which become its outputs. Other tensors that read memory which the plan overwrites
+    are computed now."""
     wanted, fixed = _tensors("prepare_batch", tensors), _tensors("constants=", constants)
     mine = {id(t) for t in wanted}
     nodes = [t.uop for t in wanted]
@@ -109,8 +110,8 @@ def _tensors(name: str, given: Iterable[TensorBase] | TensorBase) -> list[Tensor
 
 
 def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
-    """The tensors to compute, each once; then the other results of the Python functions that are called for them, and the tensors that read
-    content that an ASSIGN among them overwrites."""
+    """The tensors to compute, each once, including further results of the Python functions that are called for them, and tensors that
+    read content which an ASSIGN among them overwrites."""
     pending: dict[int, TensorBase] = {}
     for t in tensors:
         if not is_realized(t) and constant_value(t.uop) is None:
@@ -120,7 +121,7 @@ def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
     for t in _results_of_calls([t.uop for t in pending.values()]):
         pending.setdefault(id(t), t)
     before = -1
-    while len(pending) > before:      # a tensor that is computed because it reads old content may contain an ASSIGN itself
+    while len(pending) > before:      # repeated, because a tensor computed for its old content may contain an ASSIGN itself
         before = len(pending)
         for t in _readers_of_old_content([t.uop for t in pending.values()]):
             pending.setdefault(id(t), t)
@@ -128,18 +129,18 @@ def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
 
 
 def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
-    """The AFTER of the last assignment and the BUFFER, for each existing buffer that computing `nodes` assigns to."""
+    """For each existing buffer that computing `nodes` assigns to: the AFTER of its last assignment, and its BUFFER."""
     contents = list(graph.sink(*nodes).walk(Ops.AFTER))
     inner = {c.src[0] for c in contents}
     return {c: storage_of(c) for c in contents if c not in inner and not is_made_anew(storage_of(c))}
 
 
 def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
-    """Live lazy tensors of two kinds: readers of the old content of a buffer that computing `nodes` assigns to, and further results of a
-    CALL among `nodes`.
+    """Live lazy tensors that have to be computed together with `nodes`: readers of the old content of a buffer that `nodes` assign to, and
+    further results of a CALL among `nodes`.
 
-    A tensor of the first kind was made before the assignment and must see the old content. It is computed in the same schedule, which
-    orders its reads before the write. A tensor of the second kind is computed by the CALL, which must not run twice."""
+    A reader of old content was made before the assignment. It is computed in the same schedule, which orders its reads before the write.
+    Further results of a CALL are computed at once, because the CALL must not run twice."""
     last = last_contents(nodes)
     calls = calls_under(nodes)
     if not last and not calls:
@@ -151,7 +152,7 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
     readers = []
     for t in pending_tensors():
         reached = t.uop.toposort(gate=lambda n: n not in last)
-        in_a_loop = calls and open_ranges(t.uop.toposort())[t.uop]      # depends on a loop's counter, so it has no value outside the loop
+        in_a_loop = calls and open_ranges(t.uop.toposort())[t.uop]  # it depends on a loop's counter, so it has no value outside of the loop
         if t.uop not in last and any(n in overwritten or n in calls for n in reached) and not in_a_loop:
             readers.append(t)
     return readers
@@ -166,7 +167,7 @@ def _results_of_calls(nodes: list[UOp]) -> list[TensorBase]:
 
 
 def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
-    """The CALLs that computing `nodes` runs."""
+    """The CALLs that are run to compute `nodes`."""
     return set(graph.sink(*nodes).walk(Ops.CALL))
 
 
@@ -177,7 +178,7 @@ def is_writable(content: UOp) -> bool:
 
 
 def latest_content(content: UOp) -> UOp:
-    """The content of the same storage after its last assignment so far, found among the live tensors over it."""
+    """The content of the same storage after its last assignment so far, found among live tensors over this storage."""
     storage, latest = history_of(content)
     for t in live_tensors():
         base = base_of(t.uop)
@@ -189,7 +190,7 @@ def latest_content(content: UOp) -> UOp:
 
 
 def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
-    """The new target and value of an ASSIGN or STORE. The target names a place: it stays a view of the memory that is assigned to, even
+    """The new target and value of an ASSIGN or STORE. The target denotes memory: it stays a view of the memory that is assigned to, even
     if the view was also computed as a value."""
     target, value = assign.src
     content = content_under(target)
@@ -198,8 +199,8 @@ def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
 
 
 def replace_nodes(mapping: dict[UOp, UOp]) -> None:
-    """Replace nodes in every live tensor: a computed value becomes its buffer. Threads that realise at the same time take turns here. A
-    tensor that gets another node meanwhile keeps it.
+    """Replace nodes in every live tensor: a computed value becomes its buffer. Only one thread at a time does this. A tensor that gets
+    another node in the meantime keeps it.
 
     Each value must have the shape and dtype of its key. The replacement does not descend into values."""
     if mapping:

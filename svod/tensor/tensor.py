@@ -37,13 +37,13 @@ from svod.tensor.realize import (
 )
 from svod.tensor.ufuncs import apply_ufunc
 
-SHOWN_VALUES = 40   # a printed tensor with more values shows only the first and the last ones
+SHOWN_VALUES = 40   # most values of a tensor that are printed; of larger ones, only the first and last values
 
 
 class Tensor(Random):
     """A lazy n-dimensional array.
 
-        a, b = Tensor(x), Tensor(w)             # NumPy arrays, not copied where they are contiguous
+        a, b = Tensor(x), Tensor(w)             # NumPy arrays, not copied if they are contiguous
         y = (a @ b).relu().softmax(-1)          # nothing runs yet
         y.numpy()                               # compute
 
@@ -75,20 +75,20 @@ class Tensor(Random):
         realize_tensors(tensors, config)
 
     def prepare(self, config: Any = None, *, constants: Iterable[Tensor] = ()) -> Any:
-        """Make an ExecutionPlan whose `execute()` computes this tensor anew. The tensor becomes the plan's output.
+        """Make an ExecutionPlan; each `execute()` computes this tensor again. The tensor becomes the plan's output.
 
-        `constants`: tensors whose values do not change while the plan lives, such as weights. The plan may arrange their values once; it
+        `constants`: tensors whose values do not change while the plan lives, such as weights. The plan may rearrange their values once; it
         may not see later writes to them. Raises ScheduleError, and ArgumentError for a value that is not a tensor."""
         return prepare_tensors([self], config, constants)
 
     @staticmethod
     def prepare_batch(tensors: Iterable[Tensor], config: Any = None, *, constants: Iterable[Tensor] = ()) -> Any:
-        """`prepare` for several outputs."""
+        """Make one ExecutionPlan with several outputs; see `prepare`."""
         return prepare_tensors(tensors, config, constants)
 
     def _values(self, away: builtins.bool = False) -> Array:
-        """The values as an array over the tensor's own memory, bfloat16 as its bits. `away`: values on a device may come in an array of
-        their own, so that later ones are not copied to the host as well."""
+        """The values as an array over the tensor's own memory; bfloat16 as uint16 with its bits. `away`: values on a device may be
+        copied to a temporary array, so that the device's memory does not need a permanent copy on the host."""
         if self._memory is not None:
             return self._memory
         const = constant_value(self.uop)
@@ -109,7 +109,7 @@ class Tensor(Random):
         return array.reshape(layout_shape(self.shape))[used]
 
     def _shared_values(self) -> Array:
-        """`_values` as memory that code outside svod can write to from now on."""
+        """Return `_values` as memory that code outside svod can write to from now on."""
         values = self._values()
         if self._memory is not None:
             self._shared, self._user_array = True, None
@@ -146,7 +146,7 @@ class Tensor(Random):
 
     # -- memory shared with other libraries -------------------------------------------------------
     def __dlpack_device__(self) -> tuple[builtins.int, builtins.int]:
-        """DLPack's type and number of the device. Raises DeviceError for memory that no other library can use."""
+        """DLPack's type and number of the device. Raises DeviceError for memory that other libraries cannot use."""
         if self.device == HOST:
             return dlpack.CPU
         kind: tuple[builtins.int, builtins.int] | None = space_of(self.device).dlpack_device
@@ -156,8 +156,9 @@ class Tensor(Random):
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: builtins.bool | None = None) -> Any:
         """Compute the tensor now and return a DLPack capsule over its memory. `torch.from_dlpack(t)` and `numpy.from_dlpack(t)` call it.
-        On CUDA, work put on `stream` from now on runs after svod's work; None: the default stream; -1: the host waits for svod. Raises
-        DeviceError for a device other than the tensor's and the CPU, and BufferError for read-only memory that the protocol cannot mark."""
+        On CUDA, work that is queued on `stream` from now on runs after svod's work; None: the default stream; -1: the host waits for
+        svod. Raises DeviceError for a device other than the tensor's and the CPU, and BufferError for read-only memory that the protocol
+        cannot mark."""
         own = self.__dlpack_device__()
         wanted = own if dl_device is None else (builtins.int(dl_device[0]), builtins.int(dl_device[1]))
         if wanted != own:
@@ -169,7 +170,7 @@ class Tensor(Random):
         values = self._values().copy() if copy else self._shared_values()
         if self.dtype == dtypes.bfloat16:
             return dlpack.bfloat16_capsule(values)
-        # NumPy 1 does not accept max_version: it raises TypeError, and the caller asks again without max_version
+        # NumPy 1 does not accept max_version: it raises TypeError, and the caller tries again without
         return values.__dlpack__() if max_version is None else values.__dlpack__(max_version=max_version)
 
     @property
@@ -183,7 +184,7 @@ class Tensor(Random):
         return cuda_arrays.interface_of(self._lent(dlpack.DEFAULT_STREAM), dlpack.DEFAULT_STREAM)
 
     def _lent(self, stream: builtins.int | None) -> dlpack.Shared:
-        """The tensor's memory on its device. Another library can write to it from now on, on `stream`."""
+        """The tensor's memory on its device, to which another library can write from now on, on `stream`."""
         buffer = buffer_of(base_of(self.realize().contiguous().realize().uop))
         memory = buffer.share_on(space_of(self.device), stream)
         share(buffer)
@@ -195,9 +196,9 @@ class Tensor(Random):
                   offset: builtins.int = 0) -> Tensor:
         """The content of a file from byte `offset` on, little-endian, on the device DISK:path: the file is mapped, and nothing is read.
 
-        Copies of it, and of contiguous parts of it, `t[2:4].to("CUDA")`, read what they need, in pieces. `shape`: by default all that is
-        left of the file. The file must not change while the tensor lives. Raises DeviceError for a file that cannot be mapped or is too
-        short, ShapeError for one that holds no whole number of elements."""
+        A copy of the tensor, or of a contiguous part of it, `t[2:4].to("CUDA")`, reads the bytes that it needs, in pieces. `shape`: by
+        default all of the file from `offset` on. The file must not change while the tensor lives. Raises DeviceError for a file that cannot
+        be mapped or is too short, ShapeError if its size is no whole number of elements."""
         mapped, kind, name = map_file(path), as_dtype(dtype), os.path.abspath(path)
         left, rest = divmod(mapped.size - offset, kind.itemsize)
         if shape is None and (rest or left < 0):
@@ -211,13 +212,13 @@ class Tensor(Random):
     def from_dlpack(cls, source: Any, *, stream: Any = None) -> Tensor:
         """Make a tensor of an object with `__dlpack__` (a PyTorch tensor, a NumPy or JAX array) on the CPU or on CUDA, or with
         `__cuda_array_interface__` (an array of pycuda or Numba). The tensor shares its memory; on the CPU it copies memory that is not
-        C-contiguous. On CUDA the axes may lie in any order, without gaps.
+        C-contiguous. On CUDA the axes may be in any order, without gaps.
 
-        `stream`: the stream of CUDA on which the other library works with the memory as long as the tensor lives, a number, 0 or 1 for the
-        default one, or a stream of pycuda, PyTorch or CuPy.
-        Runs of svod that use the tensor start after the work on that stream, and later work on the stream starts after them. Without a
-        stream, svod's work starts after the work that the library has begun by now; for its later writes the library must wait by itself
-        before svod reads them, and each run of svod ends only when the device is done. Raises DeviceError and DTypeError."""
+        `stream`: the CUDA stream on which the other library works with the memory as long as the tensor lives: a number (0 or 1 for the
+        default stream), or a stream of pycuda, PyTorch or CuPy. Runs of svod that use the tensor start after the work on that stream, and
+        later work on the stream starts after them. Without a stream, svod's work starts after the work that the library has queued so far.
+        After later writes, the library itself must wait for their end before svod reads them, and each run of svod waits until the device
+        is idle. Raises DeviceError and DTypeError."""
         known = None if stream is None else dlpack.stream_of(stream)
         if cuda_arrays.is_cuda_array(source):
             return cls._from_cuda_array(source, known)
@@ -240,7 +241,7 @@ class Tensor(Random):
 
     @classmethod
     def _over_shared(cls, shared: dlpack.Shared, space: Any, stream: builtins.int | None, read_only: builtins.bool = False) -> Tensor:
-        """The tensor over a device's memory that belongs to another library. `stream`: the stream of that library's work; None: unknown."""
+        """A tensor over a device's memory that belongs to another library. `stream`: the stream of that library's work; None: unknown."""
         if 0 in shared.shape:
             return cls.zeros(shared.shape, dtype=shared.dtype)
         order = shared.order
@@ -292,11 +293,11 @@ class Tensor(Random):
 
     # -- storage ---------------------------------------------------------------------------------
     def contiguous(self) -> Tensor:
-        """The same values in a separate row-major buffer; self if it already holds such a buffer."""
+        """Return the values in a separate row-major buffer; self if it already has one."""
         return self if is_realized(self) else self.from_uop(graph.contiguous(self.uop))
 
     def clone(self) -> Tensor:
-        """The same values in another buffer."""
+        """Copy the values to another buffer."""
         return self.from_uop(graph.copy(self.uop, self.device) if self.numel() else self.uop)
 
     def detach(self) -> Tensor:
@@ -371,7 +372,7 @@ class Tensor(Random):
         self._write(part.uop, node)
 
     def _as_mask(self, index: Any) -> Tensor | None:
-        """The tensor of an index that is a mask; None for any other index."""
+        """Convert an index that is a mask to a tensor; None for any other index."""
         if not isinstance(index, (Tensor, np.ndarray, list)):
             return None
         mask = Tensor(index)
@@ -384,7 +385,7 @@ class Tensor(Random):
                               "t.to('CPU'), and svod.nn.state.save writes files")
 
     def _given(self, value: Operand) -> Tensor:
-        """The assigned value in the dtype of this tensor. A Python float is rounded once; a Python int must fit."""
+        """Convert the assigned value to the dtype of this tensor. A Python float is rounded once; a Python int must fit."""
         if isinstance(value, builtins.float) and not isinstance(value, np.generic):
             return Tensor(value, dtype=self.dtype if self.dtype.is_float else dtypes.float64).cast(self.dtype)
         if isinstance(value, (builtins.int, list, tuple)) and not isinstance(value, builtins.bool):
@@ -392,8 +393,8 @@ class Tensor(Random):
         return self._as_tensor(value).cast(self.dtype)
 
     def _is_in_memory(self) -> builtins.bool:
-        """Whether an assignment writes existing memory; if not, the tensor gets new memory. Raises UnsupportedError for a part of a
-        read-only array, because the tensor that holds the whole array would not see the write."""
+        """Whether an assignment writes existing memory; otherwise the tensor gets new memory. Raises UnsupportedError for a part of a
+        read-only array, because the tensor of the whole array would not see the write."""
         content = content_under(self.uop)
         if content is None:
             return False
@@ -408,13 +409,13 @@ class Tensor(Random):
         """Move the content to memory that this tensor owns."""
         memory = _as_held(graph.new_memory(self.dtype, storage_size(self.uop), self.device), self.shape)
         base = base_of(self.uop)
-        # the assignment is a copy already; a pending COPY or CONTIGUOUS would be a second one
+        # the assignment is a copy already, so a pending COPY or CONTIGUOUS is skipped
         value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
         self._become(_as_held(graph.assign(memory, value), self.shape))
 
     def _write(self, view: UOp, value: UOp) -> None:
-        """Write `value` through `view`, which is this tensor or a part of it, into the memory below. Then this tensor and all tensors that
-        reshape the memory hold the new content."""
+        """Write `value` through `view`, which is this tensor or a part of it, into the memory that it views. Afterwards this tensor and
+        all tensors that reshape the memory have the new content."""
         older = content_under(view)
         assert older is not None
         content = latest_content(older) if base_of(self.uop) is not older else older
@@ -425,20 +426,20 @@ class Tensor(Random):
 
     @staticmethod
     def _replace_content(content: UOp, new: UOp) -> None:
-        """Give the new content to every tensor that reshapes the memory of `content`."""
+        """Set the new content in every tensor that reshapes the memory of `content`."""
         for t in live_tensors():
             if isinstance(t, Tensor) and base_of(t.uop) is content:
                 t._become(_as_held(new, t.shape))
 
     def _become(self, node: UOp) -> None:
-        """Hold `node`, the result of an assignment."""
+        """Set the node to the result of an assignment."""
         note_assignment(self)
         note_change()
         self._hold(node)
 
     # -- conversions by name (they shadow the builtins inside this class) -------------------------------
     def cpu(self) -> Tensor:
-        """The values on the CPU."""
+        """The values on the CPU, copied if they are on another device."""
         return self.to(HOST)
 
     def to(self, target: DTypeLike) -> Tensor:
@@ -464,7 +465,7 @@ class Tensor(Random):
     def bool(self) -> Tensor: return self.cast(dtypes.bool)
 
     def __format__(self, spec: str) -> str:
-        """`f"{loss:.3f}"`: a tensor of one element is formatted as its value."""
+        """Format a tensor of one element as its value: `f"{loss:.3f}"`."""
         if not spec:
             return str(self)
         if self.numel() != 1:
@@ -472,7 +473,7 @@ class Tensor(Random):
         return format(self.item(), spec)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError for a missing attribute, with a hint that names the equivalent."""
+        """Raise AttributeError for a missing attribute, with a hint that names svod's equivalent."""
         own = type(self)
         if name.endswith("_") and not name.startswith("_") and hasattr(own, name[:-1]):
             hint = f"; operations change no tensor: x = x.{name[:-1]}(…), or x.assign(x.{name[:-1]}(…)) to keep it in x's memory"
@@ -497,7 +498,7 @@ class Tensor(Random):
         return f"<Tensor {self.dtype.name}{list(self.shape)} {state}>"
 
     def _shown(self) -> str:
-        """The values in memory as text, shortened if they are many. Empty if nothing is computed yet or an extent depends on a variable."""
+        """The values in memory as text, shortened if they are many; "" if nothing is computed yet or an extent depends on a variable."""
         memory = buffer_of(base_of(self.uop))
         if not memory.is_allocated or memory.is_away or is_symbolic(self.shape):
             return ""
@@ -515,14 +516,14 @@ def _as_held(content: UOp, shape: tuple[int, ...]) -> UOp:
 
 
 def _without_leading_ones(value: Tensor, ndim: int) -> Tensor:
-    """`value` without the leading axes of extent 1 that NumPy ignores in an assignment to `ndim` axes."""
+    """Remove leading axes of extent 1 from `value`, which NumPy ignores in an assignment to `ndim` axes."""
     while value.ndim > ndim and value.shape[0] == 1:
         value = value.reshape(value.shape[1:])
     return value
 
 
 def _as_arrays(given: Any) -> Any:
-    """The arguments of a NumPy function, with tensors replaced by arrays."""
+    """Replace tensors by arrays in the arguments of a NumPy function."""
     if isinstance(given, Tensor):
         return given.numpy()
     if isinstance(given, dict):
@@ -531,13 +532,13 @@ def _as_arrays(given: Any) -> Any:
 
 
 def _in_memory(values: Array, dtype: DType, device: str = HOST) -> Tensor:
-    """The tensor over an array, or a copy of its values on another device. For bfloat16 the array holds the bits."""
+    """Make a tensor over an array, or with a copy of its values on another device. For bfloat16 the array has the bits."""
     if 0 in values.shape or dtype != dtypes.bfloat16:
         return Tensor(values, dtype).to(device)
     return Tensor._over(np.require(values, np.uint16, ("C", "A")), dtype, shared=True).to(device)
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
-    """x where `condition` holds, y elsewhere, as numpy.where and torch.where. Operands are tensors or numbers."""
+    """Select x where `condition` is True, else y, elementwise as numpy.where and torch.where. Operands are tensors or numbers."""
     chooser = condition if isinstance(condition, Tensor) else Tensor(condition)
     return chooser._select(chooser, x, y)

@@ -1,4 +1,4 @@
-"""NumPy's ufuncs on tensors: `np.exp(t)` is `t.exp()`, and `array + t` is a tensor.
+"""Maps NumPy's ufuncs to tensor operations: `np.exp(t)` is `t.exp()`, and `array + t` is a tensor.
 
 NumPy passes a ufunc to its operand's `__array_ufunc__` if one operand is a tensor (NEP 13); the operators of arrays are ufuncs too. The
 result is lazy and has the dtype of the tensor operation.
@@ -49,6 +49,6 @@ def apply_ufunc(make: type[Creation], ufunc: Any, method: str, inputs: tuple[Any
     first, *others = [value if is_scalar(value) or isinstance(value, make) else tensor._beside(value) for value in given]
     if name in _OPERATORS:
         return _OPERATORS[name](first, *others)
-    if is_scalar(first):        # methods belong to tensors: make the number one, in the dtype in which it meets the other operand
+    if is_scalar(first):        # methods belong to tensors, so a number is converted to one, in the dtype of the operation
         first = make.full((), first, scalar_dtype(next(o for o in others if isinstance(o, make)).dtype, first))
     return getattr(first, _METHODS[name])(*others)

@@ -42,7 +42,7 @@ def clipped(node: Node, x: Tensor) -> Tensor:
 
 def run(node: Node, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor | None], hidden: int,
         step_of: Callable[[int], Step]) -> tuple[Tensor, ...]:
-    """All directions of a layer: the outputs of all steps (steps, directions, batch, hidden), and the last states."""
+    """Run all directions of a layer: returns the outputs of all steps (steps, directions, batch, hidden), and the last states."""
     batch_first = node.get("layout", 0) == 1
     t = x.transpose(0, 1) if batch_first else x
     steps, batch = t.shape[:2]

@@ -14,50 +14,51 @@ from svod.tensor.precision import is_half, rounds_once
 
 
 class Activations(Products):
-    """relu and its relatives."""
+    """Activation functions."""
 
     __slots__ = ()
 
     def relu(self) -> Self:
-        """max(x, 0)."""
+        """The rectifier max(x, 0)."""
         return self.maximum(0)
 
     def relu6(self) -> Self:
-        """min(max(x, 0), 6)."""
+        """The clipped rectifier min(max(x, 0), 6)."""
         return self.clamp(0, 6)
 
     @rounds_once
     def leaky_relu(self, negative_slope: float = 0.01) -> Self:
-        """x where positive, negative_slope · x elsewhere."""
+        """Leaky ReLU: x for x > 0, otherwise negative_slope · x."""
         x = self._float()
         return x.where(x.gt(0), x.mul(negative_slope))
 
     @rounds_once
     def elu(self, alpha: float = 1.0) -> Self:
-        """x where positive, alpha · (exp(x) - 1) elsewhere."""
+        """ELU: x for x > 0, otherwise alpha · (exp(x) - 1)."""
         x = self._float()
         return x.where(x.gt(0), x.expm1().mul(alpha))
 
     @rounds_once
     def sigmoid(self) -> Self:
-        """1 / (1 + exp(-x))."""
+        """The logistic function 1 / (1 + exp(-x))."""
         return self._float().neg().exp().add(1).reciprocal()
 
     @rounds_once
     def logsigmoid(self) -> Self:
-        """log(sigmoid(x)): min(x, 0) - log1p(exp(-|x|))."""
+        """The logarithm of the sigmoid, computed as min(x, 0) - log1p(exp(-|x|))."""
         x = self._float()
         return x.minimum(0).sub(x.abs().neg().exp().log1p())
 
     @rounds_once
     def silu(self) -> Self:
-        """x · sigmoid(x)."""
+        """SiLU: x · sigmoid(x)."""
         x = self._float()
         return x.mul(x.sigmoid())
 
     def gelu(self, approximate: str = "none") -> Self:
-        """x · Φ(x) with the error function ('none') or its tanh approximation ('tanh'; Hendrycks and Gimpel, 2016). 16-bit results are
-        accurate also where Φ(x) is small; float32 results lose accuracy there, as in other libraries, because 1 + erf(x) cancels."""
+        """GELU: x · Φ(x) with the error function ('none') or its tanh approximation ('tanh'; Hendrycks and Gimpel, 2016). 16-bit results
+        are accurate even if Φ(x) is small; float32 results lose accuracy there, as in other libraries, because of cancellation in 1 +
+        erf(x)."""
         if approximate not in ("none", "tanh"):
             raise UnsupportedError(f"gelu with approximate={approximate!r}: use 'none' or 'tanh'")
         return self._gelu_without_cancelling(approximate) if is_half(self.dtype) else self._gelu(approximate)
@@ -79,7 +80,7 @@ class Activations(Products):
 
     @rounds_once
     def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Self:
-        """log(1 + exp(beta · x)) / beta; x where beta · x is above the threshold."""
+        """Softplus: log(1 + exp(beta · x)) / beta, or x if beta · x is above the threshold."""
         x = self._float()
         scaled = x.mul(beta)
         # max(s, 0) + log1p(exp(-|s|)) does not overflow
@@ -88,38 +89,38 @@ class Activations(Products):
 
     @rounds_once
     def hardsigmoid(self) -> Self:
-        """min(max(x + 3, 0), 6) / 6."""
+        """The piecewise linear sigmoid min(max(x + 3, 0), 6) / 6."""
         return self._float().add(3).clamp(0, 6).div(6)
 
     @rounds_once
     def hardswish(self) -> Self:
-        """x · hardsigmoid(x)."""
+        """The piecewise approximation of SiLU, x · hardsigmoid(x)."""
         x = self._float()
         return x.mul(x.add(3).clamp(0, 6)).div(6)
 
     def hardtanh(self, min_val: float = -1.0, max_val: float = 1.0) -> Self:
-        """x clamped to min_val … max_val."""
+        """Clamp x to min_val … max_val."""
         return self.clamp(min_val, max_val)
 
     @rounds_once
     def mish(self) -> Self:
-        """x · tanh(softplus(x))."""
+        """Mish: x · tanh(softplus(x))."""
         x = self._float()
         return x.mul(x.softplus().tanh())
 
     @rounds_once
     def selu(self) -> Self:
-        """scale · elu(x, alpha) with the constants of Klambauer et al., 2017."""
+        """SELU: scale · elu(x, alpha) with the constants of Klambauer et al., 2017."""
         return self._float().elu(1.6732632423543772).mul(1.0507009873554805)
 
     @rounds_once
     def celu(self, alpha: float = 1.0) -> Self:
-        """x where positive, alpha · (exp(x / alpha) - 1) elsewhere."""
+        """CELU: x for x > 0, otherwise alpha · (exp(x / alpha) - 1)."""
         x = self._float()
         return x.where(x.gt(0), x.div(alpha).expm1().mul(alpha))
 
     def prelu(self, weight: Operand) -> Self:
-        """x where positive, weight · x elsewhere. `weight` is one number, or one per channel (axis 1)."""
+        """PReLU: x for x > 0, otherwise weight · x. `weight` is one number, or one per channel (axis 1)."""
         w = self._as_tensor(weight)
         if w.numel() != 1:
             if self.ndim < 2 or w.shape != (self.shape[1],):
@@ -129,40 +130,40 @@ class Activations(Products):
 
     @rounds_once
     def threshold(self, threshold: float, value: float) -> Self:
-        """x where above the threshold, `value` elsewhere."""
+        """Return x if it is above the threshold, otherwise `value`."""
         return self.where(self.le(threshold).logical_not(), value)
 
     def hardshrink(self, lambd: float = 0.5) -> Self:
-        """x where |x| > lambd, 0 elsewhere."""
+        """Return x if |x| > lambd, otherwise 0."""
         return self.where(self.abs().le(lambd).logical_not(), 0)
 
     @rounds_once
     def softshrink(self, lambd: float = 0.5) -> Self:
-        """x moved toward 0 by lambd; 0 where |x| <= lambd."""
+        """Move x toward 0 by lambd; 0 if |x| <= lambd."""
         x = self._float()
         return x.sub(lambd).where(x.gt(lambd), x.add(lambd).where(x.lt(-lambd), x.mul(0)))
 
     @rounds_once
     def tanhshrink(self) -> Self:
-        """x - tanh(x)."""
+        """The difference x - tanh(x)."""
         x = self._float()
         return x.sub(x.tanh())
 
     @rounds_once
     def softsign(self) -> Self:
-        """x / (1 + |x|)."""
+        """Softsign: x / (1 + |x|)."""
         x = self._float()
         return x.div(x.abs().add(1))
 
     @rounds_once
     def glu(self, dim: int = -1) -> Self:
-        """The first half of an axis · sigmoid of the second half."""
+        """A gated linear unit: the first half of an axis times the sigmoid of the second half."""
         a, b = self._halves("glu", dim)
         return a.mul(b.sigmoid())
 
     @rounds_once
     def swiglu(self, dim: int = -1) -> Self:
-        """silu of the first half of an axis · the second half (Shazeer, 2020)."""
+        """SwiGLU: silu of the first half of an axis times the second half (Shazeer, 2020)."""
         a, b = self._halves("swiglu", dim)
         return a.silu().mul(b)
 

@@ -2,10 +2,10 @@
 
 `svod.core.ir.dtype.promote` gives the common dtype of tensors. A Python or NumPy scalar takes the tensor's dtype unless it is of a higher
 kind: a float with an integer tensor gives float32, an int with a bool tensor int32. Float functions of integers are computed in float32.
-16-bit floats are computed as `svod.tensor.precision` says: a number beside them takes their dtype in an operation of one step, as in NumPy.
+For 16-bit floats see `svod.tensor.precision`: in an operation of one step, a number takes their dtype, as in NumPy.
 
-As in NumPy, and without a trap on any target: integer division by zero gives 0, the smallest integer divided by -1 gives itself, and a
-shift by the width or more gives 0, or -1 for a negative integer shifted right.
+Integer operations trap on no target. As in NumPy, division by zero gives 0, and the smallest integer divided by -1 gives itself. A shift by
+the width or more gives 0, or -1 for a negative integer shifted right.
 """
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ class Elementwise(Movement):
 
     # -- how operands meet -----------------------------------------------------------------------
     def _operand(self, x: Operand) -> TensorBase | Scalar:
-        """A tensor or a Python scalar; anything else becomes a tensor."""
+        """Keep a tensor or a Python scalar; convert any other operand to a tensor."""
         value = without_numpy(x)
         if isinstance(value, Dim):
             return self._value(value)
         return value if isinstance(value, TensorBase) or is_scalar(value) else self._beside(value)
 
     def _beside(self, value: Any) -> Self:
-        """The tensor of an array or list, on the device of self."""
+        """Convert an array or list to a tensor on the device of self."""
         made = type(self)(value)
         return made if made._memory is None or self.device == HOST else self.from_uop(graph.copy(made.uop, self.device))
 
     def _pair(self, name: str, x: Operand, y: Operand) -> tuple[TensorBase | Scalar, TensorBase | Scalar, DType]:
-        """Two operands and their common dtype."""
+        """Convert two operands; returns them with their common dtype."""
         a, b = self._operand(x), self._operand(y)
         return a, b, common_dtype(name, a, b)
 
     def _binary(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        """`op` on operands promoted and broadcast."""
+        """Apply `op` to operands, promoted and broadcast."""
         a, b, dtype = self._pair(name, x, y)
         return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
 
     def _arithmetic(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        """`op` on operands promoted and broadcast. On bools it is NumPy's logical operation, or DTypeError if there is none."""
+        """Apply `op` to operands, promoted and broadcast. For bools it is NumPy's logical operation; raises DTypeError if there is none."""
         a, b, dtype = self._pair(name, x, y)
         if dtype.kind == "b":
             if op not in _LOGIC_OF_BOOLS:
@@ -65,7 +65,7 @@ class Elementwise(Movement):
 
     @rounds_once
     def _function(self, op: Ops) -> Self:
-        """A float function of one instruction."""
+        """Apply a float function that is a single instruction."""
         return self.from_uop(graph.alu(op, self._float().uop))
 
     # -- arithmetic ------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Elementwise(Movement):
 
     @rounds_once
     def _scaled(self, op: Ops, name: str, other: Operand, alpha: Scalar) -> Self:
-        """`op` of self and alpha * other. The product of two numbers stays a number, which takes the dtype of self."""
+        """Apply `op` to self and alpha * other. If other is a number, the product stays a number, which takes the dtype of self."""
         return self._arithmetic(op, name, self, other * alpha if is_scalar(other) else self._as_tensor(other).mul(alpha))
 
     def mul(self, other: Operand) -> Self:
@@ -87,7 +87,8 @@ class Elementwise(Movement):
         return self._arithmetic(Ops.MUL, "mul", self, other)
 
     def div(self, other: Operand, *, rounding_mode: str | None = None) -> Self:
-        """self / other, a float. rounding_mode 'floor' is Python's `//`, and 'trunc' rounds toward zero as C does; both keep integers."""
+        """Divide as floats: self / other. rounding_mode 'floor' is Python's `//`, and 'trunc' rounds toward zero as C does; both keep
+        integers."""
         if rounding_mode == "floor":
             return self.floor_divide(other)
         if rounding_mode == "trunc":
@@ -103,11 +104,11 @@ class Elementwise(Movement):
         return self.from_uop(graph.alu(Ops.FDIV, *operand_uops("div", dtype, a, b)))
 
     def floor_divide(self, other: Operand) -> Self:
-        """self // other, rounded toward minus infinity."""
+        """The quotient self // other, rounded toward minus infinity."""
         return self._divide_floor("floor_divide", self, other)
 
     def remainder(self, other: Operand) -> Self:
-        """self % other, with the sign of the divisor. Floats are exact if the quotient is below 2**53."""
+        """The remainder self % other, with the sign of the divisor. It is exact for floats if the quotient is below 2**53."""
         return self._modulo("remainder", self, other)
 
     def _divide_trunc(self, other: Operand) -> Self:
@@ -117,7 +118,7 @@ class Elementwise(Movement):
         floor = self._divide_floor("div", a, b)
         if not dtype.is_signed:
             return floor
-        # add one if the quotient is negative and not whole; a quotient by zero stays 0
+        # add one if the quotient is negative and not a whole number; a quotient by zero stays 0
         x, y = (self.from_uop(u) for u in operand_uops("div", dtype, a, b))
         inexact = floor.mul(y).ne(x).logical_and(x.lt(0).ne(y.lt(0))).logical_and(y.ne(0))
         return floor.add(inexact.cast(floor.dtype))
@@ -160,7 +161,7 @@ class Elementwise(Movement):
         if is_scalar(b) and b not in (0, -1):
             return self.from_uop(graph.alu(Ops.MOD, dividend, divisor))
         shape = shape_of(divisor)
-        # the remainder by 0 and -1 is 0, like that by 1
+        # the remainder by 0 or -1 is 0, so these divisors are replaced by 1
         trivial = graph.alu(Ops.CMPEQ, divisor, graph.full(shape, 0, dtype))
         if dtype.is_signed:
             trivial = graph.alu(Ops.OR, trivial, graph.alu(Ops.CMPEQ, divisor, graph.full(shape, -1, dtype)))
@@ -173,16 +174,16 @@ class Elementwise(Movement):
         return self.from_uop(graph.alu(Ops.NEG, self.uop))
 
     def pow(self, exponent: Operand) -> Self:
-        """self ** exponent. Whole exponents up to 32 are multiplied out; 0.5 is a square root. 16-bit floats are computed in float32.
+        """The power self ** exponent. Whole exponents up to 32 become products, 0.5 a square root. 16-bit floats are computed in float32.
 
-        Raises DTypeError for integers to a negative number. In a tensor of integer exponents, a negative one gives 0, except for a base
-        of 1 or -1."""
+        Raises DTypeError for integers to a negative number. In a tensor of integer exponents, a negative one gives 0, except for a base of
+        1 or -1."""
         return self._power(self, exponent)
 
     def _power(self, x: Operand, y: Operand) -> Self:
         a, b, dtype = self._pair("pow", x, y)
         if is_half(dtype):
-            return rounded(self._power(*widened((a, b))), dtype)        # numbers keep their value
+            return rounded(self._power(*widened((a, b))), dtype)        # numbers are not rounded
         if dtype.kind == "b":
             dtype = dtypes.int8
         if dtype.is_int and is_scalar(b) and b < 0:
@@ -196,7 +197,7 @@ class Elementwise(Movement):
         return self._integer_power(base, exponent)
 
     def _float_power(self, exponent: Operand, number: Scalar | None) -> Self:
-        """self ** exponent, of one shape and float dtype. `number`: the exponent where it is a number."""
+        """The power self ** exponent for operands of the same shape and float dtype. `number`: the exponent, if it is a number."""
         if number is not None and abs(number) <= 32 and number == int(number):
             return self._whole_power(int(number))
         return self.sqrt() if number == 0.5 else self.from_uop(graph.alu(Ops.POW, self.uop, exponent.uop))
@@ -216,7 +217,7 @@ class Elementwise(Movement):
         return self._full_like(1) if result is None else result
 
     def _integer_power(self, base: UOp, exponent: UOp) -> Self:
-        """Integer powers with a tensor of exponents, modulo the width: square and multiply over the bits of the exponent."""
+        """Powers of integers with a tensor of exponents, modulo 2**width: square and multiply over the bits of the exponent."""
         dtype, shape = base.dtype, shape_of(base)
         zero, one = graph.full(shape, 0, dtype), graph.full(shape, 1, dtype)
         result, square = one, base
@@ -259,14 +260,14 @@ class Elementwise(Movement):
 
     # -- comparisons -----------------------------------------------------------------------------
     def _compare(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        """`op` on operands promoted and broadcast. Integers compare exactly, and a number out of the range of an integer dtype is above or
-        below all its values."""
+        """Apply a comparison to operands, promoted and broadcast. Integers compare exactly: a number out of an integer dtype's range is
+        above or below all its values."""
         a, b = self._operand(x), self._operand(y)
         for number, other in ((a, b), (b, a)):
             if isinstance(number, int) and isinstance(other, TensorBase) and other.dtype.is_int:
                 beyond = (number > other.dtype.max) - (number < other.dtype.min)
                 if beyond:
-                    below = (beyond < 0) == (number is a)       # the answer to a < b
+                    below = (beyond < 0) == (number is a)       # the result of a < b
                     holds = {Ops.CMPEQ: False, Ops.CMPNE: True, Ops.CMPLT: below, Ops.CMPLE: below}[op]
                     return self.from_uop(graph.full(other.shape, holds, dtypes.bool))
         if isinstance(a, TensorBase) and isinstance(b, TensorBase):
@@ -276,11 +277,11 @@ class Elementwise(Movement):
         return self._binary(op, name, a, b)
 
     def _compare_with_unsigned(self, op: Ops, name: str, a: TensorBase, b: TensorBase, signed: TensorBase) -> Self:
-        """`op` on a signed tensor and one of uint64, which have no common integer type: exact, as in NumPy. A negative number is below all
-        others."""
+        """Compare a signed tensor with one of uint64, which have no common integer type. The result is exact, as in NumPy: negative
+        numbers are below all others."""
         result = self._binary(op, name, a.cast(dtypes.uint64), b.cast(dtypes.uint64))
         negative = self.from_uop(signed.uop).lt(0)
-        holds = {Ops.CMPEQ: False, Ops.CMPNE: True}.get(op, signed is a)       # the answer where the signed operand is negative
+        holds = {Ops.CMPEQ: False, Ops.CMPNE: True}.get(op, signed is a)       # the result if the signed operand is negative
         return result.logical_or(negative) if holds else result.logical_and(negative.logical_not())
 
     def eq(self, other: Operand) -> Self:
@@ -288,7 +289,7 @@ class Elementwise(Movement):
         return self._compare(Ops.CMPEQ, "eq", self, other)
 
     def ne(self, other: Operand) -> Self:
-        """self != other; True where either is NaN."""
+        """Compare self != other; True if either is NaN."""
         return self._compare(Ops.CMPNE, "ne", self, other)
 
     def lt(self, other: Operand) -> Self:
@@ -317,22 +318,22 @@ class Elementwise(Movement):
 
     # -- logic and bits --------------------------------------------------------------------------
     def logical_not(self) -> Self:
-        """True where self is zero."""
+        """True if self is zero."""
         return self.from_uop(graph.alu(Ops.NOT, self.cast(dtypes.bool).uop))
 
     def _logical(self, op: Ops, name: str, other: Operand) -> Self:
         return self._binary(op, name, self.cast(dtypes.bool), self._as_tensor(other).cast(dtypes.bool))
 
     def logical_and(self, other: Operand) -> Self:
-        """True where both are nonzero."""
+        """True if both operands are nonzero."""
         return self._logical(Ops.AND, "logical_and", other)
 
     def logical_or(self, other: Operand) -> Self:
-        """True where either is nonzero."""
+        """True if either operand is nonzero."""
         return self._logical(Ops.OR, "logical_or", other)
 
     def logical_xor(self, other: Operand) -> Self:
-        """True where exactly one is nonzero."""
+        """True if exactly one operand is nonzero."""
         return self._logical(Ops.XOR, "logical_xor", other)
 
     def _bitwise(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
@@ -397,7 +398,7 @@ class Elementwise(Movement):
 
     # -- choices ---------------------------------------------------------------------------------
     def where(self, condition: Operand, other: Operand) -> Self:
-        """self where the bool `condition` holds, `other` elsewhere. `svod.where(condition, x, y)` takes the condition first."""
+        """Select self if the bool `condition` is True, otherwise `other`. `svod.where(condition, x, y)` takes the condition first."""
         chooser = self._as_tensor(condition)
         if chooser.dtype.kind != "b":
             raise DTypeError(f"x.where(condition, y) with a condition of {chooser.dtype.name}: give bools, as `condition != 0`; where the "
@@ -405,7 +406,7 @@ class Elementwise(Movement):
         return self._select(chooser, self, other)
 
     def masked_fill(self, mask: Operand, value: Operand) -> Self:
-        """`value`, converted to the dtype of self, where `mask` holds; self elsewhere."""
+        """Replace elements by `value`, converted to the dtype of self, if `mask` is True for them."""
         scalar = without_numpy(value)
         if not is_scalar(scalar):
             return self._select(mask, self._as_tensor(scalar).cast(self.dtype), self)
@@ -425,15 +426,15 @@ class Elementwise(Movement):
         return self.from_uop(graph.alu(Ops.WHERE, graph.broadcast(chooser.uop, shape, "where"), *branches))
 
     def maximum(self, other: Operand) -> Self:
-        """The larger of two; NaN where either is."""
+        """The larger of two operands; NaN if either is."""
         return self._arithmetic(Ops.MAX, "maximum", self, other)
 
     def minimum(self, other: Operand) -> Self:
-        """The smaller of two; NaN where either is."""
+        """The smaller of two operands; NaN if either is."""
         return self._arithmetic(Ops.MIN, "minimum", self, other)
 
     def clamp(self, min: Operand | None = None, max: Operand | None = None) -> Self:
-        """Limit the elements to `min` … `max`, tensors or numbers. None leaves a side open."""
+        """Limit the elements to `min` … `max`, tensors or numbers. None is no limit."""
         if min is None and max is None:
             raise DTypeError("clamp without bounds: give min, max or both")
         low = self if min is None else self.maximum(min)
@@ -443,11 +444,11 @@ class Elementwise(Movement):
 
     # -- rounding and signs ----------------------------------------------------------------------
     def abs(self) -> Self:
-        """Absolute value. The smallest integer stays negative."""
+        """The absolute value. The smallest integer stays negative."""
         return self.from_uop(graph.alu(Ops.ABS, self.uop)) if self.dtype.is_signed else self
 
     def sign(self) -> Self:
-        """-1, 0 or 1; NaN stays NaN."""
+        """The sign -1, 0 or 1; NaN stays NaN."""
         if self.dtype.kind == "b":
             return self
         negative: Operand = self._select(self.lt(0), -1, self) if self.dtype.is_signed else self
@@ -457,19 +458,19 @@ class Elementwise(Movement):
         return self.from_uop(graph.alu(op, self.uop)) if self.dtype.is_float else self
 
     def floor(self) -> Self:
-        """The largest whole number <= x. Integers stay."""
+        """The largest whole number <= x. Integers stay unchanged."""
         return self._rounded(Ops.FLOOR)
 
     def ceil(self) -> Self:
-        """The smallest whole number >= x. Integers stay."""
+        """The smallest whole number >= x. Integers stay unchanged."""
         return self._rounded(Ops.CEIL)
 
     def trunc(self) -> Self:
-        """x rounded toward zero. Integers stay."""
+        """Round x toward zero. Integers stay unchanged."""
         return self._rounded(Ops.TRUNC)
 
     def round(self, decimals: int = 0) -> Self:
-        """The nearest multiple of 10**-decimals, halves to even. Integers stay if `decimals` is not negative."""
+        """Round to the nearest multiple of 10**-decimals, ties to even. Integers stay unchanged if `decimals` is not negative."""
         if decimals == 0 or (decimals > 0 and not self.dtype.is_float):
             return self._rounded(Ops.ROUND)
         return self._rounded_to(decimals) if self.dtype.is_float else self.cast(dtypes.float64)._rounded_to(decimals).cast(self.dtype)
@@ -493,18 +494,18 @@ class Elementwise(Movement):
 
     @rounds_once
     def log10(self) -> Self:
-        """log2(x) · log10(2)."""
+        """The decimal logarithm, computed as log2(x) · log10(2)."""
         return self._float().log2().mul(math.log10(2))
 
     @rounds_once
     def tan(self) -> Self:
-        """sin / cos."""
+        """The tangent, computed as sin / cos."""
         x = self._float()
         return (x.sin() / x.cos())
 
     @rounds_once
     def rsqrt(self) -> Self:
-        """1 / sqrt(x)."""
+        """The reciprocal square root 1 / sqrt(x)."""
         return self._float().sqrt().reciprocal()
 
     def square(self) -> Self:
@@ -513,8 +514,8 @@ class Elementwise(Movement):
 
     @rounds_once
     def log1p(self) -> Self:
-        """log(1 + x), accurate for small x: 2 atanh(x / (2 + x)) by its series for √½ < 1 + x < √2. It relies on no rounding error, which
-        compilers of devices may simplify away."""
+        """The logarithm log(1 + x), accurate for small x: for √½ < 1 + x < √2 it is 2 atanh(x / (2 + x)) by its series. This does not
+        rely on rounding errors, which compilers of devices may simplify away."""
         x = self._float()
         t = x / (x * 0.5 + 1)
         z = t.square() * 0.25
@@ -527,7 +528,7 @@ class Elementwise(Movement):
 
     @rounds_once
     def expm1(self) -> Self:
-        """exp(x) - 1, accurate for small x: (u - 1) · x / log(u) with u = exp(x) rounded (Kahan)."""
+        """The function exp(x) - 1, accurate for small x: (u - 1) · x / log(u) with u = exp(x) rounded (Kahan)."""
         x = self._float()
         u = x.exp()
         plain = u - 1
@@ -535,20 +536,20 @@ class Elementwise(Movement):
         return self._select(u.eq(1), x, self._select(plain.eq(-1).logical_or(u.eq(math.inf)), plain, precise))
 
     def isnan(self) -> Self:
-        """True where NaN."""
+        """True if x is NaN."""
         return self.ne(self) if self.dtype.is_float else self._full_like(False, dtypes.bool)
 
     def isinf(self) -> Self:
-        """True where infinite."""
+        """True if x is infinite."""
         return self.abs().eq(math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
 
     def isfinite(self) -> Self:
-        """True where neither NaN nor infinite."""
+        """True if x is neither NaN nor infinite."""
         return self.abs().lt(math.inf) if self.dtype.is_float else self._full_like(True, dtypes.bool)
 
 
 def _is_no_value(other: object) -> bool:
-    """Whether `x == other` is Python's own comparison and gives False: for None and strings."""
+    """Whether `x == other` uses Python's default comparison, which is False: for None and strings."""
     return other is None or isinstance(other, str)
 
 
@@ -556,7 +557,7 @@ _LOGIC_OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR, Ops.MIN: 
 
 
 def truncated_remainder(dividend: UOp, divisor: UOp) -> UOp:
-    """x - trunc(x / y) · y as float64, with the sign of x: x for an infinite y, NaN for an infinite x or a y of 0.
+    """The remainder x - trunc(x / y) · y as float64, with the sign of x: x for an infinite y, NaN for an infinite x or a y of 0.
 
     Multiples of 2**24 · y are subtracted first: for floats of up to 24 bits, each product and difference is then exact in float64."""
     narrow = dividend.dtype.bits < 64
@@ -566,15 +567,15 @@ def truncated_remainder(dividend: UOp, divisor: UOp) -> UOp:
         part = y if factor == 1.0 else graph.alu(Ops.MUL, y, graph.full(shape, factor, dtypes.float64))
         whole = graph.alu(Ops.TRUNC, graph.alu(Ops.FDIV, rest, part))
         is_rest = graph.alu(Ops.CMPEQ, whole, graph.full(shape, 0.0, dtypes.float64))
-        # 0 times an infinite y would be NaN
+        # avoids 0 times an infinite y, which would be NaN
         rest = graph.alu(Ops.WHERE, is_rest, rest, graph.alu(Ops.SUB, rest, graph.alu(Ops.MUL, whole, part)))
     return rest
 
 
 def _floor_quotient(dividend: UOp, divisor: UOp) -> UOp:
-    """The floor of a quotient of floats. It is computed in float64, where a quotient of narrower floats does not round to a whole number.
-    A negative quotient that underflows to -0 gives -1, such as a finite number by an infinite one. An infinite dividend gives NaN, except
-    by zero."""
+    """The floor of a quotient of floats. It is computed in float64, in which a quotient of narrower floats does not round to a whole
+    number. A negative quotient that underflows to -0 gives -1, such as a finite number divided by an infinite one. An infinite dividend
+    gives NaN, except for a divisor of zero."""
     result = dividend.dtype
     dividend, divisor = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
     dtype = dividend.dtype

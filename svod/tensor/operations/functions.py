@@ -1,5 +1,5 @@
-"""More elementwise functions, composed from `elementwise.py`: remainders, mixtures, comparisons within a tolerance, angles, hyperbolic
-functions. Names and signatures are PyTorch's.
+"""More elementwise functions, composed of those in `elementwise.py`: remainders, mixtures, comparisons within a tolerance, angles,
+hyperbolic functions. Names and signatures are PyTorch's.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Functions(Elementwise):
     __slots__ = ()
 
     def _partner(self, x: Operand) -> Self:
-        """An operand as a tensor. A number gets the dtype in which it meets this tensor."""
+        """Convert an operand to a tensor. A number gets the dtype of an operation between it and this tensor."""
         value = without_numpy(x)
         if isinstance(value, Dim):
             return self._value(value)
@@ -35,7 +35,7 @@ class Functions(Elementwise):
     def true_divide(self, other: Operand) -> Self: return self.div(other)
 
     def fmod(self, other: Operand) -> Self:
-        """The remainder of division rounded toward zero, with the sign of self, as C's %. The remainder of an integer by zero is 0."""
+        """The remainder of division rounded toward zero, with the sign of self, like C's %. The remainder of an integer by zero is 0."""
         dtype = common_dtype("fmod", self, self._operand(other))
         a, b = self.cast(dtype), self._partner(other).cast(dtype)
         if dtype.is_float:
@@ -46,13 +46,14 @@ class Functions(Elementwise):
         return rest.sub(b).where(rest.ne(0).logical_and(a.lt(0).ne(b.lt(0))), rest)
 
     def frac(self) -> Self:
-        """x - trunc(x)."""
+        """The fractional part x - trunc(x)."""
         return self.sub(self.trunc())
 
     # -- mixtures --------------------------------------------------------------------------------
     @rounds_once
     def lerp(self, end: Operand, weight: Operand) -> Self:
-        """self + weight · (end - self); computed from the nearer end, as in PyTorch, so that weight 1 gives exactly `end`."""
+        """The interpolation self + weight · (end - self), computed from the nearer end, as in PyTorch, so that weight 1 gives exactly
+        `end`."""
         a = self._float()
         b, w = a._partner(end), a._partner(weight)
         distance = b.sub(a)
@@ -60,27 +61,27 @@ class Functions(Elementwise):
 
     @rounds_once
     def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
-        """self + value · tensor1 · tensor2."""
+        """The sum self + value · tensor1 · tensor2."""
         return self.add(self._partner(tensor1).mul(tensor2), alpha=value)
 
     @rounds_once
     def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
-        """self + value · tensor1 / tensor2."""
+        """The sum self + value · tensor1 / tensor2."""
         return self.add(self._partner(tensor1).div(tensor2), alpha=value)
 
     @rounds_once
     def logaddexp(self, other: Operand) -> Self:
-        """log(exp(x) + exp(y)) without overflow."""
+        """The logarithm of a sum, log(exp(x) + exp(y)), without overflow."""
         y = self._partner(other)
         dtype = self._meeting("logaddexp", y)
         a, b = self._float(), y._float()
         top, distance = a.maximum(b), a.sub(b).abs().neg()
-        # equal infinities have no distance
+        # equal infinities have no difference (inf - inf is NaN)
         return top.where(a.eq(b).logical_and(top.isinf()), top.add(distance.exp().log1p())).cast(dtype)
 
     @rounds_once
     def hypot(self, other: Operand) -> Self:
-        """sqrt(x² + y²), scaled by the larger so that it does not overflow."""
+        """The hypotenuse sqrt(x² + y²), scaled by the larger operand to avoid overflow."""
         y = self._partner(other)
         dtype = self._meeting("hypot", y)
         a, b = self._float().abs(), y._float().abs()
@@ -90,21 +91,21 @@ class Functions(Elementwise):
         return result.where(top.isfinite(), top.where(a.eq(math.inf).logical_or(b.eq(math.inf)).logical_not(), math.inf)).cast(dtype)
 
     def copysign(self, other: Operand) -> Self:
-        """|x| with the sign of y; -0.0 counts as negative."""
+        """The value |x| with the sign of y; -0.0 counts as negative."""
         y = self._partner(other)
         dtype = self._meeting("copysign", y)
         size = self._float().cast(dtype).abs()
         return size.neg().where(y.signbit(), size)
 
     def signbit(self) -> Self:
-        """True where negative; -0.0 counts as negative."""
+        """True if x is negative; -0.0 counts as negative."""
         if not self.dtype.is_float:
             return self.lt(0) if self.dtype.is_signed else self._full_like(False, dtypes.bool)
         return self.bitcast(f"int{self.dtype.bits}").lt(0)
 
     @rounds_once
     def xlogy(self, other: Operand) -> Self:
-        """x · log(y); 0 where x is 0, unless y is NaN."""
+        """The product x · log(y); 0 if x is 0, unless y is NaN."""
         y = self._partner(other)
         dtype = self._meeting("xlogy", y)
         a, b = self._float(), y._float()
@@ -112,13 +113,13 @@ class Functions(Elementwise):
 
     @rounds_once
     def logit(self, eps: float | None = None) -> Self:
-        """log(x / (1 - x)), the inverse of `sigmoid`. With `eps`, x is clamped to eps … 1 - eps first."""
+        """The inverse of `sigmoid`, log(x / (1 - x)). With `eps`, x is clamped to eps … 1 - eps first."""
         x = self._float() if eps is None else self._float().clamp(eps, 1 - eps)
         return x.div(x.neg().add(1)).log()
 
     @rounds_once
     def sinc(self) -> Self:
-        """sin(πx) / πx; 1 at 0. The sine is that of the distance from a whole number, which is exact."""
+        """The function sin(πx) / πx; 1 at 0. The sine's argument is the distance from the nearest whole number, which is exact."""
         x = self._float()
         whole = x.round()
         sine = x.sub(whole).mul(math.pi).sin()
@@ -128,7 +129,7 @@ class Functions(Elementwise):
     # -- comparisons -----------------------------------------------------------------------------
     @rounds_once
     def isclose(self, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Self:
-        """True where |x - y| <= atol + rtol · |y| or x equals y, and for two NaNs with `equal_nan`."""
+        """True if |x - y| <= atol + rtol · |y| or x equals y, and with `equal_nan` also if both are NaN."""
         y = self._partner(other)
         dtype = common_dtype("isclose", self, y)
         a, b = self.cast(dtype), y.cast(dtype)
@@ -140,15 +141,15 @@ class Functions(Elementwise):
         return same.logical_or(near.logical_and(a.isfinite()).logical_and(b.isfinite()))
 
     def isposinf(self) -> Self:
-        """True where +inf."""
+        """True if x is +inf."""
         return self.eq(math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
 
     def isneginf(self) -> Self:
-        """True where -inf."""
+        """True if x is -inf."""
         return self.eq(-math.inf) if self.dtype.is_float else self._full_like(False, dtypes.bool)
 
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Self:
-        """NaN and infinities replaced. `posinf` and `neginf` default to the dtype's largest and smallest finite numbers."""
+        """Replace NaN and infinities. `posinf` and `neginf` default to the dtype's largest and smallest finite numbers."""
         if not self.dtype.is_float:
             return self
         largest = _LARGEST[self.dtype.name]
@@ -160,7 +161,7 @@ class Functions(Elementwise):
     def clamp_max(self, max: Operand) -> Self: return self.clamp(max=max)
 
     def heaviside(self, values: Operand) -> Self:
-        """0 below zero, 1 above, `values` at zero, and NaN at NaN, as in NumPy."""
+        """The step function: 0 below zero, 1 above, `values` at zero, and NaN at NaN, as in NumPy."""
         if self.dtype.kind == "b":
             raise DTypeError("heaviside of bools: cast them to numbers")
         step = self._partner(values).where(self.eq(0), self.gt(0).cast(self.dtype))
@@ -169,7 +170,7 @@ class Functions(Elementwise):
     # -- angles ----------------------------------------------------------------------------------
     @rounds_once
     def atan(self) -> Self:
-        """The angle of a tangent, in ±π/2."""
+        """The arctangent, in ±π/2."""
         x = self._float()
         a = x.abs()
         above = a.gt(1)
@@ -177,8 +178,8 @@ class Functions(Elementwise):
         return angle.where(above.logical_not(), angle.neg().add(math.pi / 2)).copysign(x)
 
     def _small_angle(self) -> Self:
-        """atan of 0 … 1 by its series. The identity atan(t) = 2·atan(t / (1 + sqrt(1 + t²))), applied twice, first brings t below
-        tan(π/16)."""
+        """The arctangent of 0 … 1 by its series. The identity atan(t) = 2·atan(t / (1 + sqrt(1 + t²))), applied twice, first reduces t
+        below tan(π/16)."""
         t = self
         for _ in range(2):
             t = t.div(t.square().add(1).sqrt().add(1))
@@ -191,14 +192,14 @@ class Functions(Elementwise):
 
     @rounds_once
     def atan2(self, other: Operand) -> Self:
-        """The angle of the point (other, self), in ±π. The signs of zeros count, as in C."""
+        """The angle of the point (other, self), in ±π. The signs of zeros matter, as in C."""
         o = self._partner(other)
         dtype = self._meeting("atan2", o)
         wide = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
         y, x = self.cast(wide), o.cast(wide)
         b, a = y.abs(), x.abs()
         low, high = a.minimum(b), a.maximum(b)
-        # the ratio of equal infinities is 1, of equal zeros 0
+        # the ratio is 1 for equal infinities and 0 for equal zeros
         ratio = low.div(high.where(high.ne(0), 1.0)).where(low.ne(high).logical_or(high.isfinite()), 1.0)
         angle = ratio._small_angle()
         angle = angle.where(b.le(a), angle.neg().add(math.pi / 2))
@@ -208,23 +209,23 @@ class Functions(Elementwise):
 
     @rounds_once
     def asin(self) -> Self:
-        """The angle of a sine, in ±π/2; NaN beyond ±1."""
+        """The arcsine, in ±π/2; NaN beyond ±1."""
         x = self._float()
         return x.atan2(x.neg().add(1).mul(x.add(1)).sqrt())
 
     @rounds_once
     def acos(self) -> Self:
-        """The angle of a cosine, in 0 … π; NaN beyond ±1."""
+        """The arccosine, in 0 … π; NaN beyond ±1."""
         x = self._float()
         return x.neg().add(1).sqrt().atan2(x.add(1).sqrt()).mul(2)
 
     # -- hyperbolic functions ----------------------------------------------------------------------
     @rounds_once
     def sinh(self) -> Self:
-        """(exp(x) - exp(-x)) / 2, without cancellation near zero."""
+        """The hyperbolic sine (exp(x) - exp(-x)) / 2, without cancellation near zero."""
         x = self._float()
         half = x.abs().expm1()
-        # e/2 + e/(2(e + 1)) with e = exp|x| - 1; (exp(|x|/2) / 2) · exp(|x|/2) where exp|x| overflows
+        # e/2 + e/(2(e + 1)) with e = exp|x| - 1; (exp(|x|/2) / 2) · exp(|x|/2) if exp|x| overflows
         small = half.add(half.div(half.add(1))).mul(0.5)
         large = x.abs().mul(0.5).exp()
         size = small.where(half.lt(math.inf), large.mul(0.5).mul(large))
@@ -232,13 +233,13 @@ class Functions(Elementwise):
 
     @rounds_once
     def cosh(self) -> Self:
-        """(exp(x) + exp(-x)) / 2."""
+        """The hyperbolic cosine (exp(x) + exp(-x)) / 2."""
         half = self._float().abs().mul(0.5).exp()
         return half.mul(0.5).mul(half).add(half.reciprocal().mul(0.5).mul(half.reciprocal()))
 
     @rounds_once
     def asinh(self) -> Self:
-        """log(x + sqrt(x² + 1)), through log1p."""
+        """The inverse hyperbolic sine log(x + sqrt(x² + 1)), computed by log1p."""
         x = self._float()
         a = x.abs()
         square = a.square()
@@ -249,7 +250,7 @@ class Functions(Elementwise):
 
     @rounds_once
     def acosh(self) -> Self:
-        """log(x + sqrt(x² - 1)), through log1p; NaN below 1."""
+        """The inverse hyperbolic cosine log(x + sqrt(x² - 1)), computed by log1p; NaN below 1."""
         x = self._float()
         t = x.sub(1)
         small = t.add(t.mul(t.add(2)).sqrt()).log1p()
@@ -258,7 +259,7 @@ class Functions(Elementwise):
 
     @rounds_once
     def atanh(self) -> Self:
-        """log((1 + x) / (1 - x)) / 2, through log1p; NaN beyond ±1."""
+        """The inverse hyperbolic tangent log((1 + x) / (1 - x)) / 2, computed by log1p; NaN beyond ±1."""
         x = self._float()
         a = x.abs()
         result = a.mul(2).div(a.neg().add(1)).log1p().mul(0.5)
@@ -266,12 +267,14 @@ class Functions(Elementwise):
 
     @rounds_once
     def erfc(self) -> Self:
-        """1 - erf(x), within six units in the last place: exp(-x²) · P(q) / (1 + 2x) with q = (x - k) / (x + k) for x ≥ 0 (Shepherd and
-        Laframboise, "Chebyshev approximation of (1 + 2x) exp(x²) erfc(x) in 0 ≤ x < ∞", 1981), 2 - erfc(-x) below."""
+        """The complementary error function 1 - erf(x), within six units in the last place: exp(-x²) · P(q) / (1 + 2x) with q = (x - k) /
+        (x + k) for x ≥ 0 (Shepherd and Laframboise, "Chebyshev approximation of (1 + 2x) exp(x²) erfc(x) in 0 ≤ x < ∞", 1981), 2 -
+        erfc(-x) for x < 0."""
         x = self._float()
         k, limit, coefficients, low_bits = _ERFCX[x.dtype.name]
         a = x.abs().minimum(limit)
-        head = a.bitcast(f"int{x.dtype.bits}").bitwise_and(-1 << low_bits).bitcast(x.dtype)     # its square has no rounding error
+        # so short that its square has no rounding error
+        head = a.bitcast(f"int{x.dtype.bits}").bitwise_and(-1 << low_bits).bitcast(x.dtype)
         bell = head.square().neg().exp().mul(head.sub(a).mul(head.add(a)).exp())
         q = a.sub(k).div(a.add(k))
         total = q.mul(coefficients[-1])
@@ -282,19 +285,19 @@ class Functions(Elementwise):
 
     @rounds_once
     def deg2rad(self) -> Self:
-        """x · π / 180."""
+        """Convert degrees to radians: x · π / 180."""
         return self._float().mul(math.pi / 180)
 
     @rounds_once
     def rad2deg(self) -> Self:
-        """x · 180 / π."""
+        """Convert radians to degrees: x · 180 / π."""
         return self._float().mul(180 / math.pi)
 
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
 
-# For each type k, an argument from which on erfc is 0, P as ERFCX of experiments/polynomials.py fits it (errors 2^-25.3, 2^-54.3), and
-# the low bits that a number loses so that its square is exact
+# for each dtype: k, an argument above which erfc is 0, the coefficients of P as ERFCX of experiments/polynomials.py fits them (errors
+# 2^-25.3, 2^-54.3), and the number of low bits that are cleared so that a square is exact
 _ERFCX: dict[str, tuple[float, float, tuple[float, ...], int]] = {
     "float32": (2.0, 10.3, (1.2769784, -0.09276415, -0.16603005, 0.16405778, -0.0542172, -0.008072705, 0.008669676, 0.00134584,
                             -0.0012653936, -0.0004313747), 12),

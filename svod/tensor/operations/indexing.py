@@ -1,15 +1,15 @@
-"""Indexing: NumPy's basic indexing as views, integer tensors as gathers.
+"""Indexing: NumPy's basic indexing becomes views, integer tensors become gathers.
 
-An int drops its axis, a slice keeps a part of it with any step, None adds an axis, and Ellipsis stands for the axes not named. They are
-SHRINK, FLIP and WINDOW with windows of one element: index arithmetic without a copy or a gather.
+An int drops its axis, a slice selects a part of it with any step, None adds an axis, and Ellipsis stands for all axes without an entry.
+These are SHRINK, FLIP, and WINDOW with windows of one element: index arithmetic without a copy or a gather.
 
-A NumPy array or list of bools stands for the positions that it chooses (`numpy.nonzero`), whose number is known when the graph is built.
-A Tensor mask raises UnsupportedError: use `where`, or `masked_select` with a size.
+A NumPy array or list of bools stands for the positions of its True elements (`numpy.nonzero`), whose number is known when the graph is
+built. A Tensor mask raises UnsupportedError: use `where`, or `masked_select` with a size.
 
 One integer tensor, list or array in an index is `take` along its axis. Several are broadcast against each other and read one element per
-position. Their axes stand where the first one stood if they are adjacent, else in front. Ints are applied before the tensors, as in
-PyTorch; NumPy counts them among the tensors. Negative positions count from the end. A position out of range raises an error in a list or an
-array, whose values are known when the graph is built; in a tensor it reads 0.
+position. Their axes replace the first indexed axis if the indexed axes are adjacent; otherwise they come first. Ints are applied before the
+tensors, as in PyTorch; NumPy treats them like tensors. Negative positions count from the end. A position out of range in a list or array,
+whose values are known when the graph is built, raises an error; in a tensor it reads 0.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from svod.tensor.operations.functions import Functions
 
 
 class Indexing(Functions):
-    """`t[…]`, take, gather."""
+    """Indexing with `t[…]`, take, gather."""
 
     __slots__ = ()
 
@@ -56,16 +56,17 @@ class Indexing(Functions):
         return result._take_points(tensors)
 
     def _views(self, index: Any) -> tuple[Self, list[tuple[int, Self]]]:
-        """The view that the ints and slices of an index name, and the index tensors with their axes in that view."""
+        """(the view that the ints and slices of an index select, the index tensors with their axes in that view)."""
         view, shape, tensors = self._basic(self._entries(index))
         return view.reshape(shape), tensors
 
     def _entries(self, index: Any) -> list[Any]:
-        """The entries of an index: an int, a slice, a tensor or an array of integers for each axis of self, and None for a new one."""
+        """The normalised entries of an index: an int, a slice, a tensor or an array of integers for each axis of self, and None for a
+        new axis."""
         return self._with_all_axes(self._with_positions(list(index) if isinstance(index, tuple) else [index]))
 
     def _with_positions(self, entries: list[Any]) -> list[Any]:
-        """The index with lists as arrays and masks of known values as the positions that they choose."""
+        """Convert lists in an index to arrays, and masks of known values to positions."""
         result: list[Any] = []
         arrays = [array_of_lists(e) if isinstance(e, list) else e for e in entries]
         for i, e in enumerate(arrays):
@@ -79,14 +80,14 @@ class Indexing(Functions):
         return result
 
     def _mask_positions(self, mask: Array, first: int) -> list[Array]:
-        """The positions that a mask over the axes from `first` on chooses: an array for each axis of the mask."""
+        """The positions of a mask's True elements, where the mask covers the axes from `first` on: an array for each axis of the mask."""
         if first < 0 or mask.ndim == 0 or mask.shape != self.shape[first:first + mask.ndim]:
             raise TensorIndexError(f"a mask of shape {mask.shape} for axes {first} … of {self.shape}: the extents must agree")
         return list(np.nonzero(mask))
 
     def _positions(self, name: str, index: Operand, n: int) -> Self:
-        """An index along an axis of extent n as a tensor. Raises TensorIndexError for a number, list or array with a position out of
-        range."""
+        """Convert an index along an axis of extent n to a tensor. Raises TensorIndexError for a number, list or array with a position
+        out of range."""
         chosen = self._as_tensor(np.zeros(0, np.int64) if isinstance(index, (list, tuple)) and not index else index)
         if isinstance(index, TensorBase) or isinstance(n, Dim) or not chosen.dtype.is_int or not chosen.numel():
             return chosen
@@ -97,7 +98,7 @@ class Indexing(Functions):
         return chosen
 
     def _with_all_axes(self, entries: list[Any]) -> list[Any]:
-        """The index with its Ellipsis replaced: it names every axis of self."""
+        """Replace the Ellipsis of an index, so that there is an entry for every axis of self."""
         dots = [i for i, e in enumerate(entries) if e is Ellipsis]
         named = sum(1 for e in entries if e is not None and e is not Ellipsis)
         if len(dots) > 1:
@@ -109,8 +110,8 @@ class Indexing(Functions):
         return entries[:at] + missing + entries[at + 1:]
 
     def _basic(self, entries: list[Any]) -> tuple[Self, tuple[int, ...], list[tuple[int, Self]]]:
-        """Apply ints and slices. Returns the view with all axes of self, its shape without the axes of ints and with new axes, and the
-        index tensors with their axes in that shape."""
+        """Apply ints and slices. Returns (the view with all axes of self, the shape after dropping axes of ints and adding new axes, the
+        index tensors with their axes in that shape)."""
         bounds: list[tuple[int, int]] = []
         reversed_axes: list[int] = []
         strides: list[tuple[int, int, int, int]] = []
@@ -156,8 +157,8 @@ class Indexing(Functions):
         return flat.from_uop(graph.gather(flat.uop, index.uop, first))
 
     def _points(self, tensors: list[tuple[int, Self]]) -> tuple[list[int], int, Self]:
-        """An order of axes that puts the indexed axes together, the place of the first of them, and the position of each point in the
-        indexed axes as one axis. The positions have the broadcast shape of the tensors, and are -1 where one is out of range."""
+        """(an order of axes that makes the indexed axes adjacent, the position of the first of them, the positions of all points in the
+        indexed axes flattened to one). These positions have the broadcast shape of the index tensors, and are -1 if out of range."""
         axes = [a for a, _ in tensors]
         together = axes == list(range(axes[0], axes[0] + len(axes)))
         first = axes[0] if together else 0
@@ -166,7 +167,7 @@ class Indexing(Functions):
         return rest[:first] + axes + rest[first:], first, self.from_uop(flat)
 
     def _flat_index(self, name: str, indices: Sequence[TensorBase], extents: Sequence[int]) -> UOp:
-        """Row-major positions of points given by one index tensor per axis; -1, which reads 0, where a position is out of range."""
+        """Row-major positions of points given by one index tensor per axis; a position out of range becomes -1, which reads 0."""
         shape = broadcast_shapes(name, *(t.shape for t in indices))
         dtype = dtypes.int32 if math.prod(extents) < 2 ** 31 and all(t.dtype.bits <= 32 and t.dtype != dtypes.uint32
                                                                      for t in indices) else dtypes.int64
@@ -182,7 +183,7 @@ class Indexing(Functions):
         return graph.alu(Ops.WHERE, valid, flat, graph.full(shape, -1, dtype))
 
     def take(self, index: Operand, axis: int | None = None) -> Self:
-        """Elements at integer positions along `axis` (None: of the flattened tensor), of shape `shape[:axis] + index.shape +
+        """Read elements at integer positions along `axis` (None: of the flattened tensor); the shape is `shape[:axis] + index.shape +
         shape[axis+1:]`. A position out of range raises TensorIndexError in a number, list or array, and reads 0 in a tensor."""
         if axis is None:
             return self.ravel().take(index, 0)
@@ -194,15 +195,15 @@ class Indexing(Functions):
         return self.from_uop(graph.gather(self.uop, _wrapped(wide, self.shape[at]), at))
 
     def index_select(self, dim: int, index: Operand) -> Self:
-        """`take` along `dim` with one position or a list of positions."""
+        """Read slices with `take` along `dim` at one position or a list of positions."""
         chosen = self._positions("index_select", index, self.shape[self._axis("index_select", dim)])
         if chosen.ndim > 1:
             raise ShapeError(f"index_select of {self.shape} at {chosen.shape}: the index is a list; `take` has any shape")
         return self.take(chosen.ravel(), dim)
 
     def gather(self, dim: int, index: Operand) -> Self:
-        """`out[i][j][k] = self[index[i][j][k]][j][k]` for dim 0: one position along `dim` per element of `index`. `index` has as many axes
-        as self and no larger extents along other axes."""
+        """Read one element along `dim` for each element of `index`: `out[i][j][k] = self[index[i][j][k]][j][k]` for dim 0. `index` has
+        as many axes as self and no larger extents along other axes."""
         axis = self._axis("gather", dim)
         chosen = self._positions("gather", index, self.shape[axis])
         fits = chosen.ndim == self.ndim and all(c <= n for i, (c, n) in enumerate(zip(chosen.shape, self.shape, strict=True)) if i != axis)
@@ -220,7 +221,7 @@ class Indexing(Functions):
         return self.from_uop(graph.gather(self.ravel().uop, self._flat_index("gather", points, self.shape), 0))
 
     def take_along_dim(self, indices: Operand, dim: int) -> Self:
-        """`gather`, with self and the indices broadcast against each other along the other axes."""
+        """Read elements with `gather`, after broadcasting self and the indices against each other along the other axes."""
         at = self._axis("take_along_dim", dim)
         chosen = self._positions("take_along_dim", indices, self.shape[at])
         if chosen.ndim != self.ndim:
@@ -238,12 +239,12 @@ class Indexing(Functions):
 
 
 def _axes_named(entries: list[Any]) -> int:
-    """Number of axes that entries of an index are applied to. A mask is applied to as many axes as it has."""
+    """The number of axes that entries of an index refer to. A mask refers to as many axes as it has."""
     return sum(e.ndim if isinstance(e, np.ndarray) and e.dtype == bool else 1 for e in entries if e is not None and e is not Ellipsis)
 
 
 def _slice_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
-    """(begin, end, step, number of positions) of a slice; begin < end in either direction.
+    """The interval (begin, end, step, number of positions) of a slice, with begin < end in either direction.
 
     A negative step reads the interval from its end. The interval is cut so that its last element is the first one read."""
     if any(isinstance(v, Dim) for v in (s.start, s.stop, s.step, n)):
@@ -260,7 +261,7 @@ def _slice_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
 
 
 def _symbolic_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
-    """`_slice_bounds` with variables. Bounds are not cut to the extent: they must be in range for all values of the variables."""
+    """Like `_slice_bounds`, with variables. Bounds are not clamped to the extent: they must be in range for all values of the variables."""
     if s.step not in (None, 1):
         raise UnsupportedError(f"slice {s} of an axis of extent {n}: where an extent depends on a variable the step is 1")
     start, stop = 0 if s.start is None else s.start, n if s.stop is None else s.stop
@@ -290,14 +291,14 @@ def _int_index(e: Any, axis: int, shape: tuple[int, ...]) -> int:
 
 
 def _index_dtype(dtype: DType, n: int) -> DType:
-    """The dtype that holds an index of `dtype` after n has been added to a negative one."""
+    """The dtype that can represent an index of `dtype` after n has been added to a negative one."""
     if dtype.bits < 32 and n < 2 ** 31:
         return dtypes.int32
     return dtype if dtype.bits == 64 or n < 2 ** 31 else dtypes.int64
 
 
 def _wrapped(index: UOp, n: int) -> UOp:
-    """Positions with n added to negative ones."""
+    """Add n to negative positions."""
     if not index.dtype.is_signed:
         return index
     shape = shape_of(index)

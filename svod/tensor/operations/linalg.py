@@ -1,4 +1,4 @@
-"""Contractions: matmul and linear, as one product over a common shape and one REDUCE over its last axis."""
+"""Contractions, such as matmul and linear: one product over a common shape and one REDUCE over its last axis."""
 from __future__ import annotations
 
 from typing import Self
@@ -46,7 +46,7 @@ class Linalg(Scatter):
 
     @rounds_once
     def linear(self, weight: Operand, bias: Operand | None = None) -> Self:
-        """x @ weightᵀ + bias: (…, in) with weight (out, in), or (in,), and bias (out,)."""
+        """A linear layer x @ weightᵀ + bias: (…, in) with weight (out, in), or (in,), and bias (out,)."""
         w = self._as_tensor(weight)
         if w.ndim not in (1, 2) or self.ndim == 0 or self.shape[-1] != w.shape[-1]:
             raise ShapeError(f"linear of {self.shape} with a weight of {w.shape}: the weight is (out, in), and in must be the last extent")
@@ -60,7 +60,7 @@ class Linalg(Scatter):
         return result.add(added)
 
     def _with_bias(self, name: str, bias: Operand | None) -> Self:
-        """This result of a convolution (N, O, …) plus a bias (O,). Raises ShapeError for one of another shape."""
+        """Add a bias (O,) to this result of a convolution (N, O, …). Raises ShapeError for a bias of another shape."""
         if bias is None:
             return self
         b, channels = self._as_tensor(bias), self.shape[1]
@@ -71,7 +71,7 @@ class Linalg(Scatter):
     def _contract(self, other: Self, shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType) -> Self:
         """The product of both operands, broadcast to `shape` and summed over `axes`, which are dropped.
 
-        It is one MUL over the common shape and one REDUCE_AXIS; no array of that shape is stored."""
+        It consists of one MUL over the common shape and one REDUCE_AXIS; no array of that shape is stored."""
         inner = dtypes.bool if dtype.kind == "b" else accumulator(dtype)
         a, b = (graph.broadcast(t.cast(inner).uop, shape) for t in (self, other))
         multiply, add = (Ops.AND, "OR") if dtype.kind == "b" else (Ops.MUL, "ADD")

@@ -1,4 +1,4 @@
-"""Operations that move elements and compute nothing. They are views in the graph and cost index arithmetic at most."""
+"""Operations that only move elements. They are views in the graph and cost index arithmetic at most."""
 from __future__ import annotations
 
 import math
@@ -22,14 +22,14 @@ class Movement(Creation):
 
     # -- shape -----------------------------------------------------------------------------------
     def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """The same elements in row-major order with another shape; one entry may be -1."""
+        """Change the shape; elements keep their row-major order, and one entry may be -1."""
         return self.from_uop(graph.reshape(self.uop, shape_argument(shape)))
 
     def view(self, *shape: int | Sequence[int]) -> Self: return self.reshape(*shape)
     def reshape_as(self, other: TensorBase) -> Self: return self.reshape(other.shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Axes start_dim … end_dim merged into one."""
+        """Merge the axes start_dim … end_dim into one."""
         if self.ndim == 0:
             return self.reshape(1).flatten(start_dim, end_dim)
         first, last = self._axis("flatten", start_dim), self._axis("flatten", end_dim)
@@ -38,11 +38,11 @@ class Movement(Creation):
         return self.reshape(*self.shape[:first], math.prod(self.shape[first:last + 1]), *self.shape[last + 1:])
 
     def ravel(self) -> Self:
-        """All elements on one axis."""
+        """Merge all axes into one."""
         return self.reshape(self.numel())
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
-        """Axis `dim` split into `sizes`; one may be -1."""
+        """Split axis `dim` into axes of extents `sizes`; one may be -1."""
         axis, sizes = self._axis("unflatten", dim), shape_argument(sizes)
         known = math.prod(n for n in sizes if n != -1)
         if sizes.count(-1) > 1 or (-1 in sizes and (known == 0 or self.shape[axis] % known)):
@@ -51,22 +51,22 @@ class Movement(Creation):
         return self.reshape(*self.shape[:axis], *whole, *self.shape[axis + 1:])
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
-        """Drop axes of extent 1: all of them, or only axes among `dim`."""
+        """Drop axes of extent 1: all of them, or only those among `dim`."""
         axes = normalize_axes("squeeze", dim, self.ndim)
         return self.reshape(tuple(n for i, n in enumerate(self.shape) if not (n == 1 and i in axes)))
 
     def unsqueeze(self, dim: int) -> Self:
-        """A new axis of extent 1 at `dim`; -1 puts it after the last one."""
+        """Add an axis of extent 1 at `dim`; -1 adds it after the last one."""
         axis = normalize_axes("unsqueeze", dim, self.ndim + 1)[0]
         return self.reshape((*self.shape[:axis], 1, *self.shape[axis:]))
 
     # -- order -----------------------------------------------------------------------------------
     def permute(self, *dims: int | Sequence[int]) -> Self:
-        """Axis i of the result is axis `dims[i]`."""
+        """Reorder the axes: axis i of the result is axis `dims[i]` of self."""
         return self.from_uop(graph.permute(self.uop, shape_argument(dims)))
 
     def transpose(self, dim0: int = 1, dim1: int = 0) -> Self:
-        """Two axes exchanged."""
+        """Exchange two axes."""
         order = list(range(self.ndim))
         a, b = self._axis("transpose", dim0), self._axis("transpose", dim1)
         order[a], order[b] = order[b], order[a]
@@ -75,7 +75,7 @@ class Movement(Creation):
     def swapaxes(self, axis0: int, axis1: int) -> Self: return self.transpose(axis0, axis1)
 
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
-        """Axis `source` moved to position `destination`, or several axes moved to one position each."""
+        """Move axis `source` to position `destination`, or several axes to one position each."""
         a, b = ([self._axis("movedim", i) for i in ([axes] if isinstance(axes, int) else axes)] for axes in (source, destination))
         if len(a) != len(b) or len(set(a)) < len(a) or len(set(b)) < len(b):
             raise ShapeError(f"movedim of {self.shape} from {source} to {destination}: give as many positions as axes, each once")
@@ -86,38 +86,38 @@ class Movement(Creation):
 
     @property
     def T(self) -> Self:
-        """All axes in reverse order."""
+        """The tensor with its axes in reverse order."""
         return self.permute(tuple(range(self.ndim))[::-1])
 
     @property
     def mT(self) -> Self:
-        """The last two axes exchanged."""
+        """The tensor with its last two axes exchanged."""
         return self.transpose(-2, -1)
 
     def t(self) -> Self:
-        """The transpose of a matrix; a vector or a scalar stays. Raises ShapeError for more than two axes."""
+        """The transpose of a matrix; a vector or scalar is returned unchanged. Raises ShapeError for more than two axes."""
         if self.ndim > 2:
             raise ShapeError(f"t of {self.shape}: it takes at most two axes; use T, mT or transpose")
         return self.T
 
     def flip(self, *axes: int | Sequence[int], dims: int | Sequence[int] = ()) -> Self:
-        """The given axes reversed. They are arguments, a sequence, or `dims`."""
+        """Reverse axes, given as arguments, a sequence, or `dims`."""
         return self.from_uop(graph.flip(self.uop, shape_argument(axes or (dims,))))
 
     # -- repetition ------------------------------------------------------------------------------
     def expand(self, *sizes: int | Sequence[int]) -> Self:
-        """Axes of extent 1 repeated and new leading axes added; -1 keeps an extent."""
+        """Repeat axes of extent 1 and add new leading axes; -1 keeps an extent."""
         wanted = shape_argument(sizes)
         missing = len(wanted) - self.ndim
         kept = tuple(self.shape[i - missing] if n == -1 and i >= missing else n for i, n in enumerate(wanted))
         return self._broadcast("expand", kept)
 
     def expand_as(self, other: TensorBase) -> Self:
-        """`expand` to the other's shape."""
+        """Expand to the shape of `other`."""
         return self.from_uop(graph.broadcast(self.uop, other.shape, "expand_as"))
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
-        """The tensor broadcast to `shape`."""
+        """Broadcast the tensor to `shape`."""
         return self._broadcast("broadcast_to", shape_argument(shape))
 
     def _broadcast(self, name: str, shape: tuple[int, ...]) -> Self:
@@ -127,7 +127,7 @@ class Movement(Creation):
         return self.from_uop(graph.broadcast(self.uop, shape, name))
 
     def repeat(self, *repeats: int | Sequence[int]) -> Self:
-        """Copies of the tensor side by side, `repeats[i]` of them along axis i. More counts than axes add leading axes."""
+        """Repeat the tensor `repeats[i]` times along axis i. More counts than axes add leading axes."""
         counts = shape_argument(repeats)
         missing = len(counts) - self.ndim
         if missing < 0 or any(n < 0 for n in counts):
@@ -138,12 +138,12 @@ class Movement(Creation):
         return wide.reshape(tuple(c * s for c, s in zip(counts, shape, strict=True)))
 
     def tile(self, *repeats: int | Sequence[int]) -> Self:
-        """`repeat`; as in NumPy, fewer counts than axes apply to the last axes."""
+        """Repeat the tensor; as in NumPy, fewer counts than axes apply to the last axes."""
         counts = shape_argument(repeats)
         return self.repeat((1,) * (self.ndim - len(counts)) + counts)
 
     def repeat_interleave(self, repeats: int, dim: int | None = None) -> Self:
-        """Each element repeated `repeats` times in a row along `dim`; None flattens first."""
+        """Repeat each element `repeats` times in a row along `dim`; None flattens first."""
         if dim is None:
             return self.ravel().repeat_interleave(repeats, 0)
         axis = self._axis("repeat_interleave", dim)
@@ -155,10 +155,10 @@ class Movement(Creation):
 
     # -- edges -----------------------------------------------------------------------------------
     def pad(self, pad: Sequence[int] | Sequence[tuple[int, int] | None], mode: str = "constant", value: Scalar = 0) -> Self:
-        """Elements added before and after each axis; negative counts cut elements off.
+        """Add elements before and after each axis; negative counts remove elements.
 
-        `pad` is flat as in PyTorch, `(before, after)` of the last axis, then of the axis before it, …, or one pair or None per axis in
-        order as in NumPy. `mode`: 'constant' (`value`), 'reflect' (mirrored without the edge), 'symmetric' (mirrored with the edge),
+        `pad` is flat as in PyTorch, `(before, after)` of the last axis, then of the axis before it, …, or, as in NumPy, one pair or None
+        for each axis in order. `mode`: 'constant' (`value`), 'reflect' (mirrored without the edge), 'symmetric' (mirrored with the edge),
         'replicate' or 'edge' (the edge repeated), 'circular' or 'wrap' (from the other end). Raises ShapeError, UnsupportedError."""
         pairs = self._pad_pairs(tuple(pad))
         if mode != "constant":
@@ -171,7 +171,7 @@ class Movement(Creation):
         return self.from_uop(graph.pad(inner, tuple((max(0, lo), max(0, hi)) for lo, hi in pairs), value))
 
     def _pad_from_within(self, pairs: tuple[tuple[int, int], ...], mode: str) -> Self:
-        """Padding with the tensor's own elements: axis by axis, the elements before, the tensor and the elements after are joined."""
+        """Pad with the tensor's own elements: axis by axis, concatenate the elements before, the tensor, and the elements after."""
         names = {"reflect": 1, "symmetric": 0, "replicate": None, "edge": None, "circular": -1, "wrap": -1}
         if mode not in names:
             raise UnsupportedError(f"pad with mode {mode!r}: use 'constant', {', '.join(map(repr, names))}")
@@ -204,24 +204,24 @@ class Movement(Creation):
         return tuple((0, 0) if p is None else (int(p[0]), int(p[1])) for p in pad)
 
     def shrink(self, bounds: Sequence[tuple[int, int] | None]) -> Self:
-        """The positions `begin <= i < end` of each axis; None keeps a whole axis."""
+        """Select the positions `begin <= i < end` of each axis; None keeps a whole axis."""
         if len(bounds) != self.ndim:
             raise ShapeError(f"shrink of {self.shape} to {tuple(bounds)}: give bounds or None for each axis")
         whole = tuple((0, n) if b is None else b for n, b in zip(self.shape, bounds, strict=True))
         return self.from_uop(graph.shrink(self.uop, whole))
 
     def narrow(self, dim: int, start: int, length: int) -> Self:
-        """`length` positions of one axis from `start` on."""
+        """Select `length` positions of one axis from `start` on."""
         axis = self._axis("narrow", dim)
         first = start + self.shape[axis] if start < 0 else start
         return self.shrink([(first, first + length) if i == axis else None for i in range(self.ndim)])
 
     def unfold(self, dimension: int, size: int, step: int) -> Self:
-        """Windows of `size` elements at every `step`-th position of an axis, as a new last axis. A view."""
+        """Windows of `size` elements, one at every `step`-th position of an axis, as a new last axis. A view."""
         return self.from_uop(graph.window(self.uop, ((self._axis("unfold", dimension), size, step, 1),)))
 
     def roll(self, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Self:
-        """Elements shifted cyclically along axes; without `dims`, in the flattened tensor."""
+        """Shift elements cyclically along axes; without `dims`, in the flattened tensor."""
         if dims is None:
             if not isinstance(shifts, int):
                 raise ShapeError(f"roll by {shifts} without axes: give one shift, or name the axes")
@@ -240,9 +240,9 @@ class Movement(Creation):
     # -- joining and splitting -------------------------------------------------------------------
     @classmethod
     def cat(cls, tensors: Sequence[Self], dim: int = 0) -> Self:
-        """Tensors one after the other along `dim`, in their common dtype. The other extents must agree.
+        """Concatenate tensors along `dim`, in their common dtype. The other extents must agree.
 
-        The kernel that reads the result selects from a few tensors; many tensors are stored into parts of one buffer
+        The kernel that reads the result selects from a few tensors directly; many tensors are first stored into parts of one buffer
         (`svod.core.graph.join`). Either way, each element is loaded once and copied without arithmetic: NaN, -0.0 and bools stay."""
         parts = _list_of_tensors("cat", tensors)
         if not parts:
@@ -260,7 +260,7 @@ class Movement(Creation):
 
     @classmethod
     def stack(cls, tensors: Sequence[Self], dim: int = 0) -> Self:
-        """Tensors of one shape along a new axis `dim`."""
+        """Stack tensors of the same shape along a new axis `dim`."""
         parts = _list_of_tensors("stack", tensors)
         if not parts or any(t.shape != parts[0].shape for t in parts):
             raise ShapeError(f"stack of shapes {' and '.join(str(t.shape) for t in parts)}: give tensors of one shape, at least one")
@@ -268,17 +268,17 @@ class Movement(Creation):
 
     @classmethod
     def vstack(cls, tensors: Sequence[Self]) -> Self:
-        """`cat` along the first axis; a vector is a row."""
+        """Concatenate along the first axis; a vector is a row."""
         return cls.cat([t if t.ndim > 1 else t.reshape(1, -1) for t in _list_of_tensors("vstack", tensors)])
 
     @classmethod
     def hstack(cls, tensors: Sequence[Self]) -> Self:
-        """`cat` along the second axis; vectors are joined along their only axis."""
+        """Concatenate along the second axis; vectors are concatenated along their only axis."""
         parts = [t if t.ndim else t.reshape(1) for t in _list_of_tensors("hstack", tensors)]
         return cls.cat(parts, min(1, parts[0].ndim - 1) if parts else 0)
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
-        """Parts of `split_size` along `dim` (the last may be smaller), or of the given sizes."""
+        """Split into parts of `split_size` along `dim` (the last may be smaller), or of the given sizes."""
         axis = self._axis("split", dim)
         n = self.shape[axis]
         if isinstance(split_size, int):
@@ -293,24 +293,24 @@ class Movement(Creation):
         return tuple(self.narrow(axis, b, s) for b, s in zip(starts, sizes, strict=True))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
-        """At most `chunks` parts of equal size (the last may be smaller) along `dim`."""
+        """Split into at most `chunks` parts of equal size (the last may be smaller) along `dim`."""
         if chunks < 1:
             raise ShapeError(f"chunk of {self.shape} into {chunks}: the number must be positive")
         n = self.shape[self._axis("chunk", dim)]
         return self.split(-(-n // chunks), dim) if n else self.split([0] * chunks, dim)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """The slices along `dim`, without it."""
+        """The slices of the tensor along `dim`, which is dropped."""
         axis = self._axis("unbind", dim)
         rest = self.shape[:axis] + self.shape[axis + 1:]
         return tuple(self.narrow(axis, i, 1).reshape(rest) for i in range(self.shape[axis]))
 
     def tril(self, diagonal: int = 0) -> Self:
-        """Zero above the given diagonal of the last two axes."""
+        """Set elements above the given diagonal of the last two axes to zero."""
         return self._triangle("tril", diagonal, lower=True)
 
     def triu(self, diagonal: int = 0) -> Self:
-        """Zero below the given diagonal of the last two axes."""
+        """Set elements below the given diagonal of the last two axes to zero."""
         return self._triangle("triu", diagonal, lower=False)
 
     def _triangle(self, name: str, diagonal: int, lower: bool) -> Self:
@@ -324,7 +324,7 @@ class Movement(Creation):
 
 
 def _list_of_tensors(name: str, tensors: Sequence[TensorT]) -> list[TensorT]:
-    """The tensors as a list. Raises ShapeError for one tensor (`a.cat(b)`), which would be split along its first axis."""
+    """The tensors as a list. Raises ShapeError for a single tensor (`a.cat(b)`), which would be split along its first axis."""
     if isinstance(tensors, TensorBase):
         raise ShapeError(f"{name} of one tensor of shape {tensors.shape}: give a list, Tensor.{name}([a, b])")
     given = list(tensors) if isinstance(tensors, Iterable) else [tensors]

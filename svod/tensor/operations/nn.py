@@ -27,33 +27,34 @@ OutputSize = int | None | Sequence[int | None]
 
 
 class NeuralNetwork(Activations):
-    """torch.nn.functional, as methods."""
+    """The functions of torch.nn.functional as methods."""
 
     __slots__ = ()
 
     # -- rows ------------------------------------------------------------------------------------
     @rounds_once
     def softmax(self, dim: int = -1, *, axis: int | None = None) -> Self:
-        """exp(x - max) / sum along one axis."""
+        """Softmax exp(x - max) / sum along one axis."""
         at, shifted = self._shifted("softmax", dim if axis is None else axis)
         exps = shifted.exp()
         return exps.mul(exps.sum(at, keepdim=True).reciprocal())
 
     @rounds_once
     def log_softmax(self, dim: int = -1, *, axis: int | None = None) -> Self:
-        """log(softmax(x)), computed as x - max - log(sum)."""
+        """The logarithm of softmax, computed as x - max - log(sum)."""
         at, shifted = self._shifted("log_softmax", dim if axis is None else axis)
         return shifted.sub(shifted.exp().sum(at, keepdim=True).log())
 
     def _shifted(self, name: str, dim: int) -> tuple[int, Self]:
-        """The axis, and x - max along it."""
+        """(the axis, x - max along it)."""
         at, x = self._axis(name, dim), self._float()
         return at, x if 0 in x.shape else x.sub(x.max(at, keepdim=True))
 
     @rounds_to_self
     def layer_norm(self, normalized_shape: IntOrInts, weight: Operand | None = None, bias: Operand | None = None,
                    eps: float = 1e-5) -> Self:
-        """(x - mean) / sqrt(var + eps) · weight + bias, with mean and var over the last axes, whose extents are `normalized_shape`."""
+        """Layer norm (x - mean) / sqrt(var + eps) · weight + bias, with mean and var over the last axes, whose extents are
+        `normalized_shape`."""
         axes = self._last_axes("layer_norm", normalized_shape)
         weight, bias = self._affine_operand("layer_norm", "weight", weight, axes), self._affine_operand("layer_norm", "bias", bias, axes)
         x = self._float()
@@ -63,8 +64,8 @@ class NeuralNetwork(Activations):
 
     @rounds_to_self
     def rms_norm(self, normalized_shape: IntOrInts, weight: Operand | None = None, eps: float | None = None) -> Self:
-        """x / sqrt(mean(x²) + eps) · weight, with the mean over the last axes. `eps` defaults to the machine epsilon of float32, or of
-        float64 for float64."""
+        """RMS norm x / sqrt(mean(x²) + eps) · weight, with the mean over the last axes. `eps` defaults to the machine epsilon of
+        float32, or of float64 for float64."""
         axes = self._last_axes("rms_norm", normalized_shape)
         weight = self._affine_operand("rms_norm", "weight", weight, axes)
         x = self._float()
@@ -72,7 +73,7 @@ class NeuralNetwork(Activations):
         return self._affine(x.mul(scale), weight, None)
 
     def _affine_operand(self, name: str, what: str, given: Operand | None, axes: Sequence[int]) -> Self | None:
-        """A weight or bias over the normalised axes. Raises ShapeError."""
+        """Convert a weight or bias for the normalised axes to a tensor. Raises ShapeError."""
         t = None if given is None else self._as_tensor(given)
         if t is not None and not can_broadcast(t.shape, self.shape):
             raise ShapeError(f"{name} of {self.shape} with a {what} of {t.shape}: it must be {self.shape[-len(axes):]}")
@@ -91,9 +92,10 @@ class NeuralNetwork(Activations):
     @rounds_to_self
     def batch_norm(self, running_mean: Operand, running_var: Operand, weight: Operand | None = None, bias: Operand | None = None,
                    training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Self:
-        """(x - mean) / sqrt(var + eps) · weight + bias per channel (axis 1) with the given statistics, computed as x · scale + shift.
+        """Batch norm (x - mean) / sqrt(var + eps) · weight + bias per channel (axis 1) with the given statistics, computed as x · scale +
+        shift.
 
-        Raises UnsupportedError for training: svod runs models and does not train them."""
+        Raises UnsupportedError for training, because svod only runs models."""
         if training:
             raise UnsupportedError(f"batch_norm with training=True (momentum {momentum}): only the given statistics can be used")
         if self.ndim < 2:
@@ -113,7 +115,7 @@ class NeuralNetwork(Activations):
 
     @rounds_to_self
     def group_norm(self, num_groups: int, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-5) -> Self:
-        """Layer norm over each of `num_groups` groups of channels (axis 1) and all later axes, · weight + bias per channel."""
+        """Layer norm over each of `num_groups` groups of channels (axis 1) and all later axes, then · weight + bias per channel."""
         if self.ndim < 2 or num_groups < 1 or self.shape[1] % num_groups:
             raise ShapeError(f"group_norm of {self.shape} in {num_groups} groups: the channels (axis 1) must divide evenly")
         grouped = self._float().reshape(self.shape[0], num_groups, -1)
@@ -125,7 +127,7 @@ class NeuralNetwork(Activations):
     @rounds_to_self
     def instance_norm(self, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None,
                       bias: Operand | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> Self:
-        """Layer norm of each channel (axis 1) over the axes after it, · weight + bias per channel. Without `use_input_stats` it is
+        """Layer norm of each channel (axis 1) over the axes after it, then · weight + bias per channel. Without `use_input_stats` it is
         `batch_norm` with the given statistics."""
         if not use_input_stats:
             return self.batch_norm(running_mean, running_var, weight, bias, False, momentum, eps)
@@ -136,20 +138,20 @@ class NeuralNetwork(Activations):
     # -- convolution and pooling -----------------------------------------------------------------
     def conv1d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
                dilation: IntOrInts = 1, groups: int = 1) -> Self:
-        """`conv2d` over one axis: (N, C, L) with a weight (O, C/groups, K)."""
+        """A convolution over one axis, as `conv2d`: (N, C, L) with a weight (O, C/groups, K)."""
         return self._convolve("conv1d", 1, weight, bias, stride, padding, dilation, groups)
 
     def conv2d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
                dilation: IntOrInts = 1, groups: int = 1) -> Self:
-        """Cross-correlation of (N, C, H, W), or (C, H, W), with a weight (O, C/groups, KH, KW) and a bias (O,).
+        """The cross-correlation of (N, C, H, W), or (C, H, W), with a weight (O, C/groups, KH, KW) and a bias (O,).
 
-        `padding` is an int, one int per axis, 'valid', or 'same' with stride 1. The result is (N, O, OH, OW) with
-        OH = (H + 2·padding - dilation·(KH-1) - 1) // stride + 1. Raises ShapeError."""
+        `padding` is an int, one int per axis, 'valid', or 'same' with stride 1. The result is (N, O, OH, OW) with OH = (H + 2·padding -
+        dilation·(KH-1) - 1) // stride + 1. Raises ShapeError."""
         return self._convolve("conv2d", 2, weight, bias, stride, padding, dilation, groups)
 
     def conv3d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts | str = 0,
                dilation: IntOrInts = 1, groups: int = 1) -> Self:
-        """`conv2d` over three axes: (N, C, D, H, W) with a weight (O, C/groups, KD, KH, KW)."""
+        """A convolution over three axes, as `conv2d`: (N, C, D, H, W) with a weight (O, C/groups, KD, KH, KW)."""
         return self._convolve("conv3d", 3, weight, bias, stride, padding, dilation, groups)
 
     @rounds_once
@@ -169,7 +171,7 @@ class NeuralNetwork(Activations):
         kernel = w.shape[2:]
         windows = source._windows(name, pads, 0, kernel, strides, dilations)
         out, ones = windows.shape[2:2 + spatial], (1,) * spatial
-        # a group axis only if there are groups: fewer axes make shorter addresses
+        # an additional axis only if there are several groups: fewer axes make shorter addresses
         group = () if groups == 1 else (groups,)
         x = windows.reshape(n, *group, 1, c // groups, *out, *kernel)
         k = w.reshape(1, *group, o // groups, c // groups, *ones, *kernel)
@@ -181,8 +183,9 @@ class NeuralNetwork(Activations):
 
     def _without_idle_taps(self, w: Self, pads: list[tuple[int, int]], strides: Sequence[int],
                            dilations: Sequence[int]) -> tuple[Self, Self, list[tuple[int, int]]]:
-        """The input, weight and padding of the same convolution without leading and trailing taps that meet padding only. A dilation larger
-        than the image makes most taps idle. Infinite weights of idle taps have no effect, because nothing is multiplied by them."""
+        """The input, weight and padding of the same convolution without leading and trailing taps that only read padding. A dilation
+        larger than the image makes most taps idle. Infinite weights of idle taps have no effect, because they are not multiplied by
+        zeros."""
         taps: list[tuple[int, int] | None] = []
         kept: list[tuple[int, int] | None] = []
         around: list[tuple[int, int]] = []
@@ -217,17 +220,18 @@ class NeuralNetwork(Activations):
 
     def max_pool1d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
                    ceil_mode: bool = False) -> Self:
-        """`max_pool2d` over the last axis."""
+        """Max pooling over the last axis, as `max_pool2d`."""
         return self._max_pool("max_pool1d", 1, kernel_size, stride, padding, dilation, ceil_mode)
 
     def max_pool2d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
                    ceil_mode: bool = False) -> Self:
-        """Largest value of each window of the last two axes. Padding never wins. `stride` defaults to the kernel size."""
+        """Max pooling: the largest value of each window of the last two axes. Padding is never the largest. `stride` defaults to the
+        kernel size."""
         return self._max_pool("max_pool2d", 2, kernel_size, stride, padding, dilation, ceil_mode)
 
     def max_pool3d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, dilation: IntOrInts = 1,
                    ceil_mode: bool = False) -> Self:
-        """`max_pool2d` over the last three axes."""
+        """Max pooling over the last three axes, as `max_pool2d`."""
         return self._max_pool("max_pool3d", 3, kernel_size, stride, padding, dilation, ceil_mode)
 
     def _max_pool(self, name: str, spatial: int, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts,
@@ -239,9 +243,9 @@ class NeuralNetwork(Activations):
 
     def _places_of_largest(self, name: str, sides: Sequence[tuple[int, int]], kernel: Sequence[int], strides: Sequence[int],
                            dilations: Sequence[int]) -> list[Self]:
-        """The position of the largest element of each window of the last axes, padded by `sides`: int64 positions along each of these axes,
-        (N, C, out…). The first of equal elements and the last of several NaN win, as in PyTorch. A position is never in the padding, even
-        if the padding's elements equal the largest."""
+        """The position of the largest element of each window of the last axes, padded by `sides`: int64 positions along each of these
+        axes, (N, C, out…). The first of equal elements and the last of several NaN are chosen, as in PyTorch. A position is never in the
+        padding, even if the padding's elements equal the largest."""
         spatial = len(kernel)
         windows = self._windows(name, sides, self.dtype.min, kernel, strides, dilations)
         out, axes = windows.shape[-2 * spatial:-spatial], tuple(range(-spatial, 0))
@@ -261,17 +265,17 @@ class NeuralNetwork(Activations):
 
     def avg_pool1d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                    count_include_pad: bool = True) -> Self:
-        """`avg_pool2d` over the last axis."""
+        """Average pooling over the last axis, as `avg_pool2d`."""
         return self._avg_pool("avg_pool1d", 1, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
     def avg_pool2d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                    count_include_pad: bool = True) -> Self:
-        """Mean of each window of the last two axes. With `count_include_pad`, padding counts as zeros."""
+        """Average pooling: the mean of each window of the last two axes. With `count_include_pad`, padding counts as zeros."""
         return self._avg_pool("avg_pool2d", 2, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
     def avg_pool3d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                    count_include_pad: bool = True) -> Self:
-        """`avg_pool2d` over the last three axes."""
+        """Average pooling over the last three axes, as `avg_pool2d`."""
         return self._avg_pool("avg_pool3d", 3, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
     @rounds_once
@@ -291,7 +295,7 @@ class NeuralNetwork(Activations):
         return total.div(count)
 
     def _window_counts(self, n: int, out: int, size: int, step: int, pad: int, include_pad: bool) -> Self:
-        """Number of elements that count in each window along one axis, as float32."""
+        """The number of elements that count in each window along one axis, as float32."""
         start = self.arange(out).mul(step).sub(pad)
         low, high = (-pad, n + pad) if include_pad else (0, n)
         return start.add(size).minimum(high).sub(start.maximum(low)).cast(dtypes.float32)
@@ -311,7 +315,7 @@ class NeuralNetwork(Activations):
         if ceil_mode:
             for i, n in enumerate(self.shape[-spatial:]):
                 room = n + 2 * pads[i] - dilations[i] * (kernel[i] - 1) - 1
-                # the last window must begin inside the input or the padding before it
+                # the last window must start inside the input or the padding before it
                 count = -(-room // strides[i]) + 1
                 if (count - 1) * strides[i] >= n + pads[i]:
                     count -= 1
@@ -319,11 +323,11 @@ class NeuralNetwork(Activations):
         return kernel, strides, pads, tuple(extra)
 
     def adaptive_avg_pool1d(self, output_size: OutputSize) -> Self:
-        """`adaptive_avg_pool2d` over the last axis."""
+        """Adaptive average pooling over the last axis, as `adaptive_avg_pool2d`."""
         return self._adaptive_average("adaptive_avg_pool1d", 1, output_size)
 
     def adaptive_avg_pool2d(self, output_size: OutputSize) -> Self:
-        """Means over the last two axes, which get the extents `output_size`; None keeps an extent. Element i of o is the mean of the
+        """Average pooling of the last two axes to the extents `output_size`; None keeps an extent. Element i of o is the mean of the
         positions ⌊i·n/o⌋ … ⌈(i+1)·n/o⌉ - 1 of n."""
         return self._adaptive_average("adaptive_avg_pool2d", 2, output_size)
 
@@ -344,7 +348,7 @@ class NeuralNetwork(Activations):
         return result
 
     def _averaged(self, axis: int, parts: int) -> Self:
-        """Means of `parts` ranges of an axis. The ranges overlap if their number does not divide the extent."""
+        """The means of `parts` ranges of an axis. The ranges overlap if their number does not divide the extent."""
         n, after = self.shape[axis], (1,) * (self.ndim - axis - 1)
         first = np.arange(parts) * n // parts
         last = -(-np.arange(1, parts + 1) * n // parts)
@@ -355,7 +359,7 @@ class NeuralNetwork(Activations):
 
     # -- lookup and attention --------------------------------------------------------------------
     def embedding(self, weight: Operand) -> Self:
-        """Rows of the table `weight` (entries, features) at the integer positions in self: (…, features). A gather."""
+        """Look up rows of the table `weight` (entries, features) at the integer positions in self: (…, features). A gather."""
         table = self._as_tensor(weight)
         if table.ndim != 2:
             raise ShapeError(f"embedding of {self.shape} in a table of {table.shape}: the table is (entries, features)")
@@ -363,11 +367,12 @@ class NeuralNetwork(Activations):
 
     def scaled_dot_product_attention(self, key: Operand, value: Operand, attn_mask: Operand | None = None, dropout_p: float = 0.0,
                                      is_causal: bool = False, scale: float | None = None) -> Self:
-        """softmax(query @ keyᵀ · scale + mask) @ value with self as the query: (…, L, E), key (…, S, E), value (…, S, V) → (…, L, V).
+        """Attention softmax(query @ keyᵀ · scale + mask) @ value with self as the query: (…, L, E), key (…, S, E), value (…, S, V) → (…, L,
+        V).
 
-        A bool mask keeps a score where it is True; a mask of numbers is added to the scores. A row without any kept score gives zeros.
-        `scale` defaults to 1/sqrt(E). Of 16-bit floats the probabilities are rounded too, before their product with the values, which
-        matrix instructions then compute. Raises UnsupportedError for dropout."""
+        A bool mask keeps a score if it is True; a mask of numbers is added to the scores. A row without any kept score gives zeros. `scale`
+        defaults to 1/sqrt(E). With 16-bit floats, the probabilities are rounded as well, before their product with the values, so that
+        matrix instructions can compute it. Raises UnsupportedError for dropout."""
         k, v = self._as_tensor(key), self._as_tensor(value)
         if dropout_p:
             raise UnsupportedError(f"scaled_dot_product_attention with dropout_p={dropout_p}: svod runs models and does not train them")
@@ -403,15 +408,15 @@ def per_axis(name: str, what: str, value: IntOrInts, axes: int) -> tuple[int, ..
 
 
 def _used_taps(size: int, taps: int, before: int, behind: int, step: int, dilation: int) -> tuple[int, int] | None:
-    """The first and last tap along an axis that read an element for some output position; None if no tap does, or if the extent depends on
-    a variable."""
+    """(first tap, last tap) along an axis that read an element for some output position; None if no tap does, or if the extent depends
+    on a variable."""
     if isinstance(size, Dim) or min(size, taps, step, dilation) < 1:
         return None
     count = (size + before + behind - dilation * (taps - 1) - 1) // step + 1
     used = []
     for k in range(taps):
         at = k * dilation - before                  # the position that the first output position reads
-        position = max(0, -(at // step))            # the first one that does not read before the axis
+        position = max(0, -(at // step))            # the first output position for which the tap does not read before the axis
         if position < count and position * step + at < size:
             used.append(k)
     return (used[0], used[-1]) if used else None

@@ -1,9 +1,10 @@
-"""Operations that read an axis in order: scans, sorts, the k largest. Each is a library kernel (`svod.core.graph.library_kernel`).
+"""Operations that process an axis in order: scans, sorts, the k largest elements. Each is a library kernel
+(`svod.core.graph.library_kernel`).
 
-A scan costs one combination per element, a sort n · log2(n) comparisons per row, and the k largest cost n · log2(k). 16-bit floats are
+A scan costs one combination per element, a sort n · log2(n) comparisons per row, and the k largest elements n · log2(k). 16-bit floats are
 summed in float32 and rounded when they are stored. Integers are summed in 64 bits. NaN is the largest element, as in NumPy and PyTorch.
 
-A library kernel takes constant extents. If an extent depends on a variable, the kernel runs over the largest shape: the elements are padded
+A library kernel needs constant extents. If an extent depends on a variable, the kernel runs on the largest shape: the elements are padded
 with values that come last in its order, and the result is cut to the real extent. The work does not depend on the variable.
 """
 from __future__ import annotations
@@ -42,13 +43,13 @@ class Ordered(Reduction):
 
     # -- extents that depend on variables --------------------------------------------------------
     def _largest(self, fill: Scalar) -> Self:
-        """This tensor with each extent that depends on a variable padded with `fill` to its largest value."""
+        """Pad each extent that depends on a variable with `fill` to its largest value."""
         if not is_symbolic(self.shape):
             return self
         return self.from_uop(graph.pad(self.uop, tuple([(0, upper(n) - n) for n in self.shape]), fill))
 
     def _cut_to(self, shape: tuple[int, ...]) -> Self:
-        """The first elements along each axis, `shape` of them."""
+        """Cut each axis to its first elements, so that the result has `shape`."""
         return self if self.shape == shape else self.shrink([(0, n) for n in shape])
 
     def _last_in_order(self, descending: bool) -> Scalar:
@@ -73,11 +74,13 @@ class Ordered(Reduction):
         return self._float()._scan("logcumsumexp", "LOGADDEXP", dim, axis, self._float_dtype())
 
     def cummax(self, dim: int | None = None, *, axis: int | None = None) -> Found[Self]:
-        """(values, indices) of the running maximum along an axis. The last of equal elements and NaN win."""
+        """The (values, indices) of the running maximum along an axis. Of equal elements, or several NaN, the last one counts; NaN is the
+        largest."""
         return self._running("cummax", "MAX", dim, axis)
 
     def cummin(self, dim: int | None = None, *, axis: int | None = None) -> Found[Self]:
-        """(values, indices) of the running minimum along an axis. The last of equal elements and NaN win."""
+        """The (values, indices) of the running minimum along an axis. Of equal elements, or several NaN, the last one counts; NaN is the
+        smallest."""
         return self._running("cummin", "MIN", dim, axis)
 
     def _scan(self, name: str, combiner: str, dim: int | None, axis: int | None, dtype: DTypeLike | None) -> Self:
@@ -85,7 +88,7 @@ class Ordered(Reduction):
         result = sum_dtype(self.dtype) if dtype is None else as_dtype(dtype)
         if result.kind == "b":
             raise DTypeError(f"{name} with dtype bool: use cummax for any so far, cummin for all so far")
-        # a 16-bit result: elements are rounded to it before they are summed, as in PyTorch; the kernel converts the others as it loads them
+        # a 16-bit result: elements are rounded before they are summed, as in PyTorch; other dtypes are converted by the kernel as it loads
         return (self.cast(result) if result.is_float and result.bits < 32 else self)._along(combiner, at, result)
 
     def _running(self, name: str, combiner: str, dim: int | None, axis: int | None) -> Found[Self]:
@@ -94,7 +97,7 @@ class Ordered(Reduction):
         return Found(x._along(combiner, at, x.dtype).cast(self.dtype), x._along(f"ARG{combiner}", at, dtypes.int64))
 
     def _along(self, combiner: str, at: int, dtype: DType) -> Self:
-        """The scan over (outer, n, inner), a view of this tensor."""
+        """Run a scan as a library kernel on (outer, n, inner), a view of this tensor."""
         if is_symbolic(self.shape):
             return self._largest(0)._along(combiner, at, dtype)._cut_to(self.shape)
         shape = self.shape
@@ -105,7 +108,7 @@ class Ordered(Reduction):
 
     @rounds_once
     def diff(self, n: int = 1, dim: int = -1, *, axis: int | None = None) -> Self:
-        """Differences of neighbours along an axis, taken n times."""
+        """Differences of neighbouring elements along an axis, taken n times."""
         at = self._axis("diff", dim if axis is None else axis)
         if n < 0:
             raise ShapeError(f"diff with n={n}: it cannot be negative")
@@ -118,7 +121,7 @@ class Ordered(Reduction):
 
     # -- order -----------------------------------------------------------------------------------
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Self:
-        """int64 positions that sort an axis. A merge sort, always stable: equal elements keep their order, also in descending order."""
+        """The int64 positions that sort an axis. A merge sort, always stable: equal elements keep their order, also in descending order."""
         at = self._axis("argsort", dim if axis is None else axis) if self.ndim else 0
         if is_symbolic(self.shape):
             return self._largest(self._last_in_order(descending)).argsort(at, descending)._cut_to(self.shape)
@@ -127,7 +130,7 @@ class Ordered(Reduction):
         return self._by_rows(at, "ARGSORT", (bool(descending),))
 
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Found[Self]:
-        """(values, indices) of an axis in order, as by `argsort`."""
+        """Sort an axis; returns (values, indices), as `argsort`."""
         at = dim if axis is None else axis
         if is_symbolic(self.shape):
             whole = self._largest(self._last_in_order(descending)).sort(at, descending)
@@ -136,11 +139,11 @@ class Ordered(Reduction):
         return Found(self.gather(at, positions) if self.ndim else self, positions)
 
     def msort(self) -> Self:
-        """Values sorted along the first axis."""
+        """Sort along the first axis; returns the values."""
         return self.sort(0).values
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None) -> Found[Self]:
-        """(values, indices) of the k largest (or smallest) elements along an axis, in order. The first of equal elements win.
+        """The (values, indices) of the k largest (or smallest) elements along an axis, in order. Of equal elements the first are chosen.
 
         The kernel keeps a heap of k elements; it sorts the axis if k is more than an eighth of the extent."""
         at = self._axis("topk", dim if axis is None else axis)
@@ -160,7 +163,7 @@ class Ordered(Reduction):
         return Found(self.gather(at, positions), positions)
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found[Self]:
-        """(value, index) of the k-th smallest element along an axis, counted from 1."""
+        """The (value, index) of the k-th smallest element along an axis, counted from 1."""
         at = self._axis("kthvalue", dim if axis is None else axis)
         if not 1 <= k <= lower(self.shape[at]):
             raise ShapeError(f"kthvalue of {self.shape} along axis {at} with k={k}: k is counted from 1 to {lower(self.shape[at])}")
@@ -168,7 +171,8 @@ class Ordered(Reduction):
         return Found(value, index) if keepdim or keepdims else Found(value.squeeze(at), index.squeeze(at))
 
     def median(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
-        """The middle value along an axis, or of all elements, without its position: the lower of two, as in PyTorch. NaN wins."""
+        """The median along an axis, or of all elements, without its position: the lower of two middle values, as in PyTorch; NaN if any
+        element is."""
         wanted = axis if dim is None else dim
         if wanted is None:
             return self.ravel().median(0)
@@ -184,13 +188,13 @@ class Ordered(Reduction):
         return middle if keepdim or keepdims else middle.squeeze(at)
 
     def _element(self, at: int, position: int) -> Self:
-        """One element along an axis, which is kept. A position that depends on a variable is read by a gather, not as a view."""
+        """Select one element along an axis, which is kept. A position that depends on a variable needs a gather instead of a view."""
         if isinstance(position, Dim):
             return self.take(self.from_uop(number_of(position, dtypes.int64)).reshape(1), at)
         return self.narrow(at, position, 1)
 
     def _by_rows(self, at: int, kernel: str, options: tuple[Any, ...]) -> Self:
-        """The int64 result of a library kernel over rows, applied along an axis."""
+        """Run a library kernel with an int64 result on rows, where an axis is moved last and back."""
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])

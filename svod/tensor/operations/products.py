@@ -1,4 +1,4 @@
-"""Sums of products by their indices, diagonals, distances."""
+"""Sums of products by index notation, diagonals, distances."""
 from __future__ import annotations
 
 import math
@@ -17,14 +17,14 @@ ProductsT = TypeVar("ProductsT", bound="Products")
 
 
 class Products(Linalg):
-    """einsum and its special cases."""
+    """The method einsum and its special cases."""
 
     __slots__ = ()
 
     @classmethod
     def einsum(cls, equation: str, *operands: Operand) -> Self:
-        """numpy.einsum: 'ij,jk->ik'. '...' stands for axes that are broadcast, and a repeated letter in a term for a diagonal. An axis of
-        extent 1 is broadcast to the extent that its letter has in another operand.
+        """Sum products by index notation, as numpy.einsum: 'ij,jk->ik'. '...' stands for axes that are broadcast, and a repeated letter in
+        a term for a diagonal. An axis of extent 1 is broadcast to the extent that its letter has in another operand.
 
         Operands are multiplied from left to right. An axis is summed as soon as no later term needs it, so the work does not exceed one
         loop over all letters. Products are accumulated as in `matmul`."""
@@ -35,7 +35,7 @@ class Products(Linalg):
 
     @rounds_once
     def _summed_products(self, terms: Sequence[str], result: str, *others: Operand) -> Self:
-        """einsum of self and other tensors by the letters of their axes."""
+        """Compute einsum of self and other tensors, whose axes are named by the letters of `terms`."""
         product: Self | None = None
         letters = ""
         for i, (tensor, term) in enumerate(zip((self, *others), terms, strict=True)):
@@ -49,7 +49,7 @@ class Products(Linalg):
         return product.permute(tuple(map(letters.index, result)))
 
     def _diagonals(self, term: str) -> tuple[Self, str]:
-        """The diagonal of the axes that share a letter of `term`, and the term with each letter once."""
+        """(the diagonal of axes that share a letter of `term`, the term with each letter once)."""
         tensor = self
         for letter in dict.fromkeys(term):
             while term.count(letter) > 1:
@@ -60,7 +60,7 @@ class Products(Linalg):
         return tensor, term
 
     def tensordot(self, other: Operand, dims: int | Sequence[Sequence[int]] = 2) -> Self:
-        """Sum of products over the last `dims` axes of self and the first `dims` axes of other, or over the axes named for each."""
+        """Sum products over the last `dims` axes of self and the first `dims` axes of other, or over the axes given for each."""
         b = self._as_tensor(other)
         if isinstance(dims, int):
             left, right = list(range(self.ndim - dims, self.ndim)), list(range(dims))
@@ -76,14 +76,14 @@ class Products(Linalg):
         return self.einsum(f"{''.join(letters)},{''.join(others)}->{''.join(kept)}", self, b)
 
     def outer(self, other: Operand) -> Self:
-        """Products of all pairs of elements of two vectors: (n,) and (m,) give (n, m)."""
+        """The products of all pairs of elements of two vectors: (n,) and (m,) give (n, m)."""
         b = self._as_tensor(other)
         if self.ndim != 1 or b.ndim != 1:
             raise ShapeError(f"outer of {self.shape} and {b.shape}: both are vectors")
         return self.unsqueeze(1).mul(b)
 
     def inner(self, other: Operand) -> Self:
-        """Sum of products over the last axis of both: (…, k) and (…, k)."""
+        """The sum of products over the last axis of both operands: (…, k) and (…, k)."""
         b = self._as_tensor(other)
         if self.ndim == 0 or b.ndim == 0:
             return self.mul(b)
@@ -91,14 +91,14 @@ class Products(Linalg):
 
     @rounds_once
     def addmm(self, mat1: Operand, mat2: Operand, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
-        """beta · self + alpha · (mat1 @ mat2). With beta 0 the values of self are not read."""
+        """The sum beta · self + alpha · (mat1 @ mat2). With beta 0, the values of self are not read."""
         product = self._as_tensor(mat1).matmul(mat2)
         own = self if beta == 1 else self.zeros_like() if beta == 0 else self.mul(beta)
         return own.add(product if alpha == 1 else product.mul(alpha))
 
     # -- diagonals -------------------------------------------------------------------------------
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
-        """The elements whose position along dim2 is `offset` more than along dim1, as a new last axis. A view."""
+        """The elements whose position along dim2 exceeds that along dim1 by `offset`, as a new last axis. A view."""
         a, b = self._axis("diagonal", dim1), self._axis("diagonal", dim2)
         if a == b:
             raise ShapeError(f"diagonal of {self.shape} along axes {dim1} and {dim2}: name two axes")
@@ -115,7 +115,7 @@ class Products(Linalg):
         return flat.reshape(*lead, n, n + 1).narrow(-1, 0, 1).squeeze(-1)
 
     def diag(self, diagonal: int = 0) -> Self:
-        """The diagonal of a matrix, or the matrix with a vector on its diagonal and zeros elsewhere."""
+        """The diagonal of a matrix, or for a vector the matrix with it on the diagonal and zeros elsewhere."""
         if self.ndim == 2:
             return self.diagonal(diagonal)
         if self.ndim != 1:
@@ -123,7 +123,7 @@ class Products(Linalg):
         return self.diag_embed(diagonal)
 
     def diag_embed(self, offset: int = 0) -> Self:
-        """Square matrices with the last axis on their diagonals, zeros elsewhere. A view with padding."""
+        """Square matrices with the last axis on their diagonals, and zeros elsewhere. A view with padding."""
         if self.ndim == 0:
             raise ShapeError("diag_embed of a tensor without axes: its last axis becomes a diagonal")
         *lead, n = self.shape
@@ -134,7 +134,7 @@ class Products(Linalg):
         return square.pad([(0, 0)] * len(lead) + [(max(0, -offset), max(0, offset)), (max(0, offset), max(0, -offset))])
 
     def trace(self) -> Self:
-        """Sum of a matrix's diagonal, typed as `sum`."""
+        """The sum of a matrix's diagonal, with the dtype of `sum`."""
         if self.ndim != 2:
             raise ShapeError(f"trace of {self.shape}: it needs a matrix")
         return self.diagonal().sum()
@@ -143,7 +143,7 @@ class Products(Linalg):
     @rounds_once
     def norm(self, p: float | str = 2.0, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
              axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
-        """(Σ |x|^p)^(1/p) over axes. p='fro' is 2; inf and -inf give the largest and smallest |x|; 0 counts nonzero elements."""
+        """The p-norm (Σ |x|^p)^(1/p) over axes. p='fro' is 2; inf and -inf give the largest and smallest |x|; 0 counts nonzero elements."""
         axes, keep = dim if axis is None else axis, keepdim or keepdims
         x = self._float()
         size = x.abs()
@@ -161,13 +161,13 @@ class Products(Linalg):
 
     @rounds_once
     def normalize(self, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Self:
-        """x / max(norm, eps) along an axis."""
+        """Divide by the norm along an axis: x / max(norm, eps)."""
         x = self._float()
         return x.div(x.norm(p, dim, True).maximum(eps))
 
     @rounds_once
     def cosine_similarity(self, other: Operand, dim: int = 1, eps: float = 1e-8) -> Self:
-        """Σ x·y / (max(|x|, eps) · max(|y|, eps)) along an axis, broadcast."""
+        """The cosine of the angle between x and y along an axis, Σ x·y / (max(|x|, eps) · max(|y|, eps)), broadcast."""
         a, b = self._float(), self._as_tensor(other)._float()
         shape = broadcast_shapes("cosine_similarity", a.shape, b.shape)
         at = normalize_axes("cosine_similarity", dim, len(shape))[0]
@@ -177,8 +177,8 @@ class Products(Linalg):
 
     @rounds_once
     def cdist(self, other: Operand, p: float = 2.0) -> Self:
-        """Distances of all pairs of rows: (…, n, d) and (…, m, d) give (…, n, m). They are norms of differences, so distances of close rows
-        are accurate."""
+        """The distances of all pairs of rows: (…, n, d) and (…, m, d) give (…, n, m). They are norms of differences, so that distances
+        of close rows are accurate."""
         y = self._as_tensor(other)
         if self.ndim < 2 or y.ndim < 2 or self.shape[-1] != y.shape[-1]:
             raise ShapeError(f"cdist of {self.shape} and {y.shape}: they are (…, n, d) and (…, m, d)")
@@ -186,13 +186,13 @@ class Products(Linalg):
 
     @rounds_once
     def pairwise_distance(self, other: Operand, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Self:
-        """|x - y + eps| along the last axis."""
+        """The norm |x - y + eps| along the last axis."""
         return self.sub(other).add(eps).norm(p, -1, keepdim)
 
     # -- grids -----------------------------------------------------------------------------------
     @classmethod
     def meshgrid(cls, *tensors: Operand, indexing: str = "ij") -> tuple[Self, ...]:
-        """Each vector along its own axis, repeated along the others. indexing='xy' exchanges the first two axes. Views."""
+        """Expand each vector along its own axis and repeat it along the others. indexing='xy' exchanges the first two axes. Views."""
         given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
         vectors = [t if isinstance(t, cls) else cls(t) for t in given]
         if indexing not in ("ij", "xy"):
@@ -209,7 +209,7 @@ class Products(Linalg):
 
 
 def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str], str]:
-    """The letters of each operand's axes, and the letters of the result's axes. Axes of '...' get upper-case Greek letters."""
+    """(the letters of each operand's axes, the letters of the result's axes). Axes of '...' get upper-case Greek letters."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
@@ -241,7 +241,7 @@ def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str],
 
 
 def _extents(terms: Sequence[str], shapes: Sequence[tuple[int, ...]], wrong: Callable[[str], ShapeError]) -> dict[str, int]:
-    """The extent of each letter. An extent of 1 is broadcast between operands, but not within one."""
+    """The extent of each letter. An extent of 1 is broadcast between operands, but not within one operand."""
     extents: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         own: dict[str, int] = {}
@@ -254,7 +254,7 @@ def _extents(terms: Sequence[str], shapes: Sequence[tuple[int, ...]], wrong: Cal
 
 
 def _summed(tensor: ProductsT, term: str, later: set[str]) -> tuple[ProductsT, str]:
-    """Sum over the axes that are not in `later`."""
+    """Sum a tensor over the axes that are not in `later`."""
     axes = tuple(i for i, letter in enumerate(term) if letter not in later)
     if not axes:
         return tensor, term
@@ -263,7 +263,7 @@ def _summed(tensor: ProductsT, term: str, later: set[str]) -> tuple[ProductsT, s
 
 
 def _product(a: tuple[ProductsT, str], b: tuple[ProductsT, str], later: set[str]) -> tuple[ProductsT, str]:
-    """The product of two terms, summed over the axes that are not in `later`."""
+    """Multiply two terms, and sum the product over the axes that are not in `later`."""
     (first, own), (second, other) = a, b
     kept = [x for x in dict.fromkeys(own + other) if x in later]
     both = [x for x in dict.fromkeys(own + other) if x not in later]

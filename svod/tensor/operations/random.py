@@ -1,5 +1,5 @@
 """Seeded random numbers from Threefry-2x32, a counter-based generator. Element i of the n-th call is a function of (seed, n, i), built from
-integer operations on IOTA. It is computed where it is read and not stored; a tensor that is read twice holds the same numbers.
+integer operations on IOTA. It is computed by the kernels that read it, not stored; a tensor that is read twice has the same numbers.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011; 20 rounds.
 """
@@ -28,7 +28,7 @@ _WORD = 0xFFFFFFFF
 
 
 class _Stream:
-    """The seed and the number of calls since it was set."""
+    """The random stream of the process: the seed, and the number of calls since it was set."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,20 +40,20 @@ class _Stream:
             self._seed, self._calls = seed, 0
 
     def next_key(self, count: int = 1) -> tuple[int, int]:
-        """The two 32-bit words of a new key: the folded halves of the seed, and the number of the call. Takes `count` numbers."""
+        """The two 32-bit words of a new key: the folded halves of the seed, and the number of the call. Uses up `count` numbers."""
         with self._lock:
             first, self._calls = self._calls, self._calls + count
             return (self._seed ^ (self._seed >> 32) * 0x9E3779B9) & _WORD, first & _WORD
 
 
 _stream = _Stream()
-_here = threading.local()       # `keys`: the source of this thread's keys inside `keys_from`; None: the stream
+_here = threading.local()       # `keys`: the source of this thread's keys inside `keys_from`; None for the stream
 
 
 class RandomKeys:
-    """The keys that a function draws while it is captured for numbers that are fresh in each run.
+    """The keys that a function draws during capture, if its random numbers are to be new in each run.
 
-    `node`: a BUFFER with the two words of the first key, set anew for each run; `drawn`: the number of consecutive keys drawn so far."""
+    `node`: a BUFFER with the two words of the first key, set before each run; `drawn`: the number of consecutive keys drawn so far."""
 
     def __init__(self) -> None:
         self.node: UOp | None = None
@@ -69,8 +69,8 @@ class RandomKeys:
 
 
 class SeededKeys:
-    """The keys of a separate generator with its own seed. `run`: the run's number, a uint32 node without axes, which makes the numbers of
-    each run different. `stream`: distinguishes generators of one seed."""
+    """The keys of a separate generator with its own seed. `run`: the run's number, a uint32 node without axes, which makes the numbers
+    of each run different. `stream`: distinguishes generators with the same seed."""
 
     def __init__(self, seed: int, run: UOp, stream: int = 0) -> None:
         self.seed, self.run, self.stream, self.drawn = seed, run, stream, 0
@@ -84,7 +84,7 @@ class SeededKeys:
 
 @contextmanager
 def random_keys(fresh: bool) -> Iterator[RandomKeys]:
-    """A context in which this thread draws from keys that each run sets, if `fresh`, and otherwise from the keys in force outside."""
+    """A context in which this thread draws keys that are set in each run, if `fresh`; otherwise it draws as outside of the context."""
     keys = RandomKeys()
     with keys_from(keys if fresh else getattr(_here, "keys", None)):
         yield keys
@@ -92,7 +92,7 @@ def random_keys(fresh: bool) -> Iterator[RandomKeys]:
 
 @contextmanager
 def keys_from(keys: RandomKeys | SeededKeys | None) -> Iterator[None]:
-    """A context in which this thread draws its random numbers from `keys`; None: from the stream of the process."""
+    """A context in which this thread draws its random numbers from `keys`; None for the stream of the process."""
     outer = getattr(_here, "keys", None)
     _here.keys = keys
     try:
@@ -102,12 +102,13 @@ def keys_from(keys: RandomKeys | SeededKeys | None) -> Iterator[None]:
 
 
 def next_keys(count: int) -> tuple[int, int]:
-    """The two words of the first of the next `count` keys, which are taken."""
+    """The two words of the first of the next `count` keys, all of which are used up."""
     return _stream.next_key(count)
 
 
 def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int] | tuple[UOp, UOp]) -> tuple[UOp, UOp]:
-    """Two uint32 nodes of random bits from two uint32 nodes of counters and a key of two 32-bit words, numbers or nodes without axes."""
+    """Generate two uint32 nodes of random bits from two uint32 nodes of counters and a key of two 32-bit words, numbers or nodes without
+    axes."""
     shape = shape_of(x0)
 
     def word(value: int | UOp) -> UOp:
@@ -132,7 +133,7 @@ def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int] | tuple[UOp, UOp]) -> tu
 
 
 class Random(Losses):
-    """Random tensors. The same seed and the same calls give the same numbers on every machine."""
+    """The methods that make random tensors. The same seed and the same calls give the same numbers on every machine."""
 
     __slots__ = ()
 
@@ -158,7 +159,7 @@ class Random(Losses):
 
     @classmethod
     def _unit(cls, words: tuple[Self, Self], bits: int) -> Self:
-        """Uniform in [0, 1) with `bits` random bits: float32 for at most 24 bits, else float64 with 53."""
+        """Random numbers uniform in [0, 1) with `bits` random bits: float32 for at most 24 bits, else float64 with 53."""
         high, low = words
         if bits <= 24:
             # an int32 of at most 24 bits is positive and exact in float32
@@ -168,7 +169,7 @@ class Random(Losses):
 
     @classmethod
     def rand(cls, *size: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
-        """Uniform in [0, 1): every multiple of 2^-24 in float32, of 2^-53 in float64, of 2^-11 and 2^-8 in float16 and bfloat16."""
+        """Random numbers uniform in [0, 1): multiples of 2^-24 in float32, 2^-53 in float64, 2^-11 in float16, 2^-8 in bfloat16."""
         shape, kind = extents_argument("rand", *size), as_dtype(dtype)
         if not kind.is_float:
             raise DTypeError(f"rand of {kind.name}: use randint")
@@ -177,19 +178,19 @@ class Random(Losses):
 
     @classmethod
     def uniform(cls, *size: int | tuple[int, ...], low: float = 0.0, high: float = 1.0, dtype: DTypeLike = dtypes.default_float) -> Self:
-        """Uniform in [low, high)."""
+        """Random numbers uniform in [low, high)."""
         kind = as_dtype(dtype)
         return rounded(widened(cls.rand(*size, dtype=kind)).mul(float(high - low)).add(float(low)), kind)
 
     @classmethod
     def randn(cls, *size: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
-        """Standard normal, by Box and Muller (1958): sqrt(-2 ln u) · cos(2π v)."""
+        """Random numbers of the standard normal distribution, by Box and Muller (1958): sqrt(-2 ln u) · cos(2π v)."""
         shape, kind = extents_argument("randn", *size), as_dtype(dtype)
         if not kind.is_float:
             raise DTypeError(f"randn of {kind.name}: it takes a float dtype")
         words = cls._bits(shape)
         if kind == dtypes.float64:
-            # 53 bits take both words, so the angle needs another call
+            # 53 bits need both words, so the angle needs a second call
             radius, angle = cls._unit(words, 53), cls._unit(cls._bits(shape), 53)
         else:
             radius, angle = cls._unit(words, 24), cls._unit(words[::-1], 24)
@@ -199,13 +200,14 @@ class Random(Losses):
 
     @classmethod
     def normal(cls, *size: int | tuple[int, ...], mean: float = 0.0, std: float = 1.0, dtype: DTypeLike = dtypes.default_float) -> Self:
-        """Normal with the given mean and standard deviation."""
+        """Random numbers of a normal distribution with the given mean and standard deviation."""
         kind = as_dtype(dtype)
         return rounded(cls.randn(*size, dtype=dtypes.float32 if is_half(kind) else kind).mul(float(std)).add(float(mean)), kind)
 
     @classmethod
     def randint(cls, low: int, high: int | None = None, size: int | tuple[int, ...] = (), *, dtype: DTypeLike = dtypes.default_int) -> Self:
-        """Integers in [low, high), or [0, low) with one bound. The probability of each value is exact to 2^-32 (2^-63 beyond 32 bits)."""
+        """Random integers in [low, high), or [0, low) with one bound. The probability of each value is exact to 2^-32 (2^-63 beyond 32
+        bits)."""
         first, last = (0, low) if high is None else (low, high)
         shape, kind = extents_argument("randint", size), as_dtype(dtype)
         if not kind.is_int or not kind.min <= first < last <= kind.max + 1:
@@ -219,17 +221,17 @@ class Random(Losses):
             offset = ((wide << 32) | bottom.cast(dtypes.uint64)).remainder(span)
         else:
             offset = (wide << 32) | bottom.cast(dtypes.uint64)
-        # the sum modulo 2^64 is right for either sign of `first`
+        # modulo 2^64 the sum is right for either sign of `first`
         return offset.add(first % 2 ** 64).cast(kind).reshape(shape)
 
     def rand_like(self, dtype: DTypeLike | None = None) -> Self:
-        """`rand` of this shape and dtype, on this device."""
+        """Random numbers of `rand` with this shape and dtype, on this device."""
         return self._on_own_device(self.rand(self.shape, dtype=self.dtype if dtype is None else dtype))
 
     def randn_like(self, dtype: DTypeLike | None = None) -> Self:
-        """`randn` of this shape and dtype, on this device."""
+        """Random numbers of `randn` with this shape and dtype, on this device."""
         return self._on_own_device(self.randn(self.shape, dtype=self.dtype if dtype is None else dtype))
 
     def _on_own_device(self, drawn: Self) -> Self:
-        """Random numbers copied to the device of self if they are on another: keys that a run sets are memory of the CPU."""
+        """Copy random numbers to the device of self if they are elsewhere: keys that are set in each run are in memory of the CPU."""
         return drawn if device_of(drawn.uop) in (None, self.device) else self.from_uop(graph.copy(drawn.uop, self.device))

@@ -21,7 +21,7 @@ Axes = int | Sequence[int] | None
 
 
 class Reduction(Indexing):
-    """Operations that drop axes."""
+    """Operations that reduce axes."""
 
     __slots__ = ()
 
@@ -46,27 +46,27 @@ class Reduction(Indexing):
     # -- sums ------------------------------------------------------------------------------------
     def sum(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
             keepdims: bool = False) -> Self:
-        """Sum over axes. Integers and bools give int64, unsigned uint64, unless `dtype` is given."""
+        """The sum over axes. Integers and bools give int64, unsigned integers uint64, unless `dtype` is given."""
         return self._accumulate("sum", "ADD", self._axes("sum", dim, axis), keepdim or keepdims, dtype)
 
     def nansum(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """`sum` of the elements that are not NaN."""
+        """The sum of the elements that are not NaN."""
         return self._numbers().sum(dim, keepdim, axis=axis, keepdims=keepdims)
 
     @rounds_once
     def nanmean(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """`mean` of the elements that are not NaN; NaN where all are NaN."""
+        """The mean of the elements that are not NaN; NaN if all are NaN."""
         given = self._float()
         total = given._numbers().sum(dim, keepdim, axis=axis, keepdims=keepdims)
         return total.div(given.isnan().logical_not().sum(dim, keepdim, axis=axis, keepdims=keepdims))
 
     def _numbers(self) -> Self:
-        """This tensor with 0 in place of NaN."""
+        """Replace NaN by 0."""
         return self.masked_fill(self.isnan(), 0) if self.dtype.is_float else self
 
     def prod(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
              keepdims: bool = False) -> Self:
-        """Product over axes, typed as `sum`."""
+        """The product over axes, with the dtype of `sum`."""
         return self._accumulate("prod", "MUL", self._axes("prod", dim, axis), keepdim or keepdims, dtype)
 
     def _accumulate(self, name: str, combiner: str, axes: tuple[int, ...], keep: bool, dtype: DTypeLike | None) -> Self:
@@ -77,7 +77,7 @@ class Reduction(Indexing):
 
     def mean(self, dim: Axes = None, keepdim: bool = False, dtype: DTypeLike | None = None, *, axis: Axes = None,
              keepdims: bool = False) -> Self:
-        """Arithmetic mean, a float: float32 for integers. NaN over no elements."""
+        """The arithmetic mean, a float: float32 for integers. NaN without elements."""
         axes = self._axes("mean", dim, axis)
         result = self._float_dtype() if dtype is None else as_dtype(dtype)
         wide = self.cast(accumulator(result))
@@ -86,9 +86,9 @@ class Reduction(Indexing):
     @rounds_once
     def var(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
             axis: Axes = None, keepdims: bool = False) -> Self:
-        """Variance: the sum of squared distances from the mean, divided by `count - correction`. NumPy's default correction is 0.
+        """The variance: the sum of squared distances from the mean, divided by `count - correction`. NumPy's default correction is 0.
 
-        The rounding error of the mean shifts all distances d by the same amount; Σd² - (Σd)²/count takes the shift out."""
+        The rounding error of the mean shifts all distances d by the same amount; Σd² - (Σd)²/count removes this shift."""
         axes = self._axes("var", dim, axis)
         if unbiased is not None:
             correction = 1 if unbiased else 0
@@ -104,30 +104,30 @@ class Reduction(Indexing):
     @rounds_once
     def std(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
             axis: Axes = None, keepdims: bool = False) -> Self:
-        """Square root of `var`."""
+        """The standard deviation: the square root of `var`."""
         return self.var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims).sqrt()
 
     @rounds_once
     def var_mean(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
                  axis: Axes = None, keepdims: bool = False) -> tuple[Self, Self]:
-        """(`var`, `mean`)."""
+        """Both `var` and `mean`, as a tuple."""
         variance = self.var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
         return variance, self.mean(dim, keepdim, axis=axis, keepdims=keepdims)
 
     @rounds_once
     def std_mean(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
                  axis: Axes = None, keepdims: bool = False) -> tuple[Self, Self]:
-        """(`std`, `mean`)."""
+        """Both `std` and `mean`, as a tuple."""
         spread = self.std(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
         return spread, self.mean(dim, keepdim, axis=axis, keepdims=keepdims)
 
     # -- extrema ---------------------------------------------------------------------------------
     def max(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """Largest value, without its position (PyTorch's `amax`). NaN wins. Raises ShapeError over no elements."""
+        """The largest value, without its position (PyTorch's `amax`). NaN if any element is. Raises ShapeError without elements."""
         return self._extreme("max", "MAX", dim, axis, keepdim or keepdims)
 
     def min(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """Smallest value, without its position (PyTorch's `amin`). NaN wins. Raises ShapeError over no elements."""
+        """The smallest value, without its position (PyTorch's `amin`). NaN if any element is. Raises ShapeError without elements."""
         return self._extreme("min", "MIN", dim, axis, keepdim or keepdims)
 
     def amax(self, dim: Axes = None, keepdim: bool = False) -> Self: return self.max(dim, keepdim)
@@ -142,11 +142,13 @@ class Reduction(Indexing):
         return self._reduce(combiner, axes, keep)
 
     def argmax(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
-        """int64 position of the largest value along an axis (None: in the flattened tensor). The first of equal values and NaN win."""
+        """The int64 position of the largest value along an axis (None: in the flattened tensor). Of equal values the first counts; NaN
+        is largest."""
         return self._arg_extreme("argmax", "ARGMAX", dim, axis, keepdim or keepdims)
 
     def argmin(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Self:
-        """int64 position of the smallest value along an axis (None: in the flattened tensor). The first of equal values and NaN win."""
+        """The int64 position of the smallest value along an axis (None: in the flattened tensor). Of equal values the first counts; NaN
+        is smallest."""
         return self._arg_extreme("argmin", "ARGMIN", dim, axis, keepdim or keepdims)
 
     def _arg_extreme(self, name: str, combiner: str, dim: int | None, axis: int | None, keep: bool) -> Self:
@@ -164,32 +166,32 @@ class Reduction(Indexing):
         return (result if keep else result._without((at,))).cast(dtypes.int64)
 
     def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> tuple[Self, Self]:
-        """(`min`, `max`)."""
+        """Both `min` and `max`, as a tuple."""
         return self.min(dim, keepdim), self.max(dim, keepdim)
 
     # -- truth -----------------------------------------------------------------------------------
     def any(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """True where some element is nonzero."""
+        """True if at least one element is nonzero."""
         return self.cast(dtypes.bool)._reduce("OR", self._axes("any", dim, axis), keepdim or keepdims)
 
     def all(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """True where no element is zero."""
+        """True if no element is zero."""
         return self.cast(dtypes.bool)._reduce("AND", self._axes("all", dim, axis), keepdim or keepdims)
 
     def count_nonzero(self, dim: Axes = None) -> Self:
-        """int64 number of nonzero elements."""
+        """The int64 number of nonzero elements."""
         return self.cast(dtypes.bool).sum(dim)
 
     # -- exponentials ----------------------------------------------------------------------------
     @rounds_once
     def logsumexp(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
-        """log(sum(exp(x))), shifted by the maximum so that it does not overflow."""
+        """The logarithm of a sum, log(sum(exp(x))), shifted by the maximum to avoid overflow."""
         axes = self._axes("logsumexp", dim, axis)
         x = self._float()
         if self._count(axes) == 0:
             return x._reduce("ADD", axes, keepdim or keepdims).full_like(-math.inf)
         peak = x.max(axes, keepdim=True)
-        # an infinite maximum would make inf - inf
+        # an infinite maximum would cause inf - inf, which is NaN
         peak = peak.where(peak.isfinite(), 0.0)
         result = x.sub(peak).exp()._reduce("ADD", axes, True).log().add(peak)
         return result if keepdim or keepdims else result._without(axes)

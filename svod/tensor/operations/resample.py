@@ -14,7 +14,7 @@ from svod.tensor.operations.nn import IntOrInts, NeuralNetwork, per_axis
 from svod.tensor.precision import rounds_once
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
-_SMALL_IMAGE = 128      # pixels, height + width: results up to this size have their own 'nearest' kernel in PyTorch
+_SMALL_IMAGE = 128      # height + width in pixels up to which PyTorch has a separate 'nearest' kernel
 
 
 class Resample(NeuralNetwork):
@@ -25,7 +25,7 @@ class Resample(NeuralNetwork):
     # -- transposed convolution --------------------------------------------------------------------
     def conv_transpose1d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
                          output_padding: IntOrInts = 0, groups: int = 1, dilation: IntOrInts = 1) -> Self:
-        """`conv_transpose2d` over one axis: (N, C, L) with a weight (C, O/groups, K)."""
+        """A transposed convolution over one axis, as `conv_transpose2d`: (N, C, L) with a weight (C, O/groups, K)."""
         return self._transposed("conv_transpose1d", 1, weight, bias, stride, padding, output_padding, groups, dilation)
 
     def conv_transpose2d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
@@ -33,13 +33,14 @@ class Resample(NeuralNetwork):
         """The transpose of `conv2d`: (N, C, H, W), or (C, H, W), with a weight (C, O/groups, KH, KW) and a bias (O,) gives (N, O, OH, OW)
         with OH = (H-1)·stride - 2·padding + dilation·(KH-1) + output_padding + 1. Raises ShapeError.
 
-        It is one convolution, whose channels are the remainders of output positions modulo the stride, each with the taps that reach it.
-        So no inserted zeros are multiplied, except for an axis with both stride and dilation, where the weight is spread out."""
+        It is computed as one convolution: output positions with the same remainder modulo the stride form a channel, with the taps that
+        reach them. So no inserted zeros are multiplied, except along an axis with both stride and dilation, where zeros are inserted into
+        the weight."""
         return self._transposed("conv_transpose2d", 2, weight, bias, stride, padding, output_padding, groups, dilation)
 
     def conv_transpose3d(self, weight: Operand, bias: Operand | None = None, stride: IntOrInts = 1, padding: IntOrInts = 0,
                          output_padding: IntOrInts = 0, groups: int = 1, dilation: IntOrInts = 1) -> Self:
-        """`conv_transpose2d` over three axes: (N, C, D, H, W) with a weight (C, O/groups, KD, KH, KW)."""
+        """A transposed convolution over three axes, as `conv_transpose2d`: (N, C, D, H, W) with a weight (C, O/groups, KD, KH, KW)."""
         return self._transposed("conv_transpose3d", 3, weight, bias, stride, padding, output_padding, groups, dilation)
 
     @rounds_once
@@ -90,12 +91,13 @@ class Resample(NeuralNetwork):
     # -- interpolation -----------------------------------------------------------------------------
     def interpolate(self, size: IntOrInts | None = None, scale_factor: float | Sequence[float] | None = None, mode: str = "nearest",
                     align_corners: bool | None = None) -> Self:
-        """(N, C, …) resized: the axes after the channels get the extents `size`, or their own times `scale_factor`, rounded down.
+        """Resize (N, C, …): the axes after the channels get the extents `size`, or their own times `scale_factor`, rounded down.
 
         `mode`: 'nearest', 'nearest-exact', 'linear' (3 axes), 'bilinear' (4), 'trilinear' (5), 'bicubic' (4; Keys' kernel with a = -0.75),
         or 'area' (means, as `adaptive_avg_pool2d`). Positions are PyTorch's: with `align_corners` the centres of the corner elements
-        coincide, without it their edges. Axes are resized in turn, the last one first, so that the largest values are sums of whole rows.
-        Each is resized by a few gathers at positions known when the graph is built. Raises ShapeError and UnsupportedError."""
+        coincide, otherwise their edges. Axes are resized one after the other, from the last to the first, so that the largest arrays are
+        sums of whole rows. Each is resized by a few gathers at positions known when the graph is built. Raises ShapeError and
+        UnsupportedError."""
         spatial = self.ndim - 2
         wanted = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}.get(mode, spatial)
         if spatial < 1 or spatial > 3 or wanted != spatial:
@@ -126,12 +128,12 @@ class Resample(NeuralNetwork):
 
     @rounds_once
     def _interpolated(self, sizes: Sequence[int], factors: Sequence[float | None], mode: str, align_corners: bool) -> Self:
-        """`interpolate` by the linear modes and bicubic."""
+        """Resize by the linear modes and bicubic."""
         result = self._float()
         for axis, n, f in reversed(list(zip(range(2, self.ndim), sizes, factors, strict=True))):
             if n == self.shape[axis] and mode != "bicubic":
-                continue        # PyTorch ignores the factor if the extent stays
-            if self.shape[axis] == 1:       # all taps read the one element, and their weights add up to 1
+                continue        # PyTorch ignores the factor if the extent does not change
+            if self.shape[axis] == 1:       # all taps read the only element, and their weights add up to 1
                 result = result.expand(*result.shape[:axis], n, *result.shape[axis + 1:])
                 continue
             positions = _source_positions(self.shape[axis], n, f, align_corners, mode != "bicubic", to_numpy(result.dtype))
@@ -139,7 +141,7 @@ class Resample(NeuralNetwork):
         return result
 
     def _nearest(self, axis: int, n: int, factor: float | None, exact: bool, is_small: bool) -> Self:
-        """An axis resized by repeating and leaving out elements. A whole multiple is a view where each element is repeated as often."""
+        """Resize an axis by repeating or skipping elements. If each element is repeated the same number of times, it is a view."""
         old = self.shape[axis]
         positions = _nearest_positions(old, n, factor, exact, is_small, self.dtype == dtypes.float64)
         if n % old == 0 and np.array_equal(positions, np.arange(n) // (n // old)):
@@ -147,7 +149,7 @@ class Resample(NeuralNetwork):
         return self.take(positions, axis)
 
     def _weighted(self, axis: int, positions: Numbers, weights: Numbers) -> Self:
-        """The sum over taps of weight · element. `positions` along the axis and `weights` are (taps, n)."""
+        """The sum of weight · element over the taps. `positions` along the axis and `weights` are (taps, n)."""
         shape = tuple(-1 if i == axis else 1 for i in range(self.ndim))
         total: Self | None = None
         for at, weight in zip(positions, weights, strict=True):
@@ -158,7 +160,7 @@ class Resample(NeuralNetwork):
 
     # -- pixels and channels -----------------------------------------------------------------------
     def pixel_shuffle(self, upscale_factor: int) -> Self:
-        """(…, C·r², H, W) → (…, C, H·r, W·r): r² channels become a block of positions. A view."""
+        """Rearrange (…, C·r², H, W) as (…, C, H·r, W·r): r² channels become a block of positions. A view."""
         r = upscale_factor
         if self.ndim < 3 or r < 1 or self.shape[-3] % (r * r):
             raise ShapeError(f"pixel_shuffle of {self.shape} by {r}: the channels (axis -3) must be a multiple of {r}²")
@@ -168,7 +170,7 @@ class Resample(NeuralNetwork):
         return blocks.permute(*range(k), k, k + 3, k + 1, k + 4, k + 2).reshape(*lead, c // (r * r), h * r, w * r)
 
     def pixel_unshuffle(self, downscale_factor: int) -> Self:
-        """(…, C, H·r, W·r) → (…, C·r², H, W): the inverse of `pixel_shuffle`. A view."""
+        """Rearrange (…, C, H·r, W·r) as (…, C·r², H, W): the inverse of `pixel_shuffle`. A view."""
         r = downscale_factor
         if self.ndim < 3 or r < 1 or self.shape[-1] % r or self.shape[-2] % r:
             raise ShapeError(f"pixel_unshuffle of {self.shape} by {r}: the last two extents must be multiples of {r}")
@@ -179,7 +181,7 @@ class Resample(NeuralNetwork):
 
 
 def _spread_out(w: Any, dilations: Sequence[int], steps: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
-    """The weight with zeros between its taps along axes with both stride and dilation, and the remaining dilations."""
+    """(the weight with zeros between its taps along axes with both stride and dilation, the remaining dilations)."""
     left = []
     for axis, (d, s) in enumerate(zip(dilations, steps, strict=True), 2):
         if s == 1 or d == 1:
@@ -193,9 +195,9 @@ def _spread_out(w: Any, dilations: Sequence[int], steps: Sequence[int]) -> tuple
 
 
 def _nearest_positions(old: int, new: int, factor: float | None, exact: bool, is_small: bool, is_double: bool) -> Numbers:
-    """The position that each element of a result by 'nearest' or 'nearest-exact' (`exact`) is read from, as PyTorch's kernels for CPUs
-    compute it: in float32, in the double precision of the values (`is_double`) with a last rounding to float32, or for small images
-    (`is_small`) in float32 always. For these 'nearest' ignores the factor of an axis that stays or doubles."""
+    """The source position of each element of a result by 'nearest' or 'nearest-exact' (`exact`), computed like PyTorch's kernels for
+    CPUs: in float32; for double values (`is_double`) in float64 with a last rounding to float32; for small images (`is_small`) always in
+    float32, where 'nearest' ignores the factor if the extent stays or doubles."""
     if is_small and not exact and new in (old, 2 * old):
         return np.arange(new, dtype=np.int32) // (new // old)
     kind: np.dtype[Any] = np.dtype(np.float64 if is_double and not is_small else np.float32)
@@ -221,17 +223,18 @@ def _linear_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
 
 
 def keys_near(d: Any, a: float) -> Any:
-    """Keys' kernel with the parameter `a` at distances `d` of up to one element; an array or a tensor, as `d` is."""
+    """Keys' kernel with the parameter `a` at distances `d` of up to one element; `d` is an array or a tensor, and so is the result."""
     return (d * (a + 2) - (a + 3)) * d * d + 1
 
 
 def keys_far(d: Any, a: float) -> Any:
-    """Keys' kernel with the parameter `a` at distances `d` of one to two elements; an array or a tensor, as `d` is."""
+    """Keys' kernel with the parameter `a` at distances `d` of one to two elements; `d` is an array or a tensor, and so is the result."""
     return ((d * a - 5 * a) * d + 8 * a) * d - 4 * a
 
 
 def _cubic_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
-    """Keys, "Cubic convolution interpolation for digital image processing", 1981."""
+    """Positions and weights of the four taps of cubic interpolation (Keys, "Cubic convolution interpolation for digital image
+    processing", 1981)."""
     a = -0.75
     low = np.floor(positions).astype(np.int32)
     t = (positions - low).astype(positions.dtype)

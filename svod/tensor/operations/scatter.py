@@ -1,8 +1,8 @@
-"""Scatter and the operations built on it: values are written at positions that tensors hold. Names, signatures and rules are PyTorch's.
+"""Scatter and the operations built on it, which write values at positions given by tensors. Names, signatures and rules are PyTorch's.
 
-A scatter is a library kernel that loops over the values in order. Positions may repeat: the last value wins, or all values are combined.
-16-bit floats are combined in float32 and rounded once. Negative positions count from the end. A position out of range raises an error in a
-list or an array. In a tensor, whose values are not known when the graph is built, it is skipped.
+A scatter is a library kernel that loops over the values in order. Positions may repeat: the last value is kept, or all values are combined.
+16-bit floats are combined in float32 and rounded once. Negative positions count from the end. A position out of range in a list or an array
+raises an error. In a tensor, whose values are not known when the graph is built, it is skipped.
 """
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _REDUCTIONS = {"sum": "ADD", "add": "ADD", "prod": "MUL", "multiply": "MUL", "am
 
 
 class Scatter(Ordered):
-    """scatter, index_add and their relatives; elements chosen by a mask."""
+    """Scatter operations such as index_add, and selection of elements by a mask."""
 
     __slots__ = ()
 
     def scatter(self, dim: int, index: Operand, src: Operand, *, reduce: str | None = None) -> Self:
-        """A copy of self with `out[index[i][j]][j] = src[i][j]` for dim 0; the last value for a position wins. `reduce`: 'add' or
+        """Copy self and write `out[index[i][j]][j] = src[i][j]` for dim 0; the last value for a position is kept. `reduce`: 'add' or
         'multiply'."""
         if reduce not in (None, "add", "multiply"):
             raise UnsupportedError(f"scatter with reduce={reduce!r}: use 'add', 'multiply', or scatter_reduce")
         return self._scatter("scatter", dim, index, src, "SET" if reduce is None else _REDUCTIONS[reduce])
 
     def scatter_add(self, dim: int, index: Operand, src: Operand) -> Self:
-        """`scatter` that adds the values to the elements."""
+        """Copy self and add `src` at the positions of `scatter`."""
         return self._scatter("scatter_add", dim, index, src, "ADD")
 
     def scatter_reduce(self, dim: int, index: Operand, src: Operand, reduce: str, *, include_self: bool = True) -> Self:
-        """`scatter` that combines values by 'sum', 'prod', 'mean', 'amax' or 'amin'. Without `include_self`, an element that gets values is
-        replaced, not combined. The mean of integers is rounded down."""
+        """Copy self and combine values by 'sum', 'prod', 'mean', 'amax' or 'amin' at the positions of `scatter`. Without `include_self`,
+        an element that gets values is replaced, not combined. The mean of integers is rounded down."""
         if reduce not in ("sum", "prod", "mean", "amax", "amin"):
             raise UnsupportedError(f"scatter_reduce with reduce={reduce!r}: use 'sum', 'prod', 'mean', 'amax' or 'amin'")
         if reduce == "mean":
@@ -54,30 +54,30 @@ class Scatter(Ordered):
 
     @rounds_once
     def _scatter_mean(self, dim: int, index: Operand, src: Operand, include_self: bool) -> Self:
-        """`scatter_reduce` by 'mean'."""
+        """Compute `scatter_reduce` by 'mean'."""
         total = self.scatter_reduce(dim, index, src, "sum", include_self=include_self)
         counts = self.full(self.shape, int(include_self), dtypes.int32)._scatter("scatter_reduce", dim, index, 1, "ADD")
         counts = counts.maximum(1).cast(self.dtype)
         return total.div(counts) if self.dtype.is_float else total.floor_divide(counts)
 
     def index_add(self, dim: int, index: Operand, source: Operand, *, alpha: Scalar = 1) -> Self:
-        """A copy of self with `alpha · source[j]` added to slice `index[j]` along an axis, for each j."""
+        """Copy self and add `alpha · source[j]` to slice `index[j]` along an axis, for each j."""
         values = self._values_for("index_add", self._as_tensor(source))
         places = self._spread("index_add", dim, index, values)
         return self._scatter("index_add", dim, places, values, "ADD") if alpha == 1 else self._add_scaled(dim, places, values, alpha)
 
     @rounds_once
     def _add_scaled(self, dim: int, places: Self, values: Operand, alpha: Scalar) -> Self:
-        """`index_add` of alpha · values at `places`, one for each of them."""
+        """Compute `index_add` of alpha · values at `places`, which has one position per value."""
         return self._scatter("index_add", dim, places, values.mul(alpha), "ADD")
 
     def index_copy(self, dim: int, index: Operand, source: Operand) -> Self:
-        """A copy of self with slice `index[j]` along an axis replaced by `source[j]`, for each j; the last slice for a position wins."""
+        """Copy self and replace slice `index[j]` along an axis by `source[j]`, for each j; the last slice for a position is kept."""
         values = self._as_tensor(source)
         return self._scatter("index_copy", dim, self._spread("index_copy", dim, index, values), values, "SET")
 
     def index_fill(self, dim: int, index: Operand, value: Scalar) -> Self:
-        """A copy of self with the slices at `index` along an axis filled with a number."""
+        """Copy self and fill the slices at `index` along an axis with a number."""
         at = self._axis("index_fill", dim)
         chosen = self._positions("index_fill", index, self.shape[at])
         # scatter one row of marks instead of whole slices
@@ -85,9 +85,9 @@ class Scatter(Ordered):
         return self.masked_fill(marks.cast(dtypes.bool).reshape(tuple(-1 if i == at else 1 for i in range(self.ndim))), value)
 
     def _put(self, tensors: list[tuple[int, Self]], value: Self) -> Self:
-        """A copy of self with the elements that these index tensors read replaced by `value`, which is broadcast to them. The last value
-        for an element wins, and positions out of range are skipped. A small scatter finds the value for each position, and a `where`
-        selects it."""
+        """Copy self and replace the elements that these index tensors read by `value`, which is broadcast to them. The last value for an
+        element is kept, and positions out of range are skipped. A small scatter finds the value for each position, and a `where` selects
+        it."""
         order, first, index = self._points(tensors)
         moved = self.permute(order)
         shape = (*moved.shape[:first], *index.shape, *moved.shape[first + len(tensors):])
@@ -105,7 +105,7 @@ class Scatter(Ordered):
         return rows.where(chosen, flat).reshape(moved.shape).permute([order.index(a) for a in range(self.ndim)])
 
     def _spread(self, name: str, dim: int, index: Operand, source: Self) -> Self:
-        """A list of positions along an axis, expanded to one position per element of `source`."""
+        """Expand a list of positions along an axis to one position per element of `source`."""
         at = self._axis(name, dim)
         chosen = self._positions(name, index, self.shape[at])
         expected = (*self.shape[:at], chosen.numel(), *self.shape[at + 1:])
@@ -115,7 +115,7 @@ class Scatter(Ordered):
         return chosen.reshape(tuple(chosen.numel() if i == at else 1 for i in range(self.ndim))).expand(expected)
 
     def _values_for(self, name: str, src: Operand) -> Any:
-        """`src` as a number, or as a tensor of the dtype of self. Raises DTypeError for a tensor of another."""
+        """Convert `src` to a number, or to a tensor of the dtype of self. Raises DTypeError for a tensor of another dtype."""
         if is_scalar(src):
             return src
         values = self._as_tensor(src)
@@ -139,7 +139,7 @@ class Scatter(Ordered):
         if 0 in chosen.shape or 0 in self.shape:
             return self
         if is_symbolic(self.shape) or is_symbolic(chosen.shape):
-            # a negative position counts from the real end; one out of range must be out of range of the largest shape too
+            # a negative position counts from the real end; a position out of range must be out of range of the largest shape, too
             n, most = self.shape[at], upper(self.shape[at])
             wide = chosen.cast(dtypes.int64)
             wide = wide.add(self.from_uop(number_of(n, dtypes.int64))).where(wide.lt(0), wide)
@@ -155,7 +155,7 @@ class Scatter(Ordered):
         return placed.pad(pads).where(self.full(region, True).pad(pads), self)
 
     def _placed(self, at: int, index: Self, values: Self, reduction: str) -> Self:
-        """The library kernel over (outer, n, inner)."""
+        """Run the library kernel on (outer, n, inner)."""
         kind = accumulator(self.dtype) if self.dtype.is_float else dtypes.uint8 if self.dtype.kind == "b" else self.dtype
         if reduction not in ("ADD", "MUL") and self.dtype.is_float:
             kind = self.dtype
@@ -165,8 +165,8 @@ class Scatter(Ordered):
 
     # -- chosen by a mask --------------------------------------------------------------------------
     def nonzero(self, *, size: int | None = None, fill_value: int = 0) -> Self:
-        """The positions of the first `size` nonzero elements in row-major order, int64 (size, axes). Missing rows hold `fill_value`. A
-        running count and one scatter.
+        """The positions of the first `size` nonzero elements in row-major order, int64 (size, axes). Missing rows get `fill_value`.
+        Computed by a running count and one scatter.
 
         Raises UnsupportedError without `size`, because the number of rows is not known when the graph is built."""
         if size is None:
@@ -182,7 +182,7 @@ class Scatter(Ordered):
         return self.stack(columns, 1).where(flat.ge(0).unsqueeze(1), fill_value).cast(dtypes.int64)
 
     def masked_select(self, mask: Operand, *, size: int | None = None, fill_value: Scalar = 0) -> Self:
-        """The first `size` elements where `mask` holds, in row-major order. Missing elements are `fill_value`.
+        """The first `size` elements for which `mask` is True, in row-major order. Missing elements are `fill_value`.
 
         Raises UnsupportedError without `size`, as `nonzero` does."""
         chosen = self._as_tensor(mask).cast(dtypes.bool)
@@ -193,11 +193,12 @@ class Scatter(Ordered):
         flat = chosen.broadcast_to(shape)._chosen_positions("masked_select", size)
         if flat.numel() == 0 or 0 in shape:
             return self.full((size,), fill_value, self.dtype)
-        # -1 would be the last element
+        # -1 would select the last element
         return self.broadcast_to(shape).ravel().take(flat.maximum(0), 0).where(flat.ge(0), fill_value)
 
     def masked_scatter(self, mask: Operand, source: Operand) -> Self:
-        """self where `mask` is False; elsewhere the elements of `source` in row-major order, then zeros. A running count and a gather."""
+        """Replace elements for which `mask` is True by the elements of `source` in row-major order, then by zeros. A running count and a
+        gather."""
         values: Self = self._values_for("masked_scatter", self._as_tensor(source))
         chosen = self._as_tensor(mask).cast(dtypes.bool).broadcast_to(self.shape)
         if 0 in self.shape or not values.numel():
@@ -207,7 +208,7 @@ class Scatter(Ordered):
         return flat.take(place.clamp(0, last), 0).where(place.le(last), 0).where(chosen, self)
 
     def _chosen_positions(self, name: str, size: int) -> Self:
-        """Flat positions of the nonzero elements, (size,), as int32 if it holds them; -1 after the last one."""
+        """Flat positions of the nonzero elements, (size,), in int32 if that suffices; -1 after the last one."""
         if size < 0:
             raise ShapeError(f"{name} of {self.shape} with size={size}: it cannot be negative")
         n = self.numel()
@@ -216,6 +217,6 @@ class Scatter(Ordered):
         if size == 0 or n == 0:
             return nothing
         chosen = self.ravel().cast(dtypes.bool)
-        # The scatter skips positions out of range: elements that are not chosen, or that come after the first `size`, get one.
+        # the scatter skips positions out of range, which are given to elements that are not chosen, or that come after the first `size`
         place = chosen.cumsum(0, kind).sub(1).where(chosen, size)
         return nothing._scatter(name, 0, place, self.arange(n, dtype=kind), "SET")
