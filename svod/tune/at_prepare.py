@@ -254,7 +254,7 @@ class _Work:
         except KeyboardInterrupt:       # came while the workers started: during the search the session itself handles Ctrl-C
             _interrupted += 1
             return "Ctrl-C"
-        except Exception as e:          # the border of an optional step
+        except Exception as e:          # the border of an optional step: any error becomes the reason why there is no result
             log.debug("no kernels are %s", self.verb, exc_info=True)
             return reason(e)
         finally:

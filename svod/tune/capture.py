@@ -63,7 +63,7 @@ RECORDS_FORMAT = "svod-tune-db"     # the format of tuning records, which users 
 STOP_FILE = "stop"
 FLUSH_SECONDS = 0.5         # seconds between writes of the numbers of runs
 MAKE_ONE = "make a capture with svod-tune --capture-to FILE SCRIPT"
-MAX_ELEMENTS = 1 << 40      # the largest buffer that a file may ask for
+MAX_ELEMENTS = 1 << 40      # most elements that a buffer in a capture may have
 
 
 class StopCapture(BaseException):
@@ -79,7 +79,7 @@ class Counted(Protocol):
 # -- the lines ----------------------------------------------------------------------------------------------------------
 
 Elements = Annotated[int, Meta(ge=0, le=MAX_ELEMENTS)]
-Number = Annotated[int, Meta(ge=0, le=1 << 40)]         # an index or a level
+Number = Annotated[int, Meta(ge=0, le=1 << 40)]         # the index of a buffer, or the level of a call
 Seconds = Annotated[float, Meta(gt=0, le=float_info.max)]
 
 
@@ -191,7 +191,7 @@ class _Runs:
 
 
 class _Recorder:
-    """The file of one process in one directory."""
+    """Writes the plans of this process to a file of its own in the capture's directory."""
 
     def __init__(self, directory: Path) -> None:
         self.pid = os.getpid()
@@ -386,7 +386,7 @@ class _Reader:
         self.runs: dict[str, RunsLine] = {}
 
     def read(self, data: bytes, *, whole: bool) -> None:
-        """Read the file's content. Unless `whole`, its last line may be cut off: its process may have been killed."""
+        """Read the file's content. With `whole` False its last line may be cut off, as its process may have been killed."""
         if not data.strip():
             raise FormatError(f"{self.file} is empty; {MAKE_ONE}")
         lines = data.split(b"\n")

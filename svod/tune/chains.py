@@ -38,7 +38,7 @@ SUSPICIOUS = 4.0        # The cost model is within this factor for sensible chai
 
 
 def chain_of(given: Sequence[Any] | str) -> Chain:
-    """A chain as `PrepareConfig.opts` takes it: text, or a sequence of [op, axis, argument]. Raises KernelOptError."""
+    """The opts of a chain in a form that `PrepareConfig.opts` takes: text, or a sequence of [op, axis, argument]. Raises KernelOptError."""
     return parse_chain(given) if isinstance(given, str) else tuple(Opt.from_json(list(o)) for o in given)
 
 

@@ -57,8 +57,9 @@ def to_check(kernel: Kernel, resolved: Resolved) -> Proposed | None:
 
 
 def to_transfer(kernel: Kernel, resolved: Resolved) -> Proposed | None:
-    """Chains of related kernels, adapted to a kernel that has no winner in the database; None if all of them were measured here already.
-    Relatives are taken from the user's records only; records that ship with svod seed searches, but would make every `prepare` slower."""
+    """Chains of related kernels, adapted to a kernel that has no winner in the database. None if the kernel has a winner, or if no chain is
+    left that was not measured here. Relatives are taken from the user's records only; records that ship with svod seed searches, but would
+    make every `prepare` slower."""
     target, db = resolved.target, resolved.db
     if kernel.library_kernel is not None or db.ranking(kernel.key, target.key):
         return None

@@ -68,7 +68,8 @@ def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Colle
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise ConfigError where `write_lock` would replace a file of lines that this svod cannot read: one of a newer version."""
+    """Raise ConfigError if `path` has content that this svod cannot read as a lock file, such as one of a newer version, which `write_lock`
+    would destroy."""
     if path.is_file() and path.stat().st_size:
         with path.open(encoding="utf-8", errors="replace") as f:
             try:
@@ -125,7 +126,7 @@ def _parsed(data: Any) -> Locked:
 
 
 def _check_header(line: str) -> None:
-    """Raise ValueError where the first line is not that of a lock file that this svod reads."""
+    """Raise ValueError if `line` is not the first line of a lock file that this svod can read."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):

@@ -30,12 +30,12 @@ from svod.system.quantities import seconds as duration
 from svod.tune.measure.plan_sizes import plan_sizes
 
 TOLERANCE = 0.15            # a difference above this share of the promised gain, either way, is explained
-WORTH_EXPLAINING = 0.02     # a difference below this share of the plan's time is not: plans vary as much by themselves
+WORTH_EXPLAINING = 0.02     # a difference below this share of the plan's time is not explained: plans vary as much by themselves
 MIN_ROUNDS = 7              # least number of interleaved rounds: enough for a confidence interval
 MOST_PASSES = 25            # most passes in which each plan is run kernel by kernel
 EXPLAINED = 3               # most kernels that are named
 MOVED = 1.1                 # a kernel that takes more than this many times its time alone is slowed by the plan
-MOVED_SECONDS = 1e-6        # it must also take this many seconds more, as single calls are not timed more exactly
+MOVED_SECONDS = 1e-6        # a kernel that takes fewer seconds more is not: single calls are not timed more exactly
 UNKNOWN = Ratio(1.0, 0.0, math.inf)
 
 
@@ -185,7 +185,7 @@ def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
     for plan in (base, best):
         plan.set_variables(values)
     contestants = [Contestant(base.repeat, "heuristic"), Contestant(best.repeat, "tuned")]
-    run = min(time_calls(c, 1) for c in contestants)        # also the first touch of the intermediates
+    run = min(time_calls(c, 1) for c in contestants)        # these runs also touch the intermediate buffers for the first time
     min_rounds = max(1, min(MIN_ROUNDS, int(0.25 * left() / run)))
     race = confirm(contestants, min_rounds=min_rounds, precision=bench.precision, budget_seconds=max(0.1, 0.5 * left()), rng=rng,
                     min_sample=bench.min_sample * 1e-6)

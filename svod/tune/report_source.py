@@ -140,7 +140,7 @@ def _sizes(kernel: Kernel, evidence: Measurement | None) -> tuple[Size, ...]:
 
 def _timed(kernel: Kernel, sizes: Sequence[Size], evidence: Measurement | None, seconds: float | None,
            heuristic: float | None) -> tuple[TimedSize, ...]:
-    """The winner at each of these sizes, with the work of that size."""
+    """The winner's time at each of the sizes, with the heuristic's time, the operations and the bytes at that size."""
     if evidence is None or seconds is None or heuristic is None:
         return ()
     if not kernel.variables:

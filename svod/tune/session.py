@@ -109,7 +109,7 @@ class SessionResult:
     timed: int = 0                # number of candidates with a new LINEAR that compiled, ran and have a sample
     searches: int = 0             # number of searches that have ended
     seconds: float = 0.0
-    rows: int = 0                 # measurements stored
+    rows: int = 0                 # number of stored measurements
     expected_gain: float = 0.0    # seconds of model time that more search may still save
 
     @property
@@ -267,7 +267,7 @@ class TuneSession:
             self._finish(s, searches)
 
     def _record_unbegun(self, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask], why: str) -> None:
-        """Record for the kernels whose search has not begun that it ended for the reason `why`, so that `--resume` searches them."""
+        """Store an ended search with the outcome `why` for each kernel whose search has not begun, so that `--resume` searches it."""
         for s in list(searches):
             if isinstance(s, _Planned) and (s.key in self._claims or self._claim(s, searches, waiting)):
                 if s.key not in self._searches and not self._is_done(s.task):
@@ -334,8 +334,8 @@ class TuneSession:
         self._store(search, finding, search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
-        """After Ctrl-C: confirm each search that has found a better chain in a short time, and store the results. After a second Ctrl-C, or
-        if the workers are lost, the remaining results are stored unconfirmed."""
+        """After Ctrl-C: briefly confirm the best chain of each search that has found a better one, and store the results. After a second
+        Ctrl-C, or if the workers are lost, the remaining results are stored unconfirmed."""
         quick = self._confirming = True
         self.listener(SessionEnding("", sum(s.lead.improved for s in searches)))
         for s in searches:

@@ -57,7 +57,7 @@ class SvodContestant:
 
         def expression(*inputs: Tensor) -> Any:
             waiting = iter(inputs)
-            with nullcontext() if case.op == "model" else scope(case.name):     # a model has layers of its own
+            with nullcontext() if case.op == "model" else scope(case.name):     # a model names its layers itself
                 return case.build(*(t if o.weight else next(waiting) for t, o in zip(tensors, case.operands, strict=True)))
         captured = jit(expression, config=config)
         start = time.perf_counter()
@@ -69,7 +69,8 @@ class SvodContestant:
                             kernels=kernels, prepare_seconds=seconds)
 
     def _config_for(self, case: Case) -> PrepareConfig:
-        """A budget for each case: the one that is given, else BEAM_KERNEL_BUDGET, or ten minutes for a model."""
+        """The configuration with the search budget of a case: `budget` if it was given, else BEAM_KERNEL_BUDGET, or ten minutes for a
+        model."""
         beam = self.config.beam
         if beam is None or case.alone:
             return self.config

@@ -493,7 +493,7 @@ def verify(context: click.Context, kernels: tuple[str, ...], every: bool, budget
     """Check the chains of others on this machine, numbers and time, as their first use would: all of them, or those for KERNELs.
 
     What is measured is recorded. The exit status is 1 where a chain is not used: it is wrong, slower than the heuristic, or fails here."""
-    from svod.cli.db.verify import print_checked  # the workers are this command's alone
+    from svod.cli.db.verify import print_checked  # imported here, as only this command needs workers
     from svod.cli.db.verify import verify as check
     db = _open(context, read_only=False)
     rows = check(db, {_resolve_kernel(db, k, shipped=True) for k in kernels}, budget, every=every)

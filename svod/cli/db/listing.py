@@ -65,7 +65,7 @@ P = TypeVar("P", Measurement, Verdict, Search)
 
 
 def _by_place(records: Iterable[P]) -> defaultdict[tuple[str, str], list[P]]:
-    """Records by kernel and target."""
+    """(kernel, target) → its records."""
     places: defaultdict[tuple[str, str], list[P]] = defaultdict(list)
     for r in records:
         places[r.kernel, r.target].append(r)

@@ -103,7 +103,7 @@ def cli(beam: int | None, **given: Any) -> NoReturn:
     Options may stand before and after SCRIPT; everything after -- is the script's own."""
     if beam is None:
         beam = config.BeamConfig.env_value("width") or DEFAULT_BEAM
-    if given["module"] is not None and given["script"] is not None:     # the first argument of the module
+    if given["module"] is not None and given["script"] is not None:     # then `script` is the first argument of the module
         given["script"], given["args"] = None, (given["script"], *given["args"])
     options = TuneOptions(beam=beam, **given)
     check(options)

@@ -45,7 +45,7 @@ class CompiledKernel:
     states: tuple[CompiledState, ...]
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, JSON-able."""
+        """The kernel and its states as plain data for JSON."""
         states = [{"source": s.source, "chain": s.chain, "predicted_cycles": s.cycles, "resources": [r.to_data() for r in s.resources],
                    "error": s.error} for s in self.states]
         return {"key": self.key, "name": self.name, "origins": list(self.origins), "calls": self.calls, "states": states}

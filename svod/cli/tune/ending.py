@@ -152,7 +152,7 @@ def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: Machine
 
 @dataclass(frozen=True)
 class Report:
-    """The results of a command, for people and as JSON. `workers`: a description of the workers that searched."""
+    """The results of a command, to be printed and written as JSON. `workers`: a description of the workers that searched."""
 
     setting: Setting
     captured: Captured
@@ -194,7 +194,7 @@ class Report:
                     f"({w.failure}). That is an error of svod's own or of its installation, and not of the program")
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, JSON-able."""
+        """The report as plain data for JSON."""
         r, db, script = self.searches.result, self.setting.db, self.captured.script
         ceilings = next((w.ceilings for w in self.works if w.here), None)
         return {

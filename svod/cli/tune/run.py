@@ -221,7 +221,7 @@ class _TuneRun:
         return choose_targets(options.target, [t.allowing(*allowed) for t in present], own)
 
     def _compile_only(self, captured: Captured) -> int:
-        """Compile what a search of the chosen device would start from. Raises DeviceError for a device that is not there."""
+        """Compile the states that a search on the chosen device would start from. Raises DeviceError for a device that is not there."""
         device = device_named(self.setting.config.device or HOST)
         target = device.backend.target(self.setting.config.threads).allowing(*config.OptimizerConfig.from_env().allowed)
         with waiting(f"compiling for {target.key}"):

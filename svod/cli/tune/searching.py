@@ -34,7 +34,7 @@ class Searches:
 
     @property
     def result(self) -> SessionResult | None:
-        """The sums over all targets, without findings; None where nothing was searched."""
+        """The sums of the results of all targets, without their findings; None where nothing was searched."""
         results = [w.result for w in self._works if w.result is not None]
         if not results:
             return None

@@ -1,4 +1,4 @@
-"""The tuning database: evidence about chains, shared by many processes and moved between machines as data."""
+"""The tuning database: measurements of chains and verdicts on them, shared by many processes and moved between machines as data."""
 from svod.tune.db.claims import Claim, Holder
 from svod.tune.db.moving import Merged
 from svod.tune.db.records import Chain, KernelRecord, Measurement, OriginRecord, Record, RecordError, Search, TargetFacts, Verdict

@@ -57,7 +57,7 @@ def boot_id() -> str:
 
 
 def is_void(holder: Holder, now: float) -> bool:
-    """Whether a claim no longer counts: its heartbeat is 30 s away from `now`, or its process on this machine is gone."""
+    """Whether a claim no longer counts: its heartbeat is more than 30 s away from `now`, or its process on this machine is gone."""
     if abs(now - holder.heartbeat) > SILENCE:
         return True
     if holder.host == socket.gethostname() and holder.boot_id == boot_id() and holder.boot_id:

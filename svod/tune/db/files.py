@@ -48,19 +48,19 @@ def on_network(path: Path) -> bool:
 
 
 def host_name() -> str:
-    """The name of this host, with characters that a file name may have."""
+    """The name of this host, for use in a file name: special characters are replaced by _."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname()) or "host"
 
 
 def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
-    """The database at `path`, created or upgraded if needed. Raises sqlite3.Error, OSError, NewerSchema, ForeignDatabase.
+    """Open the database at `path`, after creating or upgrading it if needed. Raises sqlite3.Error, OSError, NewerSchema, ForeignDatabase.
 
     A locked file is tried again: switching to WAL needs exclusive access and ignores the busy timeout."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(OPEN_ATTEMPTS):
         conn = _connect(str(path))
         try:
-            version = schema.read_version(conn)  # before anything is written: a foreign file stays as it is
+            version = schema.read_version(conn)  # read before anything is written, so that a foreign file stays unchanged
             if (conn.execute("PRAGMA journal_mode").fetchone()[0] == "wal") != wal:  # a new file, or moved between file systems
                 conn.execute(f"PRAGMA journal_mode = {'WAL' if wal else 'DELETE'}")
             if version < schema.SCHEMA_VERSION:
@@ -79,7 +79,7 @@ def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection | None:
-    """The database at `path`, read-only; None where there is none or it is empty. Raises what `open_for_writing` raises.
+    """Open the database at `path` read-only; None if there is none or it is empty. Raises the errors of `open_for_writing`.
 
     In a directory that cannot be written SQLite cannot create WAL's side files: the file is then opened as immutable."""
     if not path.exists() or path.stat().st_size == 0:
@@ -192,7 +192,7 @@ def _connect(name: str) -> sqlite3.Connection:
     conn = sqlite3.connect(name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=name.startswith("file:"),
                            factory=_Connection)
     conn.row_factory = sqlite3.Row
-    conn.text_factory = lambda text: str(text, "utf-8", "replace")      # a row that is not UTF-8 costs that row, not the file
+    conn.text_factory = lambda text: str(text, "utf-8", "replace")      # text that is not UTF-8 makes only its row invalid
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
     return conn

@@ -234,7 +234,7 @@ class JsonlLayer:
         self.path, self.name, self.rank, self.report = path, str(path), rank, report
         self._lines: dict[str | None, dict[str, list[tuple[int, str]]]] = {}        # target → kernel ("" if the line names none) → lines
         self._parsed: dict[int, Record | None] = {}
-        self._families: dict[str, list[str]] | None = None      # kernels by structure
+        self._families: dict[str, list[str]] | None = None      # structure → keys of its kernels; None: not read yet
 
     def _lines_of(self, target: str | None) -> dict[str, list[tuple[int, str]]]:
         target = None if None in self._lines else target    # the lines of all targets have been read already

@@ -1,7 +1,7 @@
 """The records of the tuning database: plain, validated data, each named by a digest of its content.
 
 A record has a JSON form (`to_json`, `from_json`), which travels between machines, and a row form (`to_row`, `from_row`), where nested
-values are JSON text. Every field is checked. An unfit field raises `RecordError` with the reason, so that a reader can skip that record
+values are JSON text. Every field is checked. An invalid field raises `RecordError` with the reason, so that a reader can skip that record
 and report it. Nothing read here is executed or unpickled.
 
 Digest: blake2b-128 of the record's canonical JSON (sorted keys, no spaces, floats in the shortest form that gives the same bits), in
@@ -182,7 +182,7 @@ class Record:
 
     @classmethod
     def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
-        """The record in a JSON object. Raises RecordError for a missing or unfit field, and for an id that is not the digest."""
+        """The record in a JSON object. Raises RecordError for a missing or invalid field, and for an id that is not the digest."""
         missing = set(cls.types) - set(data) - set(_defaults(cls.kind))
         if missing:
             raise RecordError(f"a {cls.kind} lacks {', '.join(sorted(missing))}")
@@ -200,7 +200,8 @@ class Record:
 
     @classmethod
     def from_row(cls: type[R], row: Mapping[str, Any]) -> R:
-        """The record in a database row. Raises RecordError for an unfit field. The id is not checked: `check_id` is for rows of others."""
+        """The record in a database row. Raises RecordError for an invalid field. The id is not checked; for untrusted rows `check_id` does
+        that."""
         values: dict[str, Any] = {name: row[name] for name in COLUMNS[cls.kind]}
         for name in cls.json_fields:
             text = values[name]

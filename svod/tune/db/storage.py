@@ -53,7 +53,7 @@ class Storage:
         self._shipped: list[layers.Layer] | None = None
         self._unwritable: str | None = "" if plan.write is None or read_only else None  # why no file is written; "": by request
         self._told = 0
-        self.exported = False       # the records in memory were written to a file of their own
+        self.exported = False       # whether the records in memory were written to a file of their own
         if plan.problem is not None and not read_only:
             self._trouble(plan.problem)
         self.open_own()
@@ -81,7 +81,7 @@ class Storage:
             self.give_up(f"{path} cannot be used: {e}", f"It was left as it is. {IN_MEMORY}")
             return
         except (sqlite3.Error, OSError) as e:
-            if not isinstance(e, (sqlite3.OperationalError, OSError)):  # "file is not a database", "malformed"
+            if not isinstance(e, (sqlite3.OperationalError, OSError)):  # e.g. "file is not a database", "malformed"
                 self.give_up(f"{path} cannot be used: {e}; move it away to start a new one", f"It was left as it is. {IN_MEMORY}")
                 return
             try:

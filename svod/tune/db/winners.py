@@ -32,9 +32,9 @@ from svod.bench.race import Ratio
 from svod.tune.db.records import Chain, Measurement, SizeTime, Verdict
 from svod.tune.db.schema import OWN, SHIPPED
 
-TIE = 1.003         # Upper ends within this factor are level; docs/measuring.md gives the reason for the number.
+TIE = 1.003         # Upper ends within this factor count as equal (rule 8); docs/measuring.md gives the reason for the number.
 MIN_RATIO = 1e-3    # No chain is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery.
-WORST_RATIO = 1.2   # The largest ratio to the heuristic, however wide its interval, and at any one size of a kernel with variables.
+WORST_RATIO = 1.2   # A chain with a larger ratio to the heuristic, in total or at one size of its variables, is not used (rule 6).
 SLACK = 2.0         # The machine may drift: a paired ratio and the ratio of the representative times may differ by this factor.
 
 

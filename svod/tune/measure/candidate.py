@@ -1,4 +1,4 @@
-"""One candidate of a search: a kernel state, where it came from, and what became of it.
+"""One candidate of a search: a kernel state, its origin, its status, and its measurements.
 
 A candidate passes through the steps of a round in this order, and stops at the first that rejects it:
 
@@ -21,8 +21,8 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 class Status(StrEnum):
     """The last step that a candidate reached, or the reason why it was dropped. The values are stored: never rename one."""
 
-    QUEUED = "queued"          # proposed, not looked at yet
-    LIMIT = "limit"            # over BEAM_UPCAST_MAX, BEAM_UOPS_MAX, or too much work beside the leanest of its round
+    QUEUED = "queued"          # proposed, not lowered yet
+    LIMIT = "limit"            # exceeds a limit (BEAM_UPCAST_MAX …), or has far more operations than the leanest of its round
     DUPLICATE = "duplicate"    # its LINEAR was seen before
     ERROR = "error"            # lowering, compiling or running raised; the reason holds the message
     CRASH = "crash"            # the worker died; the reason names the signal
@@ -31,8 +31,8 @@ class Status(StrEnum):
     LATE = "late"              # the budget was over before a worker answered: nothing is known of it, and nothing is stored
     LOWERED = "lowered"
     BUILT = "built"
-    SLOW = "slow"              # cut short while screening; `seconds` holds what was measured
-    SCREENED = "screened"      # has samples
+    SLOW = "slow"              # its screening was stopped because it is far behind; `seconds` has its time so far
+    SCREENED = "screened"      # was timed alone, and has samples
     RACED = "raced"
     VERIFIED = "verified"      # raced, and its output is right
     WRONG = "wrong"            # its output is wrong
@@ -48,7 +48,7 @@ class Origin(StrEnum):
     UNTOUCHED = "untouched"
     HEURISTIC = "heuristic"
     DATABASE = "database"
-    RELATIVE = "relative"      # its chain did well on a relative of the kernel
+    RELATIVE = "relative"      # its chain was adapted from a related kernel
     SKETCH = "sketch"
     ACTION = "action"
     MUTATION = "mutation"
@@ -72,7 +72,7 @@ class Candidate:
     state: Scheduler
     chain: tuple[Opt, ...]
     origin: Origin
-    predicted: float = float("inf")         # cycles, by the state's own analysis
+    predicted: float = float("inf")         # cycles, as the analytic cost model predicts
     round: int = 0                          # the round that measured it
     status: Status = Status.QUEUED
     reason: str = ""
@@ -81,11 +81,11 @@ class Candidate:
     work: float | None = None               # operations, where the analysis knows them
     built: Any = None                       # svod.tune.measure.measurer.Built, kept while it may be timed again
     samples: tuple[float, ...] = ()
-    seconds: float = float("inf")           # minimum while screening
-    score: float = float("inf")             # after a race: incumbent's score × ratio to the incumbent
+    seconds: float = float("inf")           # the least sample of its screening
+    score: float = float("inf")             # seconds by its last race: the incumbent's score × the ratio to the incumbent
     noisy: bool = False
     expanded: bool = False
-    known: dict[str, Any] = field(default_factory=dict)  # facts that the database has about this candidate
+    known: dict[str, Any] = field(default_factory=dict)  # for the database: "how" it was verified, its times when "confirmed"
 
     @property
     def digest(self) -> bytes:

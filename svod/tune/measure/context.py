@@ -116,7 +116,7 @@ class KernelContext:
             self.write_timing_inputs()      # phases that run once run now, and read the constants
             runner = self.loaded[key] = Runner(self, built)
             if len(self.loaded) > LOADED:
-                self.loaded.popitem(last=False)     # not closed: the race that loads this program may still run that one
+                self.loaded.popitem(last=False)     # not closed, as the race that loads this program may still run it
         else:
             self.loaded.move_to_end(key)
         return runner
@@ -149,7 +149,7 @@ class KernelAtSize:
 
 
 class Runner:
-    """A program in executable memory over the context's buffers."""
+    """A program in executable memory, with a plan that runs it on the context's buffers."""
 
     def __init__(self, context: KernelContext, built: Built) -> None:
         self.context, self.spec = context, built.spec

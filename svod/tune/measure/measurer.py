@@ -2,7 +2,7 @@
 
 The search (`svod.tune.search`) makes the decisions. A `Measurer` does the work: it lowers, builds, times and verifies, in worker processes
 (`svod.tune.measure.worker_measurer.WorkerMeasurer`) or from a table of recorded measurements (the tests). Every answer is a record.
-A candidate that fails gives a `Failure`, never an exception. Answers stand in the order of the candidates, apart from those of `lower`.
+A candidate that fails gives a `Failure`, never an exception. Answers are in the order of the candidates, except those of `lower`.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The facts about a candidate that lowering gives."""
+    """The result of lowering a candidate."""
 
     digest: str            # hex digest of the normalised LINEAR
     size: int              # len(LINEAR)
@@ -40,8 +40,8 @@ class Built:
     symbols: tuple[str, ...]
     spec: ProgramSpec
     digest: str
-    seconds: float         # spent compiling
-    passes: bool           # with LLVM's pass pipeline
+    seconds: float         # seconds that the compilation took
+    passes: bool           # whether it was compiled with LLVM's pass pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Screened:
     """Times of one execution, in seconds, scaled to the whole kernel where a slice was timed."""
 
     samples: tuple[float, ...]
-    cut: bool              # too slow after the first run or the first sample: not timed further
+    cut: bool              # whether timing stopped after the first run or the first sample, as it was too slow
     part: float = 1.0      # the fraction of the kernel that was timed
 
     @property
@@ -80,7 +80,8 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """One finalist at full size: seconds, and the 95 % interval of its time over that of the first finalist.
+    """The confirmed time of a finalist at full size: `seconds`, and `ratio`, its time over that of the first finalist, with the 95 %
+    interval `low` … `high`.
 
     For a kernel with variables these are geometric means over `sizes`. Each entry of `sizes` has the values, in the order of the kernel's
     variables, the seconds, and the ratio to the first finalist."""
@@ -91,7 +92,7 @@ class Confirmed:
     high: float
     samples: tuple[float, ...] = ()
     sizes: tuple[tuple[tuple[int, ...], float, float], ...] = ()
-    noisy: bool = False         # the machine was busy: the ratio holds, and the seconds may be too many
+    noisy: bool = False         # whether the machine was busy: the ratio is valid, and the seconds may be too many
 
     @property
     def worst(self) -> float:

@@ -43,7 +43,7 @@ LOOK_SECONDS = 0.05          # seconds for which the first call of `machine_fact
 ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")
 
 
-_load_since_last_look: Callable[[], MachineLoad] | None = None       # in a bench child
+_load_since_last_look: Callable[[], MachineLoad] | None = None       # set in a bench child by the first call of `machine_facts`
 
 
 lower_candidate_setup = compile_candidate_setup = screen_candidate_setup = sample_candidate_setup = kernel_context

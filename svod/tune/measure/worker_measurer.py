@@ -175,7 +175,7 @@ class WorkerMeasurer:
             self.begun.deadline = deadline
             for i, index in begun.items():
                 outcomes[i] = self._outcome(self.begun, index, self.compiled)
-                del self.compiled[index]        # machine code, which its candidate keeps
+                del self.compiled[index]        # its machine code is kept by the candidate
         return [o.value if o.ok else failure_of(o) for _, o in sorted(outcomes.items(), key=lambda entry: entry[0])]
 
     def _compile_item(self, candidate: Candidate, passes: bool) -> Any:

@@ -108,7 +108,7 @@ def group_amounts(extent: int, threads: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def thread_amounts(extent: int, threads: int) -> tuple[int, ...]:
-    """Numbers of cores: the divisors of the number of all cores."""
+    """Numbers of cores to share a loop of `extent` iterations: the divisors of `threads`, the number of all cores."""
     return tuple(n for n in divisors(threads) if 1 < n <= extent)
 
 

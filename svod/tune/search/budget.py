@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 WARM_UP_ROUNDS = 2        # one round for the heuristic and one for the first proposals
 MAX_TREND = 0.8
 NEGLIGIBLE = 1e-6         # a gain below this share of the time counts as none
-MIN_ROUND = 1.5           # seconds; a shorter round does not pay for its race
+MIN_ROUND = 1.5           # least seconds for a round: a shorter one is not worth its race
 
 MODEL_SECONDS = 600.0     # default budget of a whole model
 KERNEL_SECONDS = 40.0     # default budget of one kernel
@@ -85,7 +85,7 @@ def gain_within(kernels: Iterable[Budgeted], seconds: float) -> float | None:
     """Seconds of model time that `seconds` more of searching are expected to save, by the trends of the kernels that have one: each round
     takes as long as its kernel's rounds took on average, and the rounds that gain most per second come first. None where no trend is known.
     """
-    rounds: list[tuple[float, float]] = []      # gain per second, seconds
+    rounds: list[tuple[float, float]] = []      # for each possible round: gain per second, seconds
     known = False
     for k in kernels:
         trend = _trend(k.history)

@@ -38,7 +38,7 @@ class DriverBusy(SearchEvent):
 class KernelStarted(SearchEvent):
     name: str
     seeds: int
-    bound: float              # seconds the roofline allows
+    bound: float              # the roofline bound of a call
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ MOST_OF_A_KERNEL = 100     # most measurements of one kernel; they are drawn at 
 
 
 def evidence_from(db: TuningDB, target: Target, backend: Backend) -> list[Evidence]:
-    """The measurements on `target` under today's protocol, from kernels drawn at random where there are many. A record that cannot be
-    replayed is left out."""
+    """Training samples from the measurements on `target` under the current timing protocol. If there are many kernels, some are drawn at
+    random. A record that cannot be replayed is left out."""
     chance = random.Random(0)
     kernels = {k.kernel: k for k, _ in db.select(KernelRecord) if k.ast}
     names = sorted(kernels)

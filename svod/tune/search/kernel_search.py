@@ -50,7 +50,7 @@ log = logging.getLogger("svod.tune")
 MAX_WORK_RATIO = 1000          # A candidate with more than this many times the operations of the round's leanest one is dropped.
 HOPELESS = 30.0                # The untouched kernel is not run if it is predicted to take this many times the heuristic's cycles.
 MOST_OF_A_CHUNK = 0.75         # If more than this share of a chunk is too slow, the incumbent is timed again.
-SLOWER_MACHINE = 1.1           # If the incumbent then takes this many times its old time, the machine has become slower.
+SLOWER_MACHINE = 1.1           # If the incumbent, timed again, takes this many times its old time, the machine has become slower.
 SEED_ROUND = 8                 # With at least this many seeds, the first round measures only the seeds.
 
 
@@ -144,7 +144,7 @@ class KernelSearch:
 
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
-        """Run one round. After `deadline`, on `clock`, no further chunk begins. Raises what the measurer may raise."""
+        """Run one round. After `deadline`, on `clock`, no further chunk begins. Raises the measurer's exceptions."""
         if self.finished:
             return
         started = self.clock()

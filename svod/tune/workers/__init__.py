@@ -1,1 +1,1 @@
-"""Processes that a candidate may kill."""
+"""Worker processes, in which candidates are compiled and timed, as a candidate may crash its process."""

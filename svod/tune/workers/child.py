@@ -39,8 +39,8 @@ YOUNG_OBJECTS = 50_000      # new objects before a garbage collection: with Pyth
 BACKSTOP = 5.0              # seconds after the deadline at which a child whose parent is gone or stopped kills itself
 MAX_FILE = 32 << 20         # bytes a child may write to one file, its log included
 MAX_SETUP_FAILURES = 2      # crashes or hangs after which a setup is not tried again
-LOOK = 0.5                  # longest seconds of one wait within the wait for an answer
-STOPPED = 3.0               # a wait that takes this many seconds more shows that this process or its machine was stopped meanwhile
+LOOK = 0.5                  # an answer is waited for in steps of at most this many seconds
+STOPPED = 3.0               # a step that takes this many seconds more shows that this process or its machine was stopped meanwhile
 
 _child_deadline: float | None = None    # in a child, while an item runs: time.monotonic() at which the backstop fires
 

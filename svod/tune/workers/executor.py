@@ -60,7 +60,7 @@ MOST_WORKERS = 4096
 MAX_ATTEMPTS = 3            # an item is `lost` after this many workers were lost while they ran it
 YIELD_SECONDS = 5.0         # longest pause of a compile item while another process times on these cores
 OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
-OVERDUE_POLL = 1.0          # seconds between looks for such items
+OVERDUE_POLL = 1.0          # seconds between looks for overdue items
 CLOSE_SECONDS = 2.0         # seconds that workers have to end before the fork server is killed
 CLOSED = Outcome("lost", kind="closed")
 SWITCH_SECONDS = 5e-4       # Python's thread switch interval while an executor is open; the default, 5 ms, delays every item
@@ -306,7 +306,7 @@ class Carrier(Protocol):
         """Make `run` return soon. Called by another thread when the executor closes."""
 
     def close(self) -> None:
-        """Called by the carrier's own thread at its end."""
+        """End the worker. Called by the carrier's own thread at its end."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -454,7 +454,7 @@ class DispatchingExecutor(Executor):
                             break       # an item under which a worker was lost runs alone, so that no other items are lost with it
                 if taken:
                     return self._hand_over(carrier, taken)
-                self._changed.notify_all()      # others may wait for the last item of this kind
+                self._changed.notify_all()      # carriers of the other kind may wait until no item of this kind is left
         return []
 
     def _hand_over(self, carrier: Carrier, tasks: list[_Task]) -> list[_Task]:

@@ -58,7 +58,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0    # wall time from the start of the item on a ready worker, without waiting and setup
     worker: str = ""        # the worker's name, e.g. "local-compile-0"
-    attempts: int = 1       # 1, and one more for each worker that was lost under it
+    attempts: int = 1       # number of workers that ran the item: more than 1 if workers were lost while they ran it
     host: str = ""          # the machine of the worker, by `machine_name`; "": this one
 
     @property

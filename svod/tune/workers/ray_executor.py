@@ -327,8 +327,8 @@ class _RayCarrier:
             time.sleep(NODE_POLL / 2)
 
     def _await(self, ref: Any) -> Any:
-        """The value of `ref`, whose actor may have to wait for a place in the cluster: without end while other workers are up, else for
-        the start's deadline. Raises TuneError after that."""
+        """Wait for the value of the Ray reference `ref`. Its actor may have to wait for a place in the cluster: without limit while other
+        workers of its kind are up, else for `patience` seconds. Raises TuneError after that."""
         notice = time.monotonic() + PENDING_NOTICE
         while not self._ray.wait([ref], timeout=0.5)[0]:
             if self._owner.closing:
@@ -395,7 +395,7 @@ class RayExecutor(DispatchingExecutor):
         self._nodes: list[dict[str, Any]] = []
         self.look_at_nodes()
         self._placing = threading.Lock()        # held while workers choose their nodes
-        self._is_offered = False                # a node has had the resource
+        self._is_offered = False                # whether a node has ever had the resource BENCH
         self._grow()
         self._watcher = threading.Thread(target=self._watch_nodes, name="svod-ray-nodes", daemon=True)
         if embedded is None:

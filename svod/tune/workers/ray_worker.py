@@ -20,7 +20,7 @@ from svod.tune.workers.machine_lock import MachineLock
 
 
 class RayWorker:
-    """Runs one method at a time (a synchronous actor)."""
+    """The class of the Ray actors, which are synchronous: an actor runs one method at a time."""
 
     def __init__(self, config: WorkerConfig, device: str, times: bool, yields: bool) -> None:
         """`times`: this is a bench worker, which takes the lock of `device` to time. `yields`: a compile worker waits while another process

@@ -42,7 +42,7 @@ def make_executor(spec: str = "local", address: str | None = None, config: Worke
 
 
 def check_reachable(address: str) -> None:
-    """Raise TuneError where nobody listens at the address of a Ray cluster."""
+    """Raise TuneError where nothing listens at the address of a Ray cluster."""
     from svod.tune.workers.ray_executor import RayUnavailable, knock
     try:
         knock(address)

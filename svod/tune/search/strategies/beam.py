@@ -73,7 +73,7 @@ class Beam(Proposer):
         limit = float("inf") if self.strict else self.behind()
         near = sum(c.predicted <= limit for c in ranked)
         if len(chosen) > self.room or near < len(chosen):
-            # a fifth is random, whether few or many proposals are not behind
+            # a fifth of the round is random, however many proposals are behind
             best = min(self.room - int(self.room * RANDOM_SHARE), max(near, LEAST_ROUND))
             at_random = min(int(best * RANDOM_SHARE / (1 - RANDOM_SHARE)), len(ranked) - best, self.room - best)
             chosen = ranked[:best] + self.random.sample(ranked[best:], max(0, at_random))

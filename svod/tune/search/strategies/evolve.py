@@ -80,7 +80,7 @@ class Evolution(Proposer):
         return self.mutants[parent.digest]
 
     def cross(self, first: Sequence[Opt], second: Sequence[Opt]) -> Scheduler:
-        """A state with opts of two chains."""
+        """A child of two chains: the state after opts of both."""
         if self.random.random() < 0.5:      # for each axis or stage, draw the parent whose opts on it are taken
             own = {axis for axis in dict.fromkeys(o.axis.split(".")[0] for o in (*first, *second)) if self.random.random() < 0.5}
             opts = [*(o for o in first if o.axis.split(".")[0] in own), *(o for o in second if o.axis.split(".")[0] not in own)]

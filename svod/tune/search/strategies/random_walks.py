@@ -13,7 +13,7 @@ from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import Proposer
 
-LONGEST = 8            # steps of a walk
+LONGEST = 8            # most steps of a walk
 VAIN_WALKS = 20        # most walks per candidate of a round; a round may then have fewer candidates
 
 

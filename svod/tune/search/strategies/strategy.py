@@ -51,7 +51,7 @@ class Strategy(Protocol):
         """Proposals that wait for a later round."""
 
     def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Take these first states; return those to measure now."""
+        """Take the states that the search begins with. Returns the candidates to measure now."""
 
     def propose(self) -> Iterable[Candidate]:
         """Candidates for the next round, no state twice; none when there is nothing left to try. The search takes all of them from the
@@ -72,7 +72,7 @@ class Strategy(Protocol):
 
 
 class Proposer(ABC):
-    """The base of all strategies. It tracks the known and the waiting candidates, and chooses which measured ones to race and keep."""
+    """The base of all strategies. It tracks the known and the queued candidates, and chooses the measured ones to race and to keep."""
 
     def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         self.base, self.config = base, config
@@ -185,7 +185,8 @@ class Proposer(ABC):
         return mutations(self.base, chain, self.lanes)
 
     def step(self, state: Scheduler) -> Scheduler | None:
-        """`state` after one random opt of the default grid, each kind of opt being as likely; None where none of STEP_TRIES applies."""
+        """`state` after one random opt of the default grid, all kinds of opts being equally likely; None if STEP_TRIES opts in a row do not
+        apply."""
         kinds: dict[str, list[Opt]] = {}
         for opt in default_actions(state, self.lanes):
             kinds.setdefault(opt.op, []).append(opt)
