@@ -53,9 +53,9 @@ class Locked:
 
 
 def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None) -> int:
-    """Write a lock file in a stable order, so that a diff shows only changes. `searched`: target → keys of the kernels that were tuned for
-    it. With it, lines of an existing file stay if they are for another target, or for a tuned kernel that has no new line. With None no
-    old line stays. Returns the number of lines. Raises OSError."""
+    """Write a lock file in a stable order, so that a diff shows only changes. `searched`: target → keys of the kernels that were to be
+    tuned for it. Lines of an existing file are kept if their target is not in `searched`, or if their kernel is in it but has no new line.
+    With `searched` None no old line is kept. Returns the number of lines. Raises OSError."""
     lines = list(lines)
     if searched is not None and path.is_file():
         new = {(x.kernel, x.target) for x in lines}

@@ -35,7 +35,7 @@ MIN_ROUNDS = 7              # least number of interleaved rounds: enough for a c
 MOST_PASSES = 25            # most passes in which each plan is run kernel by kernel
 EXPLAINED = 3               # most kernels that are named
 MOVED = 1.1                 # a kernel that takes more than this many times its time alone is slowed by the plan
-MOVED_SECONDS = 1e-6        # a kernel that takes fewer seconds more is not: single calls are not timed more exactly
+MOVED_SECONDS = 1e-6        # a kernel that takes only this many seconds longer is not: single calls are not timed more exactly
 UNKNOWN = Ratio(1.0, 0.0, math.inf)
 
 

@@ -31,7 +31,7 @@ from svod.tune.unfinished import what_is_left
 NO_LIMIT = 1e6              # a budget of at least this many seconds counts as no budget
 _STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
 _STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
-_FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # of two fates of a candidate the later here counts
+_FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # of several fates of a candidate the last counts
 
 
 def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | None = None) -> Tuning | None:

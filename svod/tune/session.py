@@ -177,7 +177,7 @@ class TuneSession:
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that timed its latest round
         self._confirming = False
-        self._begun_of: dict[str, KernelSearch] = {}    # kernel key → its search, where that has begun
+        self._begun_of: dict[str, KernelSearch] = {}    # kernel key → its search, once that has begun
         self._about: Mapping[str, str] = {}     # facts about the target's machines that were last recorded
         self._tasks_by_key = {t.key: t for t in self.tasks}
 

@@ -15,16 +15,16 @@ from svod.system.process.streams import columns
 from svod.system.quantities import bytes_rate, flops_rate, percent, seconds, spread
 from svod.system.tables import print_table
 
-WIDEST = 140        # least columns of a table with seconds of search and rates over the round neighbour; a pipe gets this width
-WIDE = 116          # least columns of a table with a column for each peer; narrower ones only show the best peer
-MEDIUM = 98         # least columns of a table that also shows the times of the heuristic and of the best peer
-NAME = 12           # columns of a contestant's name
+WIDEST = 140        # width, in characters, from which a table has seconds of search and rates over the round neighbour; used for pipes
+WIDE = 116          # width from which a table has a column for each peer; narrower tables only show the best peer
+MEDIUM = 98         # width from which a table also shows the times of the heuristic and of the best peer
+NAME = 12           # width of a contestant's name
 WIDE_INTERVAL = " ~"
 MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
 
 
 def doubt(half: float | None) -> str:
-    """The mark of a figure whose interval is wide or unknown; `half` is half its width."""
+    """The mark for a number whose confidence interval is wide or unknown, else "". `half`: half the width of the interval."""
     return "" if half is not None and half <= NOISY else WIDE_INTERVAL
 
 

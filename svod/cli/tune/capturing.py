@@ -57,7 +57,7 @@ class Captured:
     def end_without_plans(self, options: TuneOptions) -> int:
         """Say why there is nothing to tune. Returns the exit status."""
         if options.is_onnx and self.script is not None and self.script.why == "failed" and self.script.status == EXIT_USAGE:
-            return EXIT_USAGE       # an ONNX file, or an option for it, could not be used, as `svod.onnx.run` has said
+            return EXIT_USAGE       # an ONNX file, or an option for it, is invalid: `svod.onnx.run` has printed the error
         say(f"svod-tune: {options.subject} {self._why_nothing(options)}")
         return EXIT_INTERRUPTED if self.script is not None and self.script.why == "interrupted" else EXIT_NO_KERNEL
 

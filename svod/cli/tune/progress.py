@@ -44,7 +44,7 @@ WIDTH_NAME = 28         # characters of a kernel's label in a line
 NARROW = 60             # in a terminal with fewer columns only a kernel's name, best time and gain are shown
 FEWEST_WORKER_ROWS = 3  # rows that the live view always has for workers, however low the terminal is
 
-# words for candidates that were dropped; other statuses are shown as they are
+# status of dropped candidates → words for it; other statuses are shown unchanged
 WENT: dict[str, str] = {
     Status.LIMIT: "over a limit", Status.DUPLICATE: "duplicate", Status.ERROR: "failed", Status.CRASH: "crashed",
     Status.TIMEOUT: "over a deadline", Status.LOST: "lost with their workers",

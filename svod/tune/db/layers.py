@@ -76,7 +76,7 @@ def resolve(spec: str | None) -> DatabasePaths:
     if spec is None or not spec.strip(os.pathsep + " "):
         directory = config.data_dir()
         usual = directories.user_data()
-        # where another directory is used because the user's data directory cannot be written, its file is still read
+        # if the user's data directory cannot be written, another one is used, but the file there is still read
         others = () if usual is None or usual == directory or not os.path.exists(usual / FILE_NAME) else (usual / FILE_NAME,)
         return _resolve_first(directory / FILE_NAME, others)
     entries = [Remote(e) if directories.is_address(e) else Path(directories.absolute(e)) for e in directories.split_paths(spec)]
@@ -237,7 +237,7 @@ class JsonlLayer:
         self._families: dict[str, list[str]] | None = None      # structure → keys of its kernels; None: not read yet
 
     def _lines_of(self, target: str | None) -> dict[str, list[tuple[int, str]]]:
-        target = None if None in self._lines else target    # the lines of all targets have been read already
+        target = None if None in self._lines else target    # None: the lines of all targets were read before
         if target not in self._lines:
             lines: dict[str, list[tuple[int, str]]] = {}
             try:

@@ -34,7 +34,7 @@ MAX_TEXT = 1 << 22  # most characters of one field; a longer text can only be a 
 
 
 class RecordError(DatabaseError):
-    """A record is not valid. Readers skip and report it."""
+    """The error for an invalid record. Readers skip and report such a record."""
 
 
 _write_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False, check_circular=False).encode
@@ -192,7 +192,7 @@ class Record:
         return record
 
     def check_id(self, stored: Any) -> None:
-        """Raise RecordError where the stored id of this record is not its digest, of today's format or of format 1."""
+        """Raise RecordError if the id stored with this record is neither its digest in the current format nor that in format 1."""
         columns = COLUMNS[self.kind]
         if stored != self.id and (self.content().keys() - set(columns)
                                   or stored != digest(self.kind, {name: getattr(self, name) for name in columns}, version=1)):
@@ -297,7 +297,7 @@ class Measurement(Record):
 
     @cached_property
     def chain_key(self) -> str:
-        """The chain as JSON, which breaks ties and names a candidate without a LINEAR."""
+        """The chain as JSON text. It is used to break ties, and as the name of a candidate that has no LINEAR."""
         return canonical(self.chain)
 
 

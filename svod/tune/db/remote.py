@@ -31,7 +31,7 @@ ASKED_AGAIN = 300.0         # seconds until the next request after one that fail
 PATIENCE = 5.0              # seconds without a byte after which a request fails
 MOST_SECONDS = 60.0         # longest time of a whole transfer
 MOST_BYTES = 256 << 20
-LONGEST_HEADER, CHUNK = 1 << 20, 1 << 16     # bytes
+LONGEST_HEADER, CHUNK = 1 << 20, 1 << 16     # most bytes of a file's first line; bytes per read
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 

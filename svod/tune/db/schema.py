@@ -33,7 +33,7 @@ from svod.tune.db.records import COLUMNS, RECORDS, Record, RecordError
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-APPLICATION_ID = 0x53564F44  # "SVOD"
+APPLICATION_ID = 0x53564F44  # "SVOD" in ASCII
 SCHEMA_VERSION = 4
 
 OWN, TEAM, SHIPPED = 0, 1, 2

@@ -188,7 +188,7 @@ class TuningDB:
         with self.storage.lock:
             of = self.storage.all_layers() if shipped else self.storage.users_layers()
             selected = chain.from_iterable(self.storage.each(of, lambda layer: list(layer.select(record, kernel, target))))
-            nearest = {r.id: (r, rank) for r, rank in sorted(selected, key=lambda pair: -pair[1])}     # of equal ids the nearest stays
+            nearest = {r.id: (r, rank) for r, rank in sorted(selected, key=lambda pair: -pair[1])}     # of equal ids the last stays
             return [nearest[i] for i in sorted(nearest)]
 
     def tried_here(self, kernel: str, target: str, codegen: int) -> set[str]:

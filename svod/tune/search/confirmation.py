@@ -23,14 +23,14 @@ log = logging.getLogger("svod.tune")
 
 FINALISTS = 3                  # The least number of finalists; a wider beam has as many as it is wide.
 PASSES_BRING = 1.25            # LLVM's passes may speed up a family by this factor, so a family's best this much behind may be a finalist.
-SEMIFINAL = 4                  # The finalists are chosen in a race of at most this many times as many candidates.
-SEMIFINAL_SHARE = 0.25         # The semifinal takes this share of the seconds of a confirmation.
+SEMIFINAL = 4                  # The finalists are chosen by a semifinal, a race of at most this many times as many candidates.
+SEMIFINAL_SHARE = 0.25         # The semifinal takes at most this share of the seconds of a confirmation.
 RACE_RUNS = 10                 # A race runs each candidate about this many times.
 CONFIRM_SECONDS = 3.0          # A confirmation takes at most this many seconds.
 CONFIRM_SHARE = 0.2            # A confirmation after a short search takes at most this share of the search's seconds.
 CONFIRM_LEAST_SECONDS = 1.0    # CONFIRM_SHARE never limits a confirmation to fewer seconds than this.
 CONFIRM_FLOOR_SECONDS = 0.5    # A confirmation may take at least this many seconds, even after the deadline.
-CONFIRM_ROUNDS = 15            # So many finalists are chosen that there is time for about this many rounds.
+CONFIRM_ROUNDS = 15            # The number of finalists is limited so that there is time for about this many rounds.
 WIND_UP_SECONDS = 0.5          # Storing the results and ending the workers takes about this long.
 
 

@@ -1,4 +1,4 @@
-"""The candidate that leads a search, and by how much."""
+"""The candidate that leads a search, its incumbent, and its gain over the heuristic."""
 from __future__ import annotations
 
 import math
@@ -10,7 +10,7 @@ from svod.tune.measure.candidate import Candidate, Status
 from svod.tune.measure.measurer import Failure
 from svod.tune.search.events import Improved, Listener
 
-YARDSTICK_REACH = 4.0          # A baseline that takes more than this many times the incumbent is not raced along.
+YARDSTICK_REACH = 4.0          # The heuristic's candidate takes no part in races if it takes more than this many times the incumbent.
 
 
 class Lead:
@@ -48,7 +48,7 @@ class Lead:
         return self.baseline.score - self.best if self.improved and self.baseline.score < float("inf") else 0.0
 
     def is_measured_again(self, c: Candidate) -> bool:
-        """Whether the baseline is raced along with the incumbent `c`."""
+        """Whether the baseline takes part in races with the incumbent `c`, which measure `c` again."""
         return c is not self.baseline and self.baseline.status is Status.VERIFIED and self.baseline.score <= YARDSTICK_REACH * c.score
 
     def assess_again(self, incumbent: Candidate, ratio: float | Failure) -> None:
@@ -58,13 +58,13 @@ class Lead:
             incumbent.score = math.exp(statistics.fmean(self._estimates))
 
     def choose(self, pool: Iterable[Candidate]) -> None:
-        """Let the best verified candidate lead."""
+        """Make the best verified candidate of the pool the incumbent."""
         best = min((c for c in pool if c.status is Status.VERIFIED), key=lambda c: c.order, default=None)
         if best is not None and best is not self.incumbent:
             self.pass_to(best)
 
     def pass_to(self, c: Candidate) -> None:
-        """Let `c` lead, and announce it if it is faster than all before it."""
+        """Make `c` the incumbent, and announce it if it is faster than all incumbents before it."""
         if self.incumbent is not None and c.score < self._told:
             self._listener(Improved(self._key, c.score, self.incumbent.score, chain_text(c.chain)))
         self.incumbent, self._told = c, min(self._told, c.score)

@@ -15,7 +15,7 @@ log = logging.getLogger("svod.tune")
 
 RELATIVE_PROGRESS = 0.005      # A round that gains less than this share is flat.
 BOUND_REACHED = 1.05           # An incumbent is at the roofline bound if its time is at most this many times the bound.
-BOUND_RACES = 2                # Races in a row at the bound that end a search: at one the machine may be faster than when it was measured.
+BOUND_RACES = 2                # Races in a row at the bound after which a search may end: in a single one the machine may have been faster.
 BOUND_REFUTED = 0.95           # A time below this many bounds shows that the bound is wrong.
 
 

@@ -153,7 +153,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
 class Executor(ABC):
     """Runs the jobs of a search on workers. The module's docstring has the guarantees."""
 
-    description: str = ""       # shown, and stored with the search: "2 local workers"
+    description: str = ""       # such as "2 local workers"; it is shown to the user and stored with searches
     device: str = HOST          # the device on which bench workers time
 
     @abstractmethod
@@ -506,7 +506,7 @@ class DispatchingExecutor(Executor):
             if last:
                 try:
                     carrier.idle()
-                except Exception as e:  # the border of a carrier, as in `_run`
+                except Exception as e:  # the border of a carrier: the carrier is given up
                     self._set_aside(carrier, reason(e))
             with self._changed:
                 self._active[carrier.kind][host] -= 1

@@ -59,7 +59,8 @@ def _popen(command: list[str], fd: int, log: int) -> subprocess.Popen[bytes]:
 
 
 def open_log() -> int:
-    """A descriptor of an anonymous file for the output of a process, in memory where the system can, opened for appending."""
+    """Create an anonymous file for the output of a process, in memory if the system supports that. Returns its descriptor, opened for
+    appending."""
     fd = above_standard(anonymous_file("svod-worker"))
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return fd

@@ -27,9 +27,9 @@ from svod.system.process import program
 from svod.system.process.directories import common_temporary
 
 log = logging.getLogger("svod.tune")
-POLL = 0.02             # seconds between attempts
-ANNOUNCE_AFTER = 0.5    # seconds of waiting before the first message
-ANNOUNCE_EVERY = 30.0   # seconds between messages
+POLL = 0.02             # seconds between attempts to lock
+ANNOUNCE_AFTER = 0.5    # seconds of waiting for the lock before a first message says so
+ANNOUNCE_EVERY = 30.0   # seconds between further messages about the wait
 
 
 def lock_directory() -> Path:
@@ -93,7 +93,7 @@ class MachineLock:
                 os.close(fd)
 
     def release(self) -> None:
-        """Let the next process time."""
+        """Release the lock, so that the next process may time."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, 0)

@@ -45,10 +45,10 @@ OBJECT_STORE = 80 << 20     # bytes; Ray's minimum is 78,643,200. It is mapped l
 SESSION_PREFIX = "svod-ray-"
 OWNER = "owner"             # the file in a session's directory that the owner of the session keeps locked
 MAX_TEMP = 40               # longest path of a temporary directory: Ray's socket paths stay under the system's limit of 107
-OUTER_GRACE = 15.0          # seconds after all deadlines of its items at which an actor that has not answered is killed
-CHUNK = 4                   # compile items of one call: a round trip costs two processes about a millisecond
+OUTER_GRACE = 15.0          # an actor that has not answered this many seconds after the deadlines of all its items is killed
+CHUNK = 4                   # most compile items in one call of an actor, as each call costs both processes about a millisecond
 LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an actor
-MAX_START_FAILURES = 3      # a carrier is given up after this many of its actors in a row died before their first answer
+MAX_START_FAILURES = 3      # a carrier is given up once this many of its actors in a row have died before their first answer
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
 PENDING_NOTICE = 10.0       # seconds that an actor waits for a place on a node before a message says so
 PLACE_SECONDS = 60.0        # seconds for a cluster to start the first worker of a kind, or a new one when the last is lost
@@ -376,7 +376,7 @@ class _RayCarrier:
 
 
 class RayExecutor(DispatchingExecutor):
-    """The executor of this module, made by `start_ray_executor`."""
+    """The executor that runs items in Ray actors, on this machine or in a cluster. It is made by `start_ray_executor`."""
 
     def __init__(self, ray: Any, description: str, count: int | None, embedded: _EmbeddedRay | None, connected: bool, quiet: _QuietStreams,
                  config: WorkerConfig, device: str, shared_cores: bool | None, start_deadline: float) -> None:

@@ -50,7 +50,7 @@ class RayWorker:
         return self._lock.acquire(lambda: time.monotonic() > end)
 
     def release(self) -> None:
-        """Let other processes of the machine time."""
+        """Release the machine's lock, so that other processes may time."""
         self._lock.release()
 
     def run(self, requests: list[Request]) -> list[Outcome]:

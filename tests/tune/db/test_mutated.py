@@ -58,7 +58,7 @@ def change(path: Path, *statements: str, values: Any = ()) -> None:
 @pytest.mark.parametrize("odd", ["now", b"\xff", -1, 1 << 40, 1e308])
 def test_a_row_that_is_no_claim_holds_nothing(tmp_path: Path, column: str, odd: Any) -> None:
     path = filled(tmp_path / "t.db")
-    now = time.time() + 1e6      # so late that a valid claim is void by its heartbeat
+    now = time.time() + 1e6      # a time at which any valid claim is void, as its heartbeat is too old
     row = {"kernel": K, "target": TARGET, "token": "t", "host": "h", "boot_id": "b", "pid": 1, "heartbeat": now, "since": now, column: odd}
     change(path, f"INSERT INTO claims({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", values=list(row.values()))
     with TuningDB.open(path) as db:

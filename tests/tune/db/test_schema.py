@@ -97,7 +97,7 @@ def test_a_failed_upgrade_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_database_with_triggers_or_with_views_for_tables_is_refused(tmp_path: Path) -> None:
-    """A view over an endless query would hang a look-up; a trigger would run."""
+    """A view over an endless query would hang a look-up, and a trigger would run when records are inserted."""
     for n, hostile in enumerate(["CREATE TRIGGER t AFTER INSERT ON verdicts BEGIN DELETE FROM measurements; END",
                                  "DROP TABLE verdicts; CREATE VIEW verdicts AS WITH RECURSIVE x(id) AS "
                                  "(SELECT 1 UNION ALL SELECT id FROM x) SELECT id, 'k' AS kernel FROM x",

@@ -164,7 +164,7 @@ def test_larger_groups_than_beam_local_max_are_dropped() -> None:
 def test_the_compile_deadline_follows_the_median() -> None:
     measurer = ReplayedMeasurer()
     search = make_search(measurer, timeout_sec=10.0)
-    assert search.pace.compile_deadline == 10.0          # nothing is known yet
+    assert search.pace.compile_deadline == 10.0          # no compilation was timed yet
     for seconds, deadline in [(0.001, 1.0), (0.2, 4.0), (3.0, 10.0)]:
         search.pace.compilations = [seconds] * 3
         assert search.pace.compile_deadline == pytest.approx(deadline)

@@ -213,7 +213,7 @@ def test_compilers_pause_on_the_machine_that_times_where_it_has_few_cores(cores:
             running[carrier.name] += 1
             for other in (n for n, r in running.items() if r and n != carrier.name):
                 together[min(other, carrier.name), max(other, carrier.name)] += 1
-        if carrier.kind == "bench":         # as long as one compiles that may
+        if carrier.kind == "bench":         # it times until all compile workers run that may do so meanwhile
             wait_until(lambda: compiling.finished or all(running[n] for n in ("there", *["here"] * (cores == 64))))
         time.sleep(0.01)
         with lock:
