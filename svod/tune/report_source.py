@@ -79,7 +79,7 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
     by_kernel: dict[str, list[Measurement]] = {}
     for m in measurements:
         by_kernel.setdefault(m.kernel, []).append(m)
-    asked = BeamConfig.from_env(width=NEXT_WIDTH)       # the search that the report recommends
+    asked = BeamConfig.from_env(width=NEXT_WIDTH)       # settings of the search that the report recommends
     kernels = []
     for key in dict.fromkeys([*by_kernel, *(s.kernel for s in searches)]):
         winner = db.winner(key, target)

@@ -78,7 +78,7 @@ class Candidate:
     reason: str = ""
     linear: str = ""                        # hex digest of LINEAR
     size: int = 0                           # len(LINEAR)
-    work: float | None = None               # operations, where the analysis knows them
+    work: float | None = None               # operations of one run; None: not known
     built: Any = None                       # svod.tune.measure.measurer.Built, kept while it may be timed again
     samples: tuple[float, ...] = ()
     seconds: float = float("inf")           # the least sample of its screening

@@ -109,7 +109,7 @@ class Measurer(Protocol):
     nothing else."""
 
     def machine(self) -> Mapping[str, Any]:
-        """Facts about the machine that times, as it is now: name, target, load, steal, cores. Raises TuneError where that machine cannot
+        """The present state of the machine that times: name, target, load, stolen time, cores. Raises TuneError where that machine cannot
         time the target of the search."""
 
     def lower(self, candidates: Iterable[Candidate], limit: int) -> Iterable[tuple[Candidate, Lowered | Failure]]:

@@ -224,7 +224,8 @@ def verify_candidate(item: tuple[Built, Built | None, Sequence[Size], float], co
 
 
 def _verify_at(context: KernelContext, built: Built, baseline: Built | None, size: Size, limit: float) -> Verification:
-    """Verify a candidate at one size. If the reference is sampled, the whole output is also compared with the baseline's."""
+    """Verify a candidate at one size. If the reference is known only at sampled points, the whole output is compared with the baseline's.
+    """
     at = context.at(size)
     if at.reference.full:
         return _run_and_compare(context, built, size, None, None, limit)

@@ -220,7 +220,7 @@ class WorkerMeasurer:
 
     @property
     def size_factor(self) -> float:
-        """The time of one run at each size in sum, over a candidate's seconds, which are the geometric mean over the sizes. An estimate."""
+        """An estimate of (the sum of a candidate's times of one run at each size) / (its `seconds`, their geometric mean)."""
         return len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
 
     def race_rounds(self, seconds: Sequence[float]) -> tuple[int, int]:

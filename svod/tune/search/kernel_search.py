@@ -169,7 +169,7 @@ class KernelSearch:
         if baseline.status is Status.SCREENED:
             baseline.score, baseline.status = baseline.seconds, Status.RACED
             self.verify([baseline])
-        if not self.config.sketches:        # nothing starts from the heuristic, so the search may come upon its chain as a new one
+        if not self.config.sketches:        # the heuristic's state is no seed, so the search may propose it as a new one
             self.pool.clear()
             self.digests.discard(baseline.linear)
         if self.lead.verified_baseline is not None:

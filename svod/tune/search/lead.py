@@ -24,7 +24,7 @@ class Lead:
         self.baseline = baseline
         self.incumbent: Candidate | None = None
         self._key, self._listener = key, listener
-        self._told = float("inf")                   # seconds of the fastest incumbent so far, which was announced
+        self._told = float("inf")                   # seconds of the fastest incumbent announced so far
         self._estimates: list[float] = []           # logarithms of the incumbent's seconds in each race as incumbent
 
     @property
