@@ -43,7 +43,7 @@ class Instruction(NamedTuple):
     arg: Any
 
 
-Instruction.__repr__ = tuple.__repr__       # digests are made of this text
+Instruction.__repr__ = tuple.__repr__       # type: ignore[method-assign]  # digests are made of this text
 
 
 @dataclass(frozen=True)

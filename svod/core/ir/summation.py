@@ -75,6 +75,11 @@ class BlockedNest(NamedTuple):
     loops: tuple[BlockedLoop, ...]      # outermost first
     adds_to_memory: bool                # whether accumulators in memory take a sum from each run of the loops inside
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether any sum has blocks."""
+        return self.adds_to_memory or bool(self.positions.sizes) or any(loop.sizes for loop in self.loops)
+
 
 def blocked_loop(rule: SumRule, iterations: int, additions: int) -> BlockedLoop:
     """The blocks of a loop of so many iterations, each of which makes `additions`, not more than the longest chain."""

@@ -57,6 +57,9 @@ class StageThreads(NamedTuple):
         return self.local * self.inner
 
 
+ALONE = StageThreads(1, 1, 1)
+
+
 def level_of(state: Scheduler, row: int) -> Level:
     """The level of the machine that a loop row is bound to."""
     role = state.rows[row].role
@@ -257,8 +260,12 @@ def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThr
     found = phases.get(root)
     if found is None:
         stages = tuple(stages_of(state, placement, root))
-        where = positions_of(state, placement, stages)
-        found = phases[root] = PhaseThreads(stages, where, _threads_of(state, where))
+        if has_block_rows(state):
+            where = positions_of(state, placement, stages)
+            found = PhaseThreads(stages, where, _threads_of(state, where))
+        else:
+            found = PhaseThreads(stages, {s: Positions(root if s == root else -1, False) for s in stages}, dict.fromkeys(stages, ALONE))
+        phases[root] = found
     return found
 
 

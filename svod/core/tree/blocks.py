@@ -53,7 +53,8 @@ class _Blocks:
         return node._replace(inner=self._cut(node.inner, nest))
 
     def _nest(self, node: Reduction) -> BlockedNest | None:
-        """Decide how the loops of a reduction are cut. None: the order of its additions is free, so nothing is cut."""
+        """Decide how the loops of a reduction are cut. None: nothing is cut, as the sum is short or the order of its
+        additions is free."""
         rule, frame = node.frame.r.stage.sum_rule, node.frame
         if rule is None:
             return None
@@ -73,7 +74,8 @@ class _Blocks:
                 raise AssertionError(inner)
         unrolled = prod([p.extent for a in range(outs, len(frame.pieces)) for p in frame.pieces[a] if p.role == UNROLL])
         end = node.in_memory[-1] + 1 if node.in_memory else len(frame.loops)
-        return blocked_nest(rule, iterations, unrolled, end if end < len(frame.loops) else -1)
+        nest = blocked_nest(rule, iterations, unrolled, end if end < len(frame.loops) else -1)
+        return nest if nest.is_cut else None
 
     def _cut(self, node: Inner, nest: BlockedNest | None) -> Inner:
         """Give the loops of a reduction, and the stages computed inside them, their blocks."""
