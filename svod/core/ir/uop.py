@@ -14,7 +14,8 @@ import struct
 import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import wraps
+from functools import partial, wraps
+from operator import methodcaller
 from typing import Any, TypeVar
 
 from svod.core.ir.dtype import DType, dtypes
@@ -113,19 +114,15 @@ def intern_arg(value: Any) -> Any:
 
 
 class _Reference(weakref.ref["UOp"]):
-    """A weak reference to an interned node, which knows the node's key in the table."""
+    """A weak reference to an interned node. `forget()` removes the node from the table."""
 
-    __slots__ = ("ident",)
-    ident: tuple[Any, ...]
+    __slots__ = ("forget",)
+    forget: Callable[[], object]
 
 
 _nodes: dict[tuple[Any, ...], _Reference] = {}      # every live node by (op, name of the dtype, src, interned arg)
-
-
-def _forget(reference: _Reference) -> None:
-    """Remove a dead node, unless an equal one has taken its place."""
-    if _nodes.get(reference.ident) is reference:
-        _nodes.pop(reference.ident, None)
+# A node's death runs no Python code: an interrupt raised there would be printed and lost, as exceptions of callbacks are.
+_forget = methodcaller("forget")
 
 
 class UOp:
@@ -149,13 +146,15 @@ class UOp:
         made = object.__new__(cls)
         made.op, made.dtype, made.src, made.arg, made._key, made._cache = op, dtype, src, arg, None, None
         reference = _Reference(made, _forget)
-        reference.ident = ident
+        reference.forget = partial(_nodes.pop, ident, None)
         while True:     # two threads that build the same node at once agree on one object
             held = _nodes.setdefault(ident, reference)
             node = held()
             if node is not None:
                 return node
-            _forget(held)       # the node died and is still in the table
+            held.forget = int       # the node died and is still in the table: its callback spares the node that follows it
+            if _nodes.get(ident) is held:
+                _nodes.pop(ident, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         order = self.toposort()

@@ -237,6 +237,7 @@ def cluster() -> Iterator[Any]:
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_AUTH_MODE", "token")
     patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    patch.setattr(ray_executor, "HEAD_SECONDS", NEVER)      # a busy machine keeps the head from answering
     from ray.cluster_utils import Cluster
     logging.getLogger("ray").setLevel(logging.ERROR)
     store = 80 << 20
