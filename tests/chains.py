@@ -14,7 +14,7 @@ from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UPCAST, Opt, Schedule
 from svod.errors import KernelOptError
 
 AMOUNTS = (2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 48, 64)
-THREADS = (0, 2, 3, 4, 5, 8, 16)        # amounts of threads that share an axis; 0: one for each of its positions
+THREADS = (0, 2, 3, 4, 5, 8, 9, 12, 16)        # amounts of threads that share an axis; 0: one for each of its positions
 MAX_EXPANDED = 1500     # positions of one innermost body, all rows that become straight-line code: keeps programs readable and tests short
 WEIGHTS = {"UPCAST": 6, "UNROLL": 3, "LANES": 3, "THREAD": 2, "TILE": 4, "ORDER": 3, "SWAP": 2, "STAGE": 6, "INLINE": 1, "PADTO": 2,
            "STREAM": 1}
@@ -50,7 +50,7 @@ def random_opt(rng: random.Random, state: Scheduler) -> Opt:
         return Opt(op, row.name, rng.choice(AMOUNTS))
     if op == "THREAD":
         out = [r for r in wide if state.kernel.stages[state.kernel.axes[r.axis].stage].is_output] or wide
-        return Opt(op, rng.choice(out).name if out else row.name, rng.choice((2, 3, 4)))
+        return Opt(op, rng.choice(reduce if rng.random() < 0.3 else out).name, rng.choice((2, 3, 4, 9, 12)))
     if op == "LANES":
         upcast = [r for r in state.rows if r.role == UPCAST] or [row]
         return Opt(op, rng.choice(upcast).name)

@@ -47,6 +47,13 @@ def attention(tokens: int, width: int, causal: bool = False) -> Tensor:
     return q.scaled_dot_product_attention(k, v, is_causal=causal)
 
 
+def attention_window() -> Tensor:
+    """Each row sees itself, the three before it and all behind it."""
+    rows, columns = Tensor.arange(36).reshape(36, 1), Tensor.arange(36)
+    scores = (data(36, 3) @ data(3, 36)).where(columns > rows - 4, float("-inf"))
+    return scores.softmax(-1) @ data(36, 3)
+
+
 def residual_layer_norm() -> Tensor:
     return (data(5, 33) + data(5, 33)).layer_norm(33, data(33), data(33))
 
@@ -72,6 +79,7 @@ BUILDERS: dict[str, Build] = {
     "conv_stride": lambda: conv(4, 6, 11, 3, n=2, stride=2, padding=1),
     "conv_dilated": lambda: conv(2, 4, 12, 3, dilation=2),
     "conv_wide_padding": lambda: conv(3, 6, 7, 3, dilation=5, padding=5),
+    "conv_one_channel": lambda: data(1, 1, 5, 5).conv2d(data(1, 1, 18, 9), padding=(17, 8)),
     "conv_groups": lambda: conv(4, 6, 7, 3, padding=1, groups=2),
     "conv_depthwise": lambda: conv(6, 6, 9, 3, padding=1, groups=6),
     "conv1x1": lambda: conv(8, 5, 7, 1),
@@ -102,6 +110,7 @@ BUILDERS: dict[str, Build] = {
     "gather_rows": lambda: data(12, 5)[data(7, dtype="int32")],
     "attention": lambda: attention(9, 8),
     "attention_causal": lambda: attention(6, 4, causal=True),
+    "attention_window": attention_window,
     "pad": lambda: data(5, 6).pad((1, 2, 0, 3)) + 1.0,
     "cat": lambda: Tensor.cat([data(3, 7), data(2, 7)], dim=0) * 2.0,
     "cat_part": lambda: Tensor.cat([data(5, 3), data(5, 7)], dim=1),       # columns 3 … 9 of 10
