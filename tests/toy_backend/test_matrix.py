@@ -94,6 +94,13 @@ def test_operands_are_copied_ahead_as_they_lie_in_memory() -> None:
     assert copies and all(i.lanes * i.dtype.itemsize == 16 for i in copies) and not uses(program, "TEMP")
 
 
+def test_an_operand_that_is_whole_beside_the_pipelined_loop_is_not_read_beyond_its_end() -> None:
+    kernel = gemm(7, 23, 16, F16, F16)
+    program = lower(tensorized(kernel, "toy_f16", *STAGED, Opt("UNROLL", "r0.in2", 2), Opt("STAGE", "s1", "o0")))
+    check(Case(kernel, 1), program)
+    assert uses(program, "MMA") and uses(program, "COPY_ASYNC")
+
+
 @pytest.mark.parametrize("number", range(3))
 def test_another_layout_gives_wrong_numbers(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = gemm(8, 8, 8, BF16, BF16)

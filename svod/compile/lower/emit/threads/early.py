@@ -7,10 +7,10 @@
 
 Matrix units would idle during the barrier and the loads after it; so the last products are issued meanwhile. Before the barrier all copies
 are committed, and all reads of shared memory are done. The last iteration loads operands that are never used, from a buffer that is
-filled."""
+filled. An operand that lies whole beside the buffers of the copies has no such buffer: its loop loads nothing early."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.linear import ARITY
@@ -20,9 +20,10 @@ _PURE = frozenset({*ARITY, "CAST", "LOADMATRIX"})       # operations without sid
 _BESIDE = frozenset({*_PURE, *_WAITS, "MMA", "LOOP", "CARRY", "COPY_ASYNC", "COMMIT"})
 
 
-def load_early(b: Builder, loop: int, start: int, stride: int, following: list[int]) -> list[int]:
-    """Change the innermost loop, which begins at `start`, so that it loads operands early; returns the values that it carries to the next
-    iteration. These are the sums `following` and the operands; only the sums if the loop is of another form, which leaves it unchanged."""
+def load_early(b: Builder, loop: int, start: int, stride: int, following: list[int], areas: Container[int]) -> list[int]:
+    """Change the innermost loop, which begins at `start` and copies into `areas` of shared memory, so that it loads operands early; returns
+    the values that it carries to the next iteration. These are the sums `following` and the operands; only the sums if the loop is of
+    another form, which leaves it unchanged."""
     code, level, count = b.code[b.level], b.level, len(following)
     products = [n for n in code if b.op[n] == "MMA"]
     if not count or len(products) < 2 * count or not _is_known(b, code, products, following):
@@ -33,6 +34,8 @@ def load_early(b: Builder, loop: int, start: int, stride: int, following: list[i
     if not set(loads) <= set(code[:at]):
         return following
     needed = _needed(b, code, loads)
+    if not all(b.arg[b.src[n][0]] in areas for n in needed if b.op[n] == "LOADMATRIX"):
+        return following
     first = _copied(b, [*waits, *needed], {loop: start}, level - 1)
     head, tail, size = code[:at], code[at:], len(code)
     carried = [b.carry(loop, first[n], len(b.src[loop]) - 2 + k) for k, n in enumerate(loads)]

@@ -117,7 +117,7 @@ class CopiesAhead:
             following_accs = self._wait_products(following_accs, late)
         sums = len(following_accs)
         if self.is_async and self.counts is None:
-            following_accs = load_early(b, index, start, stride, following_accs)
+            following_accs = load_early(b, index, start, stride, following_accs, {self._buffers(copy).offset for copy in copies})
         out = b.close(index, tuple(following_accs))[:sums]
         out = self._wait_products(out, 0) if late else out
         stage.memo.clear()
