@@ -8,7 +8,7 @@ For each kernel: the work of a direct loop nest (flops, and the bytes of the arg
 (scratch of the workers, temporaries), the number of threads, on a GPU the resources of its groups, and an estimate of its time. The
 estimate is the lower bound from the machine's ceilings plus the cost of the launches. For the plan:
 
-    dependencies    data: the kernel reads what the other writes.  control: it writes what the other has read or written before.
+    dependencies    data: the kernel reads memory that the other writes.  control: it writes memory that the other used before.
                     Intermediates that the planner placed in the same memory are not listed: their kernels are of different levels
     callbacks       Python functions among the kernels. Their work is unknown; their bytes are those of their arrays
     critical path   the chain of dependent kernels with the largest sum of estimates: no schedule on any number of cores is shorter

@@ -75,7 +75,7 @@ def get_device() -> str:
 class InferenceSession:
     """A model with onnxruntime's interface. `options` are passed to `svod.onnx.load`: dims, fallback, config, ….
 
-    Raises what `load` raises."""
+    Raises the errors of `load`."""
 
     def __init__(self, path_or_bytes: Source, sess_options: Any = None, providers: Sequence[Any] | None = None,
                  provider_options: Any = None, **options: Any) -> None:

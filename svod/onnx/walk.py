@@ -92,8 +92,8 @@ class Walk:
         return {i.name for i in self.model.graph.input if i.name in deciding and _may_decide(i, i.name in direct)}
 
     def _collect_deciding(self, nodes: Sequence[onnx.NodeProto], deciding: set[str], direct: set[str]) -> None:
-        """Add the names of values that must be known, from the last node to the first. `direct`: those that are such operands
-        themselves, not only used to compute one."""
+        """Add the names of values that must be known, from the last node to the first. `direct`: the names that are operands with a
+        known value, not only used to compute one."""
         for node in reversed(nodes):
             for sub in subgraphs(node):
                 self._collect_deciding(self._in_order(sub), deciding, direct)

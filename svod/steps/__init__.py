@@ -1,1 +1,1 @@
-"""The steps from a graph to machine code, for people: what each pass made, and what changed since the one before."""
+"""Shows the steps from a graph to machine code: the result of each pass, and the changes since the previous one."""

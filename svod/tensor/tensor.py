@@ -339,7 +339,7 @@ class Tensor(Random):
         NumPy, and read completely before the write. Other tensors and memory are affected as by `assign`.
 
         `t[mask] = x` is `t.assign(where(mask, x, t))` for a bool mask over the first axes and an `x` that broadcasts to any number of
-        chosen elements. An index with tensors, lists, arrays or a mask of known values rewrites the whole part that its ints and slices
+        chosen elements. An index with tensors, lists, arrays or a mask of known values rewrites the complete part that its ints and slices
         name; the last value for a repeated position stays. Raises UnsupportedError for a tensor mask that is not the only index, and for
         a part of a read-only array."""
         self._check_writable("t[…] = value")

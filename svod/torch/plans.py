@@ -121,7 +121,7 @@ class Plan:
         self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
         self.runs = 0
         self.last = 0                   # number of the function's last call that used this plan
-        self.seconds = math.inf         # of the fastest run
+        self.seconds = math.inf         # seconds of the fastest run
 
     def _forget_memory(self) -> None:
         # (tensor, address, memory that is read) for each source

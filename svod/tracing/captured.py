@@ -77,7 +77,7 @@ class Captured:
         return ResultMemory(shapes[0] if plain else (spec.size,), spec.dtype)
 
     def hold(self, arguments: Iterable[int]) -> None:
-        """Declare arguments, by number, as unchanging: `run` does not read them again as long as it gets the same object as `held`."""
+        """Declare arguments, by number, as unchanging: `run` does not read them again while its argument `held` is the same object."""
         held = frozenset(arguments)
         self._loose = [(i, number) for i, number in self.reads if i not in held]
         self._loose_written = [i for i in self._written if i not in held]
@@ -142,7 +142,7 @@ class Captured:
         return sum(memory.nbytes for memory in self.made.values())
 
     def let_go(self) -> None:
-        """Release the arguments and results of the last run, unless the plan runs now or keeps those of its capture."""
+        """Release the arguments and results of the last run, except while the plan runs, and if it keeps the arguments of its capture."""
         if self._is_released and self.plan.lock.acquire(blocking=False):
             try:
                 if not self.plan.is_running:        # it is running if a function that the plan calls back called this

@@ -111,7 +111,8 @@ def _may_keep(roots: Sequence[UOp], config: PrepareConfig) -> bool:
 
 
 def _is_small(prepared: Prepared) -> bool:
-    """Whether the plan's memory is small and all outputs are new. For large graphs, preparing costs little beside the computation."""
+    """Whether the plan's memory is small and all outputs are new. For large graphs, preparing takes little time compared to the
+    computation."""
     plan = prepared.plan
     made = sum(b.nbytes for b in plan.buffers if b.has_memory)
     return made + plan.memory.shared + plan.memory.kept < LARGE and all(map(prepared.is_new, prepared.unbound.outputs))

@@ -1,4 +1,4 @@
-"""`svod.jit`: a captured function, its plans by signature, and when it is captured anew."""
+"""Defines `svod.jit`: the captured function, its plans by signature, and the conditions for capturing it again."""
 from __future__ import annotations
 
 import functools
@@ -157,7 +157,7 @@ def jit(fn: Callable[..., Any] | None = None, *, config: PrepareConfig | None = 
     """Capture a function of tensors: `f = svod.jit(model)`, or as a decorator, `@svod.jit` or `@svod.jit(config=…)`.
 
     Arguments may be arrays and tensors of NumPy, svod, and libraries with `__dlpack__` or an array interface (PyTorch, JAX), and tuples,
-    lists and dicts of them. A bound variable may be an argument, `f(x, n.bind(5))`, or stand in the shape of one, `f(x[:n.bind(5)])`; its
+    lists and dicts of them. A bound variable may be an argument, `f(x, n.bind(5))`, or an extent of one, `f(x[:n.bind(5)])`; its
     value may differ in each call. Everything else must be hashable and is a constant of the signature. Every call returns new tensors.
 
     Changes of values that the function reads besides its arguments are detected: weights that are replaced, loaded or assigned to, names,

@@ -1,4 +1,4 @@
-"""Watches the values that a captured function reads beside its arguments, and tells whether they changed since the capture.
+"""Watches the values that a captured function reads besides its arguments, and detects changes since the capture.
 
     W = Tensor(w)                       f = svod.jit(lambda x: x @ W * scale)
 
@@ -284,7 +284,7 @@ def _release(buffers: list[Buffer], frozen: list[Array]) -> None:
             buffer.forget_copies()      # writes to its array are no longer detected from now on
     for array in frozen:
         _guarded[id(array)][1] -= 1
-    # an array stands before its views; a view whose owner is still guarded keeps its entry until the owner is released
+    # arrays come before their views; a view whose owner is still guarded keeps its entry until the owner is released
     for key, (array, watches, was_writable) in list(_guarded.items()):
         if not watches and (not was_writable or _can_be_written(array)):
             del _guarded[key]

@@ -1,4 +1,4 @@
-"""The top of the report (title, warnings, key figures, first sentence), and the list of what is missing."""
+"""The top of the report (title, warnings, key figures, first sentence), and the list of missing parts."""
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft, which exported, optimised and quantised models have."""
+"""Operators of the domain com.microsoft, which exported, optimised and quantised models contain."""
 from __future__ import annotations
 
 from svod.onnx.operators.microsoft import attention, fused, quantised

@@ -1,4 +1,4 @@
-"""Attention of com.microsoft: with the projection, of several heads, of groups of heads with a cache; quantised."""
+"""Attention operators of com.microsoft: with its projection, with several heads, with groups of heads and a cache; quantised."""
 from __future__ import annotations
 
 import math
@@ -18,7 +18,8 @@ from svod.tensor.precision import rounded, widened
 
 
 def multi_head(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None) -> Tensor:
-    """(N, heads, L, E) operands give (N, L, heads · E). Keys beyond the number of steps stand before the first step."""
+    """Attention of operands (N, heads, L, E); returns (N, L, heads · E). If there are more keys than steps, the additional keys are
+    earlier than the first step."""
     steps, total = q.shape[2], k.shape[2]
     before = max(0, total - steps)
     added = [b for b in (mask_bias(node, mask, q.shape[0], total), extra) if b is not None]
@@ -32,7 +33,8 @@ def multi_head(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
 
 
 def mask_bias(node: Node, mask: Tensor | None, batch: int, total: int) -> Tensor | None:
-    """A mask of 1 for keys that count, (N, S) or with axes between, or numbers of keys, (N,), as numbers that are added."""
+    """Convert a mask, 1 for visible keys, (N, S) or with axes in between, or numbers of visible keys, (N,), to numbers to add to the
+    scores."""
     if mask is None:
         return None
     if mask.shape[0] != batch or (mask.ndim > 1 and mask.shape[-1] != total):
@@ -51,7 +53,7 @@ def attention(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, mask
 
 
 def of_projection(node: Node, together: Tensor, mask: Tensor | None, past: Tensor | None, extra: Tensor | None) -> tuple[Tensor, ...]:
-    """Attention of queries, keys and values that stand behind each other, (N, L, 3 · heads · E)."""
+    """Attention with queries, keys and values concatenated along the last axis, (N, L, 3 · heads · E)."""
     sizes = node.get("qkv_hidden_sizes") or [together.shape[-1] // 3] * 3
     q, k, v = (t.reshape(*together.shape[:2], node.need("num_heads"), -1).transpose(1, 2) for t in together.split(list(sizes), -1))
     if past is not None:
@@ -63,7 +65,7 @@ def of_projection(node: Node, together: Tensor, mask: Tensor | None, past: Tenso
 @operator("QAttention", domain=MICROSOFT)
 def quantised_attention(node: Node, x: Tensor, w: Tensor, bias: Tensor, x_scale: Tensor, w_scale: Tensor, mask: Tensor | None = None,
                         x_zero: Tensor | None = None, w_zero: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The projection of 8-bit integers is exact; all behind it is in floats."""
+    """Attention with a projection of 8-bit integers, which is exact; all later operations are on floats."""
     if node.get("do_rotary", 0) or node.get("past_present_share_buffer", 0):
         raise UnsupportedError(f"{node} with a rotary embedding, or a past that is also its present")
     wide = shifted(x, x_zero, -2).matmul(shifted(w, w_zero, -1)).cast(bias.dtype)
@@ -108,8 +110,8 @@ def group_query_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Ten
                           bias: Tensor | None = None, sink: Tensor | None = None, key_scale: Tensor | None = None,
                           value_scale: Tensor | None = None, query_norm: Tensor | None = None, key_norm: Tensor | None = None,
                           valid: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Causal attention whose keys and values several heads share, with a cache, (N, groups, rows, E), in which each batch has
-    `lengths` + 1 rows after this step, and the longest `total`. A cache with more rows keeps them; one with fewer grows."""
+    """Causal attention in which several heads share keys and values, with a cache (N, groups, rows, E). After this step, each batch has
+    `lengths` + 1 rows in it, and the longest has `total`. A cache with more rows keeps its size; one with fewer grows."""
     if any(t is not None for t in (key_scale, value_scale, valid)) or node.get("sliding_window_cache", 0) or any(node.asked[3:]):
         raise UnsupportedError(f"{node} with a quantised cache, a cache of a window, padded queries, or scores as a result")
     heads, groups, causal = node.need("num_heads"), node.need("kv_num_heads"), bool(node.get("causal", 1))
@@ -140,7 +142,7 @@ def group_query_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Ten
 
 
 def apart(node: Node, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...]:
-    """Queries, keys and values by head, (N, L, heads or groups, E), of three operands, or of one in which they stand behind each other."""
+    """Queries, keys and values by head, (N, L, heads or groups, E), from three operands, or from one in which they are concatenated."""
     heads, groups = node.need("num_heads"), node.need("kv_num_heads")
     if k is None or v is None:
         width = q.shape[-1] // (heads + 2 * groups)
@@ -151,7 +153,7 @@ def apart(node: Node, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Te
 
 
 def normed(node: Node, x: Tensor, weight: Tensor | None, name: str) -> Tensor:
-    """The elements of each head over their root mean square, times a weight; without one x as it is."""
+    """Divide the elements of each head by their root mean square, and multiply by a weight. Without a weight, x is unchanged."""
     if weight is None:
         return x
     small = node.get(f"{name}_norm_epsilon", node.get("qk_norm_epsilon", 1e-6))
@@ -159,8 +161,8 @@ def normed(node: Node, x: Tensor, weight: Tensor | None, name: str) -> Tensor:
 
 
 def appended(past: Tensor | None, new: Tensor, begins: Tensor, longest: Any) -> Tensor:
-    """A cache (N, groups, rows, E) of at least `longest` rows in which the new rows of each batch begin at a position of its own; without a
-    past at the first."""
+    """Write the new rows of each batch into a cache (N, groups, rows, E), from the batch's own position on; without a past, from the
+    first row on. The result has at least `longest` rows."""
     steps = new.shape[2]
     if past is None:
         return new.pad([(0, 0), (0, 0), (0, longest - steps), (0, 0)]) if longest > steps else new
@@ -172,8 +174,8 @@ def appended(past: Tensor | None, new: Tensor, begins: Tensor, longest: Any) -> 
 
 
 def scores_and_values(node: Node, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor:
-    """softmax(q·k) · v with the node's options: a limit of the scores, and a share of each row that no value gets. `seen`: a mask
-    of the keys that each query sees; None: the keys up to its own position."""
+    """Attention softmax(q·k) · v with the node's options: a limit of the scores, and a share of each row that goes to no value. `seen`:
+    a mask of the keys visible to each query; None: the keys up to its own position."""
     kind, scale, limit = q.dtype, node.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1]), node.get("softcap", 0.0)
     q, k, v = (widened(t) for t in (q, k, v))
     bias = None if bias is None else widened(bias)

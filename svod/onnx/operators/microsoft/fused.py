@@ -1,4 +1,4 @@
-"""Activations, products and norms that onnxruntime's optimiser makes of several operators."""
+"""Activations, products and norms that onnxruntime's optimiser fuses from several operators."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ operator("QuickGelu", domain=MICROSOFT)(lambda node, x: swish(x, node.get("alpha
 
 
 def activated(node: Node, x: Tensor) -> Tensor:
-    """The activation that a fused operator ends with."""
+    """Apply the activation at the end of a fused operator."""
     name, params = node.get("activation", ""), node.get("activation_params") or []
     if name == "LeakyRelu":
         return x.leaky_relu(params[0] if params else node.get("leaky_relu_alpha", 0.01))
@@ -78,7 +78,7 @@ def embed_norm(node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, 
                places: Tensor | None = None) -> tuple[Tensor, ...]:
     at = Tensor(np.arange(ids.shape[1])) if places is None else places
     total = words.take(ids, 0).add(positions.take(at, 0))
-    if segment_table is not None:       # without segments all tokens are of the first one
+    if segment_table is not None:       # without segments, all tokens belong to the first one
         total = total.add(segment_table[0] if segments is None else segment_table.take(segments, 0))
     out = total.layer_norm(total.shape[-1], gamma, beta, node.get("epsilon", 1e-12))
     lengths = Tensor.zeros(ids.shape[0], dtype="int32") if mask is None else mask.sum(1).cast("int32")

@@ -48,7 +48,7 @@ qlinear_binary("QLinearMul", Tensor.mul)
 
 
 def quantised_softmax(node: Node, x: Tensor) -> Tensor:
-    """Softmax as an operator set has it: before the 13th a row begins at the axis and ends with the tensor."""
+    """Softmax by the rules of the node's operator set: before the 13th, a row extends from the axis to the tensor's end."""
     axis = axis_in(node.get("axis", -1), max(1, x.ndim))
     if node.need("opset") >= 13:
         return x.softmax(axis)
@@ -86,13 +86,13 @@ def qlinear_concat(node: Node, scale: Tensor, zero: Tensor, *operands: Tensor) -
 @operator("MatMulNBits", domain=MICROSOFT)
 def matmul_n_bits(node: Node, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor | None = None, groups: Tensor | None = None,
                   bias: Tensor | None = None) -> Tensor:
-    """Weights of 2, 4 or 8 bits, the first of a byte in its lowest bits, in blocks with a scale each: (columns, blocks, bytes). `groups`
-    names, for each row, the block with its scale and zero point; by default the block that contains the row."""
+    """A product with weights of 2, 4 or 8 bits, (columns, blocks, bytes), in blocks with a scale each; the first number of a byte is in
+    its lowest bits. `groups`: for each row, the block with its scale and zero point; by default the block that contains the row."""
     columns, rows, block, bits = node.need("N"), node.need("K"), node.need("block_size"), node.get("bits", 4)
     blocks = -(-rows // block)
 
     def of_rows(t: Tensor) -> Tensor:
-        """Numbers of blocks as numbers of rows."""
+        """Repeat numbers per block for each of the block's rows."""
         each = t.reshape(columns, blocks)
         return each.repeat_interleave(block, 1)[:, :rows] if groups is None else each.take(groups[:rows], 1)
 
@@ -113,7 +113,7 @@ def matmul_n_bits(node: Node, a: Tensor, b: Tensor, scales: Tensor, zeros: Tenso
 @operator("QGemm", domain=MICROSOFT)
 def quantised_gemm(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
                    c: Tensor | None = None, scale: Tensor | None = None, zero: Tensor | None = None) -> Tensor:
-    """A product of integers, exact, plus int32 of its scale, as floats, or as integers of `scale`."""
+    """An exact product of integers plus int32 of the same scale; the result is floats, or integers of `scale`."""
     turned = [shifted(t.transpose(0, 1) if node.get(f"trans{n}", 0) else t, None, -1) for t, n in ((a, "A"), (b, "B"))]
     wide = turned[0].sub(a_zero.cast("int32")).matmul(turned[1].sub(b_zero.cast("int32")))
     wide = wide if c is None else wide.add(c)
@@ -125,8 +125,8 @@ def quantised_gemm(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Te
 
 @operator("GatherBlockQuantized", domain=MICROSOFT, narrow=True, exact=True)
 def gather_block_quantised(node: Node, data: Tensor, index: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
-    """Rows of weights in blocks with a scale each. Integers of 4 bits are elements; bytes hold `bits` each, the first in the lowest bits,
-    along the last axis. An index outside gives zeros."""
+    """Rows of weights in blocks with a scale each. Integers of 4 bits have one element each; bytes have several elements of `bits` along
+    the last axis, the first in the lowest bits. An index out of range gives zeros."""
     rank, bits, block = data.ndim, node.get("bits", 4), node.get("block_size", 128)
     axis, along = axis_in(node.get("gather_axis", 0), rank), axis_in(node.get("quantize_axis", 1), rank)
     packed = data.dtype is dtypes.uint8 and bits < 8
@@ -156,8 +156,8 @@ def gather_block_quantised(node: Node, data: Tensor, index: Tensor, scales: Tens
 def dynamic_lstm(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
                  h: Tensor | None = None, c: Tensor | None = None, peepholes: Tensor | None = None, w_scale: Tensor | None = None,
                  w_zero: Tensor | None = None, r_scale: Tensor | None = None, r_zero: Tensor | None = None) -> tuple[Tensor, ...]:
-    """An LSTM with weights of 8 bits, (directions, inputs, 4 · hidden). Their factors stay in floats: onnxruntime
-    quantises that in each step."""
+    """An LSTM with weights of 8 bits, (directions, inputs, 4 · hidden). The factors that they are multiplied by stay floats, whereas
+    onnxruntime quantises these in each step."""
     def weights(t: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
         assert scale is not None and zero is not None
         each, middle = (s.reshape(t.shape[0], 1, -1) for s in (scale, zero))
@@ -165,7 +165,7 @@ def dynamic_lstm(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | Non
     return lstm(node, x, weights(w, w_scale, w_zero), weights(r, r_scale, r_zero), bias, lengths, h, c, peepholes)
 
 
-#: The numbers that 4 bits stand for, in parts of a block's largest: FP4, and NF4 of Dettmers et al., "QLoRA", 2023.
+# the values of 4-bit numbers, relative to a block's largest: FP4, and NF4 of Dettmers et al., "QLoRA", 2023
 _FOUR_BITS = (
     [0.0, 0.0052083333, 0.6666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25],
     [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -175,7 +175,8 @@ _FOUR_BITS = (
 
 @operator("MatMulBnb4", domain=MICROSOFT)
 def matmul_bnb4(node: Node, a: Tensor, b: Tensor, largest: Tensor) -> Tensor:
-    """Weights of 4 bits of bitsandbytes, (N, K) flattened, the first of a byte in its highest bits, in blocks with a largest number each.
+    """A product with bitsandbytes' weights of 4 bits, (N, K) flattened, in blocks with their largest number each; the first number of a
+    byte is in its highest bits.
     """
     columns, rows, block, is_nf4 = node.need("N"), node.need("K"), node.need("block_size"), node.need("quant_type")
     table = _FOUR_BITS[is_nf4] if is_nf4 else [*_FOUR_BITS[0], *(-v for v in _FOUR_BITS[0])]
