@@ -1,8 +1,8 @@
 """The longest chain of additions in LINEAR, read from a program without running it.
 
-A value is known by its longest paths of additions: from each accumulator of an open loop, and from terms. An accumulator that a loop
-carries grows by its own path in each iteration; one in scratch by its own path in each iteration of the loops that do not move its place,
-since it was set to what does not depend on it."""
+For each value, the longest paths of additions are tracked: from each accumulator of an open loop, and from terms. An accumulator that a
+loop carries grows by its own path in each iteration. One in scratch grows by its own path in each iteration of the loops whose index does
+not change its position, since it was set to a value that does not depend on it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from svod.compile.lower.program import Instruction, PhaseSpec, Program
 
 ADDS = frozenset({"ADD", "SUB", "MULACC", "DOT", "TILEDOT", "MMA", "MMASHARED"})
 TERM = "term"
-Paths = dict[Any, int]      # from each accumulator, and from terms, the most additions
+Paths = dict[Any, int]      # most additions from each accumulator, and from terms
 
 
 class Chains(NamedTuple):
-    """The longest ones of a program, over its float accumulators."""
+    """The longest addition chains of a program, over its float accumulators."""
 
     longest: int        # additions in a row to one accumulator
     path: int           # additions between a term and any value
 
 
 def addition_chains(program: Program) -> Chains:
-    """The longest chain and the longest path of all phases."""
+    """The longest chain and the longest path over all phases of a program."""
     found = [_Phase(phase, code).walk() for phase, code in zip(program.spec.phases, program.code, strict=True)]
     return Chains(max(c.longest for c in found), max(c.path for c in found))
 
@@ -34,10 +34,10 @@ class _Phase:
         self.phase, self.code = phase, code
         self.values: list[Interval] = intervals(phase, code)
         self.paths: list[Paths] = []
-        self.open: list[int] = []                               # loops
-        self.results: dict[int, list[Paths]] = {}               # loop → of what it carries
+        self.open: list[int] = []                               # the open loops
+        self.results: dict[int, list[Paths]] = {}               # loop → paths of the values that it carries
         self.moved: list[frozenset[int]] = []                   # loops that an index depends on
-        self.set_in: dict[Any, tuple[int, ...]] = {}            # place in scratch → the loops in which it was set last
+        self.set_in: dict[Any, tuple[int, ...]] = {}            # position in scratch → the loops in which it was last set
         self.longest = 0
 
     def walk(self) -> Chains:
@@ -91,7 +91,7 @@ class _Phase:
             own = value.get((loop, k), 0)
             self.longest = max(self.longest, own * trips)
             result: Paths = {}
-            # A term that an iteration adds passes the additions of later iterations; the loop's first value passes those of all.
+            # a term added in an iteration passes the additions of later iterations; the loop's first value passes those of all iterations
             for key, additions in (*((key, n + own * max(trips - 1, 0)) for key, n in value.items()),
                                    *((key, n + own * trips) for key, n in self.paths[first[k]].items())):
                 if not (isinstance(key, tuple) and key[0] == loop):
@@ -103,7 +103,7 @@ class _Phase:
         return max(0, -(-self._apart(start, stop) // self.code[loop].arg))
 
     def _apart(self, start: int, stop: int) -> int:
-        """The most that `stop` is beyond `start`."""
+        """The largest difference between `stop` and `start`."""
         op, _, _, src, _ = self.code[stop]
         if op == "MIN":
             return min(self._apart(start, s) for s in src)

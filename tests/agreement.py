@@ -1,4 +1,5 @@
-"""Does a program compute what its kernel means? Runs it by the interpreter of LINEAR and as machine code, against the evaluator."""
+"""Checks that a program computes the values of its kernel: runs it by the interpreter of LINEAR and as machine code, against the
+evaluator."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,10 @@ from svod.core.spec.values import from_float, to_float
 from tests.interpreted import interpret
 
 Array = np.ndarray[Any, np.dtype[Any]]
-BORDER = 1 << 12          # bytes before and behind each buffer that machine code must leave alone
+BORDER = 1 << 12          # bytes before and behind each buffer that machine code must not change
 PATTERN = 0x5A
-TOLERANCE = {"float64": 1e-11, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}   # of the largest magnitude of an output
+# allowed error, relative to the largest magnitude of an output
+TOLERANCE = {"float64": 1e-11, "float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 def draw(dtype: DType, size: int, rng: np.random.Generator, vmin: int | None, vmax: int | None) -> Array:
@@ -36,13 +38,13 @@ def draw(dtype: DType, size: int, rng: np.random.Generator, vmin: int | None, vm
 
 @dataclass
 class Case:
-    """A kernel with inputs, values of its variables, and what must come out."""
+    """A kernel with inputs, values of its variables, and expected outputs."""
 
     kernel: Kernel
     seed: int = 0
     values: Mapping[str, int] = field(default_factory=dict)
     args: list[Array] = field(init=False)
-    want: list[Array] = field(init=False)       # the wanted outputs, in ascending order of their slots
+    want: list[Array] = field(init=False)       # the expected outputs, in ascending order of their slots
     slots: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class Case:
         params = [p.arg for p in self.kernel.params]
         meant = {u.src[0].src[0].src[0].arg.slot: u.dtype for u in self.kernel.ast.walk(Ops.BITCAST)
                  if u.src[0].op is Ops.LOAD and u.dtype.is_float and u.dtype.itemsize == u.src[0].dtype.itemsize}
-        types = [meant.get(p.arg.slot, p.dtype) for p in self.kernel.params]     # bits are drawn as the numbers that they stand for
+        types = [meant.get(p.arg.slot, p.dtype) for p in self.kernel.params]     # 16-bit floats are drawn as numbers, then stored as bits
         drawn = [draw(t, p.size, rng, p.vmin, p.vmax) for t, p in zip(types, params, strict=True)]
         self.args = [a.view(to_numpy(p.dtype)) for a, p in zip(drawn, self.kernel.params, strict=True)]
         self.want = evaluate(self.kernel.ast, self.args, self.values)
@@ -79,7 +81,7 @@ class Case:
         return n >= int(self.kernel.params[slot].arg.size)
 
     def check(self, args: Sequence[Array], how: str) -> None:
-        """Compare outputs; AssertionError says where the worst element is."""
+        """Compare outputs; the AssertionError gives the position of the largest error."""
         for slot, want in zip(self.slots, self.want, strict=True):
             dtype = self.kernel.params[slot].dtype
             got = args[slot]
@@ -98,7 +100,7 @@ class Case:
 
 
 def parts_of(extent: int, slices: int) -> list[tuple[int, int]]:
-    """`slices` parts of a phase, the last first: what is right does not depend on who runs what when."""
+    """Split a phase into `slices` parts, the last part first: results must not depend on the order or the worker of a part."""
     return [(extent * n // slices, extent * (n + 1) // slices) for n in reversed(range(slices))]
 
 
@@ -124,7 +126,7 @@ class _Guarded:
 
 
 def run_native(case: Case, program: Program, target: Target, slices: int, passes: bool = False) -> None:
-    """Machine code, each phase in `slices` parts with scratch full of garbage; writes beyond a buffer are found at its borders."""
+    """Run machine code, each phase in `slices` parts with scratch full of garbage. Writes beyond a buffer are detected in its borders."""
     args = [_Guarded(a) for a in case.fresh()]
     temps = [_Guarded(np.full(n, 0xA5, np.uint8)) for n in program.spec.temps]
     symbols = tuple(p.symbol for p in program.spec.phases)
@@ -147,7 +149,8 @@ def has_native(case: Case, target: Target) -> bool:
 
 
 def steps(program: Program) -> int:
-    """About how many instructions the interpreter would run: loops with constant bounds, those of parts of a sum, others as 8."""
+    """Approximate number of instructions that the interpreter would run: loops with constant bounds and loops over parts of a sum count
+    exactly, others as 8 iterations."""
     total = 0
     for phase, code in zip(program.spec.phases, program.code, strict=True):
         stack = [1]

@@ -1,4 +1,4 @@
-"""Attention over random shapes, with the masks that models have, and what must come out, in float64."""
+"""Attention over random shapes with the masks of models, and the expected results in float64."""
 from __future__ import annotations
 
 import random
@@ -24,8 +24,8 @@ PLAIN = PrepareConfig(object_cache=":none:", db=":none:")
 
 @dataclass
 class AttentionCase:
-    """softmax(q @ kᵀ / √e + mask) @ v. `kept`: a mask of bools, a row of which keeps nothing; `added`: one of numbers, some of them
-    infinite; `grouped`: two heads of queries for each of keys and values."""
+    """A case of softmax(q @ kᵀ / √e + mask) @ v. `kept`: with a mask of bools, of which one row keeps nothing; `added`: with a mask of
+    numbers, some of them infinite; `grouped`: two query heads share each head of keys and values."""
 
     kind: str
     dtype: str
@@ -72,11 +72,11 @@ class AttentionCase:
         return out
 
     def kernel(self) -> Kernel:
-        """The kernel that computes it, behind what makes the mask."""
+        """The kernel of the attention itself, which follows the kernels that make the mask."""
         return Kernel(create_schedule(graph.sink(self.tensor.uop)).calls[-1].ast)
 
     def check(self, chain: tuple[Opt, ...], device: str) -> None:
-        """Run it on a device, under a chain."""
+        """Run the kernel on a device under a chain, and compare the result."""
         kernel, y = self.kernel(), self.tensor
         plan = y.prepare(replace(PLAIN, device=device, opts={kernel.key: chain}))
         plan.execute()

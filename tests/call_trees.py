@@ -1,4 +1,4 @@
-"""Random trees of loops and calls over three arrays, and a plain interpreter of them: what loops of calls are compared with."""
+"""Random trees of loops and calls over three arrays, and a plain interpreter of them, the reference for loops of calls."""
 from __future__ import annotations
 
 import random
@@ -19,8 +19,8 @@ ROWS, WIDTH, ARRAYS, MOST_TURNS = 7, 3, 3, 3
 
 @dataclass(frozen=True)
 class Call:
-    """y[row] = (y[row]·3 + x[column] + constant) & 1023 of arrays y and x; row and column are sums of the counters of loops around it,
-    given by their depth."""
+    """The statement y[row] = (y[row]·3 + x[column] + constant) & 1023 on arrays y and x. row and column are sums of the counters of
+    surrounding loops, given by their depths."""
 
     y: int
     x: int
@@ -69,7 +69,7 @@ def random_arrays(rng: random.Random) -> list[Array]:
 
 
 def interpret(statements: tuple[Call | Loop, ...], state: list[Array], counts: tuple[int, ...] = ()) -> int:
-    """Do the statements to the arrays of `state`, one after the other. Returns how many calls there were."""
+    """Run the statements on the arrays of `state`, one after the other. Returns the number of calls."""
     calls = 0
     for s in statements:
         if isinstance(s, Loop):
@@ -82,7 +82,7 @@ def interpret(statements: tuple[Call | Loop, ...], state: list[Array], counts: t
 
 
 def do(statements: tuple[Call | Loop, ...], state: list[Tensor], counters: tuple[Any, ...] = ()) -> None:
-    """The statements as loops and calls of tensors."""
+    """Run the statements as loops and calls of tensors."""
     for s in statements:
         if isinstance(s, Loop):
             with svod.call_loop(s.times) as i:

@@ -1,7 +1,7 @@
-"""Random chains of opts that are lowered, run and checked: the loop over them, the count of what became of them, the message of a failure.
+"""Draws random chains of opts, lowers, runs and checks them, and counts the outcomes.
 
-A test says how a chain is drawn, how its program is run, and which share of its draws has to have run in which way. Each test counts its
-own draws: nothing depends on what runs beside it. Chains over the corpus of kernels share one budget over all backends, `--chains`
+A test defines how a chain is drawn, how its program is run, and the least share of its draws for each way of running. Each test counts its
+own draws, so it does not depend on other tests. Chains over the corpus of kernels share one budget over all backends, `--chains`
 (tests/draws.py); a quarter of the corpus runs by default, all of it with `--all`.
 """
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.draws import a_quarter
 from tests.hand_kernels import HAND
 
 KERNELS = {**CORPUS, **HAND}
-PARTS = 4       # parts of the corpus; each is a test of its own
+PARTS = 4       # number of parts of the corpus; each is a separate test
 N, M = Variable("n", 1, 13), Variable("m", 1, 17)
 VARIABLE = {
     "rows": lambda: data(13, 17)[:N] * 2 + 1,

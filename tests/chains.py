@@ -14,14 +14,14 @@ from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UPCAST, Opt, Schedule
 from svod.errors import KernelOptError
 
 AMOUNTS = (2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 48, 64)
-THREADS = (0, 2, 3, 4, 5, 8, 9, 12, 16)        # amounts of threads that share an axis; 0: one for each of its positions
+THREADS = (0, 2, 3, 4, 5, 8, 9, 12, 16)        # numbers of threads that share an axis; 0: one thread for each of its positions
 MAX_EXPANDED = 1500     # positions of one innermost body, all rows that become straight-line code: keeps programs readable and tests short
 WEIGHTS = {"UPCAST": 6, "UNROLL": 3, "LANES": 3, "THREAD": 2, "TILE": 4, "ORDER": 3, "SWAP": 2, "STAGE": 6, "INLINE": 1, "PADTO": 2,
            "STREAM": 1}
 
 
 def amount(rng: random.Random, extent: int) -> int:
-    """An amount for an axis of this extent: a divisor, a vector width, the whole, or any number."""
+    """An amount for an axis of this extent: a divisor, a vector width, the whole extent, or any number."""
     kind = rng.random()
     if kind < 0.35:
         divisors = [d for d in range(2, extent + 1) if extent % d == 0]
@@ -33,7 +33,7 @@ def amount(rng: random.Random, extent: int) -> int:
 
 
 def random_opt(rng: random.Random, state: Scheduler) -> Opt:
-    """A proposal, not always legal."""
+    """A random opt, not always legal."""
     op = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     if rng.random() < 0.03:
         return _nonsense(rng, state, op)
@@ -96,9 +96,9 @@ def expanded(state: Scheduler) -> int:
 
 
 def random_state(rng: random.Random, state: Scheduler, length: int, refused: list[tuple[Opt, str]] | None = None) -> Scheduler:
-    """`state` after about `length` legal random opts. What was refused, and why, is added to `refused`.
+    """Apply about `length` legal random opts to `state`. Refused opts and the reasons are added to `refused`.
 
-    Anything but a KernelOptError from apply_opt passes through: it is a bug."""
+    Any exception of apply_opt other than KernelOptError is a bug and passes through."""
     for _ in range(4 * length):
         if len(state.applied_opts) >= length:
             break
@@ -142,7 +142,7 @@ def group_state(rng: random.Random, state: Scheduler, length: int) -> Scheduler:
 
 
 def try_opts(state: Scheduler, *opts: Opt) -> Scheduler:
-    """`state` after those of `opts` that are legal where they stand."""
+    """Apply those of `opts` to `state` that are legal there."""
     for opt in opts:
         with suppress(KernelOptError):
             state = apply_opt(state, opt)

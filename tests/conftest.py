@@ -1,5 +1,5 @@
-"""The tests see neither the user's settings nor their databases, nor what ships with svod: variables are unset, compiled objects live for
-the session."""
+"""Isolates the tests from the user's settings and databases and from the records that ship with svod: variables are unset, compiled objects
+are kept for the session only."""
 from __future__ import annotations
 
 import dataclasses
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     draws.SCALE, draws.CHAINS = config.getoption("--draws"), config.getoption("--chains")
-    # a busy machine is an ordinary case: how long an example takes is no property of what is tested
+    # a busy machine is normal, so the duration of an example is not checked
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
 
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "random_plan" in metafunc.fixturenames:
         metafunc.parametrize("random_plan", range(metafunc.config.getoption("--random-plans")))
-    if "symbolic_plan" in metafunc.fixturenames:        # each is run in several ways
+    if "symbolic_plan" in metafunc.fixturenames:        # the test is run once for each kind of plan
         metafunc.parametrize("symbolic_plan", range(-(-metafunc.config.getoption("--random-plans") // 6)))
 
 
@@ -60,9 +60,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         for name in variables:
             patch.delenv(name, raising=False)
         if device := request.config.getoption("--device"):
-            device_named(device).backend.target()       # an error here says what is missing
+            device_named(device).backend.target()       # raises an error that names the missing device
             patch.setenv("SVOD_DEVICE", device)
         patch.setenv("SVOD_TUNE_DB", ":none:")
-        patch.setattr(layers, "shipped_files", lambda: ())      # a search has no seeds that depend on the machine's kind
+        patch.setattr(layers, "shipped_files", lambda: ())      # a search must not get seeds that depend on the machine's kind
         patch.setenv("SVOD_OBJECT_CACHE", str(tmp_path_factory.mktemp("objects")))
         yield

@@ -1,4 +1,4 @@
-"""Amounts that random tests draw: enough for every change by default, more with `pytest --draws 10` and `--chains 100`."""
+"""Numbers of draws in random tests: enough for every change by default, more with `pytest --draws 10` and `--chains 100`."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ def count(n: int) -> int:
 
 
 def chains(share: float) -> int:
-    """Random chains for each kernel of the corpus, for a test that has this share of the budget."""
+    """The number of random chains for each kernel of the corpus in a test with this share of the budget."""
     return max(1, round(CHAINS * SCALE * share))
 
 
 def a_quarter(values: Iterable[Any]) -> list[Any]:
-    """`values` as parameters of a test: of four one is fast, another one in each four, and the others are slow."""
+    """Make test parameters of `values`: of every four, the first is fast, and the others are marked slow."""
     return [v if k % 4 == k // 4 % 4 else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.slow)
             for k, v in enumerate(values)]
 

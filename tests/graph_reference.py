@@ -102,7 +102,7 @@ def _value(u: UOp, src: list[Any], buffers: Mapping[UOp, Array]) -> Any:
 
 
 def _positions(view: UOp) -> Array:
-    """The positions in its storage that a view shows."""
+    """The positions in its storage that a view reads."""
     chain = []
     node = view
     while node.op not in (Ops.BUFFER, Ops.AFTER):
@@ -115,7 +115,7 @@ def _positions(view: UOp) -> Array:
 
 
 def _storage_size(content: UOp) -> int:
-    """The number of elements of what an AFTER leaves."""
+    """The number of elements of the storage under an AFTER."""
     while content.op is Ops.AFTER:
         content = content.src[0]
     return int(content.arg)
@@ -142,7 +142,7 @@ _REDUCERS = {"ADD": np.add, "MUL": np.multiply, "MAX": np.maximum, "MIN": np.min
 
 def _reduce(combiner: str, axes: tuple[int, ...], src: list[Array], kind: np.dtype[Any]) -> Any:
     if combiner in _REDUCERS:
-        # float sums in float64: the oracle should not add an error of its own
+        # floats are summed in float64, because the oracle should add no error of its own
         wide = np.dtype(np.float64) if kind.kind == "f" else kind
         return _REDUCERS[combiner].reduce(src[0].astype(wide), axis=axes, keepdims=True).astype(kind)
     value, index = src
@@ -170,7 +170,7 @@ def _library_kernel(name: str, options: tuple[Any, ...], src: list[Array], kind:
             elif combiner == "LOGADDEXP":
                 columns.append(np.logaddexp.reduce(so_far.astype(np.float64), axis=1))
             else:
-                # combined in the type of the result
+                # values are combined in the dtype of the result
                 wide = so_far.astype(np.float64 if kind.kind == "f" else kind)
                 columns.append(_REDUCERS[combiner].reduce(wide, axis=1, dtype=wide.dtype))
         return np.stack(columns, 1)
@@ -213,7 +213,7 @@ def _alu(op: Ops, src: list[Array]) -> Array:
     if op is Ops.ERF:
         return np.asarray(_erf(src[0]).astype(src[0].dtype)) if src[0].size else src[0]
     if op in (Ops.IDIV, Ops.MOD):
-        # a target may trap on these: the front end must never ask for them
+        # a target may trap on these, so the front end must never emit them
         assert not (src[1] == 0).any(), f"{op} by zero"
         assert not (src[1].dtype.kind == "i" and ((src[1] == -1) & (src[0] == np.iinfo(src[0].dtype).min)).any()), f"{op} overflows"
     if op in (Ops.SHL, Ops.SHR):

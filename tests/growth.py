@@ -1,4 +1,4 @@
-"""Growth of the work of a chain of steps with its length, counted in calls of functions: the same on every machine, busy or not."""
+"""Measures how the work of a chain of steps grows with its length, in function calls, which are the same on every machine, busy or not."""
 from __future__ import annotations
 
 import sys
@@ -6,16 +6,17 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-FIRST, SHORT, LONG = 2, 40, 120     # steps
-MOST_CALLS = 12_000_000     # for a short chain, which takes a twentieth of them: work that doubles with each step ends here
+FIRST, SHORT, LONG = 2, 40, 120     # numbers of steps
+# most calls for a short chain, which normally takes a twentieth of this: work that doubles with each step is stopped here
+MOST_CALLS = 12_000_000
 
 
 class TooMuchWork(Exception):
-    """A function called more functions than it may."""
+    """Raised if a function makes more calls than allowed."""
 
 
 def calls_of(function: Callable[[], Any], most: int) -> int:
-    """The number of calls, of Python functions and of those of C, that `function` makes. Raises TooMuchWork at more than `most`."""
+    """The number of calls that `function` makes, of Python functions and of C functions. Raises TooMuchWork above `most`."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
@@ -35,8 +36,8 @@ def calls_of(function: Callable[[], Any], most: int) -> int:
 
 
 def check_growth(run: Callable[[int], Any]) -> None:
-    """Run chains of `FIRST`, `SHORT` and `LONG` steps: the work may grow as the length squared, and no faster. The first run of all does
-    more, which would hide growth: it is not counted."""
+    """Run chains of `FIRST`, `SHORT` and `LONG` steps: the work may grow at most as the square of the length. The very first run, which
+    does additional work, is not counted, since it would hide growth."""
     run(FIRST)
     short = calls_of(lambda: run(SHORT), MOST_CALLS)
     calls_of(lambda: run(LONG), short * (LONG // SHORT) ** 2)

@@ -1,5 +1,5 @@
-"""Kernel ASTs written by hand (grammar: docs/ir.md, section 2) for what models rarely make and lowering must get right all the same:
-several outputs, kernels in place, stages read backwards, with a stride, transposed, by a gather, and every dtype. `HAND[name]()`.
+"""Hand-written kernel ASTs (grammar: docs/ir.md, section 2) of cases that are rare in models but have to be lowered correctly: several
+outputs, in-place kernels, stages read backwards, with a stride, transposed, by a gather, and every dtype. `HAND[name]()` makes one.
 """
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def number(value: int) -> UOp:
 
 
 def inside(e: UOp, low: int, stop: int) -> UOp:
-    """low ≤ e < stop."""
+    """The condition low ≤ e < stop."""
     return number(low).alu(Ops.CMPLE, e) & (e < stop)
 
 
 def two_outputs(rows: int, columns: int) -> UOp:
-    """sum and product of the same two arrays; the second transposed."""
+    """Sum and product of the same two arrays in two outputs; the second is transposed."""
     k = Ast()
     n = rows * columns
     y, z, a, b = k.param(0, n), k.param(1, n), k.param(2, n), k.param(3, n)
@@ -80,7 +80,7 @@ def two_outputs_one_stage(rows: int, columns: int) -> UOp:
 
 
 def in_place(rows: int, columns: int) -> UOp:
-    """x = x·2 + row number, element by element."""
+    """An in-place update x = x·2 + row number of each element."""
     k = Ast()
     x, y = k.param(0, rows * columns), k.param(1, columns)
     i, j = k.axes(rows, columns)
@@ -89,7 +89,7 @@ def in_place(rows: int, columns: int) -> UOp:
 
 
 def in_place_accumulate(m: int, n: int, depth: int) -> UOp:
-    """c += a @ b."""
+    """An in-place accumulation c += a @ b."""
     k = Ast()
     c, a, b = k.param(0, m * n), k.param(1, m * depth), k.param(2, depth * n)
     p, q, r, s, i, j, t = k.axes(m, depth, depth, n, m, n, depth)
@@ -99,7 +99,7 @@ def in_place_accumulate(m: int, n: int, depth: int) -> UOp:
 
 
 def in_place_part(rows: int, columns: int, first: int) -> UOp:
-    """Only the columns from `first` on are updated; the others keep what they hold."""
+    """An in-place update of the columns from `first` on; the other columns keep their values."""
     k = Ast()
     x = k.param(0, rows * columns)
     i, j = k.axes(rows, columns - first)
@@ -118,7 +118,7 @@ def correlate_backwards(n: int, width: int) -> UOp:
 
 
 def mirrored_gemm(m: int, n: int, depth: int) -> UOp:
-    """c[i, j] = Σ a[m-1-i, t]·b[2t, j]: a flipped, b read at every other row."""
+    """The product c[i, j] = Σ a[m-1-i, t]·b[2t, j]: a is flipped, b is read at every other row."""
     k = Ast()
     c, a, b = k.param(0, m * n), k.param(1, m * depth), k.param(2, 2 * depth * n)
     p, q, r, s, i, j, t = k.axes(m, depth, 2 * depth, n, m, n, depth)
@@ -128,7 +128,7 @@ def mirrored_gemm(m: int, n: int, depth: int) -> UOp:
 
 
 def differences(rows: int, columns: int, apart: int) -> UOp:
-    """Row sums, each minus that of `apart` rows before: one stage read at two offsets."""
+    """Row sums minus the sums `apart` rows before: one stage read at two offsets."""
     k = Ast()
     y, x = k.param(0, rows - apart), k.param(1, rows * columns)
     p, t, i = k.axes(rows, columns, rows - apart)
@@ -137,7 +137,7 @@ def differences(rows: int, columns: int, apart: int) -> UOp:
 
 
 def symmetric_part(rows: int, columns: int) -> UOp:
-    """Row sums, each plus that of the row as far from the end: one stage read from both ends."""
+    """Row sums plus the sum of the mirrored row: one stage read from both ends."""
     k = Ast()
     y, x = k.param(0, rows), k.param(1, rows * columns)
     p, t, i = k.axes(rows, columns, rows)
@@ -146,7 +146,7 @@ def symmetric_part(rows: int, columns: int) -> UOp:
 
 
 def gathered_rows(rows: int, columns: int, picked: int, depth: int) -> UOp:
-    """y[i, j] = Σ x[index[i], t]·w[t, j]: the gather stands inside a staged operand; indices outside give zeros."""
+    """The product y[i, j] = Σ x[index[i], t]·w[t, j]: a gather inside a staged operand; indices out of range give zeros."""
     k = Ast()
     y, x, index, w = (k.param(0, picked * columns), k.param(1, rows * depth), k.param(2, picked, I32, vmin=-2, vmax=rows + 1),
                       k.param(3, depth * columns))
@@ -158,7 +158,7 @@ def gathered_rows(rows: int, columns: int, picked: int, depth: int) -> UOp:
 
 
 def gathered_stage(n: int, picked: int) -> UOp:
-    """y[i] = exp(x)[index[i]]: a stage read at gathered coordinates."""
+    """A gather y[i] = exp(x)[index[i]]: a stage read at gathered coordinates."""
     k = Ast()
     y, x, index = k.param(0, picked), k.param(1, n), k.param(2, picked, I32, vmin=0, vmax=n - 1)
     p, i = k.axes(n, picked)
@@ -193,7 +193,7 @@ def argmax_rows(rows: int, columns: int, dtype: DType, combiner: str = "ARGMAX")
 
 
 def several_reductions(rows: int, columns: int) -> UOp:
-    """max + 3·min + sum·product of halves… of a row: four REDUCEs of one stage over the same range."""
+    """Four reductions of one stage over the same range: max + 3·min + sum·product of each row."""
     k = Ast()
     y, x = k.param(0, rows), k.param(1, rows * columns)
     p, q, i, t = k.axes(rows, columns, rows, columns)
@@ -213,7 +213,7 @@ def integer_sums(rows: int, columns: int, dtype: DType, accumulate: DType) -> UO
 
 
 def any_of(rows: int, columns: int) -> UOp:
-    """Whether any element of a row is set, and all of the columns: bools."""
+    """Whether any element of a row is set, and whether all elements of a column are: reductions of bools."""
     k = Ast()
     y, z, x = k.param(0, rows, dtypes.bool), k.param(1, columns, dtypes.bool), k.param(2, rows * columns, dtypes.bool)
     p, q, i, t, j, u = k.axes(rows, columns, rows, columns, columns, rows)
@@ -222,7 +222,7 @@ def any_of(rows: int, columns: int) -> UOp:
 
 
 def elementwise(n: int, dtype: DType, *, more: DType | None = None) -> UOp:
-    """y = (x + x·x) converted, with a comparison and a choice."""
+    """An elementwise expression y = (x + x·x), converted, with a comparison and a selection."""
     k = Ast()
     to = more or dtype
     y, x = k.param(0, n, to), k.param(1, n, dtype)
@@ -233,7 +233,7 @@ def elementwise(n: int, dtype: DType, *, more: DType | None = None) -> UOp:
 
 
 def wide_and_narrow(n: int) -> UOp:
-    """float64 and int8 in one value: vectors of different widths."""
+    """A value with both float64 and int8 operands: vectors of different widths."""
     k = Ast()
     y, a, b, c = k.param(0, n, dtypes.float16), k.param(1, n, dtypes.float64), k.param(2, n, dtypes.int8), k.param(3, n, dtypes.bool)
     i, = k.axes(n)
@@ -242,7 +242,7 @@ def wide_and_narrow(n: int) -> UOp:
 
 
 def chained_rows(rows: int, columns: int) -> UOp:
-    """Variance the long way: three stages with reductions, each read under the row, an exponential read twice."""
+    """The variance in three stages with reductions, each read within the row; an exponential is read twice."""
     k = Ast()
     y, x = k.param(0, rows * columns), k.param(1, rows * columns)
     a, b, c, d, e, f, g, h, m, n, i, j = k.axes(rows, columns, rows, columns, rows, columns, rows, columns, rows, columns, rows, columns)
@@ -256,7 +256,7 @@ def chained_rows(rows: int, columns: int) -> UOp:
 
 
 def constants_only(m: int, n: int, depth: int) -> UOp:
-    """A contraction of two weights of the plan with an input: stages that only read constants may run once."""
+    """A product of two constants of the plan, contracted with an input: stages that only read constants may run once."""
     k = Ast()
     y, x, w, v = k.param(0, m * n), k.param(1, m * depth), k.param(2, depth * depth, constant=True), k.param(3, depth * n, constant=True)
     a, b, c, d, e, f, g, h, u, i, j, t = k.axes(depth, depth, depth, n, depth, n, depth, m, depth, m, n, depth)
@@ -267,7 +267,7 @@ def constants_only(m: int, n: int, depth: int) -> UOp:
 
 
 def iota(n: int) -> UOp:
-    """y[i] = 3·i as int64: an axis used as a value, and a division of it."""
+    """The sequence y[i] = 3·i as int64: an axis used as a value, and divided."""
     k = Ast()
     y = k.param(0, n, dtypes.int64)
     i, = k.axes(n)
@@ -275,7 +275,7 @@ def iota(n: int) -> UOp:
 
 
 def gemm(m: int, n: int, depth: int, dtype: DType = F32, *, transposed: bool = False, constant: bool = False) -> UOp:
-    """c[i, j] = max(Σ a[i, t]·b[t, j], -1): o0, o1, r0; operands s0 and s1. `transposed`: a is stored [t, i]."""
+    """The product c[i, j] = max(Σ a[i, t]·b[t, j], -1) with axes o0, o1, r0 and operands s0 and s1. `transposed`: a is stored as [t, i]."""
     k = Ast()
     c, a, b = k.param(0, m * n, dtype), k.param(1, m * depth, dtype), k.param(2, depth * n, dtype, constant=constant)
     p, q, r, s, i, j, t = k.axes(m, depth, depth, n, m, n, depth)
@@ -285,7 +285,7 @@ def gemm(m: int, n: int, depth: int, dtype: DType = F32, *, transposed: bool = F
 
 
 def row_sums(rows: int, columns: int, dtype: DType = F32, *, by_column: bool = False) -> UOp:
-    """y[i] = Σ x[i, t] (or x[t, i]): o0, r0; operand s0."""
+    """Row sums y[i] = Σ x[i, t] (or x[t, i]) with axes o0, r0 and operand s0."""
     k = Ast()
     y, x = k.param(0, rows, dtype), k.param(1, rows * columns, dtype)
     p, q, i, t = k.axes(rows, columns, rows, columns)
@@ -294,7 +294,7 @@ def row_sums(rows: int, columns: int, dtype: DType = F32, *, by_column: bool = F
 
 
 def dot(n: int) -> UOp:
-    """Σ x[t]·y[t]: r0 alone; operands s0 and s1."""
+    """The dot product Σ x[t]·y[t] with the only axis r0 and operands s0 and s1."""
     k = Ast()
     z, x, y = k.param(0, 1), k.param(1, n), k.param(2, n)
     p, q, t = k.axes(n, n, n)
@@ -303,7 +303,7 @@ def dot(n: int) -> UOp:
 
 
 def softmax(rows: int, columns: int, *, down: bool = False) -> UOp:
-    """Over rows (`down`: over columns) of [rows, columns]: input s0, maxima s1, exponentials s2, sums s3, output o0, o1."""
+    """Softmax over rows (`down`: over columns) of [rows, columns]: input s0, maxima s1, exponentials s2, sums s3, output axes o0, o1."""
     k = Ast()
     y, x = k.param(0, rows * columns), k.param(1, rows * columns)
     a, b, c, d, e, f, g, h, i, j = k.axes(*(rows, columns) * 5)
@@ -318,7 +318,7 @@ def softmax(rows: int, columns: int, *, down: bool = False) -> UOp:
 
 
 def variance(rows: int, columns: int, *, again: bool = False) -> UOp:
-    """Σ (x - mean)² of each row: input s0, sums s1, output o0, r0. `again`: the sum is also added to the result."""
+    """The sum Σ (x - mean)² of each row: input s0, sums s1, axes o0, r0. `again`: the sum is also added to the result."""
     k = Ast()
     y, x = k.param(0, rows), k.param(1, rows * columns)
     a, b, c, d, i, t = k.axes(*(rows, columns) * 3)
@@ -330,7 +330,7 @@ def variance(rows: int, columns: int, *, again: bool = False) -> UOp:
 
 
 def lines(n: int, dtype: DType = F32) -> UOp:
-    """y = x + 1: o0 alone."""
+    """The expression y = x + 1 with the only axis o0."""
     k = Ast()
     y, x = k.param(0, n, dtype), k.param(1, n, dtype)
     i, = k.axes(n)
@@ -395,7 +395,7 @@ HAND: dict[str, Callable[[], UOp]] = {
 }
 
 
-# extents are drawn for these: name → (number of extents, builder)
+# name → (number of extents to draw, builder)
 SIZED: dict[str, tuple[int, Callable[..., UOp]]] = {
     "gemm": (3, gemm),
     "gemm_tn": (3, lambda m, n, depth: gemm(m, n, depth, transposed=True)),

@@ -1,4 +1,4 @@
-"""Whole programs run by the interpreter of LINEAR, in parts and over memory that starts with poison."""
+"""Runs whole programs by the interpreter of LINEAR, in parts, and with memory that starts with poison."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def interpret(program: Program, args: Sequence[Array], variables: Mapping[str, i
 def poisoned_temporaries(program: Program) -> list[Array]:
     """The temporaries of a program, filled with values that no code may rely on."""
     temps = [np.full(n, 0xA5, np.uint8) for n in program.spec.temps]
-    for code in reversed(program.code):                     # the first use decides the type of the poison
+    for code in reversed(program.code):                     # in reverse, so that the first use decides the type of the poison
         for op, dtype, _, _, arg in code:
             if op == "TEMP":
                 poison(temps[arg], dtype)

@@ -1,4 +1,4 @@
-"""Outlines written by hand from the kernels of `tests.tune.search_kernels`: what a capture holds."""
+"""Hand-written outlines of plans, as captures store them, from the kernels of `tests.tune.search_kernels`."""
 from __future__ import annotations
 
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan
@@ -9,7 +9,7 @@ from tests.tune import search_kernels
 
 
 def canonical(kernel: Kernel) -> Kernel:
-    """A hand-written kernel in the form in which kernels have their keys; parameters keep their order here."""
+    """A hand-written kernel in the canonical form that keys are made of; parameters keep their order here."""
     return Kernel(canonicalize(kernel.ast)[0])
 
 

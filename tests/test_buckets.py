@@ -1,4 +1,4 @@
-"""Variables with buckets: kernels for each part of the range, and the plan runs those that a value lies in."""
+"""Variables with buckets: a kernel for each part of the range; a run uses the kernels for the part that contains the value."""
 from __future__ import annotations
 
 import random

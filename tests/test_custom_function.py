@@ -47,7 +47,7 @@ def twice(x: Array) -> Array:
 
 
 class Calls:
-    """A function that keeps what it is given."""
+    """A function that records its arguments."""
 
     def __init__(self, of: Any = twice) -> None:
         self.of, self.given = of, []        # type: ignore[var-annotated]
@@ -61,7 +61,7 @@ class Calls:
 
 @pytest.mark.parametrize("mode", ["arena", "remap", "disabled"])
 def test_functions_between_kernels(mode: PlannerMode) -> None:
-    """Computed values, views, constants and arrays in memory as operands; results that several kernels read, and one that nothing reads."""
+    """Operands are computed values, views, constants and arrays in memory; some results are read by several kernels, one by none."""
     a, b = values(7, 5), values(5, 3)
 
     def mixed(product: Array, transposed: Array, number: Array, whole: Array) -> tuple[Array, Array, Array]:
@@ -81,7 +81,7 @@ def test_functions_between_kernels(mode: PlannerMode) -> None:
         product = np.sort(a @ b, 0)
         wanted = 3 * ((product - 1).sum(1) + product.max() + ((a.T[1:] + 2 + 1) * 2)[0])
         np.testing.assert_allclose(plan.output_buffer(), wanted)
-        a += 1              # a plan reads what its inputs hold when it runs
+        a += 1              # a plan reads the values that its inputs have when it runs
     assert [k.opts_source for k in plan.kernels].count("host callback") == 2 and not third.is_realized
 
 
@@ -111,7 +111,7 @@ def test_arrays_without_elements_and_without_axes() -> None:
 
 
 def test_arrays_are_the_memory_of_the_plan() -> None:
-    """Operands are not copied; what was kept of a run stays readable when the plan is gone."""
+    """Operands are not copied; arrays kept from a run stay readable after the plan is gone."""
     a = values(8, 3)
     keep = Calls()
     x = Tensor(a)
@@ -213,7 +213,7 @@ def test_the_interpreter_calls_them_too() -> None:
 
 
 def test_schedules_are_of_a_function_and_keep_it_not_alive() -> None:
-    """A schedule is found again for the same function, or method; not for another one of the same code."""
+    """A schedule is reused for the same function or method, and not for another function with the same code."""
     def graph(fn: Any) -> Tensor:
         return svod.custom_function(fn, Tensor(np.arange(3.0)), shape=(3,), dtype="float64") + 1
 
@@ -358,7 +358,7 @@ def test_it_is_shown_with_its_name_and_its_bytes(capsys: pytest.CaptureFixture[s
 
 
 def test_a_capture_has_the_other_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is kept names a function; what is left of the plan can be built, timed and tuned."""
+    """A capture's files never mention the function; the remaining kernels can be built, timed and tuned."""
     recorders: dict[Path, Any] = {}
     monkeypatch.setattr(capture, "_recorders", recorders)
     calls = Calls()

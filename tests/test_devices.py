@@ -1,6 +1,6 @@
-"""Tensors on devices with memory of their own: what is copied and when, plans over several devices, and what is refused.
+"""Tensors on devices with separate memory: which copies are made and when, plans over several devices, and refused operations.
 
-The devices are two toys. Their kernels reach no memory but their own, and each copy is counted."""
+The devices are two toys. Their kernels reach only their own memory, and each copy is counted."""
 from __future__ import annotations
 
 import copy
@@ -35,7 +35,7 @@ X, W, V = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18),
 
 
 class Counting(Toy):
-    """A toy that counts what is copied."""
+    """A toy device that counts copies."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,7 +68,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Counting, Counting]]
         monkeypatch.setitem(BACKENDS, toy.name, module.__name__)
     monkeypatch.setenv("SVOD_OBJECT_CACHE", ":none:")
     monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
-    monkeypatch.setattr(graphs, "_plans", OrderedDict())        # plans of other toys
+    monkeypatch.setattr(graphs, "_plans", OrderedDict())        # kept plans belong to the toys of other tests
     yield made
 
 
@@ -401,7 +401,7 @@ def test_memory_that_a_plan_writes_is_not_under_another_buffer(toys: tuple[Count
 # -- files ----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def file(tmp_path: Path) -> tuple[Path, Array]:
-    """A file of float32 after 6 bytes of something else, and its values."""
+    """A file with float32 values after 6 other bytes, and these values."""
     values = RNG.standard_normal((7, 5, 3)).astype(np.float32)
     path = tmp_path / "values.bin"
     path.write_bytes(b"header" + values.tobytes())

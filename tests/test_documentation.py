@@ -1,4 +1,5 @@
-"""docs/ is complete: the site has each page, its API page names what exists, and parts made of docstrings leave nothing out."""
+"""Checks that docs/ is complete: every page is in the site, its API page names only existing objects, and parts generated from
+docstrings are complete."""
 from __future__ import annotations
 
 import importlib
@@ -64,7 +65,7 @@ def test_every_opt_is_described_and_those_with_loops_show_them() -> None:
 
 
 def test_the_picture_of_the_terminal_shows_its_text() -> None:
-    """tune.svg is drawn from tune.txt, and loads nothing from elsewhere; the README shows it."""
+    """Check that tune.svg shows the text of tune.txt and loads no other files, and that the README shows it."""
     make = runpy.run_path(str(DOCS / "pictures" / "make.py"))
     lines = (DOCS / "pictures" / "tune.txt").read_text(encoding="utf-8").splitlines()
     for picture in ((DOCS / "pictures" / "tune.svg").read_text(encoding="utf-8"), make["terminal"](lines)):
@@ -90,7 +91,7 @@ WIDTH = 120     # columns of a paragraph
 
 
 def test_paragraphs_have_one_width() -> None:
-    """Tables, code, headings and lines of a single word excepted."""
+    """Paragraphs are filled to one width, except tables, code, headings and lines of a single word."""
     wide, ragged = [], []
     for page in (*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "experiments").glob("*.md")):
         text = re.sub(r"^( *)```.*?^\1```$", lambda code: "\n" * code[0].count("\n"), page.read_text(encoding="utf-8"), flags=re.M | re.S)

@@ -1,4 +1,4 @@
-"""`svod.explain`: every node and every kernel is told, with the rule that cut it; the tensors stay as they are."""
+"""`svod.explain`: it shows every node and every kernel, with the rule that cut the kernel; the tensors do not change."""
 from __future__ import annotations
 
 import html
@@ -178,7 +178,7 @@ def test_a_function_of_python_has_a_line_and_no_steps(tmp_path: Path) -> None:
 
 
 def test_a_page_stays_small(tmp_path: Path) -> None:
-    """Kernels that occur again are told once, and a kernel's texts are below 400 kB."""
+    """Kernels that occur several times are shown once, and a kernel's texts are below 400 kB."""
     x = data(16, 16)
     for _ in range(6):
         x = (x @ data(16, 16)).contiguous()

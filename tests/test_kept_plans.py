@@ -1,4 +1,4 @@
-"""Plans of graphs that were computed before run again over other buffers: the numbers are those of a plan made anew."""
+"""Plans of graphs that were computed before run again on other buffers: the results equal those of new plans."""
 from __future__ import annotations
 
 import gc
@@ -34,7 +34,7 @@ PROGRAMS: list[Callable[[Any, Any], Any]] = [
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 1), (13, 17), (31, 64)])
 def test_random_graphs(shape: tuple[int, int]) -> None:
-    """Also with one array twice: the key tells one buffer from two."""
+    """Also with one array as two inputs: the key distinguishes one buffer from two."""
     for repeat in range(3):
         for program in PROGRAMS:
             a, b = drawn(*shape, seed=repeat), drawn(*shape, seed=repeat + 9)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "svod"
 FILES = sorted(p.relative_to(ROOT) for p in PACKAGE.rglob("*.py"))
 
-# parts that every part may import; "svod" is the root, which has the version and lazy names
+# parts that every other part may import; "svod" is the root package with the version and lazy names
 COMMON = {"svod", "errors", "config", "system"}
 ALLOWED = {
     "system": {"errors"},
@@ -32,7 +32,7 @@ ALLOWED = {
     "steps": {"core", "compile", *COMMON},
     "tune": {"core", "compile", "bench", "steps", *COMMON},
 }
-# modules above that a file imports by name when they are first needed, and why
+# modules of higher layers that a file imports by name when it first needs them, with the reason
 UPWARD = {
     ("svod/tensor/realize.py", "svod.prepare"): "the pipeline that computes tensors is made of everything that stands above them",
     ("svod/tensor/realize.py", "svod.tracing.graphs"): "it keeps plans of graphs, and stands above the pipeline",
@@ -93,7 +93,7 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "svod"
 
 
-#: What the parts that no entry of `ALLOWED` names may import.
+# allowed imports of parts that have no entry in `ALLOWED`
 BELOW = {"errors": set[str](), "config": {"errors", "system"}}
 
 
@@ -112,15 +112,15 @@ def test_imports_point_one_way() -> None:
 # -- the shape of the house ---------------------------------------------------------------------------
 
 TOP = {"__init__", "__main__", "config", "errors", "prepare", "explaining", "by_hand"}     # explain.py would hide svod.explain
-MOST_FILES = 16             # files of a folder
-MOST_OF_ONE_CONCEPT = 18    # files of a folder that is one concept
-#: Folders of one concept, and which it is.
+MOST_FILES = 16             # most files in a folder
+MOST_OF_ONE_CONCEPT = 18    # most files in a folder about a single concept
+# folders about a single concept, with that concept
 ONE_CONCEPT = {"svod/core/graph": "the graph of nodes over buffers", "svod/cli/tune": "the steps of one command"}
-MOST_LINES = 80             # lines of a function
-MOST_BRANCHES = 25          # its cyclomatic complexity
-MOST_METHODS = 30           # of a class, properties among them
-MOST_ATTRIBUTES = 24        # of an object that changes; the fields of a record are a table, which may be long
-#: Classes beyond these, with the methods and attributes that each may have.
+MOST_LINES = 80             # most lines of a function
+MOST_BRANCHES = 25          # largest cyclomatic complexity of a function
+MOST_METHODS = 30           # most methods of a class, including properties
+MOST_ATTRIBUTES = 24        # most attributes of a mutable object; fields of records are not limited
+# classes that exceed these limits, with their allowed numbers of methods and attributes
 LARGE_CLASSES = {
     # a method per operation
     "tensor/tensor.py:Tensor": (60, 2), "tensor/operations/elementwise.py:Elementwise": (116, 0),
@@ -192,7 +192,8 @@ def own_nodes(function: Function) -> Iterator[ast.AST]:
 
 
 def complexity(function: Function) -> int:
-    """McCabe's: one, and one for every branch, loop, handler, comprehension, condition in one, and operand of a Boolean after the first."""
+    """McCabe's complexity of a function: one, plus one for each branch, loop, handler, comprehension, condition in one, and operand of a
+    Boolean expression after the first."""
     total = 1
     for node in own_nodes(function):
         if isinstance(node, (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.match_case)):
@@ -216,12 +217,12 @@ RECORDS = {"NamedTuple", "Enum", "IntEnum", "StrEnum", "Protocol", "TypedDict", 
 
 
 def is_record(c: ast.ClassDef) -> bool:
-    """Whether the fields of a class are those of a value: of a frozen dataclass, a tuple, an enumeration."""
+    """Whether a class is a record: a frozen dataclass, a tuple, or an enumeration."""
     return any("frozen=True" in ast.unparse(d) for d in c.decorator_list) or any(ast.unparse(b).split(".")[-1] in RECORDS for b in c.bases)
 
 
 def attributes_of(c: ast.ClassDef, methods: list[Function]) -> set[str]:
-    """The names of what an object has: fields that the class declares, and what its methods set on their first parameter."""
+    """The names of an object's attributes: fields that the class declares, and attributes that methods set on their first parameter."""
     names = {n.target.id for n in c.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     for f in methods:
         own = f.args.args[0].arg if f.args.args else ""
@@ -252,7 +253,7 @@ def test_only_config_reads_the_environment() -> None:
 
 
 PROCESS = Path("svod/system/process")
-#: By module the names that tell what a process inherits or is given.
+# by module: names that read state which a process inherits or gets from its parent
 INHERITED = {
     "os": {"cpu_count", "process_cpu_count", "sched_getaffinity", "umask", "getcwd", "getcwdb", "sysconf", "getlogin"},
     "sys": {"argv", "orig_argv", "executable", "frozen"},
@@ -260,7 +261,7 @@ INHERITED = {
     "path": {"expanduser"}, "Path": {"cwd", "home"},
 }
 INHERITED_MODULES = {"getpass", "tempfile", "platformdirs", "psutil", "pwd"}
-#: Files that read one of these, and why.
+# files that may read one of these, with the reason
 READERS = {
     ("svod/bench/load.py", "os.sysconf"): "the unit of the counters that it compares",
     ("svod/bench/load.py", "/proc"): "counters of load are compared before and after; they say nothing about the process",
@@ -297,13 +298,14 @@ def loaded_by(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
 
 
-#: Modules of the models of cost that others than the backends may import: properties of devices, not prices.
+# modules of the cost models that may be imported outside of backends: they describe devices, not prices
 NO_MODELS = {"svod.core.cost.groups.device"}
 PRICED_BY = ("svod/core/cost/", "svod/compile/cpu/backend.py", "svod/compile/group_backend.py")
 
 
 def test_states_are_priced_by_their_backend() -> None:
-    """`backend.cost` is the only door: the cost models of processors and of groups give a state of the other numbers that mean nothing."""
+    """States are priced by `backend.cost` only: a cost model for processors gives meaningless numbers for a state of a group device, and
+    vice versa."""
     models = {module_of(p) for p in FILES if p.as_posix().startswith("svod/core/cost/groups/")} | {"svod.core.cost.cpu"}
     astray = [f"{path}: {name}" for path in FILES if not path.as_posix().startswith(PRICED_BY) for name in imports_of(path)
               if name in models - NO_MODELS]

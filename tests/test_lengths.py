@@ -1,4 +1,4 @@
-"""Lengths that differ from call to call: `svod.jit` says so once, or makes one plan for all of them."""
+"""Lengths that differ from call to call: `svod.jit` warns once, or makes one plan for all of them."""
 from __future__ import annotations
 
 import logging
@@ -38,7 +38,7 @@ def test_who_has_many_lengths_is_told_once(caplog: pytest.LogCaptureFixture) -> 
             in caplog.text)
     n = svod.Variable("n", 1, 32)
     rows = drawn(3, 32)
-    for length in (2, 32):      # the lengths that the error names work
+    for length in (2, 32):      # the lengths that the error names are accepted
         np.testing.assert_array_equal(scaled(Tensor(rows)[:, :n.bind(length)], 2.0).numpy(), rows[:, :length] * 2)
 
 
@@ -115,7 +115,7 @@ def test_one_plan_for_all_lengths(name: str) -> None:
             assert a.shape == b.shape
             np.testing.assert_allclose(a.numpy(), b, rtol=1e-4, atol=1e-4)
     assert len(f.plans) <= 4, "the first length, a length of 1, and one for all"
-    for found, want in kept:        # results are apart from what later calls wrote
+    for found, want in kept:        # later calls do not overwrite results
         for a, b in zip(found if isinstance(found, tuple) else (found,), want if isinstance(want, tuple) else (want,), strict=True):
             np.testing.assert_allclose(a.numpy(), b, rtol=1e-4, atol=1e-4)
 

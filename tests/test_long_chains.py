@@ -1,6 +1,7 @@
-"""Every walk over a graph is linear in its nodes: chains of 2,000 shared squarings, whose expressions have 2^2000 leaves, in seconds.
+"""Every pass over a graph takes time linear in its nodes: chains of 2,000 shared squarings, whose expressions have 2^2000 leaves, in
+seconds.
 
-A walk that is not linear never ends, so the limits of these tests are far above what a slow machine needs."""
+A pass that is not linear would never end, so the limits of these tests are far above the time on a slow machine."""
 from __future__ import annotations
 
 import os

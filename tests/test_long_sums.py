@@ -34,7 +34,7 @@ LONG = [*((n, equal) for n in LENGTHS), *((LENGTHS[1], values) for values in (un
 
 
 def error(got: Tensor, want: Any, scale: Any) -> float:
-    """The largest error, as a share of `scale`: what the absolute values give."""
+    """The largest error divided by `scale`, the result for absolute values."""
     return float(np.max(np.abs(got.numpy().astype(np.float64) - want) / scale))
 
 

@@ -1,4 +1,4 @@
-"""Weights in the order that a kernel wants: one copy for all plans that want the same, and none that is old."""
+"""Weights in the order that a kernel wants: all plans that want the same order share one copy, and no copy is outdated."""
 import gc
 
 import numpy as np
@@ -41,7 +41,7 @@ def test_plans_of_two_lengths_share_a_packed_weight(rng):
 
 
 def test_a_narrow_weight_stays_narrow(rng):
-    """Neither its transpose nor what it is multiplied in is kept in 32 bits."""
+    """A narrow weight is not kept in 32 bits: neither its transpose, nor a constant product with it."""
     w = Tensor(weights(rng)).cast("bfloat16")
     f = svod.jit(lambda x: x @ (w * 2))
     x = Tensor(rng.standard_normal((8, 37)).astype(np.float32)).cast("bfloat16").realize()
@@ -71,7 +71,7 @@ def test_an_array_of_numpy_that_was_free_to_change_is_packed_anew(rng):
     f = product(w)
     x = rng.standard_normal((8, 37)).astype(np.float32)
     f(x)
-    (held,) = f.plans       # lives on, with what it packed
+    (held,) = f.plans       # this plan stays alive, with its packed weights
     del f
     gc.collect()
     array[:] = weights(rng)

@@ -1,4 +1,4 @@
-"""From tensors to a plan: what the configuration decides."""
+"""Making a plan of tensors: the effects of the configuration."""
 from __future__ import annotations
 
 import re
@@ -87,7 +87,7 @@ def test_an_unbound_plan_without_code_for_one_of_its_kernels_is_refused() -> Non
 
 
 def arranged(plan: Any) -> int:
-    """Phases of a plan that ran while it was made."""
+    """The phases of a plan that ran while it was made."""
     return sum(phase.once for k in plan.kernels for phase in k.spec.phases)
 
 
@@ -98,7 +98,8 @@ def conv_of(x: Tensor, w: Tensor) -> Tensor:
 @pytest.mark.parametrize(("weight", "given", "build", "stage"), [
     ((256, 512), (67, 256), lambda x, w: x @ w, "s1"), ((64, 32, 3, 3), (1, 32, 29, 31), conv_of, "s0")], ids=["linear", "conv"])
 def test_weights_are_arranged_while_the_plan_is_made(weight: Any, given: Any, build: Any, stage: str) -> None:
-    """Of a jitted function what it closes over, of `prepare` the tensors in constants=; by default, and not with constants "none"."""
+    """Weights are arranged while the plan is made: for a jitted function the tensors that it closes over, for `prepare` the tensors in
+    constants=. This is the default; constants "none" turns it off."""
     rng = np.random.default_rng(3)
     weights, array = (rng.standard_normal(shape).astype(np.float32) for shape in (weight, given))
     w, x = Tensor(weights), Tensor(array)
@@ -116,7 +117,8 @@ def test_weights_are_arranged_while_the_plan_is_made(weight: Any, given: Any, bu
 @pytest.mark.parametrize("output", [lambda w: w.T.contiguous(), lambda w: w.T.contiguous().reshape(2, 6),
                                     lambda w: w.T.contiguous().T], ids=["turned", "reshaped", "turned_back"])
 def test_who_writes_to_an_output_changes_no_constant(output: Any) -> None:
-    """An output that is made of constants alone has memory of its own, which each run fills."""
+    """An output that depends on constants only has separate memory, which each run fills, so that writes to it do not change the
+    constants."""
     w = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4)).realize()
     want = output(w).numpy().ravel()
     first = output(w).prepare(PrepareConfig(), constants=[w])

@@ -33,7 +33,7 @@ THREADS = 4
 
 
 def rolled_and_sorted(x: Array, y: Array) -> tuple[Array, Array]:
-    """A function of Python of two results."""
+    """A Python function with two results."""
     return np.roll(x, 1).astype(np.int32), np.sort(y, axis=None)
 
 
@@ -62,7 +62,7 @@ def assert_outputs(prepared: Prepared, wanted: list[Array], what: str) -> None:
 
 
 def run_from_threads(prepared: Prepared, contents: list[dict[UOp, Array]], wanted: list[list[Array]], what: str) -> None:
-    """Every thread fills the inputs its own way, runs and compares as one step; then all run at will."""
+    """Every thread fills the inputs in its own way, runs the plan and compares the results as one step; then all threads run freely."""
     failures: list[str] = []
     together = threading.Barrier(THREADS)
 
@@ -168,7 +168,7 @@ def test_random_plans_of_symbolic_sizes(symbolic_plan: int) -> None:
 
     def check(found: Any, size: Sizes, what: str) -> None:
         for i, (got, want) in enumerate(zip(found, wanted[size], strict=True)):
-            if got.ndim == 1:       # a plan's output: as large as it gets, or an input
+            if got.ndim == 1:       # a plan's output is as large as its upper bound, or it is an input
                 got = got.reshape((ROWS, COLUMNS) if got.size == ROWS * COLUMNS else shape)[:size[0], :size[1]]
             np.testing.assert_allclose(got, want, rtol=1e-12, err_msg=f"seed {seed}, output {i}, {what}, n, m = {size}")
 
@@ -207,7 +207,7 @@ def test_random_plans_of_symbolic_sizes(symbolic_plan: int) -> None:
 
 
 def test_random_statements(random_plan: int) -> None:
-    """Plans with state: every run goes on from what the one before assigned, whole arrays and parts of them."""
+    """Plans with state: every run continues from the assignments of the run before, to whole arrays and parts of them."""
     program = Program(random_plan, 4 + random_plan % 8)
     state = [Tensor(a.copy()) for a in program.start]
     memory = [np.asarray(t, copy=False) for t in state]

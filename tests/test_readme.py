@@ -1,4 +1,4 @@
-"""README.md keeps its promises: what it says to paste exists, as do the options, variables and files it names; its example runs."""
+"""Checks README.md: commands to paste work, options, variables and files exist, and the example runs."""
 from __future__ import annotations
 
 import importlib
@@ -132,10 +132,10 @@ def test_example_runs(tmp_path: Path) -> None:
     found = re.search(r"^<!-- example: python -->\n```python\n(.*?)^```", README, re.M | re.S)
     assert found is not None
     script = tmp_path / "example.py"
-    text, shorter = re.subn(r"(?<=budget=)10\b", "2", found[1])      # seconds of search, whatever they suffice for
+    text, shorter = re.subn(r"(?<=budget=)10\b", "2", found[1])      # seconds of search; the result does not matter
     assert shorter == 1
     script.write_text(text, encoding="utf-8")
-    # nothing set: the default database, the user's, which is here
+    # no variable is set: the default database is the user's, which is in this folder
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SVOD_", "BEAM"))}
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=NEVER,
                           env={**environment, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")})

@@ -1,4 +1,4 @@
-"""realize and prepare: every kind of tensor that can be asked for, alone and in a batch, and what becomes of the others."""
+"""realize and prepare: every kind of tensor, alone and in a batch, and the effects on other tensors."""
 from __future__ import annotations
 
 import gc
@@ -178,7 +178,7 @@ def test_integers_of_every_width_and_bools_come_back() -> None:
 
 
 def test_a_module_is_whole_before_a_thread_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules that compute tensors are imported by the first of a process; others may come meanwhile."""
+    """The first thread of a process imports the modules that compute tensors, while other threads may start to use them."""
     (tmp_path / "svod_slow.py").write_text("import threading\nwait = threading.Event()\nwait.wait(60)\nwhole = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,4 @@
-"""Nothing stale: what a captured function reads beside its arguments may change, and the next call sees it or is refused."""
+"""No stale values: if a value that a captured function reads besides its arguments changes, the next call uses it or is refused."""
 from __future__ import annotations
 
 import ctypes
@@ -73,7 +73,7 @@ def test_an_array_that_cannot_be_read_is_refused() -> None:
 
 
 def test_layouts_of_arguments() -> None:
-    """Arrays that no kernel reads in place are copied; one that is assigned to is refused, as the copy would take the values."""
+    """Arrays that kernels cannot read in place are copied. An array that is assigned to is refused, because the copy would be written."""
     f = svod.jit(lambda a: a * 2)
     base = drawn(6, 8)
     for a in (base.T, base[::2], base[:, 1:], base.astype(">f4"), np.asfortranarray(base)):
@@ -101,7 +101,7 @@ def test_a_numpy_array_that_a_function_reads_cannot_be_written(shape: tuple[int,
     agree(f(x), x @ w)
     del f
     gc.collect()
-    w *= 3                      # nobody depends on it any more
+    w *= 3                      # no capture depends on it any more
     g = svod.jit(lambda a: a @ w)
     agree(g(x), x @ w)
 
@@ -137,7 +137,7 @@ def test_weights_that_svod_writes(shape: tuple[int, int]) -> None:
 
 
 def test_what_often_changes_is_read_in_place() -> None:
-    """A tensor that another captured function writes in every call is captured anew a few times, and then no more."""
+    """A tensor that another captured function writes in every call causes a few captures, and then none."""
     w, x = Tensor(drawn(8, 8)).clone().realize(), drawn(4, 8, seed=1)
     f, step = svod.jit(lambda a: a @ w), svod.jit(lambda a: w.assign(w + a))
     plans = []
@@ -149,7 +149,7 @@ def test_what_often_changes_is_read_in_place() -> None:
 
 
 def test_memory_that_was_lent_to_others() -> None:
-    """Before the capture or after it: who has a view of a tensor's memory can write there."""
+    """A view of a tensor's memory lets its owner write there, whether it was made before the capture or after it."""
     x = drawn(4, 8, seed=1)
     for early in (False, True):
         w = Tensor(drawn(8, 8)).clone().realize()
@@ -324,7 +324,7 @@ def test_plans_are_dropped() -> None:
 
 
 def test_results_keep_their_values_while_somebody_holds_them() -> None:
-    """The memory of a result is used again when nobody holds it: not the tensor, not a view, not what another library made of it."""
+    """The memory of a result is reused only after all holders are gone: the tensor, views, and arrays of other libraries over it."""
     f = svod.jit(lambda x: x * 2)
     kept, views = [], []
     for i in range(12):

@@ -43,7 +43,7 @@ def softmax(a: Array) -> Array:
     return e / e.sum(-1, keepdims=True)
 
 
-PLANNED = 6     # kernels that get a plan; all of them are lowered
+PLANNED = 6     # number of kernels that get a plan; all kernels are lowered
 
 
 def of_tensors(n: Any, m: Any) -> list[Tensor]:
@@ -214,7 +214,7 @@ def test_tensors_of_symbolic_shapes_are_assigned_to(make: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(draws.count(2)))
 def test_what_whole_tiles_leave_agrees_with_the_evaluator(seed: int) -> None:
-    """Tiles of symbolic axes, of rows and of vectors, at the sizes around them: what is left is computed in smaller steps."""
+    """Tiles of symbolic axes, of rows and of vectors, at the sizes around them: remainders are computed in smaller steps."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     n, m = Variable("n", 1, 41), Variable("m", 1, 70)
     a, b = Tensor.zeros(41, 19).contiguous()[:n], Tensor.zeros(70, 19).contiguous()[:m]

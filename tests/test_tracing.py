@@ -1,4 +1,4 @@
-"""`svod.jit`: what is captured, bound, returned and assigned; what it refuses."""
+"""`svod.jit`: captured functions, bound arguments, results, assignments, and refused functions."""
 from __future__ import annotations
 
 import gc
@@ -36,7 +36,7 @@ def test_one_plan_per_signature_and_fresh_outputs() -> None:
 
 
 def test_a_number_is_itself_in_a_signature() -> None:
-    """-0.0 equals 0.0 and is another number; nan is the same one each time and equals nothing."""
+    """-0.0 equals 0.0 but has another key; nan has the same key each time but equals nothing."""
     f = svod.jit(lambda x, k: x * k)
     for kind in (float, np.float32):
         assert [np.signbit(f(np.ones(2, np.float32), kind(k)).numpy()).all() for k in (0.0, -0.0)] == [False, True]
@@ -82,7 +82,7 @@ def test_structures_of_arguments_and_results() -> None:
 
 
 def test_results_that_nothing_computes() -> None:
-    """Arguments, closed-over tensors and constants come back as what they are."""
+    """Arguments, closed-over tensors and constants are returned unchanged."""
     weight = Tensor(X * 3)
     given = Tensor(X)
     same, held, ones, computed = svod.jit(lambda x: (x, weight, Tensor.ones(3), x + 1))(given)
@@ -121,7 +121,7 @@ def test_values_of_arguments_cannot_be_read_while_capturing(read: Any) -> None:
 
 def test_state_advances_once_a_call() -> None:
     state = Tensor(np.ones(4, np.float32))
-    state.assign(state + 1)     # pending: not a part of what is captured
+    state.assign(state + 1)     # pending: not a part of the captured graph
 
     def step(x: Tensor) -> Tensor:
         y = x + state * 2
@@ -289,7 +289,7 @@ def test_a_call_that_was_refused_leaves_the_memory_of_the_call_before() -> None:
 
 
 def test_weights_that_nothing_varies_are_computed_once() -> None:
-    """Random numbers and what is made of them, for which no memory is read; a mask of positions stays where it is read."""
+    """Random numbers and values that depend on them only, without reading memory, are computed once; a mask of positions is recomputed."""
     w = Tensor.rand(4, 4)
     with svod.scope("unused"):
         table = Tensor.arange(4).float().cos()

@@ -30,7 +30,7 @@ def softmax(a: Any) -> Any:
     return e / e.sum(-1, keepdims=True)
 
 
-# the view that a step reads beside the value itself: (of a Tensor, of an array)
+# the view that a step reads in addition to the value itself: (function of a Tensor, function of an array)
 VIEWS: dict[str, tuple[Step, Step]] = {
     "transpose": (lambda t: t.T, lambda a: a.T),
     "permute of three axes": (
@@ -75,7 +75,7 @@ VIEWS: dict[str, tuple[Step, Step]] = {
 
 
 def check(step: Step, array_step: Step, start: Any = X, tolerance: float = 1e-5) -> None:
-    """Chains of steps (t + view(t)) / 2, or as `step` says."""
+    """Check chains of steps (t + view(t)) / 2, or of `step`."""
     def run(length: int) -> None:
         t: Any = start() if callable(start) else Tensor(start)
         a = t.numpy()
@@ -118,7 +118,7 @@ def test_values_that_read_no_memory(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["reshape to extents without a common divisor", "positions and transpose", "roll and transpose"])
 def test_views_alone(name: str) -> None:
-    """Index arithmetic that does not simplify is written down once."""
+    """Index arithmetic that does not simplify occurs only once in the program."""
     check(*VIEWS[name])
 
 

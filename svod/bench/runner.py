@@ -43,8 +43,9 @@ from svod.errors import SvodError, UnsupportedError
 
 PAUSE_SECONDS = 12e-3           # seconds between contestants: libraries' threads spin for up to 10 ms after a run
 WARM_SECONDS = 25e-3  # seconds of untimed runs before a sample: after a pause threads sleep, clocks are low, and caches hold other data
-SLOW_FACTOR = 8.0               # a contestant slower than the fastest by this factor …
-SLOW_SECONDS = 10e-3            # … and slower than these seconds is dropped after SLOW_ROUNDS
+# A contestant that takes more than SLOW_FACTOR times the fastest one's time, and more than SLOW_SECONDS, is dropped after SLOW_ROUNDS.
+SLOW_FACTOR = 8.0
+SLOW_SECONDS = 10e-3
 SLOW_ROUNDS = 7
 NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # timed in the same rounds, but not competing: they do other work
 CLOSE_FACTOR = 1.25             # ratios must be known to all peers whose time is within this factor of the fastest peer's
@@ -52,8 +53,8 @@ CLOSE_FACTOR = 1.25             # ratios must be known to all peers whose time i
 
 @dataclass(frozen=True)
 class Timing:
-    """The samples of a case. `seconds[i]` are those of contestant i, by round. `precise`: whether all ratios that count are known to the
-    requested precision."""
+    """The samples of a case. `seconds[i]`: the samples of contestant i, by round. `precise`: whether all required ratios are known to
+    the requested precision."""
 
     seconds: tuple[tuple[float, ...], ...]
     precise: bool

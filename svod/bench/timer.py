@@ -14,9 +14,9 @@ from typing import Literal
 
 from svod.core.machine.target import Target
 
-PROTOCOL_REVISION = 1           # stored with every measurement of a search; raised when new samples are not comparable with older ones
-DEVICE_PROTOCOL = 2             # the same for devices with groups of threads; since 2, their second cache is refilled before each run
-BENCH_PROTOCOL = 3              # the same for runs of the benchmarks
+PROTOCOL_REVISION = 1           # protocol revision of a search's measurements, stored with each; raised when samples stop being comparable
+DEVICE_PROTOCOL = 2             # protocol revision for devices with groups of threads; 2: their second cache is refilled before each run
+BENCH_PROTOCOL = 3              # protocol revision of benchmark runs
 MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats the call until it lasts at least this long
 WARM_BELOW_SECONDS = 1e-3       # calls shorter than this are preceded by an untimed call in each sample
 MAX_REPEATS = 1 << 20

@@ -117,7 +117,7 @@ def save_safetensors(tensors: Mapping[str, Tensor], path: PathLike, metadata: Ma
         raise FormatError("save_safetensors: a tensor cannot be named '__metadata__'")
     Tensor.realize_batch(tensors.values())
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    # with the widest elements first, all are aligned without gaps, which the format does not allow
+    # the widest elements first: then all are aligned without gaps between them, which the format forbids
     ordered = {name: tensors[name] for name in sorted(tensors, key=lambda name: -tensors[name].element_size())}
     end = 0
     for name, tensor in ordered.items():

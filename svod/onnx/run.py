@@ -45,7 +45,7 @@ def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | Non
         fallback: str | None, check: bool, command: str | None) -> None:
     """Run MODEL once.
 
-    The exit status is 2 where the file or an option cannot be used, as a size for which there is no memory."""
+    The exit status is 2 if the file or an option cannot be used, or if there is no memory for a size."""
     try:
         started = time.perf_counter()
         source: Any = with_random_weights(path) if random_weights else path

@@ -117,7 +117,8 @@ class Plan:
         if captured is not None:
             captured.hold(kept)
             made = captured.result_bytes
-        self.is_large = made + sum(s.nbytes for _, s in self._loose) >= LARGE      # bytes of arguments and results, without kept tensors
+        # whether arguments and results, without kept tensors, reach LARGE bytes
+        self.is_large = made + sum(s.nbytes for _, s in self._loose) >= LARGE
         self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
         self.runs = 0
         self.last = 0                   # number of the function's last call that used this plan

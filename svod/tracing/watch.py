@@ -38,7 +38,7 @@ from svod.tensor import Tensor
 
 MOST_ITEMS = 1000
 _MISSING = object()
-_BY_ANY_NAME = {"getattr", "vars", "__dict__"}      # code that names one of these may read any attribute
+_BY_ANY_NAME = {"getattr", "vars", "__dict__"}      # code that mentions one of these names may read any attribute
 _NUMBERS = (bool, int, float, complex, str, bytes)
 _CONSTANTS = (*_NUMBERS, type(None), type, enum.Enum, np.dtype, np.generic, DType, Dim, UOp, types.BuiltinFunctionType, types.ModuleType,
               range, slice)

@@ -1,6 +1,6 @@
-"""Made-up runs with everything a result file can hold: `python -m tests.bench.example_run` writes them to data/*.json.
+"""Made-up runs with every field of a result file: `python -m tests.bench.example_run` writes them to data/*.json.
 
-The times are drawn with a seed, around what kernels of these sizes take; no machine was measured.
+The times are drawn from a seed, near the times that kernels of these sizes take; no machine was measured.
 """
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ UNSUPPORTED = {"numpy": "NumPy has no erf, no bfloat16", "onnxruntime": "MatMul 
 
 
 def example_run(slower: dict[str, float] | None = None, seed: int = 0) -> Run:
-    """The run; `slower` multiplies svod's times of a case."""
+    """A made-up run; `slower` multiplies svod's times of a case."""
     rng = random.Random(seed)
     cases = tuple(_case(row, (slower or {}).get(row[0], 1.0), rng) for row in CASES)
     return Run(Settings("svod-bench run --suite core,odd --fresh --beam 4 --peers numpy,torch,onnxruntime,jax", "core,odd", "*", "beam", 4,

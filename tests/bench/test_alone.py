@@ -1,4 +1,4 @@
-"""Libraries in processes of their own: the messages, what becomes of a process that fails, and what a run makes of it."""
+"""Libraries in separate processes: the messages, processes that fail, and the resulting runs."""
 from __future__ import annotations
 
 import os
@@ -31,7 +31,7 @@ CONFIG = BenchConfig(rounds=7, case_seconds=0.0, precision=0.01, min_sample=200.
 
 
 class FakeProcess:
-    """Answers as a child does. `behaviour` by the name of the contestant: seconds of a call, what is added to the outputs, or an error."""
+    """Answers like a child process. `behaviour` by contestant: seconds of a call, a number added to the outputs, or an error."""
 
     ended: list[str]
     orders: list[Order]
@@ -56,7 +56,7 @@ class FakeProcess:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Runs a case whose contestants behave as told: those of svod, and libraries."""
+    """Run a case whose contestants, svod's and libraries, behave as specified."""
     FakeProcess.ended, FakeProcess.orders = [], []
     monkeypatch.setattr(Alone, "pause", lambda self: None)
     monkeypatch.setattr(Alone, "watch", lambda self: lambda: MachineLoad())
@@ -81,7 +81,7 @@ def test_each_contestant_has_a_process_and_its_own_clock(run: Callable[..., Run]
 def test_what_fails_costs_itself(run: Callable[..., Run]) -> None:
     case = run({"heuristic": 2e-3, "tuned": AloneError("no memory"), "onnxruntime": 3e-3}).cases[0]
     assert [(o.name, o.status, o.why) for o in case.contestants if o.status != "ok"] == [("tuned", "failed", "no memory")]
-    case = run({"heuristic": -2e-3, "onnxruntime": 3e-3}).cases[0]      # it breaks when it is run
+    case = run({"heuristic": -2e-3, "onnxruntime": 3e-3}).cases[0]      # it fails when it is run
     broken = case.outcome("heuristic")
     assert broken is not None and broken.status == "failed" and "status -11" in broken.why
     assert case.best_peer == "onnxruntime"

@@ -20,8 +20,8 @@ from svod.core.ir.dtype import dtypes
 from svod.core.schedule.regions import Region
 from tests.compile import loop_kernels
 
-N = 97                          # int64s of a buffer: 776 bytes, 832 as the planner rounds them
-# 1 GFLOP/s of 64 bits a core; any working set comes at 4 GB/s, half of it to one core; a launch takes 1 µs, with two threads 2 µs
+N = 97                          # number of int64s in a buffer: 776 bytes, which the planner rounds up to 832
+# 1 GFLOP/s of float64 per core; any working set is read at 4 GB/s, half of that by one core; a launch takes 1 µs, with two threads 2 µs
 LIMITS = Ceilings("t", 2, False, {"float32": (2e9, 4e9), "float64": (1e9, 2e9)},
                   {"memory": {"read": (0.5e9, 1e9), "copy": (0.5e9, 1e9)}}, (1e-6, 2e-6),
                   (CurvePoint(1000, 4e9, 4e9),))
@@ -33,7 +33,7 @@ def kernel(name: str, buffers: tuple[int, ...], flops: int, moved: tuple[int, in
 
 
 def branches() -> ExecutionPlan:
-    """x → a → (b, c) → y, and then x is overwritten: a and y wait for nothing else, b and c share a level."""
+    """The graph x → a → (b, c) → y, after which x is overwritten: b and c share a level."""
     buffers = [PlanBuffer(8 * N, "output", np.zeros(N, np.int64)), *[PlanBuffer(8 * N, "intermediate")] * 3,
                PlanBuffer(8 * N, "output", np.zeros(N, np.int64))]
     kernels = [kernel("affine", (1, 0), 1000, (776, 776), level=0, cut="why a"),
@@ -65,7 +65,7 @@ def test_estimates_and_the_critical_path() -> None:
 
 def test_launches_of_one_level_are_one() -> None:
     a = branches().analyze(LIMITS)
-    assert (a.launches, a.synchronisations, a.threads) == (4, 2, 2)      # b and c share one; so do the two threads of the sum
+    assert (a.launches, a.synchronisations, a.threads) == (4, 2, 2)      # b and c share a launch; the sum uses two threads
 
 
 def test_memory_and_what_fusions_would_save() -> None:

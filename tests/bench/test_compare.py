@@ -1,4 +1,4 @@
-"""Comparing recorded runs."""
+"""Comparisons of recorded runs."""
 from __future__ import annotations
 
 import math
@@ -26,7 +26,7 @@ def scaled(case: CaseResult, names: tuple[str, ...], factor: float) -> CaseResul
 
 
 def verdicts(a: Run, b: Run) -> dict[tuple[str, str], str]:
-    """Verdicts other than the same."""
+    """All verdicts other than "same"."""
     return {(c.case, c.contestant): c.verdict for c in compare_runs(a, b).changes if c.verdict not in ("same", "noisy")}
 
 
@@ -48,7 +48,7 @@ def test_a_change_within_the_noise_is_none() -> None:
 
 
 def test_what_moves_the_peers_moves_svod() -> None:
-    """Everything 20 % slower is the machine; a peer in another version says nothing about the machine."""
+    """If everything is 20 % slower, the machine is; a peer in another version tells nothing about the machine."""
     everyone = ("heuristic", "tuned", "numpy", "torch", "onnxruntime", "jax")
     after = with_case(BEFORE, "gemm_1024", lambda c: scaled(c, everyone, 1.2))
     a, b = BEFORE.case("gemm_1024"), after.case("gemm_1024")
@@ -65,7 +65,7 @@ def test_noisy_cases_are_not_judged() -> None:
     change = next(c for c in found.changes if c.case == "gemm_1024" and c.contestant == "tuned")
     assert change.verdict == "noisy" and change.why == "the machine was busy" and not found.worse
     unchanged = with_case(BEFORE, "gemm_1024", lambda c: replace(c, noisy="the machine was busy"))
-    for a, b in ((BEFORE, unchanged), (unchanged, BEFORE)):     # its time did not move, which says as little
+    for a, b in ((BEFORE, unchanged), (unchanged, BEFORE)):     # a peer whose time did not change tells as little
         assert [c.verdict for c in compare_runs(a, b).changes if c.case == "gemm_1024"] == ["noisy", "noisy"]
 
 

@@ -1,4 +1,5 @@
-"""The ceilings of devices with groups: the kernels compute what the rates claim, and an adapter that is here gives sane ones."""
+"""The ceilings of devices with groups: kernels compute the number of operations that rates assume, and a real adapter, if present, gives
+plausible rates."""
 import numpy as np
 import pytest
 
@@ -35,7 +36,7 @@ BF16, F16, F32, F64, I8 = dtypes.bfloat16, dtypes.float16, dtypes.float32, dtype
 
 
 def arguments(kernel, data, one):
-    """Zeros for the output, `data` where so much is read, `one` for single elements."""
+    """Zeros for the output, `data` for inputs of that size, `one` for single elements."""
     return [np.zeros(p.arg.size, data.dtype) if p.arg.slot in kernel.outs else one if p.arg.size == 1 else data for p in kernel.params]
 
 
@@ -110,7 +111,7 @@ def test_the_loop_of_the_largest_instructions_spills_nothing(arch, names):
 
 
 def test_a_type_has_the_rate_of_its_matrix_instructions(monkeypatch):
-    """The clock says 1 ms for products of 16-bit numbers, 2 ms for others, and 8 s for all else."""
+    """The clock returns 1 ms for products of 16-bit numbers, 2 ms for other products, and 8 s for all other kernels."""
     def seconds(target, ast, samples):
         if F64 in {p.dtype for p in Kernel(ast).params}:
             raise UnsupportedError("no float64")

@@ -1,4 +1,4 @@
-"""Placing of a contestant's threads on cores while it is timed."""
+"""Pinning a contestant's threads to cores while it is timed."""
 from __future__ import annotations
 
 import hashlib
@@ -13,15 +13,15 @@ from svod.bench import placing
 from svod.bench.placing import distribute, placed
 from svod.bench.timer import Contestant
 
-DATA = bytes(1 << 20)       # hashing that much releases the interpreter's lock
+DATA = bytes(1 << 20)       # hashing that many bytes releases the interpreter's lock
 
 
 def calm() -> None:
-    """No thread of these contestants spins after a run."""
+    """A `pause` without effect: no thread of these contestants spins after a run."""
 
 
 class Library:
-    """Works with one thread of its own; the caller works along, or waits."""
+    """A contestant with one additional thread; the caller works as well, or waits."""
 
     def __init__(self, *, along: bool) -> None:
         self.along = along
@@ -106,7 +106,7 @@ def test_threads_that_are_made_meanwhile_are_not_left_on_the_callers_core() -> N
 
 @needs_cores
 def test_a_thread_that_pins_itself_meanwhile_stays_there() -> None:
-    """As svod's workers do."""
+    """As svod's workers do: a thread that pins itself in the meantime keeps its core."""
     made: list[Library] = []
     allowed, other = os.sched_getaffinity(0), set[int]()
 
@@ -114,7 +114,7 @@ def test_a_thread_that_pins_itself_meanwhile_stays_there() -> None:
         if not made:
             made.append(Library(along=True))
             assert made[0].thread.native_id is not None
-            other.add(max(allowed - os.sched_getaffinity(0)))       # not the one that the caller is kept on
+            other.add(max(allowed - os.sched_getaffinity(0)))       # another core than the caller's
             os.sched_setaffinity(made[0].thread.native_id, other)
         made[0].run(times)
     try:

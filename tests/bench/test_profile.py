@@ -1,4 +1,4 @@
-"""`svod.profile` on plans and clocks made up for it, and once on a real plan without looking at its times."""
+"""`svod.profile` on made-up plans and clocks, and once on a real plan, of which the times are not checked."""
 from __future__ import annotations
 
 import json
@@ -31,7 +31,7 @@ def kernel(name: str, origin: str, flops: int = 512_000_000, moved: int = 1000) 
 
 @dataclass
 class FakePlan(ExecutionPlan):
-    """Kernel i takes seconds[i]; calls cost a microsecond."""
+    """A plan in which kernel i takes seconds[i]; a call costs a microsecond."""
 
     timed: tuple[PreparedKernel, ...]
     seconds: tuple[float, ...]
@@ -39,10 +39,10 @@ class FakePlan(ExecutionPlan):
     device: str = "CPU"
     lock: Any = field(default_factory=threading.RLock)
     now: float = 0.0
-    hiccup: int = -1                # this call takes a second longer
+    hiccup: int = -1                # number of the call that takes a second longer; -1 for none
     calls: int = 0
     runs: int = 0
-    owed: float = 0.0               # seconds of what was begun
+    owed: float = 0.0               # seconds of work that was started and not waited for
 
     @property
     def kernels(self) -> tuple[PreparedKernel, ...]:
@@ -64,7 +64,7 @@ class FakePlan(ExecutionPlan):
         self.owed = 0.5 * sum(self.seconds)         # some kernels run at the same time
 
     def wait(self) -> None:
-        """Time that a wait takes belongs to the work that it waits for."""
+        """Add the time of started work, which a wait takes."""
         self.now, self.owed = self.now + self.owed, 0.0
 
 
@@ -79,7 +79,7 @@ def of(plan: FakePlan) -> Profile:
 
 def test_kernels() -> None:
     p = of(FakePlan(KERNELS, SECONDS))
-    assert [k.seconds for k in p.kernels] == pytest.approx(SECONDS)          # the empty call is taken off
+    assert [k.seconds for k in p.kernels] == pytest.approx(SECONDS)          # the time of the empty call is subtracted
     assert p.kernel_seconds == pytest.approx(7e-3) and p.plan_seconds == pytest.approx(3.5e-3 + EMPTY_CALL)
     assert [k.share for k in p.kernels] == pytest.approx([s / 7e-3 for s in SECONDS])
     conv, pool = p.kernels[:2]
@@ -171,7 +171,7 @@ def test_a_real_plan() -> None:
 
 
 class FakeFunction:
-    """Runs the first of its plans and takes two milliseconds more."""
+    """A function that runs its first plan and takes two milliseconds more."""
 
     def __init__(self, *plans: FakePlan) -> None:
         self.plans = plans

@@ -1,4 +1,4 @@
-"""Results as files: what is written is read back, and nothing else is read."""
+"""Result files: written runs are read back unchanged, and files of other formats are refused."""
 from __future__ import annotations
 
 import copy
@@ -19,7 +19,7 @@ def as_json() -> dict[str, Any]:
 
 
 def plain(run: Run) -> Any:
-    """The run as JSON has it, numbers to nine digits: the last ones are the machine's mathematical library's."""
+    """The run as JSON, with numbers rounded to nine digits, because the last digits depend on the machine's mathematical library."""
     def rounded(text: str) -> float:
         return float(f"{float(text):.9g}")
     return json.loads(json.dumps(run_to_json(run)), parse_float=rounded, parse_int=rounded)
@@ -34,7 +34,7 @@ def test_written_and_read_back(make: Any, tmp_path: Path) -> None:
 
 
 def test_example_files_are_current() -> None:
-    """After a change of the format or of the figures: python -m tests.bench.example_run."""
+    """After a change of the format or of the figures, run python -m tests.bench.example_run."""
     for name, run in (("run", example_run()), ("run_slower", example_run({"gemm_1024": 1.3}, seed=1)), ("resnet18", example_model_run())):
         assert plain(read_run(DATA / f"{name}.json")) == plain(run), name
 

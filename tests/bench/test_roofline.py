@@ -1,4 +1,4 @@
-"""Ceilings: the loops do what they claim to, the arithmetic on the figures is right, the cache survives what files suffer."""
+"""Ceilings: the loops compute the assumed number of operations, the arithmetic of rates is right, and the cache survives damaged files."""
 import json
 from dataclasses import asdict, replace
 
@@ -48,7 +48,7 @@ def test_quick_measurement_of_this_machine():
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_holds_a_core_for_a_moment_does_not_spoil_the_arithmetic(monkeypatch, quick):
-    """On all threads the first look sees one core's rate of one type, the second of the other."""
+    """The first measurement on all threads has one type's rate disturbed, the second measurement another type's."""
     looks = iter([{"float32": (100.0, 101.0), "float64": (50.0, 99.0)}, {"float32": (98.0, 197.0), "float64": (49.0, 50.0)}])
     monkeypatch.setattr(loops, "measure_flops", lambda *_: next(looks))
     monkeypatch.setattr(loops, "LEVELS", ())
@@ -81,7 +81,7 @@ def test_memory_loops_touch_every_byte(threads):
         words[:] = 0
         kernels._plan(f"{kind}_8_1", [words, source], dtypes.int64, 8, threads, bytes=1 << 13, passes=2, stride=1 << 13).execute()
         assert (words == (source if kind.startswith("copy") else 1)).all(), kind
-    for unroll, parts in loops.READS:       # with a gap: slices of 7 KiB, 8 KiB apart
+    for unroll, parts in loops.READS:       # with a gap: parts of 7 KiB, 8 KiB apart
         lanes = host_target().vector_bytes // 8 // parts
         words[:] = source
         symbol = f"read_{unroll}_{parts}"
@@ -102,7 +102,7 @@ def test_working_sets_fit_their_level():
 
 
 def test_the_curve_gives_the_rate_of_any_size():
-    """Between two points by powers: halfway from 1 MB to 4 MB, on the scale of logarithms, lie 2 MB, and from 100 to 25 lie 50."""
+    """The rate between two points is interpolated logarithmically: halfway from 1 MB to 4 MB is 2 MB, and from 100 to 25 it is 50."""
     c = sample(curve=(CurvePoint(1 << 20, 100.0, 80.0), CurvePoint(4 << 20, 25.0, 45.0)))
     assert c.rate_at(1, False) == c.rate_at(1 << 20, True) == 100.0
     assert c.rate_at(2 << 20, False) == pytest.approx(50.0)
@@ -112,7 +112,7 @@ def test_the_curve_gives_the_rate_of_any_size():
 
 
 def test_the_bound_is_the_roofline_at_the_level_of_the_operands():
-    """Two cores with 1 MB of second-level cache each, half of which is 1 MB; the last-level cache of 32 MB is filled by half by 16 MB."""
+    """Two cores with 1 MB of second-level cache each, half of which is 1 MB in total; half of the 32 MB last-level cache is 16 MB."""
     compute = CEILINGS.bound([(dtypes.float32, 512e9)], 1e6, 0, MACHINE)
     assert compute.by == "compute" and compute.seconds == pytest.approx(1.0) and compute.intensity == pytest.approx(512e3)
     assert CEILINGS.bound([(dtypes.float32, 256e9), (dtypes.float64, 128e9)], 1e3, 0, MACHINE).seconds == pytest.approx(1.0)
@@ -138,7 +138,7 @@ def test_traffic_of_a_level_that_was_not_measured_has_no_bound():
 
 
 def test_operands_are_held_against_the_rate_of_their_size():
-    """A last-level cache of 480 MB, of which this machine has a part: 64 MB come at 50 GB/s, 256 MB at memory's 20."""
+    """A last-level cache of 480 MB, of which this machine may use a part: 64 MB are read at 50 GB/s, 256 MB at memory's 20."""
     measured = ((1, 400.0), (4, 200.0), (64, 50.0), (256, 20.0), (1024, 20.0))
     ceilings = replace(CEILINGS, curve=tuple(CurvePoint(size << 20, rate * 1e9, rate * 1e9) for size, rate in measured))
     machine = replace(MACHINE, l2=2 << 20, l3=480 << 20)
@@ -200,11 +200,11 @@ def test_cache(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(module, "measure_ceilings", measure)
     assert cached_ceilings(path, target, quick=True) == cached_ceilings(path, target, quick=True) == sample(quick=True)
     assert measured == [True]
-    assert cached_ceilings(path, target) == sample()            # a quick record does not answer a full question
+    assert cached_ceilings(path, target) == sample()            # a quick record does not answer a full request
     assert cached_ceilings(path, target, quick=True) == sample()
     assert measured == [True, False]
     cached_ceilings(path, target, refresh=True)
-    cached_ceilings(path, target, 1)                            # other threads are another record
+    cached_ceilings(path, target, 1)                            # another number of threads has another record
     assert measured == [True, False, False, False] and len(json.loads(path.read_text())) == 2
 
     for damage in ("{", "[]", json.dumps({key: {"flops": 3} for key in json.loads(path.read_text())})):

@@ -1,4 +1,4 @@
-"""Runs of cases with made-up clocks and contestants: nothing depends on the speed of the machine."""
+"""Runs of cases with made-up clocks and contestants, independent of the machine's speed."""
 from __future__ import annotations
 
 import random
@@ -32,7 +32,7 @@ CONFIG = BenchConfig(rounds=15, case_seconds=1.0, precision=0.01, min_sample=200
 
 
 class World:
-    """A clock that only moves when something runs, and a record of what ran."""
+    """A clock that advances only when a contestant runs, and a record of the runs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -57,7 +57,7 @@ class World:
 
 
 class FakePeer:
-    """Takes the time it is told, and gives the right result unless told otherwise."""
+    """A peer that takes a given time, and returns the right result unless told otherwise."""
 
     version, outputs = "1", "preallocated"
 
@@ -77,7 +77,7 @@ class FakePeer:
 
 
 def anywhere(contestants: Sequence[Contestant], pause: Callable[[], None]) -> AbstractContextManager[None]:
-    """Contestants that are made up have no threads to place."""
+    """A placement without effect, because made-up contestants have no threads."""
     return nullcontext()
 
 
@@ -144,14 +144,14 @@ def test_slow_contestants_sit_out() -> None:
     contestants = [world.contestant("svod", lambda: 1e-3), world.contestant("fast", lambda: 2e-3), world.contestant("slow", lambda: 0.5)]
     timing = timed(world, *contestants)
     assert [len(s) for s in timing.seconds] == [15, 15, SLOW_ROUNDS]
-    # the lead never sits out, however slow it is
+    # the lead is never dropped, however slow it is
     contestants = [world.contestant("svod", lambda: 0.5), world.contestant("fast", lambda: 1e-3)]
     timing = timed(world, *contestants)
     assert [len(s) for s in timing.seconds] == [15, 15]
 
 
 def test_slow_is_who_never_was_fast() -> None:
-    """First runs are slow for many reasons; later ones are not."""
+    """First runs may be slow for many reasons, later ones not: only a contestant that was never fast is dropped."""
     world = World()
     start = iter([60e-3] * 8)
     timing = timed(world, world.contestant("svod", lambda: 1e-3), world.contestant("peer", lambda: next(start, 2e-3)))
@@ -159,7 +159,8 @@ def test_slow_is_who_never_was_fast() -> None:
 
 
 def test_who_is_close_is_told_by_the_medians_so_far() -> None:
-    """A peer whose first call was slow is the fastest: rounds go on until the ratio to it is known, not only to the steady one."""
+    """A peer whose first call was slow is the fastest: rounds continue until the ratio to it is known, not only the ratio to the steady
+    one."""
     world, rng = World(), random.Random(2)
     first = iter([30e-3, 30e-3])
     fast = world.contestant("fast", lambda: next(first, 0.5e-3 * rng.uniform(0.7, 1.3)))
@@ -289,7 +290,7 @@ def test_operands_are_the_same_for_everyone() -> None:
 
 
 class Placed(FakePeer):
-    """Of the cases called `name` it takes 0.1 ms more with each placement, from 1.1 ms on."""
+    """A peer that takes 0.1 ms more in each placement of the cases called `name`, from 1.1 ms on."""
 
     def __init__(self, world: World, name: str, case: Case) -> None:
         super().__init__(world, name, 1e-3)
@@ -303,14 +304,14 @@ class Placed(FakePeer):
 
 
 def test_where_operands_lie_is_part_of_the_spread() -> None:
-    """Every round of a placement is the same: without the placements the interval would be a point."""
+    """All rounds of a placement are equal: without the placements, the interval would have no width."""
     world = World()
     found = run(world, FakePeer(world, "heuristic", 1e-3), Placed(world, "numpy", CASE)).contestants[0].speedups["numpy"]
     assert (found.median, found.low, found.high) == pytest.approx((1.2, 1.1, 1.3))
 
 
 def test_other_code_elsewhere_is_not_timed() -> None:
-    """A search that is not done again may leave other code: the first stays, also where something cannot be prepared again."""
+    """A second preparation may lead to other code. Then the first preparation is timed everywhere, as also if the second fails."""
     world, prepared = World(), 0
 
     class Searched(FakePeer):
@@ -338,7 +339,7 @@ ODD = replace(CASE, suite="odd", neighbour=kinds.axpy("round", "axpy of 128", 12
 
 
 def test_a_neighbour_is_timed_in_the_same_rounds() -> None:
-    """svod at its best takes the case and its neighbour; nobody else takes the neighbour."""
+    """Only svod's best contestant runs the neighbour as well as the case."""
     world = World()
     tuned = FakePeer(world, "tuned", 1e-3, identity="t")
     found = run(world, FakePeer(world, "heuristic", 2e-3, identity="h"), tuned, FakePeer(world, "numpy", 4e-3), case=ODD)
@@ -359,7 +360,8 @@ def test_a_neighbour_lies_in_as_many_places_as_the_case() -> None:
 
 
 def test_a_neighbour_is_no_competitor() -> None:
-    """It is far faster than everyone: peers are measured against each other all the same, and the ratio to it is to be known as well."""
+    """The neighbour is far faster than all contestants. Peers are still compared with each other, and the ratio to it has to be known as
+    well."""
     world, rng = World(), random.Random(3)
     contestants = [world.contestant("svod", lambda: 0.2), world.contestant("peer", lambda: 0.2),
                    world.contestant("beside", lambda: 1e-3 * rng.uniform(0.7, 1.3))]
@@ -370,8 +372,8 @@ def test_a_neighbour_is_no_competitor() -> None:
 
 @pytest.mark.slow
 def test_arithmetic_takes_part_in_the_rounds_of_what_it_limits() -> None:
-    """A machine that got half as fast after its ceilings were measured slows both alike: the share stays what it is. Arithmetic that cannot
-    be run costs itself; kernels that memory limits are held against their traffic."""
+    """If a machine becomes half as fast after its ceilings were measured, arithmetic slows down as well, and the share stays the same.
+    If the arithmetic cannot be run, only it is dropped; kernels limited by memory are compared with their traffic."""
     gemm = kinds.matmul("gemm", "GEMM 64", (64, 64), (64, 64))
     bound = run(world := World(), FakePeer(world, "tuned"), case=gemm).bound
     assert bound is not None and bound.by == "compute"
@@ -398,7 +400,7 @@ def test_arithmetic_takes_part_in_the_rounds_of_what_it_limits() -> None:
 
 
 class Breaking(FakePeer):
-    """Runs twice, to be checked and to be warmed, and never again."""
+    """A peer that runs twice, for the check and the warm-up, and then always fails."""
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         prepared, left = super().prepare(case, operands), [2]

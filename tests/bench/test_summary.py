@@ -1,4 +1,4 @@
-"""Figures made of samples, against numbers worked out by hand."""
+"""Figures computed from samples, against numbers worked out by hand."""
 from __future__ import annotations
 
 import math
@@ -19,7 +19,7 @@ def judge(foreign: float = 0.0, group: str = "g", name: str = "c", **times: list
 def test_spread_is_half_the_interval_of_the_median() -> None:
     values = [1.0 + 0.01 * i for i in range(15)]
     assert spread_of(values) == pytest.approx(0.5 * math.log(values[-4] / values[3]))    # k = 4 for 15 samples
-    assert spread_of([1.0, 2.0]) == pytest.approx(0.5 * math.log(2.0))                   # too few for an interval: the range
+    assert spread_of([1.0, 2.0]) == pytest.approx(0.5 * math.log(2.0))  # too few samples for an interval: the range is used
 
 
 def test_speedups_are_paired_by_round() -> None:
@@ -47,7 +47,7 @@ def test_noise_is_what_the_speed_up_over_the_best_peer_shows() -> None:
     assert judge(heuristic=two_modes, numpy=STEADY).noisy == "the speed-up of heuristic over numpy is known to ±35 % only"
     assert judge(heuristic=STEADY, numpy=STEADY, torch=[2 * t for t in two_modes]).noisy is None       # not the best peer
     assert judge(heuristic=two_modes, tuned=STEADY, numpy=STEADY).noisy is None                         # not svod at its best
-    # what moves both alike moves no speed-up, however far
+    # a drift common to both changes no speed-up, however large it is
     drifting = [1.0] * 8 + [1.5] * 8
     assert judge(heuristic=drifting, numpy=[2 * t for t in drifting]).noisy is None
     assert judge(heuristic=[1.0] * 16, numpy=drifting).noisy is not None
@@ -72,7 +72,7 @@ def test_geometric_means() -> None:
 
 
 def test_the_same_code_counts_as_one_in_means() -> None:
-    """The heuristic is 0.5 of tuned in one case and the same code in the other: √0.5 of it over both."""
+    """The heuristic is 0.5 of tuned in one case and the same code in the other: the mean over both is √0.5."""
     apart = judge(name="a", heuristic=[2.0] * 6, tuned=[1.0] * 6)
     timed = [Timed(ContestantResult("heuristic", "ok"), [3.0] * 6), Timed(ContestantResult("tuned", "ok", same_as="heuristic"), None)]
     same = judge_case(name="b", title="", suite="core", group="g", dtype="float32", shapes="", flops=0.0, bytes_read=0.0, bytes_written=0.0,

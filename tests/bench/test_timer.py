@@ -1,4 +1,4 @@
-"""The measuring protocol on fake clocks: no test here depends on the machine's speed."""
+"""The measuring protocol on fake clocks, independent of the machine's speed."""
 import math
 import random
 
@@ -29,7 +29,7 @@ def quiet():
 
 
 class World:
-    """A clock that only contestants move. `cost(n)` is the seconds of the n-th call of a contestant."""
+    """A clock that advances only in contestants' calls. `cost(n)` is the seconds of the n-th call of a contestant."""
 
     def __init__(self):
         self.now = 0.0
@@ -101,13 +101,13 @@ def test_screening_limits():
     assert screen_one(world.contestant(1.6e-3), 1e-3, world.clock).verdict == "slow sample"
     assert screen_one(world.contestant(1.4e-3), 1e-3, world.clock).verdict == "ok"
     assert screen_one(world.contestant(9.0), None, world.clock).verdict == "ok"
-    # A first run that a cold start explains counts as nothing but that: within 3×, and within what a sample may take and 1 ms.
+    # a first run that a cold start explains is not rejected: within 3×, and within the limit of a sample plus 1 ms
     assert screen_one(world.contestant(lambda n: 2.4e-3 if n == 0 else 0.9e-3), 1e-3, world.clock).score == pytest.approx(0.9e-3)
     assert screen_one(world.contestant(lambda n: 1.4e-3 if n == 0 else 0.4e-3), 0.5e-3, world.clock).score == pytest.approx(0.4e-3)
     assert screen_one(world.contestant(lambda n: 1.6e-3 if n == 0 else 0.4e-3), 0.5e-3, world.clock).verdict == "slow first run"
     assert screen_one(world.contestant(30.9e-3), 20e-3, world.clock).verdict == "slow sample"
     assert screen_one(world.contestant(31.1e-3), 20e-3, world.clock).verdict == "slow first run"
-    # A slice of a tenth: 1 ms of it is 10 ms of the whole.
+    # a part of a tenth: 1 ms of it is 10 ms of the whole kernel
     assert screen_one(world.contestant(3.9e-3, unit=0.1), 20e-3, world.clock).verdict == "slow sample"
     assert screen_one(world.contestant(4.1e-3, unit=0.1), 20e-3, world.clock).verdict == "slow first run"
     # Units: three runs per call.
@@ -136,7 +136,7 @@ def test_scores_cancel_what_slows_a_round():
 
 
 def test_race_sees_through_drift():
-    """Single times differ by 3× over the race, contestants by 2 %; a drift that is shared does not matter."""
+    """Single times differ by 3× over the race, contestants by 2 %; a drift that all contestants share has no effect."""
     world = World()
     state = {"speed": 1.0}
     rng = random.Random(3)
@@ -234,7 +234,7 @@ def test_machine_load():
     assert "stolen" in MachineState(1.0, 0.2, 1.0, 1.0, 0, 0.1, 2, 0.01).since(state).busy
     assert "other processes used 25 %" in MachineState(1.0, 0.0, 1.5, 1.0, 0, 0.1, 2, 0.01).since(state).busy
     assert "lost its core 99 times" in MachineState(1.0, 0.0, 1.0, 1.0, 99, 0.1, 2, 0.01).since(state).busy
-    # Two ticks in a short batch are what the counter cannot tell from none.
+    # two ticks in a short batch count as none, because of the counter's resolution
     assert MachineState(0.05, 0.02, 0.07, 0.05, 0, 0.1, 2, 0.01).since(state).busy is None
 
 

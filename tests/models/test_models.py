@@ -1,4 +1,4 @@
-"""The models of experiments/ at small shapes, beside their NumPy versions; one of them also as the script it is."""
+"""The models of experiments/ at small shapes, against their NumPy versions; one of them also as a script."""
 from __future__ import annotations
 
 import importlib
@@ -28,7 +28,7 @@ SMALL = [  # script, class, arguments, input shape
 
 
 def module_of(script: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A script as a module: its neighbours are importable, as when it is run."""
+    """Import a script as a module whose neighbours are importable, as when it is run."""
     monkeypatch.syspath_prepend(MODELS)
     return importlib.import_module(script)
 
@@ -70,7 +70,7 @@ def test_docstring_has_the_command_line(script: str) -> None:
 
 @pytest.mark.slow
 def test_script_reports(tmp_path: Path) -> None:
-    """In another directory and without svod installed: the checkout beside the script is used."""
+    """Run in another directory and without an installed svod, a script uses the checkout that contains it."""
     done = subprocess.run([sys.executable, str(MODELS / "mlp.py"), "--runs=3"], cwd=tmp_path, capture_output=True, text=True, timeout=NEVER)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^prepared in \d+\.\d\d s$", done.stdout, re.M)

@@ -1,4 +1,4 @@
-"""Models of many equal layers: each distinct kernel is compiled once, and intermediates take little more memory than they must."""
+"""Models of many equal layers: each distinct kernel is compiled once, and intermediates need little more than the least memory."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -50,13 +50,13 @@ def test_twelve_equal_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         wanted = block.reference(wanted)
     np.testing.assert_allclose(y.numpy(), wanted, atol=1e-4 * np.abs(wanted).max(), rtol=0)
 
-    # the most that has to be alive: a layer's perceptron (four times as wide), the input that is added to its output, the output
+    # the most values alive at once: a layer's perceptron (four times as wide), its input, which is added to the output, and the output
     alive = (4 + 1 + 1) * TOKENS * HIDDEN * 4
     assert alive <= plan.memory.shared <= 1.15 * plan.memory.lower_bound <= 1.15 * alive * 1.05
 
-    # again, over other weights and with the objects of before
+    # again with other weights and the cached objects
     compiled.clear()
-    monkeypatch.setattr(compiler_module, "_compilers", {})     # a new process
+    monkeypatch.setattr(compiler_module, "_compilers", {})     # acts as a new process
     blocks[:] = [block_of(hidden=HIDDEN, heads=4, intermediate=4 * HIDDEN, seed=LAYERS + i) for i in range(LAYERS)]
     y = svod.jit(model, config=PrepareConfig(object_cache=str(tmp_path)))(x)
     assert not compiled

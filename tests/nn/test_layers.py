@@ -16,14 +16,14 @@ from tests.tensor.strategies import Array, make
 
 
 def close(t: Tensor, expected: Any) -> None:
-    """By the interpreter of graphs: layers are made of tested operations."""
+    """Compare by the interpreter of graphs, because layers consist of tested operations."""
     found = evaluate_graph(t.uop)
     assert found.shape == np.shape(expected)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
 def with_values(module: nn.Module, seed: int = 0) -> dict[str, Array]:
-    """Random parameters, given to the module."""
+    """Set random parameters in the module."""
     state = {n: make(t.shape, "float32", seed + i) for i, (n, t) in enumerate(module.state_dict().items())}
     state = {n: abs(a) if n.endswith("var") else a for n, a in state.items()}
     module.load_state_dict(state)
@@ -79,11 +79,11 @@ def test_convolutions() -> None:
 
 
 class Convolution(nn.Conv2d):
-    """A layer of a user."""
+    """A convolution defined by a user."""
 
 
 class Norm(nn.BatchNorm2d):
-    """Another one."""
+    """A norm defined by a user."""
 
 
 def test_a_subclass_keeps_the_axes_of_its_layer() -> None:
@@ -160,7 +160,7 @@ def test_recurrent_cells() -> None:
 @pytest.mark.parametrize(("name", "length", "batch", "wide", "hidden", "layers", "both"), [
     ("RNN", 1, 2, 3, 5, 1, False), ("LSTM", 5, 3, 4, 7, 2, True), ("GRU", 4, 1, 1, 1, 2, True), ("GRU", 7, 2, 5, 3, 1, False)])
 def test_recurrent_layers(name: str, length: int, batch: int, wide: int, hidden: int, layers: int, both: bool) -> None:
-    """Step by step in NumPy, layer by layer and both ways; states given and not, the batch first and not there."""
+    """Recurrent layers against steps in NumPy, layer by layer and in both directions, with and without given states and a batch axis."""
     count, pair = layers * (1 + both), name == "LSTM"
     layer = getattr(nn, name)(wide, hidden, layers, bidirectional=both)
     s = with_values(layer)

@@ -1,4 +1,4 @@
-"""Parts that users expect around layers: buffers, walks over modules, dropout, containers, functional, losses, transformer layers."""
+"""Further features of modules: buffers, iteration over modules, dropout, containers, functional, losses, transformer layers."""
 from __future__ import annotations
 
 import math
@@ -41,7 +41,7 @@ def test_parameters_buffers_and_state() -> None:
     assert sorted(net.state_dict()) == sorted([*parameters, *(b for b in buffers if b != "cache")])
     assert len(list(net.parameters())) == 9 and len(list(net.buffers())) == 4
     trained = {n: drawn(*t.shape, seed=i) ** 2 for i, (n, t) in enumerate(net.state_dict().items())}
-    net.load_state_dict(trained)        # strict: the cache is none of its business
+    net.load_state_dict(trained)        # strict: the cache is not part of the state
     net.cache = drawn(3)
     assert isinstance(net.cache, Tensor) and "cache" not in net.state_dict()
     assert {t.dtype.name for t in net.half().buffers()} == {"float16"}
@@ -62,7 +62,7 @@ def test_a_state_that_is_a_module_says_what_to_pass() -> None:
 def test_weights_with_gradients_are_detached() -> None:
     expected = drawn(3, 2)
 
-    class Weight:       # like a PyTorch parameter, it gives no array while it requires a gradient
+    class Weight:       # like a PyTorch parameter, it refuses conversion to an array while it requires a gradient
         requires_grad = True
 
         def __array__(self, dtype: Any = None, copy: Any = None) -> Array:

@@ -1,4 +1,4 @@
-"""A page of steps as its elements, for tests: every tag closed, every link inside, nothing asked of anywhere else."""
+"""Parses a page of steps into elements for tests: every tag is closed, links point inside the page, and no other file is loaded."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Element:
         return "".join(x if isinstance(x, str) else x.text for x in self.inside)
 
     def every(self, name: str, of: str = "") -> list[Element]:
-        """The elements of that name under this one, in order; `of`: those that have this class."""
+        """The elements with that name below this one, in order; `of`: only those of this class."""
         found: list[Element] = []
         for x in self.inside:
             if isinstance(x, Element):
@@ -33,7 +33,7 @@ class Element:
         return found
 
     def own(self, name: str) -> Element:
-        """The first element of that name directly in this one."""
+        """The first element with that name among the children."""
         return next(x for x in self.inside if isinstance(x, Element) and x.name == name)
 
 
@@ -57,7 +57,7 @@ class _Reader(HTMLParser):
 
 
 def read_page(page: str) -> Element:
-    """The page as elements. Fails where a tag is not closed, an id is there twice, a link leads nowhere or outside, or a script runs."""
+    """Parse a page. Fails if a tag is not closed, an id occurs twice, a link has no target or leads outside, or there is a script."""
     reader = _Reader()
     reader.feed(page)
     assert len(reader.open) == 1
@@ -90,5 +90,5 @@ def title_of(step: Element) -> str:
 
 
 def sides_of(step: Element) -> list[tuple[str, str, str]]:
-    """The rows of a step that is compared: the line before, its sign, and the line after."""
+    """The rows of a step that is compared: the line before, the sign, and the line after."""
     return [(a.text, sign.text, b.text) for r in step.every("tbody")[0].every("tr") for a, sign, b in [r.every("td")]]

@@ -1,4 +1,4 @@
-"""Rows of two texts: nothing is lost, what is not marked is the same on both sides, and what is marked is no more than what changed."""
+"""Rows of two texts: no line is lost, unmarked pieces are the same on both sides, and only changed words are marked."""
 from __future__ import annotations
 
 from hypothesis import given

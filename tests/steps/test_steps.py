@@ -1,4 +1,4 @@
-"""The steps of one kernel: every pass that dumps know, each opt with the loops after it, errors in the place of what cannot be made."""
+"""The steps of one kernel: every pass that dumps know, each opt with the loops after it, and errors of steps that cannot be made."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ def test_each_opt_and_each_pass_is_a_step(gemm: HandKernel) -> None:
 
 
 def test_a_pass_that_is_added_shows_up_and_is_compared(gemm: HandKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the loops and LINEAR, in the language of the loops: marked is what it changed."""
+    """A pass added between the loops and LINEAR, in the language of the loops: exactly its change is marked."""
     peeled = KernelPass("peel", "a loop's first turn", None, NEST, lambda form: form.nest().replace("acc = 0", "acc = first"))
     monkeypatch.setattr(steps_module, "KERNEL_PASSES", (peeled, *KERNEL_PASSES))
     page = read_page(render_kernel(part_of_kernel(form_of(gemm), gemm.name)))

@@ -1,4 +1,4 @@
-"""Files are written whole; links and pipes stay what they are."""
+"""Files are replaced atomically; links and pipes are kept."""
 from __future__ import annotations
 
 import errno
@@ -106,7 +106,7 @@ def test_names_of_all_lengths(length: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["open", "replace", "fchmod"])
 def test_a_file_that_cannot_be_replaced_is_written_in_place(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that cannot be written, a file that is mounted on its own, a file of somebody else."""
+    """The cases are a directory that cannot be written, a file that is a mount point, and a file of another user."""
     path, other = tmp_path / "a", tmp_path / "b"
     path.write_text("something longer than what follows")
     os.link(path, other)

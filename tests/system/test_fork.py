@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform d
 
 
 def in_child(work: Callable[[], bool], seconds: float = NEVER) -> None:
-    """Fork; the child does `work` and has to end with True. The limit only says when a child counts as stuck."""
+    """Fork; the child runs `work`, which has to return True. The time limit only detects a child that hangs."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -64,7 +64,7 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
 
 
 def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None:
-    """Every lock that `realize` and a lookup take is held by another thread at the fork."""
+    """Another thread holds every lock of `realize` and of a lookup at the time of the fork."""
     import svod.compile.cpu.runtime as runtime
     import svod.compile.plan.compiler as compiler_module
     import svod.prepare as prepare
@@ -103,7 +103,7 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
 
 
 def test_a_claim_stays_with_the_process_that_took_it(tmp_path: Path) -> None:
-    """A child that inherits one neither renews nor releases it, and takes its own over a connection of its own."""
+    """A child that inherits a claim neither renews nor releases it, and makes its own claims over a separate connection."""
     with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(":none:") as memory:
         claim, within = db.claims.take("k", "t"), memory.claims.take("k", "t")
         assert claim is not None and within is not None and db.storage.own is not None
@@ -130,7 +130,7 @@ def test_a_claim_stays_with_the_process_that_took_it(tmp_path: Path) -> None:
 
 
 def test_a_renewal_or_a_claim_is_the_first_thing_a_child_does(tmp_path: Path) -> None:
-    """Every method works as the first one after a fork."""
+    """Every method works as the first call after a fork."""
     with TuningDB.open(tmp_path / "t.db") as db:
         claim = db.claims.take("k", "t")
         assert claim is not None
@@ -157,12 +157,12 @@ def test_a_child_realizes_while_a_thread_of_its_parent_does() -> None:
     def loop() -> None:
         while not stop.is_set():
             assert work()
-    assert work()   # the code is there: a fork inside LLVM is another matter
+    assert work()   # compiled before the fork: a fork inside LLVM is another problem
     thread = threading.Thread(target=loop)
     interval = sys.getswitchinterval()
     thread.start()
     try:
-        sys.setswitchinterval(1e-5)     # threads change in the middle of everything
+        sys.setswitchinterval(1e-5)     # makes threads switch at arbitrary points
         for _ in range(10):
             in_child(work)
     finally:
@@ -172,7 +172,7 @@ def test_a_child_realizes_while_a_thread_of_its_parent_does() -> None:
 
 
 def test_a_captured_function_is_captured_anew_in_the_child() -> None:
-    """Also one whose plan ran in another thread during the fork, and whose lock that thread holds."""
+    """Also a function whose plan was running in another thread, which held its lock, during the fork."""
     import svod
 
     weight = np.arange(35, dtype=np.float32).reshape(5, 7)

@@ -1,4 +1,4 @@
-"""The identity of svod's code: files as they were when they were imported, wherever they lie."""
+"""The identity of svod's code: its files as they were at import, in every form of installation."""
 from __future__ import annotations
 
 import compileall
@@ -20,7 +20,7 @@ PACKAGE = Path(svod.__file__).parent
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package of two parts, of two modules, one text of LLVM IR and one table."""
+    """A package with two parts: two modules, one LLVM IR text and one table."""
     root = tmp_path / "package"
     for name, text in {"__init__.py": "", "core/a.py": "x = 1\n", "core/deep/b.py": "y = 2\n", "tune/c.py": "z = 3\n",
                        "core/r.ll": "; ir\n", "core/t.json": "[1.5]\n"}.items():
@@ -30,7 +30,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def _replace(path: Path, text: str) -> None:
-    """As package managers do: beside it, and renamed."""
+    """Replace a file as package managers do: write another one and rename it."""
     new = path.with_suffix(".new")
     new.write_text(text)
     os.replace(new, path)
@@ -58,7 +58,7 @@ def test_a_digest_does_not_depend_on_place_or_time(package: Path, tmp_path: Path
                                     lambda p: (p / "tune" / "c.py").unlink(),
                                     lambda p: shutil.rmtree(p)], ids=["replaced", "written", "added", "removed", "all removed"])
 def test_files_that_change_before_they_are_looked_at_are_not_what_runs(package: Path, change: object) -> None:
-    os.utime(package / "core" / "a.py", (1, 1))     # a change within the clock's resolution
+    os.utime(package / "core" / "a.py", (1, 1))     # a change within the resolution of time stamps
     one, two = Source(package), Source(package)
     change(package)     # type: ignore[operator]
     assert not one.is_known() and not two.is_known()
@@ -75,7 +75,7 @@ def test_modules_that_are_imported_after_a_change_are_noticed(package: Path, mon
 
 
 def test_compiled_only(package: Path) -> None:
-    """Bytecode in place of its source: another program is another digest, another time of compiling is not."""
+    """Bytecode without sources: another program has another digest, another time of compilation has not."""
     def compiled(text: str, mtime: float) -> str:
         (package / "core" / "a.py").write_text(text)
         os.utime(package / "core" / "a.py", (mtime, mtime))
@@ -123,7 +123,7 @@ def test_an_archive(package: Path, tmp_path: Path) -> None:
 
 
 def test_a_frozen_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its modules are in its executable; without one to be read nothing is known."""
+    """A frozen program's modules are in its executable; if that cannot be read, the code is unknown."""
     data = tmp_path / "bundle" / "package"
     data.mkdir(parents=True)
     (data / "r.ll").write_text("; ir\n")

@@ -61,7 +61,7 @@ class OnnxRuntimePeer:
 
         def run() -> None:
             session.run_with_iobinding(binding)
-            kept[:1] = kept[:1]         # refers to `kept`, so that the function keeps the bound arrays alive
+            kept[:1] = kept[:1]         # a reference to `kept`, so that this closure keeps the bound arrays alive
         return PreparedPeer(calls(run), lambda: bfloat16_bits_to_float32(out) if case.out_dtype == "bfloat16" else out, True)
 
     def _prepare_file(self, source: str | bytes, draw: Callable[[Any], Mapping[str, Array]]) -> PreparedPeer:

@@ -343,15 +343,15 @@ class Elementwise(Movement):
         return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
 
     def bitwise_and(self, other: Operand) -> Self:
-        """self & other."""
+        """The bitwise and, self & other."""
         return self._bitwise(Ops.AND, "bitwise_and", self, other)
 
     def bitwise_or(self, other: Operand) -> Self:
-        """self | other."""
+        """The bitwise or, self | other."""
         return self._bitwise(Ops.OR, "bitwise_or", self, other)
 
     def bitwise_xor(self, other: Operand) -> Self:
-        """self ^ other."""
+        """The bitwise exclusive or, self ^ other."""
         return self._bitwise(Ops.XOR, "bitwise_xor", self, other)
 
     def bitwise_not(self) -> Self:

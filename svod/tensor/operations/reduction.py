@@ -135,7 +135,7 @@ class Reduction(Indexing):
 
     def _extreme(self, name: str, combiner: str, dim: Axes, axis: Axes, keep: bool) -> Self:
         axes = self._axes(name, dim, axis)
-        if self._count(axes) == 0:   # even if the result has no elements, as in NumPy and PyTorch
+        if self._count(axes) == 0:   # raised even if the result has no elements, as in NumPy and PyTorch
             raise ShapeError(f"{name} of {self.shape} over axes {axes}: there is no element")
         if self.dtype.kind == "b":
             combiner = "OR" if combiner == "MAX" else "AND"

@@ -1,4 +1,4 @@
-"""Every command that a report recommends is run as it stands in the page, and searches more."""
+"""Runs every command that a report recommends, exactly as printed in the page: each searches more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.test_next_steps import Shell
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """Command lines with a database of their own, where the ceilings are known."""
+    """Run command lines with a separate database, on a machine with known ceilings."""
     monkeypatch.setattr(roofline, "measure_ceilings", lambda target, threads=None, *, quick=False: CEILINGS)
     (tmp_path / "data" / "svod").mkdir(parents=True)
     roofline.cached_ceilings(tmp_path / "data" / "svod" / "ceilings.json", host_target(), watch=lambda: MachineLoad)
@@ -36,7 +36,7 @@ def report_of(shell: Shell, *args: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["--beam 1", "--heuristic"])
 def test_what_a_report_of_a_run_recommends_searches_more(shell: Shell, how: str) -> None:
-    """Also where the database knows the kernel from a search that was as wide as the recommended one."""
+    """The command also searches more if the database has a result of a search of the recommended width."""
     shell("svod-bench run --suite random --seed 3 --count 1 --peers none --beam 8")
     shell(f"svod-bench run --suite random --seed 3 --count 1 --peers none {how} --json run.json")
     next_steps = report_of(shell, "run.json").split('id="next"')[1].split("</section>")[0]

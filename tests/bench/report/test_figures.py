@@ -1,4 +1,4 @@
-"""Every figure of a report is computed here from its records with nothing of `svod.bench`, and compared with what the page shows."""
+"""Recomputes every figure of a report from its records, without `svod.bench`, and compares it with the page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUANTITY = re.compile(r"(-?\d[\d \u00a0]*(?:\.\d+)?)[ \u00a0]?([A-Za-zµ%×/]*)"
 
 
 def agrees(shown: str, exact: float) -> bool:
-    """Whether a quantity with its unit is `exact`, rounded to the digits that it shows."""
+    """Whether a quantity with its unit equals `exact` rounded to the shown digits."""
     match = QUANTITY.search(shown)
     assert match is not None, shown
     digits, unit = re.sub(r"[ \u00a0]", "", match[1]), match[2]
@@ -46,7 +46,7 @@ def agrees(shown: str, exact: float) -> bool:
 
 
 class Page(HTMLParser):
-    """The text of a page's elements: `tables` by caption, each a list of rows of cells; `text` is all of it."""
+    """The text of a page's elements. `tables` by caption, each a list of rows of cells; `text` is all text."""
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -83,7 +83,7 @@ class Page(HTMLParser):
             self.tables[self._caption][-1][-1] += data
 
     def table(self, caption: str) -> list[dict[str, str]]:
-        """The rows of the table whose caption begins so, by the names of its columns."""
+        """The rows of the table whose caption begins with `caption`, as dicts by column name."""
         head, *rows = next(t for name, t in self.tables.items() if name.startswith(caption))
         return [dict(zip(head, row, strict=True)) for row in rows]
 
@@ -94,7 +94,7 @@ class Page(HTMLParser):
         return re.findall(rf"<dt>{name}</dt><dd><b>(.*?)</b>", self.source)[0]
 
     def marks(self) -> dict[str, tuple[float, float]]:
-        """Operations per byte and per second of each point of the roofline, read off its place between the captions of the axes."""
+        """Operations per byte and per second of each point of the roofline, from its position between the captions of the axes."""
         plot = self.section("roofline")
         xs = [(float(x), float(v)) for x, v in re.findall(r'<text x="([\d.]+)%" y="417"[^>]*class="tick">([\d.]+)</text>', plot)]
         ys = [(float(y) - 4, float(v) * UNITS[u])
@@ -228,7 +228,7 @@ def test_markdown_has_the_figures_of_the_page(records: dict[str, Any]) -> None:
 
 
 def test_commands_ask_for_more_than_was_searched(page: Page) -> None:
-    """A search of the run is gone on with at twice its width; where the run searched nothing, the command searches anew."""
+    """If the run searched a case, its command doubles the width; if the run searched nothing, its command searches from scratch."""
     for row in page.table("Room below the ceiling"):
         words = shlex.split(row["kernel"][row["kernel"].index("svod-bench"):])
         assert words[:2] == ["svod-bench", "run"] and words[-2:] == ["--beam", "8"]
@@ -341,7 +341,7 @@ def _number(shown: str) -> float:
 
 
 def _outcome(kernel: Kernel, k: TunedKernel) -> KernelReport:
-    """The same winner as svod-tune reports it."""
+    """The winner as svod-tune reports it."""
     row = SurveyRow(kernel, k.name, (), 1.0, 1e-3, 1.0, "", k.flops, k.bytes)
     return KernelReport(row, (), "database", k.heuristic, k.seconds, True, True, Ratio(1.0, 1.0, 1.0), "w", "")
 

@@ -1,6 +1,6 @@
-"""The report: what stands in it for every combination of data, that it is one file that opens offline, and the sums behind its figures.
+"""The report: its content for every combination of data, its form of one file that opens offline, and the sums behind its figures.
 
-No browser here: well-formedness, links within the page, escaping, and numbers are checked on the text; how it looks was looked at.
+There is no browser: well-formedness, links within the page, escaping, and numbers are checked in the text; the look was checked by eye.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def tuning(name: str = "layer1.0.conv1") -> Tuning:
 
 
 class Checker(HTMLParser):
-    """Every element is closed where it was opened; ids are unique; what is asked for is collected."""
+    """Checks that every element is closed in its parent and that ids are unique; collects references to other files."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -330,7 +330,7 @@ def test_scales_and_ticks() -> None:
 
 
 def test_roofs_below_all_kernels_stay_in_the_plot() -> None:
-    """Ceilings of a busy machine, or of another one."""
+    """The ceilings may be from a busy machine, or from another one."""
     points = [charts.Point("a", "#a", 30.0, 300e9, ""), charts.Point("b", "#b", 40.0, 200e9, "")]
     plot = charts.roofline(points, [charts.Roof("f32", 12e9, True, "flat"), charts.Roof("memory", 15e9, False, "memory")])
     roofs = [s for s in plot.shapes if isinstance(s, charts.Line) and s.cls.startswith("roof ")]
@@ -338,7 +338,7 @@ def test_roofs_below_all_kernels_stay_in_the_plot() -> None:
 
 
 def test_names_are_shortened_where_there_is_no_room() -> None:
-    """So that a narrow plot names each of a dozen points, as a wide one does."""
+    """Names are shortened so that a narrow plot names each of a dozen points, as a wide one does."""
     points = [charts.Point(f"{i:02d} decoder convolution", f"#{i}", 30 * 1.5 ** (i % 4), 1e10 * 1.15 ** i, "") for i in range(12)]
     plot = charts.roofline(points, [charts.Roof("f32", 4e11, True, "flat"), charts.Roof("memory", 2e10, False, "memory")])
     for cls in ("wide", "narrow"):

@@ -1,4 +1,4 @@
-"""The suites: their kernels, operands that a seed decides, and results that agree with svod and with each library at small sizes."""
+"""The suites: their kernels, operands determined by a seed, and agreement of svod and each library with the reference at small sizes."""
 from __future__ import annotations
 
 import math
@@ -100,7 +100,7 @@ def test_work_is_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("case", [c for c in (*EVERY, *OF_GPU) if c.op != "model"], ids=lambda c: c.name)
 def test_svod_expression_has_the_declared_shape(case: Case) -> None:
-    """Nothing is computed: the operands are never written."""
+    """Only shapes are compared; nothing is computed, and the operands stay unwritten."""
     operands = [Tensor.empty(*o.shape, dtype=o.dtype) for o in case.operands]
     made = case.build(*operands)
     assert made.shape == case.out_shape and made.dtype == BY_NAME[case.out_dtype]
@@ -305,14 +305,14 @@ def test_each_case_has_a_search_budget_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert heuristic.config.beam is None and heuristic.config.db == ":none:"
     beam = tuned.config.beam
     assert beam is not None and (beam.width, beam.ignore_cache) == (3, True)
-    # the configuration's budget is that of the process, of which searches before have had their part
+    # the configuration's budget is per process, and earlier searches have used a part of it
     budgets = [tuned._config_for(c).beam for c in (kinds.gelu("a", "", 7), SUITES["models"][0])]
     assert [b.budget for b in budgets if b is not None] == [7.0, 600.0] and heuristic._config_for(SUITES["core"][0]).beam is None
     assert svod_contestants("db-only", None)[1].config.beam is None and len(svod_contestants("heuristic", None)) == 1
 
 
 def test_freed_memory_is_kept_once_asked() -> None:
-    """An array of 64 MB that is made again comes without page faults."""
+    """An array of 64 MB that is allocated again causes no page faults."""
     script = """
 import resource
 import numpy as np
@@ -334,7 +334,7 @@ assert faults() < 10
 
 @pytest.mark.parametrize("when", ["while it starts", "in the search"])
 def test_ctrl_c_in_a_search_is_one_of_the_benchmarks(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search keeps what it found and goes on; who asked for a run of many is not asked to interrupt each."""
+    """A search that is interrupted keeps its results and continues with the next case; the message does not advise to interrupt each."""
     class Interrupted:
         def __init__(self, tasks: Any, *args: Any, **kwargs: Any) -> None:
             if when == "while it starts":

@@ -1,4 +1,4 @@
-"""The tables of ONNX files and PyTorch modules: where files are, what is said where they are not, and that a list needs no library."""
+"""The tables of ONNX files and PyTorch modules: paths of files, messages for missing files; listing them needs no library."""
 from __future__ import annotations
 
 import subprocess

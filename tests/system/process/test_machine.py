@@ -15,7 +15,8 @@ from svod.system.process.system_files import processes_of, processes_with
 CPU = "sys/devices/system/cpu"
 MAX = "max 100000"
 
-# What lscpu calls "L1d 48K, L2 1M, L3 32M, 1 thread per core" and so on: (level, type, size, shared_cpu_list) of cpu0, thread siblings.
+# machines as lscpu describes them ("L1d 48K, L2 1M, L3 32M, 1 thread per core"): (level, type, size, shared_cpu_list) of cpu0's caches,
+# thread siblings, expected sizes
 MACHINES: dict[str, tuple[list[tuple[int, str, str, str]], str, tuple[int, int, int]]] = {
     "EPYC Turin, virtual": ([(1, "Data", "48K", "0"), (1, "Instruction", "32K", "0"), (2, "Unified", "1024K", "0"),
                              (3, "Unified", "32768K", "0-1")], "0", (48 << 10, 1 << 20, 32 << 20)),
@@ -31,7 +32,7 @@ MACHINES: dict[str, tuple[list[tuple[int, str, str, str]], str, tuple[int, int, 
     "no cache directory": ([], "", FALLBACK_CACHES),
 }
 
-# /proc/self/cgroup, files below /sys/fs/cgroup, CPUs granted
+# text of /proc/self/cgroup, files below /sys/fs/cgroup, expected CPUs
 CGROUPS: dict[str, tuple[str, dict[str, str], float | None]] = {
     "v2, no limit": ("0::/user.slice/session.scope\n", {"user.slice/cpu.max": MAX, "user.slice/session.scope/cpu.max": MAX}, None),
     "v2, docker --cpus 1.5": ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
@@ -54,7 +55,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def test_a_system_that_may_not_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may search every directory, so its refusal is imitated."""
+    """The refusal is simulated, because root may search every directory."""
     def refuse(*args: object) -> NoReturn:
         raise PermissionError(13, "Permission denied")
     monkeypatch.setattr(Path, "glob", refuse)
@@ -111,7 +112,7 @@ def test_a_quota_that_changes_is_seen(tmp_path: Path) -> None:
     assert usable_cores(cpus=64, quota=quota) == 64
 
 
-# /proc/self/cgroup, files below /sys/fs/cgroup, bytes
+# text of /proc/self/cgroup, files below /sys/fs/cgroup, expected bytes
 UNLIMITED = "9223372036854771712"
 MEMORY: dict[str, tuple[str, dict[str, str], int | None]] = {
     "v2, no limit": ("0::/a\n", {"a/memory.max": "max", "a/memory.high": "max"}, None),

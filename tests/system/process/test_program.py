@@ -46,7 +46,7 @@ def test_the_python_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/exe"), reason="needs /proc")
 def test_a_python_that_an_update_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system names the file that runs "… (deleted)". The new file of its name can be run."""
+    """The system appends " (deleted)" to the name of the running file. The new file with the old name can be run."""
     monkeypatch.setattr(os, "readlink", lambda path: f"{sys.executable} (deleted)")
     assert program.python() == sys.executable and program.why_no_python() == ""
     monkeypatch.setattr(sys, "executable", None)
@@ -86,7 +86,7 @@ def test_descriptors_of_standard_streams_are_left_alone() -> None:
 
 @pytest.mark.parametrize("patched", [False, True])
 def test_native_threads(patched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the threads of Python are greenlets, which would run later."""
+    """Native threads start at once, also if Python's threads are greenlets, which would run later."""
     if patched:
         monkeypatch.setattr("_thread.start_new_thread", lambda function, args, kwargs=None: 1)
     assert threads.are_greenlets() == patched

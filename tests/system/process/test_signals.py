@@ -1,4 +1,4 @@
-"""Dispositions and masks that a process inherits."""
+"""Signal handlers and masks that a process inherits."""
 from __future__ import annotations
 
 import os
@@ -23,7 +23,7 @@ def restored() -> Iterator[None]:
 
 
 def test_what_is_ignored_stays_ignored() -> None:
-    """As SIGHUP under nohup, and SIGINT of what a shell starts in the background."""
+    """An ignored signal stays ignored, such as SIGHUP under nohup, and SIGINT in a shell's background jobs."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
-"""svod in the surroundings that people start programs in: each case is a process of its own, with a small product, or a search of it.
+"""Runs svod in unusual surroundings of a process: each case is a separate process with a small product, or a search of it.
 
-What a case takes away is taken away for real where this machine lets a test do that (namespaces, control groups), else by putting the
-answer of the system into Python. A case whose surrounding cannot be made here is skipped, and says what is missing.
+Resources are really removed if this machine allows that in a test (namespaces, control groups); otherwise the system's answer is replaced
+in Python. A case whose surroundings cannot be made here is skipped with the reason.
 """
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ run(40)
 
 @dataclass(frozen=True)
 class Case:
-    """`before` and `after`: lines of Python around the import of svod. `end`: those after the product. `shell`: what a shell does before
-    the program. `unshare`: options of that command. `search`: whether BEAM is set. `says`: what the log says, a regular expression.
-    `logged`: False leaves the log to standard error. `needs`: a package. `runs`: how many products are computed."""
+    """A case. `before` and `after`: lines of Python around the import of svod. `end`: lines after the product. `shell`: commands before
+    the program. `unshare`: options of that command. `search`: whether BEAM is set. `says`: regular expression that the log matches.
+    `logged`: False leaves the log on standard error. `needs`: a package. `runs`: number of products computed."""
 
     name: str
     before: str = ""
@@ -125,7 +125,7 @@ CASES = [
     Case("a database in a directory that the process has left", before="import svod; os.makedirs('run/1'); os.chdir('run/1')", search=True,
          env={"SVOD_TUNE_DB": "tune.db"}, after="import atexit; atexit.register(lambda: os.stat('../../tune.db'))", says=SEARCHED),
     Case("a database that is not there", env={"SVOD_TUNE_DB": "no.db"}, says="there is no tuning database .*/no.db"),
-    # The system shows something else.
+    # the system's files are missing or different
     Case("no /proc, /sys and /dev/shm", unshare="-m", shell=NO_SYSTEM, search=True, says=SEARCHED),
     Case("a /tmp that nobody may write", unshare="-m", shell=NO_TMP, env={"TMPDIR": "/dev/shm"}, search=True, says=SEARCHED),
     Case("a PID namespace", unshare="-m -p -f --mount-proc", search=True, says=SEARCHED),
@@ -163,7 +163,7 @@ CASES = [
 
 @cache
 def why_not(unshare: str) -> str:
-    """Why a namespace cannot be had here; "" where it can."""
+    """The reason why namespaces are not available here; "" if they are."""
     if shutil.which("unshare") is None:
         return "needs the command unshare"
     done = subprocess.run(["unshare", *unshare.split(), "true"], capture_output=True, text=True, check=False)
@@ -172,7 +172,7 @@ def why_not(unshare: str) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home that most cases share: compiled objects, and the figures of this machine."""
+    """The home directory of most cases, with compiled objects and measured properties of this machine."""
     home = tmp_path_factory.mktemp("home")
     (home / ".local" / "share" / "svod").mkdir(parents=True)
     cached_ceilings(home / ".local" / "share" / "svod" / "ceilings.json", host_target(), quick=True, watch=lambda: MachineLoad)
@@ -180,7 +180,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pack(path: Path) -> None:
-    """svod as a zip file."""
+    """Pack svod into a zip file."""
     with zipfile.ZipFile(path, "w") as archive:
         for file in sorted((ROOT / "svod").rglob("*")):
             if file.suffix in (".py", ".ll", ".json"):
@@ -191,10 +191,10 @@ def environment(case: Case, place: Path, shared: Path) -> dict[str, str]:
     given: dict[str, str | None] = {
         "PYTHONPATH": str(ROOT), "HOME": str(shared), "SVOD_OBJECT_CACHE": str(shared / "objects"), "SVOD_TUNE_DB": str(place / "own.db"),
         "TEST_LOG": str(place / "log"), "TEST_DONE": str(place / "done"), "TEST_KEPT": str(place), "OPENBLAS_NUM_THREADS": "1",
-        # a search that ends by itself, soon
+        # settings of a search that ends soon
         "BEAM": "1" if case.search else None, "BEAM_WORKERS": "1", "BEAM_ROUND_SIZE": "1", "BEAM_PATIENCE": "1", "SVOD_BENCH_ROUNDS": "6",
         "SVOD_BENCH_SECONDS": "0.1", "DEBUG": None}
-    if "HOME" in case.env:      # Both folders lie below HOME otherwise.
+    if "HOME" in case.env:      # otherwise both folders are below HOME
         given |= {"SVOD_OBJECT_CACHE": None, "SVOD_TUNE_DB": None}
     given |= case.env
     return {k: v for k, v in {**os.environ, **given}.items() if v is not None}
@@ -230,7 +230,7 @@ def test_svod_runs(case: Case, tmp_path: Path, shared: Path) -> None:
 # -- control groups -----------------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def control_group(controller: str, limits: dict[str, str]) -> Iterator[Path]:
-    """A group with limits, by the names of version 1's files or version 2's. The test is skipped where none can be made."""
+    """A control group with limits, named as in version 1's or version 2's files. Skips the test if none can be made."""
     first = GROUPS / controller if (GROUPS / controller).is_dir() else GROUPS
     group = first / f"svod-test-{os.getpid()}"
     try:
@@ -246,7 +246,7 @@ def control_group(controller: str, limits: dict[str, str]) -> Iterator[Path]:
 
 
 def set_limits(group: Path, limits: dict[str, str]) -> bool:
-    """Write the limits whose files a group has. Whether it has any."""
+    """Write the limits for which a group has files. Returns whether there is any."""
     there = {name: value for name, value in limits.items() if (group / name).exists()}
     for name, value in there.items():
         (group / name).write_text(value)
@@ -254,7 +254,7 @@ def set_limits(group: Path, limits: dict[str, str]) -> bool:
 
 
 def in_group(group: Path) -> list[str]:
-    """The words before a command that runs it in a group."""
+    """The words to put before a command so that it runs in a group."""
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
 
 

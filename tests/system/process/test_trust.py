@@ -1,4 +1,4 @@
-"""Rights to write to a file, from its owner and modes and those of the folders above it."""
+"""Write permissions of a file, derived from its owner and mode and those of the folders above it."""
 from __future__ import annotations
 
 import grp
@@ -60,4 +60,4 @@ def test_another_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     os.chown(path.parent, 54321, -1)
     assert writers(path) == f"{path.parent} belongs to the user 54321"
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    assert writers(path) == ""      # root's below the user's own
+    assert writers(path) == ""      # a file of root below the user's own folder
