@@ -3,8 +3,8 @@
     acc[lane]   += Σ over i < group of a[lane·group + i] · b[lane·group + i]                                         vectors
     acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
 
-A processor holds a tile in a register. On a GPU the threads of a subgroup hold it together, each a `Fragment` of it. An instruction of
-several subgroups reads its operands from shared memory, where they lie in lines of `LINE` bytes.
+A CPU holds a tile in a register. On a GPU the threads of a subgroup hold a tile together, each a `Fragment` of it. An instruction of
+several subgroups reads its operands from shared memory, in lines of `LINE` bytes.
 """
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64"
 
 
 def isa_features(arch: str, available: Iterable[str]) -> tuple[str, ...]:
-    """The names of `ISA` whose LLVM features are all in `available` or belong to every processor of the architecture, sorted."""
+    """The names in `ISA` whose LLVM features are all in `available`, or in the baseline of the architecture; sorted."""
     have = {*available, *BASELINE[arch]}
     return tuple(sorted(name for name, needs in ISA[arch].items() if have.issuperset(needs)))
 
 
 def llvm_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
-    """The LLVM features behind the names of a target, sorted; names LLVM alone knows (from other tools) are passed on."""
+    """The LLVM features that the names of a target stand for, sorted. Names that are not in `ISA` are passed on as LLVM features."""
     table = ISA.get(arch, {})
     return tuple(sorted({f for name in features for f in table.get(name, (name,))}))
 
 
 class Digit(NamedTuple):
-    """A digit of the number of a thread, or of an element that it holds: how many values it has, and what one more of it moves in the
-    tile."""
+    """A digit of the number of a thread, or of an element that it holds. `extent`: how many values it has; `rows`, `columns`: how far each
+    step of it moves in the tile."""
 
     extent: int
     rows: int
@@ -70,9 +70,11 @@ class Digit(NamedTuple):
 
 @dataclass(frozen=True)
 class Fragment:
-    """The elements of a tile that each thread of a subgroup holds, by the digits of both numbers, the first ones outermost.
+    """The elements of a tile that each thread of a subgroup holds. `threads`, `elements`: the digits of the thread's and of the element's
+    number, most significant first.
 
-        threads (8, 1, 0) (4, 0, 2), elements (2, 8, 0) (2, 0, 1)       thread t has rows t//4 and t//4 + 8 of columns 2·(t%4) and the next
+        threads (8, 1, 0) (4, 0, 2), elements (2, 8, 0) (2, 0, 1)       thread t has rows t//4 and t//4 + 8 of columns 2·(t%4) and the
+    next
     """
 
     threads: tuple[Digit, ...]
@@ -89,7 +91,7 @@ class Fragment:
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """(row, column) of each element of thread 0. Those of another thread are as far from them as its first one."""
+        """(row, column) of each element of thread 0. The elements of any other thread are these, moved by its `origins` entry."""
         return _places(self.elements)
 
     @cached_property
@@ -99,7 +101,7 @@ class Fragment:
 
     @property
     def run(self) -> Digit:
-        """The innermost digit of elements: they lie beside each other."""
+        """The innermost digit of elements, which are neighbours in the tile."""
         return self.elements[-1]
 
 
@@ -114,11 +116,11 @@ def _places(digits: tuple[Digit, ...]) -> tuple[tuple[int, int], ...]:
 class Dot:
     """A dot or matrix instruction.
 
-    `sources`: the element types of a contraction's operands that it takes, as they are or widened in the copy.
+    `sources`: the element types of operands that it accepts, either directly or after conversion by the copy.
 
-    `operands`: the types it multiplies, in order. Where they differ, an operand of the wrong type fits after its sign bit is flipped, which
-    adds or subtracts 128; the effect on the sum is summed beside it and subtracted. It is done to the operand that is not the vector. All
-    is exact modulo 2^32."""
+    `operands`: the types it multiplies, in order. If they differ in signedness, an operand of the other signedness is converted by flipping
+    its sign bits, which adds or subtracts 128; the resulting error of the sum is summed separately and subtracted. This is done to the
+    operand that is not the vector. The result is exact modulo 2^32."""
 
     name: str
     arch: str
@@ -127,13 +129,14 @@ class Dot:
     operands: tuple[DType, DType]
     sources: tuple[DType, ...]
     group: int
-    llvm: str                          # LLVM's intrinsic; of vectors, its name goes on with the bits of a register
+    llvm: str                          # LLVM's intrinsic; for vectors, the bits of a register are appended to the name
     rows: int = 1                      # rows of a tile of results; 1: vectors
     columns: int = 1
-    depth: int = 1                     # groups that one instruction sums up
-    base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
-    fragments: tuple[Fragment, ...] | None = None      # of results, then of rows and columns, where threads hold them
-    significand: int = 0               # bits to which factors are rounded, to nearest, ties away from 0; 0: as many as their type has
+    depth: int = 1                     # groups along the sum of one instruction
+    base_cost: float = 1.0             # time of one instruction in vector multiply-adds, if it was not measured
+    fragments: tuple[Fragment, ...] | None = None      # fragments of results, then of the row and column operands, if threads hold them
+    # significant bits to which factors are rounded, to nearest, ties away from 0; 0: they are not rounded
+    significand: int = 0
 
     @property
     def is_tile(self) -> bool:
@@ -141,21 +144,21 @@ class Dot:
 
     @property
     def reads_shared(self) -> bool:
-        """Whether it reads its operands from shared memory."""
+        """Whether the instruction reads its operands from shared memory."""
         return self.fragments is not None and len(self.fragments) == 1
 
     @property
     def threads(self) -> int:
-        """Threads that hold a tile together."""
+        """Number of threads that hold a tile together."""
         return self.fragments[0].num_threads if self.fragments else 1
 
     @property
     def positions(self) -> int:
-        """Positions along the sum of one instruction."""
+        """Positions along the sum of one instruction: groups times elements of a group."""
         return self.group * self.depth
 
     def cost(self, target: Target) -> float:
-        """Duration of one instruction in vector multiply-adds."""
+        """Time of one instruction, in vector multiply-adds."""
         return self.base_cost if self.is_tile or target.dot_cost is None else target.dot_cost(self.name)
 
     def runs_on(self, target: Target) -> bool:
@@ -171,8 +174,8 @@ def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int
          base_cost: float = 8.0) -> Dot:
     """An mma.sync of 16 or 8 rows, 8 columns and so much depth, by the layouts of "Matrix Fragments for mma" in NVIDIA's PTX ISA. Those of
     16 rows take as long as 8 multiply-adds of each thread of a warp."""
-    word = 4 // operand.itemsize       # operands in a register, which lie along the sum
-    registers = depth // (4 * word)    # along the sum
+    word = 4 // operand.itemsize       # operands in one register, which are neighbours along the sum
+    registers = depth // (4 * word)    # registers along the sum
     line, part, further = Digit(8, 1, 0), Digit(4, 0, word), Digit(rows // 8, 8, 0)
     left = Fragment((line, part), (Digit(registers, 0, 4 * word), further, Digit(word, 0, 1)))
     right = Fragment((Digit(8, 0, 1), Digit(4, word, 0)), (Digit(registers, 4 * word, 0), Digit(word, 1, 0)))
@@ -199,7 +202,7 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
         "llvm.x86.avx512.vpdpwssd"),
     Dot("bf16", "x86_64", ("avx512f", "bf16"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
         "llvm.x86.avx512bf16.dpbf16ps"),
-    # 16 cycles for 16 rows of 16 columns of 64 bytes, whatever they hold
+    # 16 cycles for 16 rows of 16 columns of 64 bytes, whatever their type
     *(Dot("amx8" + suffix, "x86_64", ("amx", "avx512f"), dtypes.int32, (a, b), (a, b), 4, f"llvm.x86.tdpb{suffix or 'ss'}d",
           rows=16, columns=16, depth=16, base_cost=32.0)
       for suffix, a, b in (("", _I8, _I8), ("uu", _U8, _U8), ("su", _I8, _U8), ("us", _U8, _I8))),
@@ -209,7 +212,7 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
     _mma("mma_f16", "mma.f16", dtypes.float32, dtypes.float16, 16, "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"),
     _mma("mma_f16k8", "mma.f16k8", dtypes.float32, dtypes.float16, 8, "llvm.nvvm.mma.m16n8k8.row.col.f32.f32"),
     _mma("mma_s8", "mma.s8", dtypes.int32, _I8, 32, "llvm.nvvm.mma.m16n8k32.row.col.s8"),
-    # It has as many products as mma_f16k8; a T4 computes half as many of that a second.
+    # It has as many products as mma_f16k8, but a T4 computes only half as many of them per second.
     _mma("mma_s8k16", "mma.s8k16", dtypes.int32, _I8, 16, "llvm.nvvm.mma.m8n8k16.row.col.s8", rows=8, base_cost=4.0),
     *(_mma(f"mma_tf32{suffix}", "mma.tf32", dtypes.float32, dtypes.float32, depth, f"llvm.nvvm.mma.m16n8k{depth}.row.col.tf32", TF32)
       for suffix, depth in (("", 8), ("k4", 4))),
@@ -217,4 +220,4 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
       for kind, accumulator, operand in (("bf16", dtypes.float32, dtypes.bfloat16), ("f16", dtypes.float32, dtypes.float16),
                                          ("s8", dtypes.int32, _I8))),
 )}
-TILES = 8           # registers that hold tiles
+TILES = 8           # tile registers

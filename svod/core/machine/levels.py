@@ -41,4 +41,4 @@ class MemorySpace(Enum):
     GLOBAL = auto()     # every thread: arguments and temporaries
 
 
-OF_GROUP = (MemorySpace.HELD, MemorySpace.SHARED)       # spaces of values that the threads of a group compute together
+OF_GROUP = (MemorySpace.HELD, MemorySpace.SHARED)       # spaces whose values the threads of a group compute together

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from svod.core.ir.dtype import DType
 
 NO_LIMIT = (1 << 63) - 1
-DISK = "DISK"    # devices of this name, DISK:path, are mapped files: they hold values and compute none
-HOST = "CPU"     # the device whose memory NumPy arrays are in, and where values are computed unless another device is named
+DISK = "DISK"    # devices named DISK:path are mapped files, which hold values and compute nothing
+HOST = "CPU"     # the device whose memory holds NumPy arrays, and on which values are computed unless another one is named
 
 
 class FloatRules(NamedTuple):
@@ -24,12 +24,12 @@ class FloatRules(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """Capabilities that opts, heuristics and lowering ask for, and the readable key of the database.
+    """The capabilities that opts, heuristics and lowering depend on; also the readable part of the database's key.
 
-    Sizes are bytes. Caches are per core except `l3`, which is shared; of a device with groups `l1` is a unit's, `l2` is the device's, and
-    there is no l3 (0). `threads`: min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`: durations of dot instructions in vector
-    multiply-adds, by name, where they were measured. `dot_cost`, `software_lanes`, `clock` and `memory_rate` rank states and are no part of
-    the target's identity."""
+    Sizes are bytes. Caches are per core except `l3`, which is shared. On a device with groups `l1` belongs to a unit, `l2` to the device,
+    and `l3` is 0. `threads`: min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`: durations of dot instructions in vector multiply-adds,
+    by name, where they were measured. `dot_cost`, `software_lanes`, `clock` and `memory_rate` rank states and are no part of the target's
+    identity."""
 
     arch: str                       # "x86_64", "aarch64", "nvptx64"
     cpu: str                        # LLVM's CPU name, e.g. "znver5"
@@ -42,11 +42,11 @@ class Target:
     threads: int
     has_fma: bool = True
     uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
-    rounds_factors: bool = False    # opts may choose those that round factors of float32, too
+    rounds_factors: bool = False    # opts may also choose instructions that round factors of float32
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_pow2: bool = False          # a power of two of float32 is one instruction, of two units in the last place: NVIDIA's ex2.approx.ftz
-    has_mask_registers: bool = False    # lanes are masked by registers of their own, as in AVX-512: a known mask costs nothing
-    has_strict_floats: bool = True  # float operations are neither reassociated nor fused but where LINEAR says so
+    has_mask_registers: bool = False    # lanes are masked by separate registers, as in AVX-512, so a constant mask costs nothing
+    has_strict_floats: bool = True  # float operations are neither reassociated nor fused unless LINEAR says so
     has_float64: bool = True
     has_masked_memory: bool = True  # masked vector loads and stores are single instructions, those of whole vectors at least
     has_non_temporal: bool = True   # stores can go past the caches
@@ -54,17 +54,17 @@ class Target:
     shared_bytes: int = 0           # memory that the threads of a group share
     subgroup: int = 0               # threads of a group that run in lockstep and exchange registers; 0: none do
     has_async_copies: bool = False  # copies from arguments to shared memory bypass registers, and a thread waits for them later
-    bulk_row: int = 0               # least bytes of a row that is copied in bulk, counted by a barrier in shared memory; 0: none is
-    registers_per_thread: int = 0   # most 32-bit registers of a thread; this and what follows are 0 where they are not known
-    group_registers: int = 0        # registers of a unit, which the groups on it divide; a group has at most all of them
+    bulk_row: int = 0               # least bytes of a row for a bulk copy, counted by a barrier in shared memory; 0: no bulk copies
+    registers_per_thread: int = 0   # most 32-bit registers of a thread; this and all following figures are 0 if unknown
+    group_registers: int = 0        # registers of a unit, shared by the groups on it; also the most of one group
     units: int = 0                  # streaming multiprocessors, compute units or Xe cores of the device; each runs several groups at a time
     unit_threads: int = 0           # most threads on a unit
     unit_groups: int = 0            # most groups on a unit
-    unit_shared_bytes: int = 0      # shared memory of a unit, which the groups on it divide
-    group_reserved_bytes: int = 0   # shared memory that each group takes beside its own
-    software_lanes: int = field(default=0, compare=False)   # threads that a driver in software runs in lockstep on a processor; 0: hardware
+    unit_shared_bytes: int = 0      # shared memory of a unit, shared by the groups on it
+    group_reserved_bytes: int = 0   # shared memory that each group takes in addition to its own
+    software_lanes: int = field(default=0, compare=False)   # threads that a software driver runs in lockstep on a CPU; 0: hardware
     clock: float = field(default=0.0, compare=False)        # cycles per second of the units
-    memory_rate: float = field(default=0.0, compare=False)  # bytes per second of the device's memory at best
+    memory_rate: float = field(default=0.0, compare=False)  # highest rate of the device's memory, in bytes per second
     device: str = HOST
     global_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)    # groups that a launch may have along its dimensions
     local_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)     # positions that a group may have along its dimensions

@@ -1,1 +1,1 @@
-"""Instructions that a renderer does not print, made of those that it does."""
+"""Rewrites instructions that a renderer does not print into instructions that it does."""

@@ -1,4 +1,4 @@
-"""A phase while its instructions are made legal: the instructions so far, and the calls that add some."""
+"""A phase while its instructions are rewritten to legal ones: the instructions so far, and methods that rules add instructions with."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +13,20 @@ BOOL = dtypes.bool
 
 
 class Rewriting:
-    """Rewrites a phase instruction by instruction: each is kept, or a rule makes its value of others. Values are positions in `out`.
+    """Rewrites a phase instruction by instruction: each is kept, or a rule replaces it by others that compute its value. Values are
+    positions in `out`.
 
-    An instruction that a rule adds is made once: the same one is looked up in the open loops."""
+    An instruction that a rule adds is emitted once per scope: an equal one in an open loop is reused."""
 
     def __init__(self, phase: PhaseSpec, code: Sequence[Instruction], instructions: Instructions, rule_of: RuleOf) -> None:
         self.phase, self.code, self.instructions, self.rule_of = phase, code, instructions, rule_of
         self.out: list[Instruction] = []
         self.at: list[int] = []                                 # instruction of `code` → the position of its value in `out`
-        self.made: list[dict[tuple[Any, ...], int]] = [{}]      # per open loop: instruction that a rule has added there → its position
+        self.made: list[dict[tuple[Any, ...], int]] = [{}]      # per open loop: instruction added by a rule → its position
         self._intervals: list[Interval] | None = None
 
     def run(self) -> list[Instruction]:
-        """The phase rewritten."""
+        """Rewrite the phase; returns its instructions."""
         for instruction in self.code:
             self.at.append(self.rewritten(instruction))
             if instruction.op == "LOOP":
@@ -35,12 +36,12 @@ class Rewriting:
         return self.out
 
     def rewritten(self, instruction: Instruction) -> int:
-        """The value of the next instruction of `code`."""
+        """Rewrite the next instruction of `code`; returns its value."""
         op, dtype, lanes, src, arg = instruction
         return self.add(op, dtype, lanes, tuple([self.at[s] for s in src]), arg)
 
     def add(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None) -> int:
-        """The value of an instruction on values of `out`: what a rule makes of it, or the instruction itself."""
+        """Add an instruction on values of `out`, or what its rule replaces it with; returns its value."""
         rule = self.rule_of(op, dtype, self.out[src[0]].dtype if src else dtype)
         value = rule(self, op, dtype, lanes, src, arg) if rule is not None else None
         if value is None:
@@ -49,14 +50,14 @@ class Rewriting:
         return value
 
     def least(self, k: int) -> int:
-        """The least value of operand k, an index, of the instruction that is being rewritten."""
+        """The least value of operand k, an index, of the instruction that is currently rewritten."""
         if self._intervals is None:
             self._intervals = intervals(self.phase, self.code)
         return self._intervals[self.code[len(self.at)].src[k]][0]
 
     # -- what rules add ---------------------------------------------------------------------------
     def put(self, op: str, dtype: DType, lanes: int, *src: int, arg: Any = None) -> int:
-        """The value of an instruction, which is rewritten in turn where the renderer does not print it."""
+        """Add an instruction for a rule; it is rewritten in turn if the renderer does not print it. Returns its value."""
         key = (op, dtype.name, lanes, src, repr(arg))
         for scope in self.made:
             if key in scope:
@@ -73,7 +74,7 @@ class Rewriting:
         return self.put("CONST", dtype, lanes, arg=value)
 
     def cast(self, dtype: DType, v: int) -> int:
-        """`v` as another type."""
+        """`v` converted to another type."""
         return v if self.out[v].dtype == dtype else self.put("CAST", dtype, self.out[v].lanes, v)
 
     def bitcast(self, dtype: DType, v: int) -> int:
@@ -84,11 +85,11 @@ class Rewriting:
         return self.out[v].dtype, self.out[v].lanes
 
     def known(self, v: int) -> Any:
-        """The value of a constant in all lanes, else None."""
+        """The value of a constant that is the same in all lanes, else None."""
         return self.out[v].arg if self.out[v].op == "CONST" else None
 
     def elements(self, v: int) -> Sequence[Any]:
-        """The values of a constant's lanes, one where all are equal; () where it is none."""
+        """The values of a constant's lanes, a single one if all are equal; () if it is no constant."""
         op, _, _, _, arg = self.out[v]
         return (arg,) if op == "CONST" else arg if op == "VCONST" else ()
 

@@ -20,8 +20,8 @@ def is_half(dtype: DType) -> bool:
 
 
 def cast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """CAST. To bool it is a comparison. A 16-bit float goes by way of float32; float64 becomes one by way of float32 rounded to odd, which
-    avoids rounding twice."""
+    """Rule for CAST. To bool it is a comparison with 0. Conversions of 16-bit floats go through float32; from float64 through float32
+    rounded to odd, which avoids double rounding."""
     x, n = src[0], b.instructions
     of, _ = b.type_of(x)
     if of == dtype:
@@ -42,8 +42,8 @@ def cast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def _to_integer(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int | None:
-    """A number as an integer. A float becomes a short integer by way of int32; an integer is extended by 64-bit integers of its kind; an
-    index of 32 bits is the nearest one, which lies outside of every buffer if the number does."""
+    """Convert a number to an integer. A float becomes a short integer through int32; an integer is extended to 64 bits in its own
+    signedness first. A number that a 32-bit index cannot hold becomes the nearest index, which is outside of every buffer."""
     n = b.instructions
     if of.is_float and dtype.bits < 32 and not n.has_short_integers:
         return b.cast(dtype, b.cast(I32, x))
@@ -61,14 +61,14 @@ def _to_integer(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> in
 
 
 def _of_constant(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int:
-    """A constant as a constant of another type."""
+    """Convert a constant to another type."""
     with np.errstate(all="ignore"):
         values = [cast_value(constant(of, value), of, dtype).item() for value in b.elements(x)]
     return b.const(dtype, lanes, values[0]) if len(values) == 1 else b.put("VCONST", dtype, lanes, arg=tuple(values))
 
 
 def in_32_bits(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """An operation of numbers of 8 or 16 bits, in 32 bits and wrapped, or rounded. float32 has more than twice the precision of
+    """Rule for operations on 8- or 16-bit numbers: compute in 32 bits, then wrap or round. float32 has more than twice the precision of
     16-bit floats, so +, -, *, / and sqrt are correctly rounded."""
     kind = {"f": F32, "i": I32, "u": U32}[b.type_of(src[0])[0].kind]
     wide = [b.cast(kind, s) for s in src]
@@ -76,7 +76,8 @@ def in_32_bits(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, 
 
 
 def bitcast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """BITCAST. Between elements of different widths: narrow ones are shifted to their places in wide ones, or out of them."""
+    """Rule for BITCAST. Between elements of different widths, narrow elements are shifted into their places in wide ones, or out of
+    them."""
     x = src[0]
     of, width = b.type_of(x)
     if of == dtype:
@@ -93,7 +94,7 @@ def bitcast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...
 
 
 def _join(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int:
-    """Neighbouring lanes as one wide element, the first in its low bits."""
+    """Join neighbouring lanes to one wide element, the first lane in its low bits."""
     count, total = dtype.bits // of.bits, -1
     for k in range(count):
         own = tuple(range(k, lanes * count, count))
@@ -105,7 +106,7 @@ def _join(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int:
 
 
 def _split(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int:
-    """Each wide element as several lanes, its low bits first."""
+    """Split each wide element into several lanes, its low bits first."""
     count = of.bits // dtype.bits
     copies = b.put("SPLAT", of, lanes, x) if lanes == count else b.put("SHUFFLE", of, lanes, x, arg=tuple(k // count for k in range(lanes)))
     places = b.put("VCONST", of, lanes, arg=tuple(k % count * dtype.bits for k in range(lanes)))

@@ -1,4 +1,4 @@
-"""Operations of floats that some renderers lack, or have without the NaNs and the signs of zeros that LINEAR promises."""
+"""Rules for float operations that some renderers lack, or print without the NaNs and signs of zeros that LINEAR promises."""
 from __future__ import annotations
 
 from typing import Any
@@ -11,12 +11,13 @@ LARGEST_F64 = 1.7976931348623157e308
 
 
 def reciprocal(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """1 / x."""
+    """Rule for RECIPROCAL: 1 / x."""
     return b.alu("FDIV", dtype, lanes, b.const(dtype, lanes, 1.0), src[0])
 
 
 def extremum(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """MAX or MIN, which are NaN if one operand is. A comparison with NaN is false, so y is kept if it is NaN; a NaN in x is tested for."""
+    """Rule for MAX and MIN, whose result is NaN if an operand is. A comparison with NaN is false, so y is chosen if y is NaN; whether x is
+    NaN is tested separately."""
     x, y = src
     if _is_number(b, x):
         x, y = y, x
@@ -35,7 +36,8 @@ def _is_number(b: Rewriting, v: int) -> bool:
 
 
 def test_for_nan(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """CMPNE of a float with itself, and CMPEQ: float32 by its bits, float64 by comparisons that are false for NaN alone."""
+    """Rule for CMPNE and CMPEQ of a float with itself: float32 is tested by its bits, float64 by comparisons that are false only for
+    NaN."""
     if src[0] != src[1]:
         return None
     of, x = b.type_of(src[0])[0], src[0]
@@ -49,7 +51,8 @@ def test_for_nan(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int
 
 
 def round_by_floor(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """ROUND, halves to even, or TRUNC, by the size's FLOOR. Whole numbers, infinities and NaN are their own results."""
+    """Rule for ROUND (halves to even) and TRUNC, by the FLOOR of the absolute value. Whole numbers, infinities and NaN are returned
+    unchanged."""
     x = src[0]
 
     def alu(name: str, *operands: int) -> int:
@@ -72,7 +75,7 @@ def round_by_floor(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[i
 
 # -- 16-bit floats ------------------------------------------------------------------------------------
 def sign_bit(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """NEG or ABS of 16-bit floats."""
+    """Rule for NEG and ABS of 16-bit floats."""
     raw = b.bitcast(U16, src[0])
     changed = b.alu("XOR", U16, lanes, raw, b.const(U16, lanes, 0x8000)) if op == "NEG" else \
         b.alu("AND", U16, lanes, raw, b.const(U16, lanes, 0x7FFF))
@@ -80,12 +83,12 @@ def sign_bit(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ..
 
 
 def widen(b: Rewriting, lanes: int, x: int) -> int:
-    """A 16-bit float's bits as float32; exact."""
+    """The bits of a 16-bit float converted to float32; exact."""
     dtype, _ = b.type_of(x)
     word = b.cast(U32, b.bitcast(U16, x))
     if dtype == dtypes.bfloat16:
         return b.bitcast(F32, b.alu("SHL", U32, lanes, word, b.const(U32, lanes, 16)))
-    # float16 has 5 bits of exponent, float32 has 8: multiplying by 2^112 moves them, also those of denormal numbers
+    # float16 has 5 bits of exponent, float32 has 8; multiplying by 2^112 corrects the bias, also for denormal numbers
     size = b.alu("AND", U32, lanes, word, b.const(U32, lanes, 0x7FFF))
     moved = b.bitcast(F32, b.alu("SHL", U32, lanes, size, b.const(U32, lanes, 13)))
     scaled = b.alu("MUL", F32, lanes, moved, b.const(F32, lanes, 2.0**112))
@@ -96,14 +99,15 @@ def widen(b: Rewriting, lanes: int, x: int) -> int:
 
 
 def narrow(b: Rewriting, dtype: DType, lanes: int, x: int) -> int:
-    """float32 rounded to a 16-bit float, to nearest even."""
+    """Round float32 to a 16-bit float, to nearest even."""
     raw = b.bitcast(U32, x)
     result = _bits_of_bfloat16(b, lanes, x, raw) if dtype == dtypes.bfloat16 else _bits_of_float16(b, lanes, raw)
     return b.bitcast(dtype, b.cast(U16, result))
 
 
 def _nearest_even(b: Rewriting, lanes: int, raw: int, dropped: int) -> int:
-    """A word with half of the last place added, before so many bits are dropped, and one more where the result would be odd."""
+    """Add to a word what rounds it to nearest even when its low `dropped` bits are cut off: just below half of the last place, and 1 more
+    if the result would be odd."""
     def alu(name: str, v: int, w: int) -> int:
         return b.alu(name, U32, lanes, v, b.const(U32, lanes, w))
     odd = alu("AND", alu("SHR", raw, dropped), 1)
@@ -111,7 +115,7 @@ def _nearest_even(b: Rewriting, lanes: int, raw: int, dropped: int) -> int:
 
 
 def _bits_of_bfloat16(b: Rewriting, lanes: int, x: int, raw: int) -> int:
-    """The upper half of float32, rounded; a NaN keeps its sign and gets its quiet bit."""
+    """The bits of bfloat16: the upper half of float32, rounded. A NaN keeps its sign and gets its quiet bit."""
     rounded = _nearest_even(b, lanes, raw, 16)
     quiet = b.alu("OR", U32, lanes, raw, b.const(U32, lanes, 0x400000))
     chosen = b.alu("WHERE", U32, lanes, b.alu("CMPNE", BOOL, lanes, x, x), quiet, rounded)
@@ -119,9 +123,8 @@ def _bits_of_bfloat16(b: Rewriting, lanes: int, x: int, raw: int) -> int:
 
 
 def _bits_of_float16(b: Rewriting, lanes: int, raw: int) -> int:
-    """The bits of a normal number come by integer arithmetic that moves its exponent. A number below 2^-14 is rounded by adding 0.5, a sum
-    whose last place is the unit of denormal numbers.
-    Numbers beyond the largest one become infinity; a NaN stays one."""
+    """The bits of float16. Integer arithmetic moves the exponent of a normal number. A number below 2^-14 is rounded by adding 0.5: the
+    last place of that sum is the unit of denormal numbers. Numbers beyond the largest one become infinity; NaN stays NaN."""
     def alu(name: str, v: int, w: int) -> int:
         return b.alu(name, U32, lanes, v, b.const(U32, lanes, w))
 
@@ -138,7 +141,7 @@ def _bits_of_float16(b: Rewriting, lanes: int, raw: int) -> int:
 
 
 def to_odd(b: Rewriting, lanes: int, x: int) -> int:
-    """float64 → float32 rounded to odd: an inexact result has its last bit set, so that rounding it again is as rounding once.
+    """float64 → float32 rounded to odd: an inexact result has its last bit set, so that a second rounding gives the same as a single one.
 
     (Boldo and Melquiond, "When double rounding is odd", 2005.)"""
     near = b.cast(F32, x)

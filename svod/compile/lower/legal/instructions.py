@@ -1,4 +1,4 @@
-"""The instructions that a renderer prints, as far as renderers differ."""
+"""Which instructions a renderer prints, as far as renderers differ."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Instructions:
-    """The instructions that a renderer prints; `legalize` makes all others of these. Every renderer has the defaults:
+    """The instructions that a renderer prints; `legalize` rewrites all others into these. Every renderer prints:
 
     * on bool, 32- and 64-bit integers, index, float32 and float64: ADD, SUB, MUL, MULACC, AND, OR, XOR, NOT, MAX and MIN of integers, ABS,
       comparisons, WHERE, FDIV, SQRT, FLOOR, CEIL, TRUNC, ROUND, NEG of floats, and CASTs between these types that are not index or bool;
@@ -17,12 +17,12 @@ class Instructions:
     holds_wide: bool = False            # narrow numbers stand in registers of 32 bits: a CAST to more bits is free, and results that a
                                         # narrow type holds need no CAST back
     half_casts: frozenset[str] = frozenset()    # 16-bit floats that a CAST from float32 rounds to
-    widened: frozenset[str] = frozenset()       # 16-bit floats that a CAST to float32 widens
-    keeps_nans: bool = False            # MAX and MIN of floats are NaN where one operand is
+    widened: frozenset[str] = frozenset()       # 16-bit floats that a CAST to float32 converts
+    keeps_nans: bool = False            # MAX and MIN of floats are NaN if an operand is
     compares_nans: bool = False         # a NaN is not equal to itself: compilers may not assume that there are none
-    compares_bools: bool = False        # CMPLT and CMPLE of bools
+    compares_bools: bool = False        # prints CMPLT and CMPLE of bools
     compares_int64: bool = False        # CMPLT and CMPLE of int64 with constants are right
-    extends_by_source: bool = False     # a CAST of integers to more bits looks at the sign of the type that it comes from
+    extends_by_source: bool = False     # a CAST of integers to more bits extends by the signedness of the source type
     rounds_float64: bool = False        # ROUND and TRUNC of float64 are right for halves and for the signs of zeros
-    splits_lanes: bool = False          # BITCASTs between elements of different widths
-    index_bits: int = 64                # bits of an index; a CAST makes the nearest index of a number with more
+    splits_lanes: bool = False          # prints BITCASTs between elements of different widths
+    index_bits: int = 64                # bits of an index; a CAST of a number that does not fit gives the nearest index

@@ -1,9 +1,9 @@
-"""Division and shifts of integers.
+"""Rules for division and shifts of integers.
 
     IDIV, MOD       round to minus infinity; by zero they give 0; MIN // -1 wraps, as in NumPy
     SHL, SHR        by the width or more, or by a negative amount, give 0, or the sign
 
-of instructions that are defined for less:
+are composed of instructions that are defined for fewer operands:
 
     QUOTIENT, REMAINDER         round to zero; the divisor is not 0, nor -1 where the dividend is MIN
     SHL_BELOW, SHR_BELOW        by 0 to the width - 1; for other amounts some value
@@ -17,22 +17,22 @@ from svod.core.ir.dtype import BY_NAME, DType, dtypes
 
 
 def bits_of(b: Rewriting, dtype: DType) -> int:
-    """The bits of an integer in a register."""
+    """The width of an integer type in a register."""
     return b.instructions.index_bits if dtype is dtypes.index else dtype.bits
 
 
 def unsigned(b: Rewriting, dtype: DType) -> DType:
-    """The unsigned integers of the same width."""
+    """The unsigned type of the same width."""
     return BY_NAME[f"uint{bits_of(b, dtype)}"]
 
 
 def from_unsigned(b: Rewriting, dtype: DType, v: int) -> int:
-    """A number of the unsigned type as one of `dtype`, which holds it or wraps."""
+    """Convert a value of the unsigned type to `dtype`; it wraps if need be."""
     return b.cast(dtype, b.cast(BY_NAME[f"int{bits_of(b, dtype)}"], v) if dtype is dtypes.index else v)
 
 
 def divide(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """IDIV, or MOD.
+    """Rule for IDIV and MOD.
 
     By a power of two they are a shift, which rounds to minus infinity, and a mask. By another positive number the remainder's sign, as a
     word of ones, is added to the quotient."""
@@ -56,7 +56,7 @@ def divide(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...]
 
 
 def _divide_unsigned(b: Rewriting, remainder: bool, dtype: DType, lanes: int, x: int, y: int) -> int:
-    """Division of numbers that are not negative."""
+    """Division of numbers that are not negative; by 0 it gives 0."""
     kind = unsigned(b, dtype)
 
     def divided(divisor: int) -> int:
@@ -95,7 +95,7 @@ def _divide_signed(b: Rewriting, remainder: bool, dtype: DType, lanes: int, x: i
 
 
 def shift(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """SHL, or SHR: arithmetic for signed integers."""
+    """Rule for SHL and SHR; SHR of signed integers is arithmetic."""
     (x, amount), bits = src, bits_of(b, dtype)
     known = b.elements(amount)
     if known and all(0 <= n < bits for n in known):
@@ -110,12 +110,12 @@ def shift(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...],
 
 
 def subtract_from_zero(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """NEG of an integer."""
+    """Rule for NEG of an integer."""
     return b.alu("SUB", dtype, lanes, b.const(dtype, lanes, 0), src[0])
 
 
 def by_extrema(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """CMPLT and CMPLE with a constant: x < y is MAX(x, y) ≠ x, x ≤ y is MIN(x, y) = x."""
+    """Rule for CMPLT and CMPLE with a constant: x < y is MAX(x, y) ≠ x, x ≤ y is MIN(x, y) = x."""
     if not any(b.elements(s) for s in src):
         return None
     x, y = src
@@ -125,5 +125,5 @@ def by_extrema(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, 
 
 
 def of_bools(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """CMPLT and CMPLE of bools: NOT x AND y, NOT x OR y."""
+    """Rule for CMPLT and CMPLE of bools: NOT x AND y, NOT x OR y."""
     return b.alu("AND" if op == "CMPLT" else "OR", BOOL, lanes, b.alu("NOT", BOOL, lanes, src[0]), src[1])

@@ -1,4 +1,4 @@
-"""Legalisation: LINEAR is rewritten to the instructions that a renderer prints.
+"""Legalisation: rewrites LINEAR to the instructions that a renderer prints.
 
     MOD int32 %3, 7                          %5 = QUOTIENT int32 %3, 7
                                      →       %6 = MUL int32 %5, 7;  %7 = SUB int32 %3, %6       the remainder, of the dividend's sign
@@ -6,8 +6,8 @@
 
     ADD bfloat16 %3, %4              →       BITCAST, CAST, SHL, BITCAST of each;  ADD float32;  the bits rounded, SHR, CAST, BITCAST
 
-It is the last pass over LINEAR, made for each renderer: chains, costs, digests and records are of LINEAR as lowering wrote it, which is
-the same for all renderers of a target. What the program computes stays the same, but where LINEAR leaves it open.
+It is the last pass over LINEAR, and depends on the renderer: chains, costs, digests and records refer to LINEAR before it, which is the
+same for all renderers of a target. The results of the program do not change, except where LINEAR leaves them open.
 """
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STAYS_FLOAT = frozenset({"MAX", "MIN", "FLOOR", "CEIL", "TRUNC", "ROUND", "NEG",
 
 
 def _renamed(name: str) -> Rule:
-    """The rule for an operation that is another one, on operands of the same types."""
+    """The rule that replaces an operation by another one, on the same operands."""
     return lambda b, op, dtype, lanes, src, arg: b.alu(name, dtype, lanes, *src)
 
 
 def _operand(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """An operation that changes no number of a type."""
+    """The rule for an operation that changes no number of a type: its operand."""
     return src[0]
 
 
@@ -47,7 +47,7 @@ _KEEPS_WHOLE = frozenset({"FLOOR", "CEIL", "TRUNC", "ROUND"})
 
 @lru_cache(maxsize=64)
 def rules_for(n: Instructions) -> RuleOf:
-    """The rules for a renderer that prints these instructions."""
+    """The rules for a renderer that prints these instructions, as a function of (operation, dtype, dtype of the first operand)."""
     known: dict[tuple[str, DType, DType], Rule | None] = {}
 
     def rule_of(op: str, dtype: DType, of: DType) -> Rule | None:
@@ -59,7 +59,7 @@ def rules_for(n: Instructions) -> RuleOf:
 
 
 def _rule(n: Instructions, op: str, of: DType) -> Rule | None:
-    """The rule for an instruction whose first operand is of a type."""
+    """The rule for an operation whose first operand has type `of`; None if it is printed as it is."""
     if op in ("CAST", "BITCAST"):
         return cast if op == "CAST" else bitcast
     if op not in ELEMENTWISE:
@@ -95,7 +95,7 @@ def _rule_of_floats(n: Instructions, op: str, of: DType) -> Rule | None:
 
 
 def legalize(program: Program, instructions: Instructions) -> Program:
-    """The program, made of the instructions that a renderer prints. Legalising it again changes nothing."""
+    """The program, rewritten to the instructions that a renderer prints. Legalising twice changes nothing."""
     rule_of = rules_for(instructions)
     code = tuple([tuple(Rewriting(phase, code, instructions, rule_of).run())
                   for phase, code in zip(program.spec.phases, program.code, strict=True)])

@@ -1,4 +1,4 @@
-"""LibraryKernels (`svod.core.graph.library_kernel`) as programs: loops written down in LINEAR, one file per kind."""
+"""Programs for library kernels (`svod.core.graph.library_kernel`): loops written directly in LINEAR, one file per kind."""
 from __future__ import annotations
 
 from svod.compile.lower.library.chunks import lower_by_chunks
@@ -15,6 +15,6 @@ _ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "ARGSORT": lower_by_ranks, "TOP
 
 
 def lower_library_kernel(kernel: Kernel, target: Target) -> Program:
-    """The Program of a kernel that is a library kernel."""
+    """The Program of a kernel that consists of a library kernel."""
     assert kernel.library_kernel is not None
     return (_ON_GROUPS if target.has_groups else _LOWER)[kernel.library_kernel.arg[0]](kernel.library_kernel, target)

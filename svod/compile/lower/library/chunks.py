@@ -1,5 +1,5 @@
-"""SCAN on a device with groups: a row is cut into chunks, level by level, and each chunk is a thread's (Blelloch, "Prefix sums and their
-applications", CMU-CS-90-190, 1990).
+"""SCAN on a device with groups: rows are cut into chunks, on several levels, and a thread computes one chunk (Blelloch, "Prefix sums and
+their applications", CMU-CS-90-190, 1990).
 
 One thread would take the positions of a row one after the other. With chunks of k:
 
@@ -9,11 +9,11 @@ One thread would take the positions of a row one after the other. With chunks of
     acc = sums 2[j - 1];  for i in chunk j:  acc = acc ∘ totals 1[i];  sums 1[i] = acc
     acc = sums 1[j - 1];  for i in chunk j:  acc = acc ∘ x[i];         y[i] = acc
 
-Each line is a phase, and x is read twice. Threads beside each other have columns beside each other, where there are columns. Rows that are
-short, and columns that are so many that they fill a device, are one chunk.
+Each line is a phase, and x is read twice. If there are columns, neighbouring threads have neighbouring columns. A row is one chunk if it is
+short, or if there are enough columns to fill a device.
 
-Where sums round in the type of the result, as the target has no float64, a thread adds up its positions in blocks, each from zero, and what
-comes before a block is added to its sums: a result is rounded as often as there are levels of blocks, beside the additions of its block.
+If sums are rounded to the type of the result, as the target has no float64, a thread sums its positions in blocks that start from zero, and
+the total before a block is added to its sums. A result is then rounded once per addition in its block, and once per level of blocks.
 """
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from svod.core.ir.summation import SumRule, blocked_loop
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
-ALONE = 256                     # positions that a thread takes one after the other without being cut
-LEVELS = (1 << 12, 1 << 21)     # positions up to which one level of totals is enough, and two
-MANY = 1 << 16                  # columns that fill a device
-SCANS = SumRule(16, 16)         # chains of sums that round in the type of the result
+ALONE = 256                     # most positions of a row that is one chunk
+LEVELS = (1 << 12, 1 << 21)     # most positions for one level of totals, and for two
+MANY = 1 << 16                  # number of columns that fills a device
+SCANS = SumRule(16, 16)         # rule for chains of sums that are rounded to the type of the result
 
 
 def lower_by_chunks(node: UOp, target: Target) -> Program:
@@ -43,7 +43,8 @@ def lower_by_chunks(node: UOp, target: Target) -> Program:
 
 
 def lengths_of(n: int, columns: int) -> tuple[list[int], int]:
-    """Positions on each level, x's first, and those of a chunk. `columns`: beside each other."""
+    """(number of positions on each level, those of x first; positions of a chunk). `n`: positions of a row; `columns`: columns next to each
+    other."""
     if n <= ALONE or columns >= MANY:
         return [n], n
     levels = 1 + sum(n > most for most in LEVELS)
@@ -55,14 +56,15 @@ def lengths_of(n: int, columns: int) -> tuple[list[int], int]:
 
 
 class _Temps(NamedTuple):
-    """Pointers to the components of a level's totals and sums."""
+    """Pointers to the components of the totals and the sums of one level."""
 
     totals: State
     sums: State
 
 
 class _Chunks:
-    """The phases of one scan, and its temporaries: of each level but the first totals and sums, each of the components of a state."""
+    """The phases of one scan, and its temporaries: for each level but the first, the totals and the sums of every component of the
+    state."""
 
     def __init__(self, node: UOp, operator: Operator, shape: tuple[int, ...], block: int) -> None:
         self.node, self.operator, self.block = node, operator, block
@@ -72,7 +74,7 @@ class _Chunks:
                             for length in self.lengths[1:] for _ in range(2) for t in operator.types])
 
     def phase(self, level: int, scans: bool) -> tuple[Loops, int, int, int]:
-        """The phase that combines the positions of a level up to each one; `scans` False: those of each chunk."""
+        """One phase of a level. `scans`: combine all positions up to each one; else only the positions of each chunk to a total."""
         b, length, inner = Loops(), self.lengths[level], self.inner
         y, x = b.args(self.node)
         chunks = -(-length // self.chunk)
@@ -91,7 +93,7 @@ class _Chunks:
             return state
 
         def in_blocks(begin: int, end: int, sizes: tuple[int, ...], base: int, exists: int, before: State) -> State:
-            """Combine the positions from `begin` to `end`, without what comes before them."""
+            """Combine the positions from `begin` to `end`; what comes before them is not included."""
             if not sizes:
                 return tuple(b.loop(begin, end, lambda i, *carried: position(i, base, exists, before, carried), *none))
 
@@ -120,7 +122,7 @@ class _Chunks:
         return b, -(-threads // self.block), 1, 0
 
     def _temps(self, b: Loops, level: int) -> _Temps:
-        """Pointers to what is kept of a level; there is nothing of x, nor above the last one."""
+        """Pointers to the temporaries of a level; empty for x itself, and above the last level."""
         kinds = self.operator.types
         if not 0 < level < len(self.lengths):
             return _Temps((), ())

@@ -1,4 +1,4 @@
-"""A builder with the few phrases that the loops of library kernels are made of."""
+"""A LINEAR builder with short methods for the loops of library kernels."""
 from __future__ import annotations
 
 import math
@@ -12,8 +12,8 @@ from svod.core.ir.uop import COMPARISONS, Ops, UOp
 from svod.core.machine.target import Target
 
 INDEX, BOOL = dtypes.index, dtypes.bool
-GROUP = 256                     # threads of a group, where the target has as many
-PARALLEL_ELEMENTS = 1 << 14     # below, one core is done before another one starts
+GROUP = 256                     # threads of a group, if the target allows as many
+PARALLEL_ELEMENTS = 1 << 14     # elements; with fewer, one core is done before another one starts
 
 
 class Loops(Builder):
@@ -28,7 +28,7 @@ class Loops(Builder):
         return self.pure("SCRATCH", dtype, 1, (), offset)
 
     def bounds(self) -> tuple[int, int]:
-        """The iterations of the phase that this call is to do."""
+        """The range of iterations of the phase that this call computes: (begin, end)."""
         return self.pure("BEGIN", INDEX, 1, ()), self.pure("END_", INDEX, 1, ())
 
     def thread(self, it: int, block: int, count: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class Loops(Builder):
         return self.alu("CMPLT", BOOL, 1, a, b)
 
     def choose(self, condition: int, a: int, b: int) -> int:
-        """`a` where the condition holds, else `b`: values of any type."""
+        """`a` where the condition holds, else `b`, for values of any type."""
         return self.alu("WHERE", self.dtype[a], self.num_lanes[a], condition, a, b)
 
     # -- bools ------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Loops(Builder):
 
     # -- memory -----------------------------------------------------------------------------------
     def get(self, pointer: int, at: int, lanes: int = 1, offset: int = 0, ordered: bool = False) -> int:
-        """`lanes` elements; `ordered` where the loops write this memory, too."""
+        """Load `lanes` elements. `ordered`: needed if the loops also write this memory."""
         return self.load("LOAD", self.dtype[pointer], lanes, (pointer, at), offset, ordered=ordered)
 
     def put(self, pointer: int, at: int, value: int, mask: int | None = None, offset: int = 0) -> None:
@@ -85,19 +85,19 @@ class Loops(Builder):
 
     # -- loops ------------------------------------------------------------------------------------
     def loop(self, start: int, stop: int, body: Callable[..., tuple[int, ...] | None], *init: int, step: int = 1) -> list[int]:
-        """`body(i, *carried)` for i from start to stop; gives the last carried values."""
+        """Emit `body(i, *carried)` for i from start to stop; returns the last carried values."""
         head, carried = self.open(start, stop, step, init)
         return self.close(head, tuple(body(head, *carried) or ()))
 
     def span(self, start: int, stop: int, lanes: int, body: Callable[..., tuple[int, ...] | None], *init: int) -> list[int]:
-        """`body(i, width, *carried)` over start ≤ i < stop by vectors of `lanes`, then one by one."""
+        """Emit `body(i, width, *carried)` for start ≤ i < stop: first by vectors of `lanes`, then one by one."""
         length = self.minus(stop, start)
         middle = self.calc("ADD", start, self.minus(length, self.mod(length, lanes)))
         carried = self.loop(start, middle, lambda i, *c: body(i, lanes, *c), *init, step=lanes) if lanes > 1 else list(init)
         return self.loop(middle if lanes > 1 else start, stop, lambda i, *c: body(i, 1, *c), *carried)
 
     def compute(self, types: tuple[DType, ...], lanes: int) -> Callable[..., int]:
-        """The `alu` that combiners are written against."""
+        """The function `alu(op, *args)` that combiners call."""
         def alu(op: Ops, *args: int) -> int:
             return self.alu(op.value, BOOL if op in COMPARISONS else self.dtype[args[-1]], lanes, *args)
         return alu
@@ -115,10 +115,10 @@ def program(node: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, i
 
 
 def cores(target: Target, elements: int, iterations: int) -> int:
-    """How many cores a phase wants."""
+    """The number of cores that a phase wants."""
     return min(target.threads, iterations) if elements >= PARALLEL_ELEMENTS else 1
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes of scratch, up to the next line, with room to read one vector beyond."""
+    """Bytes of scratch, rounded up to whole cache lines with room to read one vector past the end."""
     return (nbytes + 127) // 64 * 64

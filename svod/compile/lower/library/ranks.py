@@ -1,16 +1,16 @@
 """ARGSORT and TOPK on a device with groups: a merge sort in which each element finds its own place.
 
-One thread would take a row's passes one after the other, and keep two halves of the row to itself. Here a phase merges runs of w into runs
-of 2·w, and each element is an iteration. It stands behind those of its own run that precede it, and behind those of the run beside it
-that are less; an element of the right run behind equals, too. A binary search counts them (Satish, Harris and Garland, "Designing
-efficient sorting algorithms for manycore GPUs", 2009):
+A single thread would run the merge passes of a row one after another. Here a phase merges runs of w into runs of 2·w, with one iteration
+for each element. The place of an element is after the elements before it in its own run, and after the smaller elements of the neighbouring
+run; for an element of the right run, also after equal ones. A binary search counts these (Satish, Harris and Garland, "Designing efficient
+sorting algorithms for manycore GPUs", 2009):
 
     phase 0:      keys[e], positions[e] = key of x[e], e
     for each w:   low, high = the run beside e's;   so many times as w has digits:  halve it
                   keys[place], positions[place] = those of e
     the last one stores y[place] = position instead, for the first k places
 
-Keys and positions go back and forth between two pairs of temporaries.
+Keys and positions alternate between two pairs of temporaries.
 """
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _phase(node: UOp, number: int, is_last: bool, block: int) -> Loops:
 
 
 def _merged(b: Loops, keys: int, key: int, begin: int, i: int, n: int, width: int) -> int:
-    """The place of element `i` of a row after runs of `width` are merged."""
+    """The place of element `i` of a row once runs of `width` are merged."""
     start = b.mul(b.over(i, 2 * width), 2 * width)
     is_left = b.below(b.minus(i, start), b.index(width))
     other = b.least(b.choose(is_left, b.plus(start, width), start), b.index(n))

@@ -1,22 +1,23 @@
-"""SCAN: what the positions up to each one combine to.
+"""SCAN: combines, for each position of a row, all positions up to it.
 
-Along an inner axis the vector holds neighbouring columns, and the loop over the positions carries one combined value each:
+Along an inner axis the vector holds neighbouring columns, and the loop over positions carries one combined value for each:
 
     for each row and block of columns:   acc = identity;   for i:  acc = acc ∘ x[i, block];  y[i, block] = acc
 
-Long rows of columns are strips that memory is read along, with what is carried in scratch: a page of each row holds many columns.
+Long rows of columns are processed in strips, along which memory is read, with the carried values in scratch memory: a page of each row
+holds many columns.
 
-A contiguous axis is scanned by vectors: inside one, log2(lanes) shifted combinations (Hillis and Steele, CACM 29(12), 1986), and the
-total of the vector goes on to the next, so that one combination per vector is all that has to wait.
+A contiguous axis is scanned by vectors: inside one, log2(lanes) shifted combinations (Hillis and Steele, CACM 29(12), 1986), and the total
+of the vector goes on to the next, so that one combination per vector is all that has to wait.
 
     carry = identity;   for i by lanes:  v = x[i…];  v = shift(v, 1) ∘ v;  v = shift(v, 2) ∘ v; …
                                          y[i…] = carry ∘ v;  carry = carry ∘ last(v)
 
-Where there are fewer rows than cores, long rows are cut into parts: a first phase combines each part, the second one starts each part
-with what those before it give. That reads x twice.
+If there are fewer rows than cores, long rows are cut into parts: a first phase combines each part, and a second one starts each part from
+the combination of the parts before it. That reads x twice.
 
-Sums and products of floats are carried in float64 where the target has it, as in PyTorch: each result is rounded once, however long the
-row is.
+Sums and products of floats are carried in float64 if the target has it, as in PyTorch: each result is rounded once, however long the row
+is.
 """
 from __future__ import annotations
 
@@ -32,16 +33,17 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import FloatRules, Target
 
-MOST_BLOCK = 4               # vectors side by side
-STRIP_ELEMENTS = 1 << 11     # columns side by side, at most: what they carry stays in the first cache
-LEAST_STRIP = 4              # blocks of a strip, at least
-PART_ELEMENTS = 1 << 16      # a row is cut into parts of at least so many
+MOST_BLOCK = 4               # most vectors side by side
+STRIP_ELEMENTS = 1 << 11     # most columns of a strip, so that their carried values stay in the first cache
+LEAST_STRIP = 4              # fewest blocks of a strip
+PART_ELEMENTS = 1 << 16      # fewest positions of a part of a row
 
 State = tuple[int, ...]
 
 
 class Operator:
-    """How one kind of scan starts, combines and ends. Of two states the first is of earlier positions. `rules`: as for `math.expand`."""
+    """One kind of scan: its initial state, combination, and result. When two states are combined, the first is that of earlier positions.
+    `rules`: as for `math.expand`."""
 
     def __init__(self, combiner: str, source: DType, dtype: DType, rules: FloatRules):
         self.combiner, self.dtype, self.rules = combiner, dtype, rules
@@ -53,12 +55,12 @@ class Operator:
         self.types: tuple[DType, ...] = (acc,) if second is None else (acc, second)
 
     def _carried(self, acc: DType) -> DType:
-        """The type in which sums and products are carried."""
+        """The dtype in which sums and products are carried."""
         return dtypes.float64 if acc.is_float and self.rules.has_float64 else acc
 
     @property
     def rounds_sums(self) -> bool:
-        """Whether sums of many positions round in the type of the result."""
+        """Whether sums of many positions are rounded to the dtype of the result at each addition."""
         return self.types[-1].is_float and self.types[-1] != dtypes.float64 and self.combiner in ("ADD", "LOGADDEXP")
 
     def identity(self, b: Loops, lanes: int) -> State:
@@ -74,7 +76,7 @@ class Operator:
         return tuple([b.const(d, lanes, v) for d, v in zip(self.types, values, strict=True)])
 
     def start(self, b: Loops, x: int, position: int, step: int = 1) -> State:
-        """The state of single elements at `position`, and `step` further with each lane."""
+        """The state of single elements at `position`; with each further lane, the position grows by `step`."""
         acc, lanes = b.cast(self.types[0], x), b.num_lanes[x]
         if self.combiner == "LOGADDEXP":
             return acc, b.const(self.types[1], lanes, 1.0)
@@ -94,7 +96,7 @@ class Operator:
             top = b.alu("MAX", acc, lanes, m, n)
 
             def scaled(peak: int, total: int) -> int:
-                # an infinite peak less itself would be NaN
+                # an infinite peak minus itself would be NaN
                 same = b.alu("CMPEQ", dtypes.bool, lanes, peak, top)
                 distance = b.alu("WHERE", acc, lanes, same, b.const(acc, lanes, 0.0), b.alu("SUB", acc, lanes, peak, top))
                 scale = b.cast(self.types[1], expand(b, Ops.EXP, acc, lanes, distance, rules=self.rules))
@@ -230,14 +232,14 @@ def _rows(node: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, tar
 
 
 def _span(b: Loops, it: int, n: int, parts: int, chunk: int) -> tuple[int, int, int]:
-    """The first position of the row of iteration `it`, and the first and last positions of its part."""
+    """(first position of the row of iteration `it`, first position of its part, end of its part)."""
     row = b.mul(b.over(it, parts), n)
     begin = b.mul(b.mod(it, parts), chunk)
     return row, b.calc("ADD", row, begin), b.calc("ADD", row, b.least(b.plus(begin, chunk), b.index(n)))
 
 
 def _totals(node: UOp, operator: Operator, n: int, parts: int, chunk: int, lanes: int) -> Loops:
-    """The phase that combines each part, in any order."""
+    """The phase that combines the positions of each part, in any order."""
     b = Loops()
     _, x = b.args(node)
     temps = [b.pure("TEMP", t, 1, (), k) for k, t in enumerate(operator.types)]

@@ -1,8 +1,8 @@
-"""SCATTER: values put into a copy of the base, one after another, so that positions may repeat.
+"""SCATTER: stores values into a copy of the base, one after another, so that positions may repeat.
 
     for each row and block of columns:   copy base;   for j:  for k in block:  y[index[j, k], k] = y[index[j, k], k] ∘ value[j, k]
 
-Columns do not meet, so rows and blocks of columns are shared among the cores.
+Columns are independent, so rows and blocks of columns are spread over the cores.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from svod.compile.lower.program import Program
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
-BLOCK_BYTES = 256        # bytes of a row that a core works on while it goes through the positions
+BLOCK_BYTES = 256        # bytes of a row that a core processes while it loops over positions
 
 
 def lower_scatter(node: UOp, target: Target) -> Program:
@@ -48,7 +48,7 @@ def lower_scatter(node: UOp, target: Target) -> Program:
                 position = b.cast(INDEX, b.get(index, source))
                 if node.src[1].dtype.is_signed:
                     position = b.choose(b.below(position, b.index(0)), b.plus(position, n), position)
-                # positions outside of the row are left out
+                # positions outside of the row are ignored
                 inside = b.both(b.below(b.index(-1), position), b.below(position, b.index(n)))
                 where = b.calc("ADD", b.calc("ADD", begin, b.mul(b.choose(inside, position, b.index(0)), inner)), k)
                 new = b.get(value, source)

@@ -1,7 +1,7 @@
 """ARGSORT and TOPK: the positions of a row's elements in order.
 
-Elements are first made into integers that compare as the elements are to be ordered (`sort_key`). ARGSORT is a merge sort that
-works upwards from single elements; keys and positions go back and forth between two halves of memory:
+Elements are first converted to integers that compare like the elements (`sort_key`). ARGSORT is a bottom-up merge sort; keys and positions
+alternate between two halves of memory:
 
     for w in 1, 2, 4, …:  for each pair of sorted runs of w:  for t:  out[t] = the smaller head of both, the left one of equals
 
@@ -9,7 +9,7 @@ TOPK keeps the k best so far in a heap whose root is the worst of them; an eleme
 
     heap = the first k, sorted;   for the others:  if better than the root: put it there and let it sink;   sort the heap
 
-Rows are shared among the cores. Devices with groups have another form (`ranks.py`).
+Rows are spread over the cores. Devices with groups use another algorithm (`ranks.py`).
 """
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ Before = Callable[[int, int, int, int], int]     # (key, position, key, position
 
 
 def key_type(dtype: DType) -> DType:
-    """The integer type that elements are ordered as."""
+    """The integer type by which elements are compared."""
     if dtype.is_int:
         return dtype
     return dtypes.uint8 if dtype.kind == "b" else BY_NAME[f"int{max(32, dtype.bits)}"]
 
 
 def sort_key(b: Loops, x: int, descending: bool) -> int:
-    """Integers that compare as the elements do; in reverse for a descending order.
+    """Convert elements to integers that compare like them, or in reverse for a descending order.
 
-    The bits of positive floats do; of negative ones all bits but the sign are flipped. Both zeros are one, and so is every NaN:
-    the largest."""
+    The bits of positive floats already do so; for negative ones all bits but the sign are flipped. Both zeros become one key, and all NaNs
+    the largest one."""
     kind, lanes = key_type(b.dtype[x]), b.num_lanes[x]
     if b.dtype[x].is_float:
         wide = BY_NAME[f"float{kind.bits}"]
@@ -57,8 +57,8 @@ def sort_key(b: Loops, x: int, descending: bool) -> int:
 
 
 class _SortedRow:
-    """Keys and positions of one row: two halves of `n`, and one element that is read beyond them. In the scratch of who sorts the row;
-    in temporaries where there are fewer rows than cores, all of which would get scratch."""
+    """Memory for the keys and positions of one row: two halves of `n` elements each, and one more that may be read past the end. It is
+    scratch memory of the sorting core; or temporaries, if there are fewer rows than cores, since every core would get scratch."""
 
     def __init__(self, b: Loops, kind: DType, rows: int, n: int, target: Target):
         self.b, self.n = b, n
@@ -92,7 +92,7 @@ class _SortedRow:
         return self.b.get(self.positions, self.at(i), lanes, ordered=True)
 
     def fill(self, x: int, row: int, descending: bool, lanes: int) -> None:
-        """The first n elements of a row of x."""
+        """Store keys and positions of the n elements that begin at `row` in x."""
         b = self.b
 
         def element(i: int, width: int) -> None:
@@ -162,7 +162,7 @@ def lower_topk(node: UOp, target: Target) -> Program:
     heap = _SortedRow(b, kind, rows, k, target)
     depth = int(math.log2(k))
 
-    # keys are such that the best is the largest: the heap's root is its smallest
+    # by the key, the best element is the largest; the root of the heap is its smallest
     def worse(key: int, position: int, other: int, place: int) -> int:
         later = b.alu("CMPLT", BOOL, 1, place, position)
         return b.either(b.alu("CMPLT", BOOL, 1, key, other), b.both(b.alu("CMPEQ", BOOL, 1, key, other), later))
