@@ -29,7 +29,7 @@ from svod.tensor import Tensor
 from tests.compile.native import AVX2, AVX512, BASELINE
 
 CHAINS = Path(__file__).resolve().parents[2] / "experiments" / "chains"
-SMALL: list[tuple[str, Case]] = [       # the chain's case → one that the chain is tried on
+SMALL: list[tuple[str, Case]] = [       # (the chain's case, the small case on which it is tried)
     ("gemm_1024", kinds.matmul("a", "", (13, 37), (37, 197))),
     ("gemm_1024", kinds.matmul("a", "", (67, 8), (8, 129))),
     ("gemm_bias_gelu", kinds.linear_gelu("a", "", 11, 23, 191)),
@@ -60,13 +60,13 @@ TILES = replace(DOTS, features=("amx", *DOTS.features))
 
 @pytest.fixture
 def chains(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The table of chains; its modules are neighbours, as when the script is run."""
+    """Import the table of chains, with the script's folder on the import path, as when it is run."""
     monkeypatch.syspath_prepend(CHAINS)
     return importlib.import_module("run_chains")
 
 
 def kernel_of(case: Case) -> Kernel:
-    """The one kernel of a case, its weights constants of the plan. Nothing is allocated for real."""
+    """The only kernel of a case, with its weights as constants of the plan. No memory is allocated."""
     tensors = [Tensor(np.empty(o.shape, np.uint16)).bitcast(o.dtype) if o.dtype == "bfloat16" else Tensor(np.empty(o.shape, o.dtype))
                for o in case.operands]
     constants = frozenset(u for t, o in zip(tensors, case.operands, strict=True) if o.weight for u in t.uop.walk() if u.op is Ops.BUFFER)
@@ -102,7 +102,7 @@ def test_chains_are_valid_on_every_kind_of_target(target: Target, chains: Any) -
 
 
 def test_the_scores_of_attention_are_never_turned(chains: Any) -> None:
-    """Values computed from scratch keep their rows: the only strided accesses pack the keys, and these are squares."""
+    """Scores keep their order of axes: the only strided accesses pack the keys, which are square tiles here."""
     target = replace(AVX512, threads=2)
     case = kinds.attention("a", "", 2, 96, 64)
     state = apply_opts(Scheduler(kernel_of(case), target), [Opt.from_json(o) for o in chains.CHAINS["attention_12x512x64"](case, target)])

@@ -1,4 +1,4 @@
-"""The cases that experiments/cuda_peers.py times, at small sizes on the CPU, against NumPy; and what it makes of times and failures."""
+"""The cases of experiments/cuda_peers.py at small sizes on the CPU, against NumPy; and its handling of times and failures."""
 from __future__ import annotations
 
 import importlib
@@ -66,7 +66,7 @@ def test_products_have_the_goal_of_their_instructions(script: Any) -> None:
 
 
 class Library:
-    """A process that takes `seconds[case]` for a call, `searched[case]` after a search, and ends where there is none."""
+    """A process that takes `seconds[case]` per call and `searched[case]` after a search, and that ends for cases without an entry."""
 
     def __init__(self, script: Any, seconds: dict[str, float], searched: dict[str, float]) -> None:
         self.script, self.seconds, self.searched = script, seconds, searched
@@ -90,7 +90,7 @@ class Library:
 
 @pytest.fixture
 def run(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Runs the script over libraries with these seconds a call. Returns its status, what it wrote, and svod's process."""
+    """Run the script with libraries of these seconds per call. Returns its status, its output, and svod's process."""
     def of(svod: dict[str, float], torch: dict[str, float], searched: dict[str, float], *arguments: str) -> tuple[int, Any, Library]:
         libraries = {"svod": Library(script, svod, searched), "torch": Library(script, torch, torch)}
         libraries["older"] = libraries["svod"]
@@ -103,7 +103,7 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_a_missed_goal_fails_after_everything_was_measured(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Products have to take at most 1 / 0.6 of the other's time, the stream 1 / 0.9; a model is reported only."""
+    """Products may take at most 1 / 0.6 of the other's time, the stream 1 / 0.9; models have no goal."""
     torch = {"gemm_4096": 1e-3, "softmax": 1e-3, "gpt2_block": 1e-3}
     only = "--only", "gemm_4096,conv,softmax,gpt2_block"
     status, wrote, _ = run({"gemm_4096": 2e-3, "softmax": 1e-3, "gpt2_block": 9e-3}, torch, {}, *only)

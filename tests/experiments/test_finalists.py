@@ -1,4 +1,4 @@
-"""The study of rules, on finalists that were timed."""
+"""The study of decision rules, on recorded finalists."""
 from __future__ import annotations
 
 import importlib
@@ -22,7 +22,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def finalist(study: Any, length: int, ratio: float, anew: tuple[float, ...], restless: float = 0.0) -> Any:
-    """One whose every other round takes `restless` more."""
+    """A finalist that takes `restless` more in every other round."""
     samples = tuple(b * ratio * (1 + restless * (i % 2)) for i, b in enumerate(BASE))
     found = paired_ratio(samples, BASE)
     return study.Finalist((["UPCAST", "o0", 2],) * length, found.low, found.median, found.high, samples, anew)

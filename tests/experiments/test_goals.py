@@ -1,4 +1,4 @@
-"""Goals against runs made up for it."""
+"""Goals against made-up runs."""
 from __future__ import annotations
 
 import importlib
@@ -22,7 +22,7 @@ def goals(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_what_a_ratio_meets(goals: Any) -> None:
-    """Its interval has to reach a goal, and its median to be within 3 % of it."""
+    """A ratio meets a goal if its interval reaches the goal, and its median is within 3 % of it."""
     assert goals.credited(Speedup(0.98, 0.95, 1.01)) == pytest.approx(1.01)
     assert goals.credited(Speedup(0.96, 0.90, 1.20)) == pytest.approx(0.96 / 0.97)
     assert goals.credited(Speedup(1.2, None, None)) == 1.2

@@ -1,4 +1,4 @@
-"""Results of the studies of the search; searches and timings are replayed."""
+"""Results of the studies of the search, with replayed searches and timings."""
 from __future__ import annotations
 
 import importlib
@@ -103,7 +103,7 @@ def test_without_sketches_the_search_answers_for_itself(paired: Any) -> None:
 
     class Forgetful(ReplayedMeasurer):
         def build(self, *args: Any, **more: Any) -> Any:
-            self.built.clear()      # the heuristic's code may be found again
+            self.built.clear()      # allows the heuristic's code to be found again
             return super().build(*args, **more)
     with_sketches, without = (search(paired, Forgetful(seconds=seconds), sketches=on) for on in (True, False))
     assert with_sketches.chain == heuristic(Scheduler(gemm(48, 64, 40), TARGET)).applied_opts != without.chain

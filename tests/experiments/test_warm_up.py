@@ -1,4 +1,4 @@
-"""The experiment that says how long a machine takes to be warm: its columns, and its table on a small product."""
+"""The experiment that measures how long a machine takes to warm up: its columns, and its table for a small product."""
 from __future__ import annotations
 
 import importlib

@@ -1,6 +1,7 @@
-"""The official suite of ONNX backends: everything that svod has is right, and what it has not is refused before anything is computed.
+"""The official suite of ONNX backends: supported tests give the right results, and unsupported ones are refused before anything is
+computed.
 
-The command in docs/onnx.md counts what passes; here no test may be wrong, and what is refused is what `refused.txt` names.
+The command in docs/onnx.md counts the passing tests; here no test may be wrong, and exactly the tests in `refused.txt` are refused.
 """
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from onnx.backend.test.loader import load_model_tests
 import svod.onnx.backend as backend
 from svod.errors import UnsupportedError
 
-#: Tests whose numbers cannot be the expected ones, with the reason.
+# tests whose expected numbers cannot be reached, with the reason
 EXCLUDED = {
     **dict.fromkeys((f"test_bernoulli{kind}{form}_cpu" for kind in ("", "_double", "_seed") for form in ("", "_expanded")),
                     "random numbers of another generator"),
     "test_loop16_seq_none_cpu": "the runner of the onnx package cannot compare an optional with a sequence"}
-#: Tests that svod refuses, by names of this version of the onnx package; later ones have more tests.
+# tests that svod refuses, by their names in this version of the onnx package; later versions have more tests
 REFUSED = frozenset(Path(__file__).with_name("refused.txt").read_text().split())
 VERSION = "1.23.2"
-GROUPS = 2      # parts of the node tests, for two cores: each process that runs one makes all of them
+GROUPS = 2      # number of parts of the node tests, for two cores: each process that runs a part makes all cases
 
 warnings.filterwarnings("ignore", category=RuntimeWarning)
 DIRECTORIES = {"PyTorchConverted": "pytorch-converted", "PyTorchOperator": "pytorch-operator", "Real": "real", "Simple": "simple",
@@ -35,7 +36,7 @@ DIRECTORIES = {"PyTorchConverted": "pytorch-converted", "PyTorchOperator": "pyto
 
 @cache
 def suite(kind: str) -> Any:
-    """The cases of one kind: to make those of nodes takes 14 seconds of processor time."""
+    """The cases of one kind of test; making the node tests takes 14 seconds of processor time."""
     def of_kind(kind: str) -> list[Any]:
         return load_model_tests(kind=kind) if kind == wanted else []
     wanted = DIRECTORIES[kind]
@@ -45,7 +46,7 @@ def suite(kind: str) -> Any:
 
 
 def check(kind: str, part: int = 0, parts: int = 1) -> None:
-    """Run the tests of a kind: all give the right numbers but those that are refused, which are known."""
+    """Run the tests of a kind: all give the right numbers, except the known tests that are refused."""
     case = suite(kind)
     names = [n for n in sorted(dir(case)) if n.startswith("test_") and n.endswith("_cpu") and n not in EXCLUDED][part::parts]
     wrong, refused = dict[str, str](), set[str]()

@@ -1,4 +1,4 @@
-"""Branches whose conditions are computed from data: both ways and a choice, or a plan for each way."""
+"""Branches whose conditions are computed from data: both branches and a selection, or a plan for each branch."""
 from __future__ import annotations
 
 from typing import Any
@@ -76,7 +76,7 @@ def test_a_condition_has_one_element() -> None:
 
 
 def test_what_a_branch_lacks_matters_only_where_it_is_taken() -> None:
-    """A NonZero in one branch; the other runs."""
+    """One branch has a NonZero, which svod lacks; the other branch runs."""
     def lacking(a: np.ndarray[Any, Any], **options: Any) -> Any:
         branch = helper.make_node("If", ["c"], ["y"], "/choice", else_branch=graph("yes", [helper.make_node("Neg", ["x"], ["a"])], "a"),
                                   then_branch=graph("no", [helper.make_node("NonZero", ["x"], ["b"])], "b"))

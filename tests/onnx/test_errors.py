@@ -1,4 +1,4 @@
-"""Mistakes with a file, its inputs and the command line: each gives an error of svod's that names it, and no other one."""
+"""Mistakes with a file, its inputs and the command line: each raises an error of svod that names the mistake."""
 from __future__ import annotations
 
 import io
@@ -162,7 +162,7 @@ def test_a_session_says_what_it_does_not_take(tmp_path: Path) -> None:
     assert session.get_session_options() is options
     with pytest.raises(OnnxError, match=r"run\(None, \{'x': …\}\)"):
         session.run("y", {"x": X})
-    assert np.array_equal(session.run(None, {"x": X})[0], np.nonzero(X))        # all of it on the host
+    assert np.array_equal(session.run(None, {"x": X})[0], np.nonzero(X))        # the fallback computes the whole model on the host
 
 
 def test_a_comparison_says_what_it_takes() -> None:
@@ -180,7 +180,8 @@ def test_sizes_come_from_what_is_given_and_the_rest_is_asked_for() -> None:
     assert make_feed(m, {}, {"b": np.ones((1, 3, 7), np.float32)}, ["svod-tune", "m.onnx"])["a"].shape == (1, 7, 3)
     with pytest.raises(OnnxError, match=r"svod-tune 'a b.onnx' --dim 'past [+] 1=128', or a range: --dim 'past [+] 1=1..512'"):
         make_feed(m, {}, {}, ["svod-tune", "a b.onnx"])
-    with pytest.raises(OnnxError, match=r"svod-tune m.onnx --dim batch=2 --dim 'past [+] 1=128',"):      # options given before stay
+    # the suggested command keeps the given options
+    with pytest.raises(OnnxError, match=r"svod-tune m.onnx --dim batch=2 --dim 'past [+] 1=128',"):
         make_feed(m, {}, {}, ["svod-tune", "m.onnx", "--dim", "batch=2"])
     with pytest.raises(OnnxError, match=r"--dim n=5..2: a range ends above its beginning, as in --dim n=1..512; one size is --dim n=5"):
         dimensions(["n=5..2"])
@@ -214,7 +215,7 @@ def test_random_weights_take_the_place_of_floats_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "status", "text"), [
-    (["--check"], 0, "m.onnx: 1 kernel, .*\nlargest difference to .*of the largest output"),     # weights that are mapped
+    (["--check"], 0, "m.onnx: 1 kernel, .*\nlargest difference to .*of the largest output"),     # memory-mapped weights
     (["--outputs", "h,y", "--check"], 0, "largest difference to .*of the largest output"),
     (["--outputs", "at"], 2, "fallback=\"onnxruntime\""), (["--outputs", "at", "--fallback", "reference"], 0, "m.onnx: 1 kernel,"),
     (["--dim", "n=5", "--dim", "n=6"], 2, "--dim n is given twice"), (["--dim", "n=99999999999999"], 2, "svod: Unable to allocate"),

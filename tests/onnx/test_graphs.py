@@ -1,4 +1,4 @@
-"""Graphs as files have them: nodes that are left out, in any order, values that may be given, loops that take no turn or end by data."""
+"""Unusual graphs of files: skipped nodes, nodes in any order, optional inputs, loops without an iteration, loops that data end."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -22,7 +22,8 @@ INT, BOOL, TEXT = TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING
 
 
 def with_what_svod_lacks() -> onnx.ModelProto:
-    """A value in the middle, behind which stand nodes that svod does not have, beside one that reads text and a branch with one."""
+    """A graph with a value in the middle that unsupported nodes read, next to a node that reads text and a branch with an unsupported
+    node."""
     lacking = helper.make_graph([N("Unique", ["h"], ["u"])], "yes", [], [info("u", None)])
     other = helper.make_graph([N("Neg", ["h"], ["v"])], "no", [], [info("v", None)])
     nodes = [N("Relu", ["x"], ["h"]), N("Unique", ["h"], ["distinct"]), N("StringNormalizer", ["text"], ["words"]),
@@ -33,7 +34,7 @@ def with_what_svod_lacks() -> onnx.ModelProto:
 def test_outputs_leave_out_what_they_do_not_depend_on(tmp_path: Path) -> None:
     m = svod.onnx.load(with_what_svod_lacks(), outputs=["h", "y"])
     assert [i.name for i in m.inputs] == ["x"]
-    for h, y in (m(X), m(x=X), m({"x": X, "text": np.array(["a"])})):      # an input that is not read may be given
+    for h, y in (m(X), m(x=X), m({"x": X, "text": np.array(["a"])})):      # an input that is not read may still be given
         assert h.tolist() == np.maximum(X, 0).tolist()
         np.testing.assert_allclose(y, np.exp(h), rtol=1e-6)
     for wanted in (None, ["distinct"], ["w"], ["h", "words"]):
@@ -69,7 +70,7 @@ def test_an_initializer_that_is_an_input_is_a_default(decides: bool) -> None:
     assert session.run(None, {"x": X, "w": other})[0].tolist() == changed.tolist()
     with pytest.raises(OnnxError, match="w: got float64"):
         m(X, w=np.ones(3))
-    proto.ir_version = 3        # every initializer was an input
+    proto.ir_version = 3        # in this version, every initializer was also an input
     with pytest.raises(OnnxError, match="unknown: w"):
         svod.onnx.load(proto)(X, w=other)
 
@@ -82,7 +83,7 @@ def test_a_default_may_be_read_by_what_another_runtime_computes() -> None:
 
 
 def test_nodes_in_any_order() -> None:
-    """Also where a graph in a node reads what comes later."""
+    """Nodes may be in any order, also if a subgraph reads a value of a later node."""
     yes, no = (helper.make_graph([N(op, ["h"], [f"{op}_"])], op, [], [info(f"{op}_", None)]) for op in ("Neg", "Exp"))
     nodes = [N("If", ["c"], ["y"], then_branch=yes, else_branch=no), N("Add", ["r", "r"], ["h"]), N("Relu", ["x"], ["r"]),
              N("Not", ["d"], ["c"])]
@@ -102,7 +103,7 @@ def test_an_output_that_is_listed_twice() -> None:
 @pytest.mark.parametrize("x", [np.arange(5, dtype=np.float32), np.zeros(0, np.float32), np.ones(1, np.float32)])
 @pytest.mark.parametrize("step", [-3, -2, -1, 1, 2, 5])
 def test_slices_begin_at_an_element(x: Any, step: int) -> None:
-    """The operator's text says: for a negative step the start is limited to 0 … n-1, and the end to -1 … n-1."""
+    """The operator's specification: for a negative step the start is limited to 0 … n-1, and the end to -1 … n-1."""
     n = len(x)
     for start in (-100, -6, -5, -1, 0, 2, 4, 5, 100):
         for end in (-200, -6, -5, -2, 0, 3, 5, 100):
@@ -118,7 +119,7 @@ def test_slices_begin_at_an_element(x: Any, step: int) -> None:
 
 # -- loops -----------------------------------------------------------------------------------------------------------------------
 def loop(count: Any, condition: Any = None, shape: Any = (2,)) -> onnx.ModelProto:
-    """s += x in each turn, and what it was is collected."""
+    """A loop with s += x in each iteration, which collects the former values of s."""
     body = helper.make_graph([N("Identity", ["c"], ["c2"]), N("Add", ["s", "x"], ["s2"]), N("Identity", ["s2"], ["o"])], "body",
                              [info("i", [], INT), info("c", [], BOOL), info("s", [2])],
                              [info("c2", [], BOOL), info("s2", [2]), info("o", shape)])
@@ -159,7 +160,7 @@ def test_a_scan_over_no_steps() -> None:
 
 
 def searching(**more: Any) -> onnx.ModelProto:
-    """Halve x until its sum is below 1, in at most 12 turns."""
+    """A loop that halves x until its sum is below 1, in at most 12 iterations."""
     body = helper.make_graph([N("Mul", ["s", "half"], ["s2"]), N("ReduceSum", ["s2"], ["t"], keepdims=0),
                               N("Greater", ["t", "one"], ["c2"]), N("Add", ["k", "step"], ["k2"]), *more.get("nodes", [])], "body",
                              [info("i", [], INT), info("c", [], BOOL), info("s", [3]), info("k", [], INT)],

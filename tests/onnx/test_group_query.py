@@ -12,7 +12,7 @@ from svod.errors import UnsupportedError
 from tests.onnx.test_model import info, model
 
 D = np.float64
-#: Sizes and attributes of each case: N batches, S steps, P rows in a cache of M, H heads in K groups of E elements.
+# sizes and attributes of each case: N batches, S steps, P rows in a cache of M, H heads in K groups of E elements
 CASES: dict[str, dict[str, Any]] = {
     "prompt": {"S": 5}, "batch": {"N": 2, "S": 3}, "no cache": {"S": 3, "M": None}, "a step": {"P": 6}, "steps": {"S": 3, "P": 6},
     "room": {"P": 6, "M": 11}, "room for a prompt": {"S": 4, "M": 11}, "one head": {"S": 3, "H": 1, "K": 1}, "one group": {"S": 3, "K": 1},
@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def turned(x: Any, angles: Any, pairs: bool) -> Any:
-    """x (heads, S, E), whose first elements are turned by angles (S, half)."""
+    """Rotate the first elements of x (heads, S, E) by angles (S, half)."""
     size, out = 2 * angles.shape[1], x.copy()
     at = (slice(0, size, 2), slice(1, size, 2)) if pairs else (slice(0, size // 2), slice(size // 2, size))
     a, b = x[..., at[0]], x[..., at[1]]

@@ -1,4 +1,4 @@
-"""Nodes with known operands: the same bits, and the same errors, as the same nodes with the same operands as inputs."""
+"""Nodes with known operands give the same bits, and the same errors, as the same nodes with these operands as inputs."""
 from __future__ import annotations
 
 import itertools
@@ -35,7 +35,7 @@ TYPES["bfloat16"] = np.dtype(B)
 
 
 def edges(kind: np.dtype[Any]) -> Any:
-    """Numbers at the ends and in the middle of a type's range."""
+    """Numbers at the limits and in the middle of a type's range."""
     if kind.kind == "b":
         return np.array([False, True])
     if kind.kind not in "iu":
@@ -47,7 +47,7 @@ def edges(kind: np.dtype[Any]) -> Any:
 
 
 def pairs(kind: np.dtype[Any]) -> tuple[Any, Any]:
-    """Every edge beside every edge."""
+    """Pairs of every edge with every other one."""
     a, b = zip(*itertools.product(edges(kind), repeat=2), strict=True)
     return np.array(a, kind), np.array(b, kind)
 
@@ -57,7 +57,7 @@ def tensor_type(a: Any) -> int:
 
 
 def both(nodes: list[onnx.NodeProto], operands: dict[str, Any], outputs: list[str], opset: int = OPSET) -> tuple[Any, Any]:
-    """The outputs with the operands as weights, and as inputs."""
+    """The outputs with the operands as weights, and with the operands as inputs."""
     weights = [numpy_helper.from_array(v, k) for k, v in operands.items()]
     inputs = [info(k, list(v.shape), tensor_type(v)) for k, v in operands.items()]
     made = [helper.make_empty_tensor_value_info(o) for o in outputs]
@@ -95,7 +95,7 @@ def takes(op: str, kind: np.dtype[Any]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_functions_of_elements(name: str) -> None:
-    """All operators of one and two operands, over the edges of a type, which include division by zero, what is beyond 2⁵³, and NaN."""
+    """All operators of one and two operands on the edges of a type: these include division by zero, numbers beyond 2⁵³, and NaN."""
     kind = TYPES[name]
     (a, b), x = pairs(kind), edges(kind)
     nodes = [helper.make_node(op, ["x"], [op]) for op in elementwise._UNARY if takes(op, kind)]
@@ -118,7 +118,7 @@ def test_division_of_known_integers_is_exact_and_by_zero_gives_zero() -> None:
 X23 = np.array([[1, -2, 3], [4, 5, -6]], F)
 LONG = np.arange(-3, 9).reshape(3, 4)
 
-# operator, attributes, operands; opset 22 unless the attributes say so
+# (operator, attributes, operands); opset 22 unless the attributes name another
 CASES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("Identity", {}, [X23]), ("Shape", {}, [X23]), ("Shape", {"start": -1}, [X23]), ("Size", {}, [X23]),
     ("Reshape", {}, [LONG, np.array([2, -1])]), ("Reshape", {}, [LONG, np.array([0, 2, 2])]),
@@ -182,7 +182,7 @@ CASES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("Scatter", {"axis": 1, "opset": 9}, [X23, np.array([[1], [2]]), X23[:, :1]]),
 ]
 
-#: Files of layers, graphs and random numbers; operators without operands, and the one that runs with known operands only.
+# files that are not covered: layers, graphs, random numbers, operators without operands, and one that needs known operands
 LAYERS = {"attention", "control", "convolution", "norms", "quantised", "random", "recurrent", "resample", "signal"}
 APART = {"Constant", "NonZero"}
 
@@ -213,7 +213,7 @@ def test_the_table_has_every_operator() -> None:
     assert own - APART - tried == set()
 
 
-# a mistake, by the operator, its attributes and its operands, and what is said about it
+# mistakes: (operator, attributes, operands, expected message)
 MISTAKES: list[tuple[str, dict[str, Any], list[Any], str]] = [
     ("Reshape", {}, [X23, np.array([5])], "6 elements do not make 5"), ("Add", {}, [X23, np.ones((2, 2), F)], "broadcast"),
     ("Concat", {"axis": 0}, [X23, X23[0]], "other extents must agree"), ("Transpose", {"perm": [0, 5]}, [X23], "permute"),
@@ -239,7 +239,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[Any], str]] = [
     ("ScatterElements", [X23, np.array([[0, 2, 0]]), X23[:1]], "the index 2 is outside of an axis of 2")])
 @pytest.mark.parametrize("as_weights", [True, False])
 def test_known_indices_are_checked(op: str, operands: list[Any], text: str, as_weights: bool) -> None:
-    """Whether what they index is known or not."""
+    """Indices are checked if they are known, whether the indexed tensor is known or not."""
     names = [f"i{k}" for k in range(len(operands))]
     given = dict(zip(names, operands, strict=True))
     weights = given if as_weights else {"i1": operands[1]}
@@ -251,7 +251,7 @@ def test_known_indices_are_checked(op: str, operands: list[Any], text: str, as_w
 
 @pytest.mark.parametrize("case", MISTAKES, ids=[f"{c[0]}-{i}" for i, c in enumerate(MISTAKES)])
 def test_a_mistake_has_one_error(case: tuple[str, dict[str, Any], list[Any], str]) -> None:
-    """It names the node, its operator and the shapes of its operands."""
+    """The error names the node, its operator and the shapes of its operands."""
     op, attributes, operands, text = case
     said = []
     for as_weights in (True, False):
@@ -267,7 +267,7 @@ def test_a_mistake_has_one_error(case: tuple[str, dict[str, Any], list[Any], str
 
 @pytest.mark.parametrize("is_certain", [True, False])
 def test_a_node_is_evaluated_once_in_a_walk(monkeypatch: pytest.MonkeyPatch, is_certain: bool) -> None:
-    """In a chain of known nodes, each of them read, and in one of nodes that a kernel may compute to other bits."""
+    """Each node of a chain is evaluated once, both if all nodes are known exactly, and if a kernel may compute other bits."""
     computed: list[UOp] = []
     visited: list[UOp] = []
     one, order = graphs._value, UOp.toposort

@@ -1,4 +1,4 @@
-"""Models as functions: inputs and their errors, values that decide shapes, weights beside the file, sessions."""
+"""Models as functions: inputs and their errors, values that determine shapes, external weights, sessions."""
 from __future__ import annotations
 
 import io
@@ -184,7 +184,7 @@ def test_a_session_is_used_as_onnxruntimes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", ["Gelu", "BiasGelu", "FastGelu", "QuickGelu", "SkipLayerNormalization", "SimplifiedLayerNormalization",
                                 "FusedMatMul"])
 def test_operators_of_microsoft(op: str) -> None:
-    """Against formulas in NumPy, at extents that no vector divides."""
+    """Operators of com.microsoft against formulas in NumPy, at extents that no vector length divides."""
     from math import erf
     x, s = RNG.standard_normal((3, 5, 13)).astype(np.float32), RNG.standard_normal((3, 5, 13)).astype(np.float32)
     g, b = RNG.standard_normal(13).astype(np.float32), RNG.standard_normal(13).astype(np.float32)
@@ -229,7 +229,7 @@ def test_inputs_of_a_run_are_made_or_asked_for() -> None:
 
 
 def test_large_weights_are_mapped(tmp_path: Path) -> None:
-    """The array of a weight lies in the file's pages, and protobuf holds no copy of it."""
+    """The array of a weight is in the mapped pages of the file, and protobuf has no copy of it."""
     w = RNG.standard_normal((64, 128)).astype(np.float32)
     onnx.save(model([helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", [1, 64])], [info("y", None)], {"w": w}),
               tmp_path / "m.onnx")
@@ -287,7 +287,8 @@ def test_a_comparison_takes_a_path(tmp_path: Path) -> None:
 
 
 def test_models_with_large_weights_are_handed_to_other_runtimes_whole(tmp_path: Path) -> None:
-    """Weights that lie in the file, beside it, and in a Constant's attribute; where the whole model and where a part of it is handed on."""
+    """Weights are in the file, in an external file, or in a Constant's attribute; the other runtime gets the complete model or a part of
+    it."""
     w = RNG.standard_normal((64, 128)).astype(np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("NonZero", ["h"], ["at"]),
              helper.make_node("Cast", ["at"], ["c"], to=TensorProto.FLOAT), helper.make_node("Transpose", ["c"], ["t"]),
@@ -317,7 +318,7 @@ def test_differences_to_another_runtime() -> None:
 
 
 def of_its_own_size() -> onnx.ModelProto:
-    """A graph that computes with the size n of its input: positions, a mask, and heads that are split and joined."""
+    """A graph that computes with the size n of its input: positions, a mask, and heads that are split and concatenated."""
     nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Gather", ["s", "i1"], ["n"]),
              helper.make_node("Unsqueeze", ["n", "axes0"], ["n1"]), helper.make_node("Cast", ["n"], ["nc"], to=TensorProto.INT64),
              helper.make_node("Slice", ["table", "zeros", "n1", "axes0"], ["positions"]),
@@ -353,7 +354,7 @@ def test_what_a_graph_computes_from_a_variables_size_is_symbolic() -> None:
 
 @pytest.mark.parametrize(("batch", "width"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)])
 def test_gather_nd_of_a_variables_size(batch: int, width: int) -> None:
-    """Tuples of positions in axes whose sizes differ from run to run, some of them from the end. Against NumPy."""
+    """Tuples of positions in axes whose sizes differ from run to run, some counted from the end, against NumPy."""
     places: list[Any] = [*[2, "n"][:batch], 3]
     proto = model([helper.make_node("GatherND", ["x", "i"], ["y"], batch_dims=batch)],
                   [info("x", [2, "n", 5]), helper.make_tensor_value_info("i", TensorProto.INT64, [*places, width])], [info("y", None)])

@@ -1,4 +1,4 @@
-"""Weights of few bits and layers of integers, which quantised files have, against NumPy in float64."""
+"""Weights of few bits and layers of integers, as in quantised files, against NumPy in float64."""
 from __future__ import annotations
 
 from typing import Any
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(5)
 
 
 def packed(values: Any, bits: int) -> Any:
-    """Bytes along the last axis, the first number in the lowest bits."""
+    """Pack numbers into bytes along the last axis, the first number in the lowest bits."""
     each = 8 // bits
     filled = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % each)]).reshape(*values.shape[:-1], -1, each)
     return (filled << np.arange(0, 8, bits)).sum(-1).astype(U)
@@ -34,7 +34,7 @@ def loaded(node: Any, weights: dict[str, Any], inputs: dict[str, Any], made: int
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_rows_of_a_table_of_few_bits(bits: int, zeros: bool) -> None:
-    """Three blocks of 16, the last of 8; an index outside gives zeros."""
+    """Three blocks of 16, the last with 8 rows; an index out of range gives zeros."""
     whole, scales = RNG.integers(0, 1 << bits, (10, 40)), (RNG.random((10, 3)) + 0.1).astype(F)
     middle = RNG.integers(0, 1 << bits, (10, 3)) if zeros else np.full((10, 3), 1 << (bits - 1))
     at = np.array([[0, -1, 3], [2, 9, 12]])
@@ -47,7 +47,7 @@ def test_rows_of_a_table_of_few_bits(bits: int, zeros: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["int4", "uint4"])
 def test_tables_and_blocks_of_integers_of_4_bits(kind: str) -> None:
-    """As elements: in GatherBlockQuantized, whose zero point is 0 then, and in DequantizeLinear, along either axis."""
+    """Integers of 4 bits as elements: in GatherBlockQuantized, where their zero point is 0, and in DequantizeLinear, along either axis."""
     low, high = (-8, 8) if kind == "int4" else (0, 16)
     whole, middle = RNG.integers(low, high, (6, 5)), RNG.integers(low, high, (6, 2))
     scales, narrow = (RNG.random((6, 2)) + 0.1).astype(F), np.dtype(getattr(ml_dtypes, kind))
@@ -64,7 +64,7 @@ def test_tables_and_blocks_of_integers_of_4_bits(kind: str) -> None:
 @pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4])
 @pytest.mark.parametrize("shape", [(3, 5), (1,), (4, 2)])
 def test_initializers_of_4_bits(kind: int, shape: tuple[int, ...], tmp_path: Any) -> None:
-    """Two to a byte, in the file and beside it, through a Cast, a Transpose and a Reshape."""
+    """Two numbers per byte, in the file and in an external file, through a Cast, a Transpose and a Reshape."""
     values = RNG.integers(-8 if kind == TensorProto.INT4 else 0, 8 if kind == TensorProto.INT4 else 16, shape)
     bits = packed(values.reshape(-1) & 15, 4).tobytes()
     tensor = helper.make_tensor("q", kind, shape, bits, raw=True)

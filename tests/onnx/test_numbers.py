@@ -1,4 +1,4 @@
-"""Results of single nodes at the edges of what their operators are defined for: types, ties, empty extents, values that are not finite."""
+"""Results of single nodes at the limits of their operators' definitions: types, ties, empty extents, infinities and NaN."""
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +14,7 @@ F, D, H, U = np.float32, np.float64, np.float16, np.uint8
 
 
 def results(op: str, operands: list[Any], attributes: dict[str, Any], opset: int, as_weights: bool = False, outputs: int = 1) -> list[Any]:
-    """The outputs of one node whose operands are inputs, or weights, which are known while the graph is walked."""
+    """The outputs of one node whose operands are inputs, or weights, which are known during translation."""
     names = [f"i{k}" if o is not None else "" for k, o in enumerate(operands)]
     out = [f"o{k}" for k in range(outputs)]
     given = {n: o for n, o in zip(names, operands, strict=True) if n}
@@ -26,7 +26,7 @@ def results(op: str, operands: list[Any], attributes: dict[str, Any], opset: int
     return list(made) if outputs > 1 else [made]
 
 
-# operator, opset, attributes, operands, the result
+# (operator, opset, attributes, operands, expected result)
 ROWS: list[tuple[str, int, dict[str, Any], list[Any], Any]] = [
     ("ThresholdedRelu", 10, {"alpha": 0.5}, [np.array([-np.inf, np.nan, 2, 0.5], F)], np.array([0, 0, 2, 0], F)),
     ("Shrink", 9, {"lambd": 1.0}, [np.array([np.nan, -np.inf, 0.5, 3], F)], np.array([0, -np.inf, 0, 3], F)),
@@ -47,7 +47,7 @@ ROWS: list[tuple[str, int, dict[str, Any], list[Any], Any]] = [
     ("Resize", 13, {"mode": "nearest"}, [np.ones((1, 2), F), np.ones(0, F), np.array([0.5, 1], F)], np.ones((0, 2), F)),
     ("RoiAlign", 16, {"sampling_ratio": 1}, [np.ones((1, 2, 3, 3), F), np.ones((0, 4), F), np.ones(0, np.int64)],
      np.ones((0, 2, 1, 1), F)),
-    ("GridSample", 20, {"mode": "nearest", "padding_mode": "reflection"},       # 2.5 is 2, whose mirror image is 1
+    ("GridSample", 20, {"mode": "nearest", "padding_mode": "reflection"},       # position 2.5 rounds to 2, whose mirror image is 1
      [np.array([[[[5, 7]]]], F), np.array([[[[2, 0]]]], F)], np.array([[[[7]]]], F)),
     ("QuantizeLinear", 21, {}, [np.array([1, -1], H), np.array(0.5, H), np.array(60001, np.uint16)], np.array([60003, 59999], np.uint16)),
     ("QuantizeLinear", 23, {"precision": TensorProto.FLOAT}, [np.array([1000], H), np.array(0.3, H), np.array(0, np.uint16)],
@@ -110,7 +110,7 @@ def test_the_largest_of_known_numbers_is_known() -> None:
 
 
 def test_parameters_belong_to_the_activations_that_have_them() -> None:
-    """Of two directions one is tanh, which has no alpha, and the other is LeakyRelu."""
+    """The first direction uses tanh, which has no alpha, the second LeakyRelu, which has one."""
     one, nothing = np.full((2, 1, 1), 1, F), np.zeros((2, 1, 1), F)
     attributes = {"hidden_size": 1, "direction": "bidirectional", "activations": ["Tanh", "LeakyRelu"], "activation_alpha": [0.25]}
     [y] = results("RNN", [np.full((1, 1, 1), -1, F), one, nothing], attributes, 14)
@@ -143,7 +143,7 @@ def microsoft(op: str, operands: list[Any], attributes: dict[str, Any], outputs:
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_weights_of_few_bits(bits: int, zeros: bool, ordered: bool) -> None:
-    """33 rows are two blocks of 32, and zero points fill whole bytes. Rows may belong to other blocks than those that they are in."""
+    """33 rows are two blocks of 32, and zero points fill whole bytes. Rows may belong to other blocks than the ones that contain them."""
     rng = np.random.default_rng(bits)
     whole, middle = rng.integers(0, 1 << bits, (3, 2, 32)), rng.integers(0, 1 << bits, (3, 2))
 
@@ -176,7 +176,7 @@ def test_averages_of_quantised_channels_that_are_last() -> None:
 @pytest.mark.parametrize(("pads", "strides", "dilations", "group", "apart", "masked"), [
     ([0, 0, 0, 0], [1, 1], [1, 1], 1, 1, False), ([1, 0, 2, 1], [2, 1], [1, 2], 2, 1, True), ([1, 1, 1, 1], [1, 2], [1, 1], 1, 2, True)])
 def test_convolutions_with_taps_that_move(pads: Any, strides: Any, dilations: Any, group: int, apart: int, masked: bool) -> None:
-    """Samples between four elements, zeros outside, position by position."""
+    """Samples between four elements, with zeros outside, compared position by position."""
     rng = np.random.default_rng(group + apart)
     x, w, b = rng.standard_normal((2, 4, 5, 7)), rng.standard_normal((6, 4 // group, 3, 2)), rng.standard_normal(6)
     size = [(n + pads[i] + pads[i + 2] - d * (k - 1) - 1) // s + 1
@@ -206,7 +206,7 @@ def test_convolutions_with_taps_that_move(pads: Any, strides: Any, dilations: An
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.37])
 def test_the_largest_elements_of_regions(scale: float) -> None:
-    """Bins overlap where a region has fewer elements than bins, and are empty outside of the image."""
+    """Bins overlap if a region has fewer elements than bins, and are empty outside of the image."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 3, 7, 5)).astype(F)
     rois = np.array([[0, 0, 0, 4, 6], [1, 2, 1, 3, 2], [1, -5, -4, 30, 9], [0, 9, 9, 9, 9], [1, 4, 6, 2, 3], [0, 1.5, 2.5, 2.5, 4.5]], F)

@@ -1,4 +1,4 @@
-"""Random numbers: other ones in each run, the same for one seed, and distributed as the operators say."""
+"""Random numbers differ in each run, are the same for the same seed, and have the distributions of the operators."""
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +14,7 @@ from tests.onnx.test_model import info, model
 
 N = helper.make_node
 MANY = 20_000
-#: operator, attributes, the operand, mean and standard deviation of what it draws
+# operator: (attributes, operand, expected mean and standard deviation)
 DRAWS: dict[str, tuple[dict[str, Any], Any, float, float]] = {
     "RandomNormal": ({"shape": [MANY], "mean": 3.0, "scale": 2.0}, None, 3, 2),
     "RandomUniform": ({"shape": [MANY], "low": -1.0, "high": 5.0}, None, 2, 6 / 12 ** 0.5),

@@ -1,4 +1,4 @@
-"""Resize to the nearest elements: every way to compute positions with every way to round them."""
+"""Resize to the nearest elements: every mode of computing positions with every mode of rounding."""
 from __future__ import annotations
 
 import itertools
@@ -21,7 +21,7 @@ SCALES = [0.3, 0.5, 0.6, 0.7, 5 / 6, 1.1, 1.3, 1.5, 2.0, 2.5, 3.4930897]
 
 
 def model(n: int, wanted: int | float, opset: int = 19, op: str = "Resize", region: tuple[float, float] | None = None, **names: str) -> Any:
-    """A row of n elements resized to an extent, or times a scale."""
+    """A model that resizes a row of n elements to an extent, or by a scale."""
     given = {"scales": np.array([1, wanted], F)} if isinstance(wanted, float) else {"sizes": np.array([1, wanted])}
     inputs = ["x", *given] if opset < 11 else ["x", "roi" if region else "", *([""] if "sizes" in given else []), *given]
     if region:
@@ -53,7 +53,7 @@ def test_the_nearest_elements(n: int, wanted: int | float, positions: str, round
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_extents_are_products_of_float32(mode: str) -> None:
-    proto = model(10, 0.7)      # 0.7 is less than 7/10 in float32, but its product with 10 is 7
+    proto = model(10, 0.7)      # in float32, 0.7 is less than 7/10, but its product with 10 is 7
     proto.graph.node[0].attribute[0].s = mode.encode()
     assert np.shape(svod.onnx.load(proto)(row(10))) == (1, 7)
 
@@ -71,7 +71,7 @@ def test_the_nearest_elements_are_those_of_onnxruntime(positions: str, rounded: 
     for n in (1, 7, 10, 31, 97):
         for wanted in [int(draw.choice([1, 2, 5, 8, 11, 29, 64])), *draw.choice(SCALES, 2).tolist()]:
             new = math.floor(F(n) * F(wanted)) if isinstance(wanted, float) else wanted
-            if new in (0, n):       # onnxruntime copies its operand where the extent stays, whatever the scale
+            if new in (0, n):       # onnxruntime copies its operand if the extent does not change, regardless of the scale
                 continue
             region = (float(draw.uniform(-0.2, 0.5)), float(draw.uniform(0.5, 1.2))) if positions == "tf_crop_and_resize" else None
             proto = model(n, wanted, region=region, coordinate_transformation_mode=positions, nearest_mode=rounded)

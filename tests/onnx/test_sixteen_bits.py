@@ -1,8 +1,8 @@
-"""Every operator in float16 and bfloat16: its results are float64's, rounded once.
+"""Every operator in float16 and bfloat16: its results are those of float64, rounded once.
 
-The operands of a row of the table hold numbers of several magnitudes, so that squares, sums and products between the steps of an operator
-overflow or vanish in 16 bits where its result does not. The reference is the evaluator of the onnx package in float64. Where it lacks an
-operator or computes it in fewer bits it is svod in float64, which is then compared with onnxruntime in float32.
+The operands of a row of the table have numbers of several magnitudes, so that squares, sums and products within an operator overflow or
+underflow in 16 bits although its result does not. The reference is the onnx package's evaluator in float64. If it lacks an operator or
+computes it in fewer bits, the reference is svod in float64, which is then compared with onnxruntime in float32.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = Any
 
 
 def numbers(*shape: int, low: float = 0.5, high: float = 1.5, signed: bool = False, scaled: bool = True) -> Array:
-    """Numbers whose rows along the first axis are of the magnitudes 1, 300 and 1/4096."""
+    """Numbers whose rows along the first axis have the magnitudes 1, 300 and 1/4096."""
     x = RNG.uniform(low, high, shape)
     if signed:
         x *= RNG.choice([-1.0, 1.0], shape)
@@ -50,16 +50,16 @@ def plain(*shape: int, low: float = -1.5, high: float = 1.5) -> Array:
 
 @dataclass(frozen=True)
 class Fixed:
-    """An operand of float32, whatever the type of the others is."""
+    """An operand that is float32, regardless of the type of the others."""
 
     array: Array
 
 
 @dataclass(frozen=True)
 class Row:
-    """Operands of one node: floats are given in 16 bits, integers and bools as they are, None is left out. `slack`: an absolute error that
-    float32 makes where operands cancel, of the largest result of a row along the first axis. `apart`: the same in units of the type's
-    epsilon, for what is rounded more than once. `by_svod`: the evaluator of the onnx package is no reference."""
+    """Operands of one node: floats become 16-bit, integers and bools stay, None is left out. `slack`: an absolute error that float32
+    makes if operands cancel, relative to the largest result of a row along the first axis. `apart`: the same in units of the type's
+    epsilon, for values that are rounded more than once. `by_svod`: the onnx package's evaluator cannot be the reference."""
 
     operands: Sequence[Any]
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -72,14 +72,14 @@ class Row:
 
 
 def row(*operands: Any, **attributes: Any) -> Row:
-    """A row; what no attribute of an operator is called belongs to the row."""
+    """Make a row; keywords that are no attributes of an operator are fields of the row."""
     own = {k: attributes.pop(k) for k in ("opset", "outputs", "slack", "apart", "by_svod", "kinds") if k in attributes}
     return Row(operands, attributes, **own)
 
 
 def multiplied(*operands: Any, **attributes: Any) -> list[Row]:
-    """Rows of attention. Its probabilities are rounded to bfloat16 before their product with the values, as by PyTorch's kernels: matrix
-    instructions multiply them."""
+    """Rows of attention. Its probabilities are rounded to bfloat16 before their product with the values, as in PyTorch's kernels, so
+    that matrix instructions can multiply them."""
     return [row(*operands, kinds=("float16",), **attributes), row(*operands, kinds=("bfloat16",), apart=1.0, **attributes)]
 
 
@@ -88,7 +88,7 @@ def ints(*values: int) -> Array:
 
 
 KIND = "the type of 16 bits, as TensorProto numbers it"
-LARGE = numbers(3, 2, 6, 6, low=30000, high=60000, scaled=False)        # their sums are beyond float16
+LARGE = numbers(3, 2, 6, 6, low=30000, high=60000, scaled=False)        # their sums exceed the range of float16
 IMAGE, HOLD = numbers(3, 2, 6, 5), np.array([[[0, 1], [2, 0]]])
 
 ROWS: dict[str, list[Row]] = {
@@ -260,7 +260,7 @@ ROWS: dict[str, list[Row]] = {
                                       K=32, N=4, bits=4, block_size=32)],
 }
 
-#: Operators that no row tests, with the reason.
+# operators that no row tests, with the reason
 APART = {
     **dict.fromkeys(("Identity", "Shape", "Size", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct",
                      "SequenceInsert", "SplitToSequence", "ConcatFromSequence", "Constant",
@@ -291,7 +291,7 @@ def test_the_table_has_every_operator() -> None:
 
 
 def built(name: str, given: Row, kind: str, operands: Sequence[Any]) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """A model of one node over operands of a type, and what it is fed."""
+    """A model of one node over operands of a type, and its inputs."""
     domain, _, op = name.rpartition(".")
     feeds = {f"i{k}": np.asarray(o) for k, o in enumerate(operands) if o is not None}
     made = helper.np_dtype_to_tensor_dtype(np.dtype(KINDS.get(kind, kind)))
@@ -305,7 +305,7 @@ def built(name: str, given: Row, kind: str, operands: Sequence[Any]) -> tuple[on
 
 
 def of_type(operands: Sequence[Any], kind: Any, narrow: Any) -> list[Any]:
-    """The operands with the floats of a row in a type, after they were rounded to the narrow one."""
+    """Convert the operands: floats of a row are rounded to the narrow type, then converted to the given type."""
     def typed(operand: Any) -> Any:
         if isinstance(operand, Fixed):
             return operand.array
@@ -324,7 +324,7 @@ def run(name: str, given: Row, kind: str, operands: Sequence[Any], as_weights: b
 
 
 def wanted(name: str, given: Row, narrow: Any) -> list[Any]:
-    """The results in float64 of operands that were rounded to the narrow type."""
+    """The results in float64 for operands that were rounded to the narrow type."""
     wide = of_type(given.operands, np.float64, narrow)
     if not given.by_svod and not name.startswith(MICROSOFT) and "Simplified" not in name:
         model, feeds = built(name, given, "float64", wide)
@@ -338,7 +338,7 @@ def wanted(name: str, given: Row, narrow: Any) -> list[Any]:
 
 
 def onnxruntime_results(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    """Skips the test where onnxruntime is not installed: it is no package of the tests."""
+    """Run onnxruntime; skips the test if it is not installed, because it is not a test dependency."""
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, feeds))
@@ -350,7 +350,7 @@ def rounding(x: Array, kind: Any) -> Array:
 
 
 def check(result: Array, exact: Array, kind: Any, given: Row) -> None:
-    """Whether a result is a rounding of a number that is as near to the exact one as float32 has it."""
+    """Whether a result is a rounding of a number that is as close to the exact one as float32 allows."""
     assert result.shape == np.shape(exact)
     if result.dtype != kind:
         np.testing.assert_allclose(np.asarray(result, np.float64), np.asarray(exact, np.float64), rtol=1e-5)
@@ -379,7 +379,7 @@ def test_results_are_rounded_once(name: str, i: int, kind: str) -> None:
 
 @pytest.mark.parametrize("name", a_quarter(ROWS))
 def test_known_operands_too(name: str) -> None:
-    """Weights are known while the graph is walked."""
+    """Known operands: weights are known during translation."""
     given = ROWS[name][0]
     results = run(name, given, "float16", of_type(given.operands, np.float16, np.float16), as_weights=True)
     for result, exact in zip(results, wanted(name, given, np.float16), strict=True):
@@ -388,7 +388,7 @@ def test_known_operands_too(name: str) -> None:
 
 # -- graphs --------------------------------------------------------------------------------------------------------------------
 def graph_of(nodes: Sequence[Any], kind: Any, made: int, x: Array, weights: dict[str, Array] | None = None) -> onnx.ModelProto:
-    """A model of x, of which the last node makes y, of a type as TensorProto numbers it."""
+    """A model of x whose last node makes y, of a type given by TensorProto's number."""
     graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(np.dtype(kind)), x.shape)],
                               [helper.make_tensor_value_info("y", made, None)],
                               [numpy_helper.from_array(w.astype(kind), k) for k, w in (weights or {}).items()])
@@ -396,7 +396,7 @@ def graph_of(nodes: Sequence[Any], kind: Any, made: int, x: Array, weights: dict
 
 
 def both(model: onnx.ModelProto, x: Array) -> tuple[Array, Array]:
-    """svod's result and onnxruntime's."""
+    """The results of svod and of onnxruntime."""
     return svod.onnx.load(model, device="CPU")(x), onnxruntime_results(model, {"x": x})[0]
 
 
@@ -404,7 +404,7 @@ NODE, INFO = helper.make_node, helper.make_tensor_value_info
 
 
 def test_nodes_hand_on_what_was_not_rounded() -> None:
-    """Squares that no float16 is, and sums between two of them, as in onnxruntime. A Cast rounds."""
+    """Squares that float16 cannot represent, and sums between two of them, as in onnxruntime. A Cast rounds."""
     x = np.array([300, 3e-5, 2049], np.float16)
     roots = graph_of([NODE("Mul", ["x", "x"], ["s"]), NODE("Reshape", ["s", "to"], ["r"]), NODE("Sqrt", ["r"], ["y"])],
                      np.float16, TensorProto.FLOAT16, x)
@@ -423,7 +423,7 @@ def test_nodes_hand_on_what_was_not_rounded() -> None:
 
 
 def test_nodes_of_bfloat16_round_each() -> None:
-    """Processors and devices multiply it by instructions of their own."""
+    """Each node of bfloat16 rounds, because processors and devices have instructions that multiply it."""
     x = np.array([256], ml_dtypes.bfloat16)
     steps = graph_of([NODE("Add", ["x", "one"], ["s"]), NODE("Sub", ["s", "x"], ["y"])], ml_dtypes.bfloat16, TensorProto.BFLOAT16, x,
                      {"one": np.array(1.0)})

@@ -21,7 +21,7 @@ KNOWN = {"half": np.array(0.5, np.float32), "wide": np.array([4, 16]), "square":
          "image": np.array([1, 1, N, N]), "twice": np.array([2, 1]), "zero": np.array([0]), "first": np.array([4])}
 Views = dict[str, tuple[list[tuple[str, list[str], dict[str, Any]]], Callable[[Any], Any]]]
 
-# nodes one after the other, each with its further operands and its attributes; what NumPy has for them
+# the nodes of a step, each with its further operands and attributes, and NumPy's equivalent
 VIEWS: Views = {
     "Transpose": ([("Transpose", [], {})], lambda a: a.T),
     "Reshape": ([("Reshape", ["wide"], {}), ("Transpose", [], {}), ("Reshape", ["square"], {})],

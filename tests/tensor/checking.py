@@ -1,7 +1,7 @@
-"""`check(tensor, expected)`: every numeric test of the front end ends here.
+"""Compares tensors with expected arrays: every numeric test of the front end calls `check(tensor, expected)`.
 
-The values come from the active evaluator: the NumPy interpreter of graphs, the schedule's kernels run by the reference evaluator of
-kernel ASTs, or the compiler. `conftest.py` runs each module once with each that exists.
+The values come from the active evaluator: the NumPy interpreter of graphs, the schedule's kernels run by the reference evaluator of kernel
+ASTs, or the compiler. `conftest.py` runs each module with every evaluator that exists.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.graph_reference import evaluate_graph
 Array = np.ndarray[Any, np.dtype[Any]]
 
 def run_schedule(tensor: Tensor) -> Array:
-    """The tensor's values by its schedule: every kernel through `svod.core.spec.evaluate`, no machine code."""
+    """Compute the tensor's values by its schedule, with every kernel evaluated by `svod.core.spec.evaluate`, without machine code."""
     if constant_value(tensor.uop) is not None or tensor.is_realized:
         return tensor.numpy()
     schedule = create_schedule(graph.sink(tensor.uop))
@@ -39,7 +39,7 @@ def run_schedule(tensor: Tensor) -> Array:
     return bfloat16_bits_to_float32(flat) if tensor.dtype == dtypes.bfloat16 else flat
 
 
-Cases = tuple[tuple[Callable[[], object], str], ...]  # calls, and the message each is to raise
+Cases = tuple[tuple[Callable[[], object], str], ...]  # calls, each with the message that it has to raise
 
 EVALUATORS: dict[str, Callable[[Tensor], Array]] = {
     "reference": lambda t: evaluate_graph(t.uop),
@@ -48,18 +48,18 @@ EVALUATORS: dict[str, Callable[[Tensor], Array]] = {
 }
 active = "reference"
 
-# relative error a function of several roundings may have, by dtype; absolute for results near zero
+# allowed relative error of a function with several roundings, by dtype; absolute for results near zero
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-6, "float64": 1e-13}
 
 
 def evaluate(tensor: Tensor) -> Array:
-    """The tensor's values by the active evaluator; bfloat16 as float32."""
+    """Compute the tensor's values by the active evaluator; bfloat16 as float32."""
     return EVALUATORS[active](tensor)
 
 
 def check(tensor: Tensor, expected: Any, tolerance: float | None = None, dtype: str | None = None) -> None:
-    """The tensor's shape, dtype and values are those of `expected`, exactly for bools and integers, within the tolerance of the
-    dtype (times `tolerance`) for floats. `dtype` names the expected dtype where the array cannot (bfloat16)."""
+    """Check that the tensor's shape, dtype and values are those of `expected`, exactly for bools and integers, within the tolerance of
+    the dtype (times `tolerance`) for floats. `dtype` names the expected dtype if the array cannot (bfloat16)."""
     wanted = np.asarray(expected)
     got = evaluate(tensor)
     assert tensor.shape == wanted.shape == got.shape, (tensor.shape, wanted.shape, got.shape)

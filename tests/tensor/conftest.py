@@ -1,5 +1,5 @@
-"""Every module here runs with the compiler, and with `--all` also with the NumPy interpreter of graphs and with the schedule's kernels in
-the evaluator. With `--device` it runs with the compiler only, on that device."""
+"""Runs every module here with the compiler, and with `--all` also with the NumPy interpreter of graphs and with the schedule's kernels
+in the evaluator. With `--device` only the compiler is used, on that device."""
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Random shapes, arrays and views for hypothesis. A view is made twice: as tensor operations and as NumPy's.
+"""Random shapes, arrays and views for hypothesis. A view is made twice: by tensor operations and by NumPy's.
 
-NumPy has no bfloat16: its arrays are float32 ones of values that bfloat16 holds, and `any_dtype` and `float_dtype`, for tests that ask
-the array for the dtype, leave it out; `tests/tensor/test_bfloat16.py` covers the operations.
+NumPy has no bfloat16: its arrays are float32 with values that bfloat16 represents. `any_dtype` and `float_dtype`, for tests that read the
+dtype from the array, do not include it; `tests/tensor/test_bfloat16.py` covers the operations.
 """
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ seeds = st.integers(0, 2 ** 32 - 1)
 
 
 def shapes(least: int = 0, most: int = 4, zero: bool = True) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes of `least` to `most` axes: extents 1, primes, and now and then 0."""
+    """Shapes with `least` to `most` axes: extents 1, primes, and sometimes 0."""
     extents = st.sampled_from(EXTENTS * 4 + [0] if zero else EXTENTS)
     return st.lists(extents, min_size=least, max_size=most).map(tuple)
 
 
 def rounded_to_bfloat16(values: Any) -> Array:
-    """float32 of the values rounded to bfloat16, to nearest even."""
+    """The values rounded to bfloat16, ties to even, as float32."""
     exact = np.array(values, np.float32)
     bits = exact.view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -41,7 +41,8 @@ def rounded_to_bfloat16(values: Any) -> Array:
 
 
 def make(shape: tuple[int, ...], dtype: str, seed: int, special: bool = False) -> Array:
-    """Random values: small integers (of all sizes where `special`), normal floats (with NaN, infinities and zeros of both signs)."""
+    """Random values: small integers (of all magnitudes if `special`), normally distributed floats (with NaN, infinities and signed
+    zeros)."""
     rng = np.random.default_rng(seed)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)

@@ -1,4 +1,4 @@
-"""`t[…] = x` and `t[…].assign(x)`: what NumPy's assignment to a part does, in the tensor's own memory."""
+"""`t[…] = x` and `t[…].assign(x)` act like NumPy's assignment to a part, in the tensor's own memory."""
 from __future__ import annotations
 
 import copy
@@ -25,7 +25,7 @@ few = draws(15)
 
 @st.composite
 def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[object, ...]:
-    """An int, a slice of any step, or nothing for each axis; a None and an Ellipsis now and then."""
+    """An int, a slice of any step, or no entry for each axis; sometimes a None and an Ellipsis."""
     found: list[object] = []
     for n in shape[:draw(st.integers(0, len(shape)))]:
         if n and draw(st.booleans()):
@@ -62,7 +62,7 @@ def test_parts_are_written_as_in_numpy(shape: tuple[int, ...], dtype: str, value
 @few
 @given(shape=shapes(1, 3, zero=False), seed=seeds, data=st.data())
 def test_parts_that_overlap_what_is_read(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
-    """All of the value is read before anything is written."""
+    """The value is read completely before anything is written."""
     a = make(shape, "int32", seed)
     t = Tensor(a.copy())
     axis = data.draw(st.integers(0, len(shape) - 1))
@@ -112,7 +112,7 @@ def test_a_part_is_written_in_the_memory_of_its_tensor() -> None:
 
 
 def test_parts_written_down_earlier() -> None:
-    """A part keeps the values it had when it was written down; assigned to, it is where it was in memory."""
+    """A part keeps the values from the time it was made. An assignment to it writes the memory that it views."""
     t = Tensor(np.zeros(6, np.int32))
     old, again = t[1:4], t[2:5]
     t[:] = 1
@@ -183,7 +183,7 @@ def test_errors_of_assignment() -> None:
 @few
 @given(shape=shapes(1, 3, zero=False), dtype=any_dtype, seed=seeds, data=st.data())
 def test_positions_are_written_as_in_numpy(shape: tuple[int, ...], dtype: str, seed: int, data: st.DataObject) -> None:
-    """Lists, arrays, tensors and known masks among slices; the last of several values stays; what is no position is left out."""
+    """Lists, arrays, tensors and known masks among slices; the last of several values is kept, and positions out of range are skipped."""
     a, rng = make(shape, dtype, seed), np.random.default_rng(seed)
     t = Tensor(a.copy()) if data.draw(st.booleans()) else Tensor(a.copy()) * np.ones((), dtype)
     flat = t.reshape(-1) if t.is_realized else None
@@ -209,7 +209,7 @@ def test_positions_are_written_as_in_numpy(shape: tuple[int, ...], dtype: str, s
 
 
 def test_positions_along_an_extent_that_depends_on_a_variable() -> None:
-    """-1 is the last one that there is in the run; those outside of it are left out."""
+    """Position -1 is the last one of the run's real extent; positions out of range are skipped."""
     a, n = np.arange(39, dtype=np.float32).reshape(13, 3), Variable("n", 1, 13)
     chosen = np.array([0, 2, -1])
     for size in (1, 2, 7, 13):
@@ -263,7 +263,7 @@ def test_numbers_are_rounded_once() -> None:
 
 @pytest.mark.parametrize("first", ["part", "whole"])
 def test_a_part_that_was_read_and_then_written(first: str) -> None:
-    """The view that is read and the place that is written are one node: what the one holds does not move the other."""
+    """The view that is read and the part that is written are the same node: the old value must not replace the written memory."""
     a = np.arange(6, dtype=np.float32).reshape(2, 3)
     t = Tensor(a.copy())
     part = t[:1]
@@ -286,7 +286,7 @@ def test_who_reads_old_content_may_write_and_others_read_what_was_before_that() 
     column, row = t[:, 0], t[2]
     t[:, :2] = 4
     t[1, 2] = first.sum()
-    # all values that read the row's memory before the assignment, the whole tensor among them, are computed before it
+    # values that read the row's memory before the assignment, including the whole tensor, are computed before it
     np.testing.assert_array_equal(row.numpy(), [6, 7, 8])
     np.testing.assert_array_equal(column.numpy(), [0, 33, 6])
     np.testing.assert_array_equal(t.numpy(), [[4, 4, 2], [4, 4, 33], [4, 4, 8]])
@@ -308,7 +308,7 @@ def test_who_reads_old_content_is_computed_before_a_plan_overwrites_it() -> None
 
 @pytest.mark.parametrize("value", [300, -1, [300], [[1], [256]], (3, -200)])
 def test_integers_that_do_not_fit_are_refused(value: Any) -> None:
-    """NumPy raises OverflowError; nothing wraps, and what was there stays. Arrays and tensors are cast, as in NumPy."""
+    """NumPy raises OverflowError; the number does not wrap, and the old content stays. Arrays and tensors are cast, as in NumPy."""
     t = Tensor(np.zeros((2, 2), np.uint8))
     for write in (lambda: t.__setitem__(0, value), lambda: t.assign(value), lambda: Tensor(value, dtype="uint8")):
         with pytest.raises(DTypeError, match=r"does not fit uint8 \(0 … 255\)"):

@@ -1,7 +1,8 @@
-"""bfloat16 over random shapes and views. The reference computes in float64 and rounds once: bfloat16 is held, not computed in.
+"""bfloat16 over random shapes and views. The reference computes in float64 and rounds once: bfloat16 is a storage format, not one to
+compute in.
 
-Where sums cancel, the bound is that of the roundings there are: half a unit in the last place of bfloat16 for each value that is
-held, and float32's for the sums between them.
+If sums cancel, the bound consists of the roundings that occur: half a unit in the last place of bfloat16 for each stored value, and
+float32's roundings for the sums between them.
 """
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ EXACT = 0.0
 
 
 def same(tensor: Tensor, expected: Any, tolerance: float = EXACT) -> None:
-    """`tensor` is bfloat16 and holds `expected` rounded to it; `tolerance` times the dtype's where that is not exact."""
+    """Check that `tensor` is bfloat16 and equals `expected` rounded to it, within `tolerance` times the dtype's tolerance."""
     check(tensor, rounded_to_bfloat16(expected), tolerance, "bfloat16")
 
 
@@ -67,7 +68,7 @@ def test_arithmetic(op: Callable[[Any, Any], Any], x: tuple[Tensor, Array], seed
     t, a = x
     b = make(a.shape, "bfloat16", seed)
     wide = quiet(op, a.astype(np.float64), b.astype(np.float64))
-    # a quotient is a product with a reciprocal
+    # a quotient is computed as a product with a reciprocal
     same(op(t, Tensor(b, dtype="bfloat16")), wide, 1 if op is operator.truediv else EXACT)
     same(op(t, 3), quiet(op, a.astype(np.float64), 3.0), 1 if op is operator.truediv else EXACT)
     # promotion
@@ -158,12 +159,12 @@ ROUNDED, SINGLE = 2.0**-8, 2.0**-24      # the unit roundoff of bfloat16 and of 
 
 
 def within(tensor: Tensor, exact: Any, held: Any = 0.0, between: Any = 0.0) -> None:
-    """`tensor` is bfloat16 and off from `exact` by its own rounding, those of the values `held` before and `between` roundings of float32
-    (magnitudes times how many there are), at most."""
+    """Check that `tensor` is bfloat16 and differs from `exact` at most by its own rounding, those of the stored values `held`, and
+    `between` roundings of float32 (magnitudes times their number)."""
     wanted = np.asarray(exact, np.float64)
     got = evaluate(tensor)
     assert (tensor.dtype.name, tensor.shape) == ("bfloat16", wanted.shape)
-    # the value that is rounded last is itself off by what came before
+    # the value that is rounded last already has the earlier errors
     before = ROUNDED * np.asarray(held) + SINGLE * np.asarray(between)
     bound = before + ROUNDED * (np.abs(wanted) + before) + 2.0**-126
     worst = np.abs(got.astype(np.float64) - wanted) - bound
@@ -188,7 +189,7 @@ def test_convolutions(groups: int, cg: int, og: int, image: Pair, kernel: Pair, 
     exact, size = (conv_loop(f(a), f(b), stride, padding, dilation, groups) for f in (np.asarray, np.abs))
     terms = (b[0].size + 1) * size
     within(x.conv2d(w, None, stride, padding, dilation, groups), exact, between=terms)
-    # the bias is added to what is held
+    # the bias is added to the stored result
     within(x.conv2d(w, t, stride, padding, dilation, groups), exact + bias[:, None, None], np.abs(exact) + SINGLE * terms, terms)
 
 
@@ -212,7 +213,7 @@ def test_rows(x: tuple[Tensor, Array], data: st.DataObject) -> None:
     exps = np.exp(shifted)
     soft = exps / exps.sum(axis, keepdims=True)
     n = a.shape[axis]
-    # a rounding of the shifted number is one of the same absolute size in the logarithm of the result
+    # a rounding of the shifted number has the same absolute size in the logarithm
     off = n + 12 + np.abs(shifted)
     within(t.softmax(axis), soft, between=2 * off * soft)
     within(t.log_softmax(axis), np.log(soft), between=2 * off + 4 * np.abs(np.log(soft)))
@@ -228,7 +229,7 @@ def test_norms(x: tuple[Tensor, Array], data: st.DataObject, seed: int) -> None:
     largest = np.abs(a).max(axes, keepdims=True)
     deviation = np.sqrt(a.var(axes, keepdims=True) + 1e-2)
     normal = (a - a.mean(axes, keepdims=True)) / deviation
-    # the mean is off by n roundings of the largest number; so is each difference, and through them the deviation
+    # the mean has an error of n roundings of the largest number; so has each difference, and through them the deviation
     off = (n + 4) * largest / deviation * (1 + np.abs(normal)) + (n + 8) * np.abs(normal)
     within(t.layer_norm(a.shape[-k:], eps=1e-2), normal, between=2 * off)
     within(t.layer_norm(a.shape[-k:], g, s, eps=1e-2), normal * gain + shift, between=2 * off * np.abs(gain) + 4 * np.abs(shift))
@@ -265,7 +266,7 @@ def test_attention(batch: tuple[int, ...], rows: int, columns: int, width: int, 
         scores = np.where(np.tril(np.ones((rows, columns), bool)), scores, -np.inf)
     exps = np.exp(scores - scores.max(-1, keepdims=True))
     weights = exps / exps.sum(-1, keepdims=True)
-    # scores are held; what they are off by is the relative error of a weight, twice: its own and that of the sum
+    # scores are stored; their error is the relative error of a weight, twice: in the weight and in the sum
     kept = np.isfinite(scores)
     off = np.where(kept, ROUNDED * np.abs(np.where(kept, scores, 0)) + SINGLE * (width + 2) * size, 0).max(-1, keepdims=True)
     relative = np.expm1(2 * off) + ROUNDED * np.exp(2 * off) + SINGLE * (2 * columns + 40)

@@ -1,4 +1,4 @@
-"""`call_kernel`: kernels written by hand on tensors, lazy like assignments, against NumPy doing one after the other."""
+"""`call_kernel`: hand-written kernels on tensors, lazy like assignments, against the same steps in NumPy."""
 from __future__ import annotations
 
 import random
@@ -17,7 +17,7 @@ from tests.hand_kernels import Ast, gemm, two_outputs
 
 
 def step(width: int, steps: int) -> UOp:
-    """h = h·0.5 + x[i] for a row x[i] of `steps`."""
+    """The step h = h·0.5 + x[i] for a row x[i] of `steps`."""
     k = Ast()
     i = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("i", 0, steps - 1))
     h, x = k.param(0, width), k.param(1, steps * width)
@@ -41,7 +41,7 @@ def test_a_loop_of_calls(width: int, steps: int) -> None:
         want = want * np.float32(0.5) + (row + 1)
     assert returned is state
     np.testing.assert_allclose((state + before).numpy(), want + start, rtol=1e-6)
-    np.testing.assert_array_equal(later.numpy(), start * 3)        # written down before the call
+    np.testing.assert_array_equal(later.numpy(), start * 3)        # made before the call
 
 
 def test_a_plan_runs_a_loop_again_and_compiles_its_kernel_once() -> None:
@@ -57,7 +57,7 @@ def test_a_plan_runs_a_loop_again_and_compiles_its_kernel_once() -> None:
         for row in x:
             want = want * np.float32(0.5) + row
     np.testing.assert_allclose(state.numpy(), want, rtol=1e-6)
-    with pytest.raises(LaunchError, match="variables i were given; the plan has none"):     # the counter of a loop cannot be given
+    with pytest.raises(LaunchError, match="variables i were given; the plan has none"):     # a loop's counter cannot be given as a variable
         plan.execute(i=2)
 
 
@@ -74,7 +74,7 @@ def test_a_gemm_into_memory_that_is_made_for_it() -> None:
 
 
 def test_what_one_call_writes_is_computed_together_and_once() -> None:
-    """Realising one of two outputs runs the kernel: the other is in memory then, and the kernel does not run for it again."""
+    """Realising one of two outputs runs the kernel; the other is in memory afterwards, and the kernel does not run again for it."""
     a, b = rows((65,)), rows((65,), 2)
     p, q = Tensor(np.zeros(65, np.float32)), Tensor(np.ones(65, np.float32))
     old = q + 1

@@ -1,4 +1,4 @@
-"""Operations made of others, against NumPy: stacks, tiles, sums without NaNs, values in the place of a mask."""
+"""Operations composed of others, against NumPy: stacks, tiles, sums without NaNs, masked replacement."""
 from __future__ import annotations
 
 import numpy as np
@@ -83,6 +83,6 @@ def test_a_dtype_of_pytorch_is_the_one_of_its_name() -> None:
 
 
 def test_a_dtype_is_known_by_the_module_and_the_name_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PyTorch's are: objects of the module torch whose text is torch.NAME."""
+    """A dtype of PyTorch is recognised by its module, torch, and its text, torch.NAME."""
     kind = type("dtype", (), {"__module__": "torch", "__repr__": lambda self: "torch.float16"})
     assert Tensor([1.0]).cast(kind()).dtype.name == "float16"

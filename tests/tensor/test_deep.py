@@ -1,4 +1,4 @@
-"""Programs with hundreds of operations behind each other are cut into kernels of a bounded depth."""
+"""Programs with hundreds of dependent operations are cut into kernels of a bounded depth."""
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Memory shared through DLPack, both ways, with NumPy and, where it is installed, PyTorch."""
+"""Sharing memory through DLPack in both directions, with NumPy and, if installed, PyTorch."""
 from __future__ import annotations
 
 import ctypes
@@ -17,7 +17,7 @@ from tests.tensor.strategies import make
 
 @pytest.fixture(scope="module", autouse=True)
 def evaluator() -> Iterator[None]:
-    """Once: values come from memory."""
+    """Run once only, because values come from memory."""
     yield
 
 
@@ -34,7 +34,7 @@ def test_numpy_both_ways(dtype: str) -> None:
 
 
 def test_bfloat16_through_the_structure() -> None:
-    """NumPy has no bfloat16: svod to svod, the array kept until the capsule is given back."""
+    """NumPy has no bfloat16, so svod is the consumer as well; the array lives until the capsule is released."""
     t = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3)).bfloat16().realize()
     u = Tensor.from_dlpack(t)
     assert u.dtype.name == "bfloat16" and u.shape == (2, 3)
@@ -43,7 +43,7 @@ def test_bfloat16_through_the_structure() -> None:
     np.testing.assert_array_equal(u.numpy(), t.numpy())
 
     class Turned:
-        """The same memory read by columns."""
+        """The same memory with columns as rows."""
 
         def __dlpack_device__(self) -> tuple[int, int]: return t.__dlpack_device__()
 

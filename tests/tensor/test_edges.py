@@ -1,4 +1,4 @@
-"""Awkward operands: quotients that float32 cannot hold, numbers that no integer of a tensor is, and floats, extents of -1."""
+"""Difficult operands: quotients that float32 cannot represent, numbers out of a tensor's integer range, and floats, extents of -1."""
 from __future__ import annotations
 
 import math
@@ -23,7 +23,7 @@ def test_remainders_of_floats_are_exact(dtype: str) -> None:
         a, b = Tensor(x), Tensor(divisor)
         assert np.array_equal((a % b).numpy(), np.remainder(x, divisor))
         assert np.array_equal(a.fmod(b).numpy(), np.fmod(x, divisor))
-        floor = np.floor(x.astype(np.float64) / divisor.astype(np.float64))     # NumPy's is that of a quotient rounded to float32
+        floor = np.floor(x.astype(np.float64) / divisor.astype(np.float64))     # NumPy takes the floor of a quotient rounded to float32
         with np.errstate(over="ignore"):
             assert np.array_equal((a // b).numpy(), floor.astype(dtype))
     ends = Tensor(np.array([math.inf, 5.0, -5.0, 5.0, 0.0], dtype)) % Tensor(np.array([3.0, math.inf, math.inf, 0.0, 0.0], dtype))
@@ -96,7 +96,7 @@ def test_an_axis_without_elements_has_as_many_chunks_as_asked_for() -> None:
 @pytest.mark.parametrize("given", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("to", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
 def test_floats_beyond_an_integer_type_wrap(given: str, to: str) -> None:
-    """As in NumPy, and alike in vectors and behind them, and in the reference."""
+    """Floats out of an integer type's range wrap as in NumPy, in vectors, in scalar remainders, and in the reference."""
     values = np.resize([-2.5, -1.0, -0.5, 0.5, 127.9, 128.0, 255.0, 256.5, -129.0, 40000.0, -40000.0, 65536.0, 2.0**31 - 128, -2.0**31], 67)
     with np.errstate(over="ignore"):
         x = values.astype(given)[np.isfinite(values.astype(given))]

@@ -24,7 +24,7 @@ CONV = (2, 3, 5, 7), (4, 3, 3, 3), (4,)
 
 
 class Case(NamedTuple):
-    """An operation of operands of these shapes. `low`, `high`: a range of values instead of magnitudes. `most`: the largest magnitude.
+    """An operation on operands of these shapes. `low`, `high`: a range of values instead of magnitudes. `most`: the largest magnitude.
     `ulps`, and `lost` times the magnitude: the largest error."""
 
     run: Operation
@@ -41,7 +41,7 @@ def of(run: Operation, *shapes: tuple[int, ...], **bounds: float) -> Case:
 
 
 def plain(names: str, *shapes: tuple[int, ...], **bounds: float) -> dict[str, Case]:
-    """Methods without other arguments than operands."""
+    """Cases of methods whose only arguments are operands."""
     return {name: of(lambda x, *rest, n=name: getattr(x, n)(*rest), *shapes, **bounds) for name in names.split()}
 
 
@@ -68,7 +68,8 @@ STEPS: dict[str, Case] = {
     **plain("conv_transpose1d", (2, 3, 5), (3, 4, 3), (4,)), **plain("conv_transpose2d", (2, 3, 5, 4), (3, 4, 2, 3), (4,)),
     **plain("conv_transpose3d", (1, 2, 3, 2, 3), (2, 3, 2, 2, 2), (3,)),
     "inner": of(lambda x, y: x.inner(y), (3, 5), (2, 5)),
-    "einsum": of(lambda x, y, z: Tensor.einsum("ij,jk,k->i", x, y, z), (3, 4), (4, 5), (5,), most=1e6),     # float32 holds their product
+    # float32 can represent their product
+    "einsum": of(lambda x, y, z: Tensor.einsum("ij,jk,k->i", x, y, z), (3, 4), (4, 5), (5,), most=1e6),
     "tanhshrink": of(lambda x: x.tanhshrink(), lost=2.0 ** -23),        # a difference of nearly equal numbers
     "pow": of(lambda x: (x.abs() ** 1.5, x ** 3, x ** -2, x.abs() ** 1.7, 1.1 ** x.clamp(-30, 30),
                       x.abs() ** 0.5, 2 ** x.clamp(-8, 8), x.abs() ** x.clamp(-2, 2))),
@@ -100,7 +101,7 @@ STEPS: dict[str, Case] = {
                            (2, 4, 6), (4, 3), (4, 3)),
     "linspace": of(lambda x: Tensor.linspace(-3, 50000, 7, dtype=x.dtype)),
     "arange": of(lambda x: Tensor.arange(0.1, 5, 0.3, dtype=x.dtype)),
-    # probabilities are rounded before their product with the values: a share of the sum of sizes
+    # probabilities are rounded before their product with the values: the error is a share of the sum of magnitudes
     "scaled_dot_product_attention": of(lambda q, k, v: (q.scaled_dot_product_attention(k, v.abs()),
                                                         q.scaled_dot_product_attention(k, v.abs(), is_causal=True)),
                                        (2, 5, 8), (2, 5, 8), (2, 5, 4), ulps=2),
@@ -154,7 +155,7 @@ NO_OPERATION = {
 
 
 def operands(case: Case, dtype: str, magnitude: float) -> list[np.ndarray[Any, Any]]:
-    """Values that `dtype` holds, of both signs unless the case has a range."""
+    """Values that `dtype` represents, of both signs unless the case has a range."""
     rng = np.random.default_rng(len(case.shapes))
     made = []
     for shape in case.shapes:
@@ -167,7 +168,7 @@ def operands(case: Case, dtype: str, magnitude: float) -> list[np.ndarray[Any, A
 
 
 def halved(values: Any, dtype: str) -> np.ndarray[Any, Any]:
-    """float64 values rounded to a 16-bit float, once: to odd in float32 before."""
+    """Round float64 values to a 16-bit float once, by rounding to odd in float32 first."""
     with np.errstate(all="ignore"):
         if dtype == "float16":
             return np.asarray(values, np.float64).astype(np.float16).astype(np.float32)
@@ -183,7 +184,7 @@ def results(made: Any) -> list[Tensor]:
 
 
 def compare(case: Case, dtype: str, magnitude: float) -> None:
-    """The operation in `dtype` gives what it gives in float64, rounded."""
+    """Check that the operation in `dtype` gives its result in float64, rounded."""
     arrays = operands(case, dtype, magnitude)
     halves = results(case.run(*(Tensor(a, dtype=dtype) for a in arrays)))
     exact = results(case.run(*(Tensor(a) for a in arrays)))
@@ -199,8 +200,8 @@ def compare(case: Case, dtype: str, magnitude: float) -> None:
 
 
 def check_rounded(got: Any, exact: Any, dtype: str, ulps: float, lost: float = 0.0) -> None:
-    """`got` is `exact` rounded to `dtype`, but for `ulps` units in the last place and `lost`. What vanishes in float32, such as exp(-300),
-    may vanish in bfloat16, which has its range."""
+    """Check that `got` is `exact` rounded to `dtype`, up to `ulps` units in the last place and `lost`. Values that underflow in float32,
+    such as exp(-300), may be 0 in bfloat16, which has the same range."""
     wanted = halved(exact, dtype).astype(np.float64)
     bits, least = (10, -24) if dtype == "float16" else (7, -126)
     with np.errstate(all="ignore"):
@@ -244,7 +245,7 @@ CELLS: dict[str, Any] = {"RNNCell": RNNCell, "GRUCell": GRUCell, "LSTMCell": LST
 @pytest.mark.parametrize("dtype", MAGNITUDES)
 @pytest.mark.parametrize("name", CELLS)
 def test_a_step_of_a_recurrent_network_is_rounded_once(name: str, dtype: str) -> None:
-    """Products that leave the range cancel before they are rounded; gates and states are not rounded between."""
+    """Products that exceed the range cancel before they are rounded; gates and states are not rounded in between."""
     cell = CELLS[name](3, 4)
     count = cell.weight_ih.shape[0]
     rng = np.random.default_rng(1)

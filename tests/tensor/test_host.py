@@ -1,4 +1,4 @@
-"""Functions that NumPy computes on the host: shapes, values, laziness, and what they refuse."""
+"""Functions that NumPy computes on the host: shapes, values, laziness, and refused arguments."""
 from __future__ import annotations
 
 from typing import Any
@@ -93,7 +93,7 @@ def test_transforms(n: int) -> None:
     real = x[..., 0].copy()
     close(fft.rfft(Tensor(real)), pairs(np.fft.rfft(real)))
     close(fft.irfft(fft.rfft(Tensor(real)), n), real)
-    half = pairs(np.fft.rfft(real) + 0.5j)      # the imaginary parts of the first and the last number do not count
+    half = pairs(np.fft.rfft(real) + 0.5j)      # the imaginary parts of the first and the last number are ignored
     close(fft.irfft(Tensor(half), n), np.fft.irfft(half[..., 0] + 1j * half[..., 1], n))
     close(fft.rfft(Tensor(real.astype(np.float32))), pairs(np.fft.rfft(real)))
     assert fft.rfft(Tensor(real.astype(np.float32))).dtype.name == "float32"

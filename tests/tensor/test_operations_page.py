@@ -1,4 +1,4 @@
-"""docs/operations.md names every public operation of a Tensor, and nothing else."""
+"""docs/operations.md names every public operation of Tensor, and no other names."""
 from __future__ import annotations
 
 import re

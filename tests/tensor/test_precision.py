@@ -14,7 +14,7 @@ HALVES = ("float16", "bfloat16")
 
 
 class Steps(Tensor):
-    """Methods that note the types of their operands."""
+    """Methods that record the dtypes of their operands."""
 
     seen: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""The handle itself: memory, conversion to numbers, realisation with an interpreter in the compiler's place, assign, repr."""
+"""The Tensor object itself: memory, conversion to numbers, realisation with an interpreter instead of the compiler, assign, repr."""
 from __future__ import annotations
 
 import sys
@@ -24,7 +24,7 @@ from tests.graph_reference import evaluate_graph
 
 
 class Interpreter(types.ModuleType):
-    """Effects of svod.tracing.graphs on tensors, by the reference interpreter: all reads first, then the writes."""
+    """Acts on tensors like svod.tracing.graphs, with the reference interpreter: all reads first, then the writes."""
 
     def __init__(self) -> None:
         super().__init__("svod.tracing.graphs")
@@ -131,7 +131,7 @@ def test_repr_says_shape_dtype_and_state() -> None:
     assert repr(Tensor.zeros(3)) == "<Tensor float32[3] constant 0.0>"
     assert repr(Tensor(np.arange(100)).realize()) == "<Tensor int64[100] realized [ 0,  1, ..., 98, 99]>"
     assert repr(Tensor([1.5], dtype="bfloat16")) == "<Tensor bfloat16[1] realized [1.5]>"
-    assert repr(Tensor.empty(1 << 40)) == f"<Tensor float32[{1 << 40}] realized>"      # and no memory is taken to show it
+    assert repr(Tensor.empty(1 << 40)) == f"<Tensor float32[{1 << 40}] realized>"      # showing it allocates no memory
     lazy = repr(Tensor([1.0]).exp())
     assert lazy.startswith("<Tensor float32[1] lazy EXP from ") and "test_tensor.py:" in lazy
 
@@ -159,7 +159,7 @@ def test_numpys_functions_with_a_tensor_method_of_their_name_are_in_the_table() 
 
 
 def test_numpys_functions_of_elements_are_the_tensors() -> None:
-    """Each in its table, against NumPy: of tensors, beside arrays and beside numbers on either side; all lazy."""
+    """Each ufunc of the table against NumPy, on tensors, and on tensors with arrays or numbers on either side; all results are lazy."""
     rng = np.random.default_rng(0)
     a, b = (rng.uniform(0.1, 0.9, (3, 3)).astype(np.float32) for _ in range(2))
     whole = rng.integers(1, 7, (3, 3)).astype(np.int32)
@@ -206,7 +206,7 @@ def test_data_that_no_tensor_can_hold() -> None:
 
 
 def test_origins_are_text_that_can_be_stored() -> None:
-    """A file's name may hold any bytes, which Python shows as lone surrogates."""
+    """A file's name may have any bytes, which Python represents as lone surrogates."""
     made: dict[str, Tensor] = {}
     exec(compile("made['y'] = x.exp()", "mödel\udcff.py", "exec"), {"x": Tensor([1.0]), "made": made})
     assert origin_of(made["y"].uop) == "mödel\\udcff.py:1" and "mödel\\udcff.py:1" in repr(made["y"])
@@ -221,7 +221,7 @@ def test_origins_are_lines_or_module_paths() -> None:
     with scope("layer1.0"), scope("conv1"):
         z = x.sigmoid()
     assert origin_of(z.uop) == "layer1.0.conv1"
-    # the first origin stays, and what lies below keeps its own
+    # the first origin is kept, and nodes below keep theirs
     assert origin_of(x.sigmoid().uop) == "layer1.0.conv1" and origin_of(z.relu().uop) != "layer1.0.conv1"
 
 
@@ -240,7 +240,7 @@ def test_assign_writes_into_the_memory() -> None:
     np.testing.assert_array_equal(t.numpy(), np.full(4, 5))
     np.testing.assert_array_equal(a, np.full(4, 5))
     np.testing.assert_array_equal(matrix.numpy(), np.full((2, 2), 5))
-    # written down before the assignment: the old content
+    # made before the assignment: the old content
     np.testing.assert_array_equal(before.numpy(), np.ones(4))
     t.assign(1).assign(t * 3)
     np.testing.assert_array_equal(t.numpy(), np.full(4, 3))

@@ -1,7 +1,7 @@
 """No operation does asymptotically more work than a direct loop, by the estimates of its kernels.
 
-Each operation is scheduled at two sizes, nothing runs. `flops` and `bytes_moved` of all its kernels must grow no faster than the
-iterations of the direct loop and than the bytes of its operands and result, and stay within a constant of them.
+Each operation is scheduled at two sizes and not run. `flops` and `bytes_moved` of all its kernels must not grow faster than the iterations
+of the direct loop, and the bytes of its operands and result, and must stay within a constant factor of them.
 """
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from svod.core.ir.uop import Ops
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor, where
 
-N = 24                      # and 2·N; windows and groups of fixed size fit it
-GROWTH = 1.1                # borders of windows and terms of lower order
-MOST_COPIES = 4.0           # times the bytes of operands and result: a few intermediates of their size
+N = 24                      # sizes are N and 2·N; windows and groups of fixed size fit into N
+GROWTH = 1.1                # allowance for borders of windows and terms of lower order
+MOST_COPIES = 4.0           # multiple of the bytes of operands and result: a few intermediates of their size
 MOST_OPERATIONS = 24        # per iteration of the direct loop
 SERIES = {"erfc": 40, **dict.fromkeys(("logsigmoid", "softplus", "mish", "acosh", "logaddexp", "binary_cross_entropy",
-                                       "binary_cross_entropy_with_logits"), 44)}     # the same for functions with a series, as of log1p
+                                       "binary_cross_entropy_with_logits"), 44)}     # the same for functions with a series, such as log1p
 
 
 @pytest.fixture(scope="module", autouse=True)
 def evaluator() -> Iterator[None]:
-    """Once for all evaluators: nothing is evaluated here."""
+    """Run once for all evaluators, because nothing is evaluated here."""
     yield
 
 
@@ -42,7 +42,7 @@ def i(*shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Work:
-    """`build` at a size; `loop`: iterations of the direct loop; at most `each` operations in one."""
+    """An operation that `build` makes at a size; `loop`: iterations of the direct loop; `each`: most operations per iteration."""
 
     build: Callable[[int], Tensor | Sequence[Tensor]]
     loop: Callable[[int], int] = lambda n: n * n
@@ -51,7 +51,7 @@ class Work:
 
 
 def square(name: str, *args: object, **options: object) -> Work:
-    """A method of an n×n matrix that looks at each element a fixed number of times."""
+    """A method of an n×n matrix that reads each element a fixed number of times."""
     return Work(lambda n: getattr(f(n, n), name)(*args, **options), each=SERIES.get(name, MOST_OPERATIONS))
 
 
@@ -64,7 +64,7 @@ def of_integers(name: str) -> Work:
 
 
 def written_in_parts(t: Tensor, n: int) -> Tensor:
-    """t with every row written by an assignment of its own."""
+    """Write every row of t by a separate assignment."""
     for row in range(n):
         t[row] = f(n)
     return t
@@ -94,7 +94,7 @@ SCANS = ["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"]
 
 
 def passes(n: int) -> int:
-    """Passes of a merge sort over n elements."""
+    """The number of passes of a merge sort over n elements."""
     return (n - 1).bit_length()
 
 
@@ -113,7 +113,7 @@ WORK: dict[str, Work] = {
     "argsort": Work(lambda n: f(n, n).argsort(), lambda n: n * n * passes(n), each=1),
     "argsort of columns": Work(lambda n: f(n, n).argsort(0), lambda n: n * n * passes(n), each=1),
     "sort": Work(lambda n: f(n, n).sort().values, lambda n: n * n * passes(n), each=2),
-    # a transposed copy, and positions of 8 bytes, written and read
+    # a transposed copy, and positions of 8 bytes, are written and read
     "msort": Work(lambda n: f(n, n).msort(), lambda n: n * n * passes(n), each=2, copies=5.0),
     "median": Work(lambda n: f(n, n).median(1), lambda n: n * n * passes(n), each=4, copies=6),
     "topk": Work(lambda n: f(n, n).topk(2).values, each=2),
@@ -150,7 +150,7 @@ WORK: dict[str, Work] = {
     "add broadcast": Work(lambda n: f(n, 1) + f(1, n)),
     "pow": with_other("pow"),
     "pow by a number": square("pow", 3),
-    # all 31 bits of the exponent
+    # one step for each of the 31 bits of the exponent
     "pow of integers": Work(lambda n: i(n, n) ** i(n, n), each=200),
     "where": Work(lambda n: where(f(n, n) > 0, f(n, n), f(n, n))),
     "masked_fill": Work(lambda n: f(n, n).masked_fill(f(n, n) > 0, 1.0)),
@@ -196,7 +196,7 @@ WORK: dict[str, Work] = {
     "pixel_shuffle": Work(lambda n: f(8, n, n).pixel_shuffle(2)),
     "pixel_unshuffle": Work(lambda n: f(3, n, n).pixel_unshuffle(2)),
     "cat": Work(lambda n: Tensor.cat([f(n, n), f(n, n), f(5, n)], 0)),
-    # each part is stored into its slice: no operation, and nothing is moved twice
+    # each part is stored into its slice: no arithmetic, and each element is moved once
     "cat of many": Work(lambda n: Tensor.cat([f(1, 8) for _ in range(n)], 0), lambda n: 8 * n, each=0, copies=1),
     "cat of many along the last axis": Work(lambda n: Tensor.cat([f(n, 1) for _ in range(n)], 1), each=0, copies=1),
     "cat of many that is read": Work(lambda n: Tensor.cat([f(n, 8) for _ in range(n)], 1) * 2, lambda n: 8 * n * n, each=1, copies=2),
@@ -278,7 +278,7 @@ WORK: dict[str, Work] = {
     "rand_like": Work(lambda n: f(n, n).rand_like(), each=200),
     "randn_like": Work(lambda n: f(n, n).randn_like(), each=400),
 }
-# attributes that schedule nothing: facts of a tensor, values, memory
+# attributes that schedule nothing: properties of a tensor, its values, its memory
 NO_KERNELS = {"shape", "dtype", "ndim", "dim", "size", "numel", "element_size", "nbytes", "device", "uop", "from_uop", "from_numpy",
               "empty", "empty_like", "is_realized", "realize", "realize_batch", "prepare", "prepare_batch", "numpy", "item", "tolist",
               "equal", "allclose", "detach", "manual_seed", "from_dlpack", "from_file", "cpu"}
@@ -290,7 +290,7 @@ def test_every_operation_has_a_row() -> None:
 
 
 def cost(built: Tensor | Sequence[Tensor]) -> tuple[int, int, int]:
-    """(operations, bytes moved, bytes of operands and result) of what is scheduled for `built`."""
+    """(operations, bytes moved, bytes of operands and result) of the kernels scheduled for `built`."""
     tensors = [built] if isinstance(built, Tensor) else list(built)
     sink = graph.sink(*(t.uop for t in tensors))
     work = [count_operations(call.ast) for call in create_schedule(sink).calls]

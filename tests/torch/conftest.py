@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the modules of this folder, which import torch, where there is none; `test_without_torch.py` stays."""
+    """Without torch, leave out the modules of this folder, which import it; `test_without_torch.py` stays."""
     return True if importlib.util.find_spec("torch") is None and collection_path.name != "test_without_torch.py" else None
 
 

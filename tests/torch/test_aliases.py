@@ -1,4 +1,4 @@
-"""Tensors that share memory, and what is written through one of them: against PyTorch."""
+"""Tensors that share memory, and writes through one of them: compared with PyTorch."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def agree(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The outputs, after they and the arguments were compared with PyTorch's."""
+    """Compare the outputs and the arguments with PyTorch's; returns the outputs."""
     theirs, ours = [a.clone() for a in arguments], [a.clone() for a in arguments]
     wanted, got = function(*theirs), compiled(function)(*ours)
     torch.testing.assert_close(got, wanted)
@@ -51,7 +51,7 @@ def test_writes_through_views() -> None:
 @pytest.mark.parametrize("view", [lambda x: x.view(-1), lambda x: x[1:], lambda x: x.t()[1:, ::2], lambda x: x[None].expand(2, 3, 4),
                                   lambda x: x])
 def test_outputs_that_are_views_of_one_tensor_share_its_memory(view: Callable[[Any], Any]) -> None:
-    """Whichever comes first: a write to the whole is seen in the part."""
+    """In any order of the outputs, a write to the whole is visible in the part."""
     def function(a: Any) -> Any:
         whole = a * 2
         return view(whole), whole

@@ -1,4 +1,5 @@
-"""`torch.compile(model, backend="svod")` and `svod.torch.compile`: weights, in-place updates, sizes, layouts, and what PyTorch runs."""
+"""`torch.compile(model, backend="svod")` and `svod.torch.compile`: weights, in-place updates, sizes, layouts, and operations left to
+PyTorch."""
 from __future__ import annotations
 
 import copy
@@ -76,7 +77,7 @@ def test_weights_are_packed_once_and_again_after_they_change() -> None:
 
 
 def test_weights_are_those_of_the_same_tensors_alone() -> None:
-    """One over the same memory has the same address and version."""
+    """Another tensor over the same memory has the same address and version, but is not the same weight."""
     first = torch.randn(5, 3)
     weights = Weights([first], Kept([], bound=False))
     assert weights.is_of([first]) and not weights.is_of([first.detach()]) and not weights.is_of([]) and weights.is_unchanged()
@@ -186,7 +187,7 @@ def test_outputs_have_the_strides_of_pytorch() -> None:
 def test_what_svod_has_not_runs_in_pytorch_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: Any) -> Any:
         return torch.special.bessel_j0(x * 2) + torch.fft.fft(x).abs()
-    x = torch.rand(3, 1031)         # a prime number of positions, which has no products
+    x = torch.rand(3, 1031)         # a prime number of positions, for which there are no products
     run = torch.compile(function, backend="svod")
     for _ in range(3):
         torch.testing.assert_close(run(x), function(x))
@@ -387,7 +388,7 @@ def test_sequences_and_rows_that_are_masked_altogether_are_nan_in_encoder_layers
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_of_attention_that_are_masked_altogether_are_zeros(dtype: Any) -> None:
-    """As in PyTorch, whose softmax alone gives NaN."""
+    """Rows of attention that are completely masked are zeros, as in PyTorch, although its softmax alone gives NaN."""
     q = torch.randn(1, 2, 3, 4, dtype=dtype)
     keep = torch.tensor([[True, True, True], [False, True, True], [False, False, False]])
     added = torch.zeros(3, 3, dtype=dtype).masked_fill(~keep, -torch.inf)
@@ -452,13 +453,13 @@ def test_weights_made_in_inference_mode_may_change() -> None:
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 7, 8, 63, 1000])
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "float64", "int64"])
 def test_what_is_sampled_of_a_tensor_lies_in_it(size: int, dtype: str) -> None:
-    t = torch.zeros(size + 1, dtype=getattr(torch, dtype))[1:]         # its first byte has no even address
+    t = torch.zeros(size + 1, dtype=getattr(torch, dtype))[1:]         # its first byte has an odd address
     begin, end = t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()
     words = sampled(t, 16)
     assert len(words) == len(set(words)) <= 16 and all(begin <= 4 * w and 4 * w + 4 <= end for w in words)
     watch = Watch([t, torch.zeros(5)])
     assert watch.is_unchanged()
-    t.detach().numpy().view("uint8").__iadd__(1)        # a write that counts no version
+    t.detach().numpy().view("uint8").__iadd__(1)        # a write that does not change the version
     assert watch.is_unchanged() == (not len(words))
 
 
@@ -485,7 +486,7 @@ def test_changes_that_are_watched(is_native: bool, inference: bool, monkeypatch:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("step", [1, 2], ids=["dense", "gaps"])
 def test_arguments_that_are_written_and_share_memory_now_and_then(seed: int, step: int) -> None:
-    """Views of one storage as arguments, two of them written: what PyTorch computes, or an error."""
+    """Views of one storage are arguments, two of which are written: the result is PyTorch's, or an error."""
     rng = random.Random(seed)
     run = svod.torch.compile(_Module(_written), *(torch.ones(9)[::step][:4] for _ in range(3)))
     storage, same = torch.randn(60), torch.empty(60)
@@ -528,7 +529,7 @@ def test_arguments_of_two_storages_over_one_memory() -> None:
 
 
 def test_modules_that_register_in_code_that_dynamo_compiles() -> None:
-    """The hooks cause no guards."""
+    """The registration hooks cause no guards."""
     class Counts(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -568,7 +569,7 @@ def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.Monke
     for n in (2, 3, 2, 4, 2, 5, 2):
         run(torch.ones(n))
     assert {p.results[0].dtype for p in function_of("<lambda>").plans} == {torch.float32} and len(function_of("<lambda>").plans) == 2
-    assert function_of("<lambda>").prepared == 4        # 2, 3, 4 and 5: the plan of 2 stayed
+    assert function_of("<lambda>").prepared == 4        # 2, 3, 4 and 5: the plan of 2 was kept
     assert sum("used longest ago" in w for w in warnings_of(caplog)) == 1
 
 
@@ -632,7 +633,7 @@ def test_compiling_says_nothing_of_flags_of_pytorchs(recwarn: pytest.WarningsRec
 
 
 def test_each_model_that_needs_gradients_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Also of one class: Dynamo has one graph for both."""
+    """A second model of the same class gets its own warning, although Dynamo has one graph for both."""
     torch._dynamo.utils.counters.clear()        # graph breaks of other tests, which `_said` would forget
     monkeypatch.setattr(backend, "_said", set())
     with torch.enable_grad():
@@ -647,7 +648,7 @@ def test_each_model_that_needs_gradients_is_said_once(monkeypatch: pytest.Monkey
 def test_code_that_dynamo_leaves_out_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(backend, "_said", set())
-    backend.watch_dynamo()      # `reset` made Dynamo forget it
+    backend.watch_dynamo()      # `reset` made Dynamo forget the callback
     model, x = torch.nn.LSTM(3, 2).eval(), torch.ones(4, 1, 3)
     run = torch.compile(model, backend="svod")
     for n in (4, 3):

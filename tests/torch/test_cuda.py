@@ -1,5 +1,5 @@
-"""Graphs of PyTorch tensors on CUDA: on a GPU (`pytest -m gpu`), and without one. There the stand-in for NVIDIA's driver has the host's
-memory, so tensors of PyTorch's CPU are said to be on a GPU, and DLPack says the same of their memory."""
+"""Graphs of PyTorch tensors on CUDA: on a GPU (`pytest -m gpu`), and without one on a stand-in for NVIDIA's driver. The stand-in uses
+the host's memory, so tensors of PyTorch's CPU are declared to be on a GPU, also by DLPack."""
 from __future__ import annotations
 
 import ctypes
@@ -26,7 +26,7 @@ from tests.compile.cuda.fake_driver import FakeDriver, fake_backend  # noqa: E40
 
 
 class OnGpu:
-    """A tensor whose memory is said to be a GPU's."""
+    """A tensor whose memory is declared to be a GPU's."""
 
     def __init__(self, t: Any) -> None:
         self.t = t
@@ -50,8 +50,8 @@ def over_device_memory(t: Tensor) -> Any:
 
 
 class Gpu:
-    """A GPU. `where`: what PyTorch calls it, "cpu" with the stand-in; `svod`: what svod calls it; `calls`: copies between the host and the
-    device, runs, and waits of the host, since the last look."""
+    """A GPU. `where`: its name in PyTorch, "cpu" for the stand-in; `svod`: its name in svod; `calls`: copies between the host and the
+    device, runs, and waits of the host, since `calls` was last read."""
 
     def __init__(self, where: str, svod: str, patch: pytest.MonkeyPatch) -> None:
         self.where, self.svod, self.calls = where, svod, list[str]()
@@ -65,7 +65,7 @@ class Gpu:
         return noted
 
     def stream(self) -> AbstractContextManager[Any]:
-        """PyTorch's work in the block goes to a stream of its own."""
+        """Put PyTorch's work in the block on a separate stream."""
         if self.where == "cpu":
             return nullcontext()
         fresh = torch.cuda.Stream(self.where)
@@ -73,13 +73,13 @@ class Gpu:
         return torch.cuda.stream(fresh)     # type: ignore[no-any-return]
 
     def wait(self) -> None:
-        """Wait for PyTorch's work: svod is not told of what comes after it was given a tensor."""
+        """Wait for PyTorch's work: svod does not know about work after it got a tensor."""
         if self.where != "cpu":
             torch.cuda.synchronize(self.where)
 
 
 def real(number: int, patch: pytest.MonkeyPatch) -> Gpu:
-    """A GPU of this machine. Skips where there is none."""
+    """A GPU of this machine. Skips the test if there is none."""
     name = f"CUDA:{number}" if number else "CUDA"
     try:
         backend_named(name).target()
@@ -91,7 +91,7 @@ def real(number: int, patch: pytest.MonkeyPatch) -> Gpu:
 
 
 def stand_in(patch: pytest.MonkeyPatch) -> Gpu:
-    """The stand-in. PyTorch's work is done when it is begun, so its stream goes on at once to where svod lets it."""
+    """The stand-in. PyTorch's work on it is synchronous, so PyTorch's stream has reached svod's events at once."""
     module, driver, lead = types.ModuleType("svod_fake_cuda"), FakeDriver(), GpuDevice.lead
     module.BACKEND = fake_backend(driver)       # type: ignore[attr-defined]
 
@@ -191,7 +191,7 @@ def test_half_precision(gpu: Gpu) -> None:
 @ON_TWO
 @pytest.mark.parametrize("own", [False, True], ids=["default stream", "stream of its own"])
 def test_pytorch_and_svod_work_in_turns(gpu: Gpu, own: bool) -> None:
-    """Each works on what the other has just begun to write, and lets go of it at once: who does not wait reads other numbers."""
+    """Each reads a tensor that the other is still writing, and releases it at once: without waiting, the numbers would be wrong."""
     model = Net().eval().to(gpu.where)
     compiled = torch.compile(model, backend="svod", options={"strict": True})
     x, padding = torch.randn(300, 18).to(gpu.where), torch.zeros(300, 11).to(gpu.where)
@@ -210,7 +210,7 @@ def test_pytorch_and_svod_work_in_turns(gpu: Gpu, own: bool) -> None:
 
 @ON_TWO
 def test_svod_reads_and_writes_memory_of_pytorch(gpu: Gpu) -> None:
-    """Nothing is copied; what PyTorch's stream does before is waited for. svod is not told of the stream, so the host waits for the run."""
+    """Nothing is copied; earlier work on PyTorch's stream is waited for. svod does not know the stream, so the host waits for the run."""
     first = np.arange(30, dtype=np.float32).reshape(2, 5, 3)
     with gpu.stream():
         theirs = torch.from_numpy(first.copy()).to(gpu.where)
@@ -241,7 +241,7 @@ def test_pytorch_reads_and_writes_memory_of_svod(gpu: Gpu) -> None:
     gpu.wait()
     np.testing.assert_array_equal(ours.numpy(), np.concatenate([2 * x[:1], np.full_like(x[1:], 5)]))
     np.testing.assert_array_equal((ours.T.contiguous() + 1).numpy(), np.concatenate([2 * x[:1], np.full_like(x[1:], 5)]).T + 1)
-    del ours        # the memory lives as long as one of both
+    del ours        # the memory lives as long as either tensor
     (Tensor(x).to(gpu.svod) * 7).realize()
     np.testing.assert_array_equal(theirs.cpu().numpy()[0], 2 * x[0])
 
@@ -257,7 +257,8 @@ def test_types_and_layouts_go_both_ways(gpu: Gpu) -> None:
     array = np.arange(30, dtype=np.int32).reshape(2, 5, 3)
     theirs = torch.from_numpy(array).to(gpu.where)
     np.testing.assert_array_equal((Tensor.from_dlpack(theirs.permute(2, 0, 1)) + 1).numpy(), array.transpose(2, 0, 1) + 1)
-    np.testing.assert_array_equal((Tensor.from_dlpack(theirs[1:, 1:2]) + 1).numpy(), array[1:, 1:2] + 1)    # at no multiple of 16 bytes
+    # its address is no multiple of 16 bytes
+    np.testing.assert_array_equal((Tensor.from_dlpack(theirs[1:, 1:2]) + 1).numpy(), array[1:, 1:2] + 1)
     with pytest.raises(DeviceError, match="make it contiguous first"):
         Tensor.from_dlpack(theirs[:, ::2])
 

@@ -1,6 +1,7 @@
-"""Every entry of the table on 16-bit floats against PyTorch in float64, rounded once; layers through both doors, beside eager PyTorch.
+"""Every entry of the table on 16-bit floats against PyTorch in float64, rounded once; layers through both entry points, against eager
+PyTorch.
 
-An entry runs as a graph of one node, so that nothing takes the operation apart, and is evaluated with NumPy.
+An entry runs as a graph of one node, so that the operation is not decomposed, and is evaluated with NumPy.
 """
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ HALVES = {torch.float16: (1.0, 300.0, 40000.0, 1e-4), torch.bfloat16: (1.0, 300.
 
 
 class Draw:
-    """Draws operands of one dtype: float64 tensors of values that the dtype holds."""
+    """Draws operands of one dtype: float64 tensors whose values the dtype represents."""
 
     def __init__(self, dtype: Any, magnitude: float) -> None:
         self.dtype, self.magnitude = dtype, magnitude
         self.generator = torch.Generator().manual_seed(7)
 
     def __call__(self, *shape: int, low: float | None = None, high: float = 1.0) -> Any:
-        """Values of the magnitude and of both signs, or of a range."""
+        """Values of the magnitude and of both signs, or from a range."""
         unit = torch.rand(shape, generator=self.generator, dtype=torch.float64)
         signs = torch.randint(0, 2, shape, generator=self.generator) * 2 - 1
         values = (0.3 + 0.7 * unit) * signs * self.magnitude if low is None else low + (high - low) * unit
@@ -45,8 +46,8 @@ class Draw:
 
 
 class Case(NamedTuple):
-    """The arguments of an operation. `bounded`: they have ranges, so that one magnitude is enough. `ulps`, and `lost` times the magnitude:
-    the largest error. `most`: the largest magnitude. `first`: of the results only the first is for inference."""
+    """The arguments of an operation. `bounded`: they have ranges, so one magnitude is enough. `ulps`, and `lost` times the magnitude:
+    the largest error. `most`: the largest magnitude. `first`: only the first result is used in inference."""
 
     draw: Callable[[Draw], tuple[Any, ...]]
     named: Mapping[str, Any] = MappingProxyType({})
@@ -61,7 +62,7 @@ CASES: dict[str, Case] = {}
 
 
 def put(names: str, draw: Callable[[Draw], tuple[Any, ...]], named: dict[str, Any] | None = None, **bounds: Any) -> None:
-    """The same arguments for several entries; "relu" is "relu.default"."""
+    """Register arguments for several entries; "relu" stands for "relu.default"."""
     for name in names.split():
         full = f"aten.{name}" if "." in name else f"aten.{name}.default"
         assert full not in CASES, full
@@ -84,7 +85,7 @@ WHOLE = torch.arange(24, dtype=torch.int32).reshape(4, 6) - 7
 # -- functions of elements
 put("exp exp2 expm1 sin cos tan sinh cosh tanh asinh atan erf erfc special_erfc reciprocal sigmoid square deg2rad rad2deg silu hardswish "
     "hardsigmoid mish selu celu softshrink leaky_relu softplus gelu glu round elu log_sigmoid_forward", x, first=True)
-put("sinc", x, lost=1e-15)      # PyTorch's float64: the sine of π times a whole number is not 0
+put("sinc", x, lost=1e-15)      # in PyTorch's float64, the sine of a multiple of π is not exactly 0
 put("log log2 log10 sqrt rsqrt", lambda d: (d(4, 6, low=1e-4, high=60000),), bounded=True)
 put("acos asin atanh", lambda d: (d(4, 6, low=-1),), bounded=True)
 put("log1p", lambda d: (d(4, 6, low=-0.9, high=60000),), bounded=True)
@@ -204,7 +205,7 @@ put("addmm", lambda d: (d(4, 5), d(4, 7), d(7, 5)), {"alpha": 1e-3, "beta": 0.7}
 put("baddbmm", lambda d: (d(2, 4, 5), d(2, 4, 7), d(2, 7, 5)), {"alpha": 1e-3, "beta": 0.7})
 put("addmv", lambda d: (d(4), d(4, 7), d(7)), {"alpha": 1e-3, "beta": 0.7})
 put("addr", lambda d: (d(4, 3), d(4), d(3)), {"alpha": 1e-3, "beta": 0.7})
-put("einsum", lambda d: ("ij,jk,k->i", [d(3, 4), d(4, 5), d(5)]), most=1e6)      # float32 holds the product of three
+put("einsum", lambda d: ("ij,jk,k->i", [d(3, 4), d(4, 5), d(5)]), most=1e6)      # float32 can represent the product of three operands
 put("convolution", lambda d: (d(2, 4, 5, 7), d(6, 2, 3, 3), d(6), [2, 1], [1, 1], [1, 1], False, [0, 0], 2))
 put("avg_pool1d", lambda d: (d(2, 3, 7), [3], [2], [1]))
 put("avg_pool2d", lambda d: (d(1, 2, 7, 6), [3, 2], [2, 2], [1, 0]))
@@ -222,7 +223,7 @@ for _n, _size in SIZES.items():
         put(f"{_mode}{_n}d", lambda d, i=_image, s=_size: (d(*i), list(s)))
         put(f"{_mode}{_n}d.vec", lambda d, i=_image, s=_size: (d(*i), list(s), None))
 for _mode, _n in (("upsample_linear1d", 1), ("upsample_bilinear2d", 2), ("upsample_trilinear3d", 3), ("upsample_bicubic2d", 2)):
-    put(_mode, lambda d, n=_n: (d(1, 2, *(6, 5, 4)[:n]), list(SIZES[n]), True), lost=2.0 ** -22)     # neighbours cancel
+    put(_mode, lambda d, n=_n: (d(1, 2, *(6, 5, 4)[:n]), list(SIZES[n]), True), lost=2.0 ** -22)     # cancellation of neighbours
     put(f"{_mode}.vec", lambda d, n=_n: (d(1, 2, *(6, 5, 4)[:n]), list(SIZES[n]), False, None), lost=2.0 ** -22)
 CASES["svod.interpolate.default"] = Case(lambda d: (d(1, 2, 6, 5), [9, 4], None, "bilinear", False))
 
@@ -259,13 +260,13 @@ NO_CASE = {
 
 
 def overload(name: str) -> Any:
-    """The operation of an entry."""
+    """The PyTorch operation of an entry."""
     space, packet, variant = name.split(".")
     return getattr(getattr(getattr(torch.ops, space), packet), variant)
 
 
 def called(name: str, args: tuple[Any, ...], named: Mapping[str, Any], expected: Any, first: bool) -> list[Tensor]:
-    """svod's results of an operation, in a graph of one node. `expected`: tensors of the dtypes and shapes that PyTorch gives."""
+    """svod's results of an operation, in a graph of one node. `expected`: tensors with PyTorch's dtypes and shapes."""
     graph = torch.fx.Graph()
     leaves, form = torch.utils._pytree.tree_flatten(args)
     inputs = {id(a): a for a in leaves if isinstance(a, torch.Tensor)}
@@ -295,7 +296,7 @@ def computed(t: Tensor) -> Any:
 
 
 def halved(args: Any, dtype: Any) -> Any:
-    """The arguments with float64 tensors as `dtype`; one that occurs twice stays one."""
+    """Convert float64 tensors among the arguments to `dtype`; a tensor that occurs twice stays one tensor."""
     made: dict[int, Any] = {}
 
     def half(a: Any) -> Any:
@@ -304,8 +305,8 @@ def halved(args: Any, dtype: Any) -> Any:
 
 
 def check_rounded(got: Any, exact: Any, dtype: Any, ulps: float, lost: float = 0.0) -> None:
-    """`got` is `exact` rounded to `dtype`, but for `ulps` units in the last place and `lost`. What vanishes in float32 may vanish in
-    bfloat16, which has its range."""
+    """Check that `got` is `exact` rounded to `dtype`, up to `ulps` units in the last place and `lost`. Values that underflow in float32
+    may be 0 in bfloat16, which has the same range."""
     wanted = exact.to(dtype).double()
     bits, least = (10, -24) if dtype == torch.float16 else (7, -126)
     unit = 2.0 ** (wanted.abs().log2().floor() - bits).clamp(min=least)

@@ -1,4 +1,4 @@
-"""Buffers that a module writes, which move and change their form between calls: against PyTorch."""
+"""Buffers that a module writes, which move and change their form between calls, against PyTorch."""
 from __future__ import annotations
 
 import gc
@@ -25,7 +25,7 @@ SIDE = 5
 
 
 class _Cell(torch.nn.Module):
-    """Two buffers that it writes, one that it reads, and a square weight."""
+    """A cell with two buffers that it writes, one that it reads, and a square weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_a_kept_buffer_of_another_type_is_refused() -> None:
 
 
 def test_who_binds_other_memory_to_the_plan_has_it_bound_back() -> None:
-    """The plan is at hand as `plans`; what the module keeps stays what a call writes."""
+    """The user may bind other memory through `plans`; the next call binds the module's buffers again."""
     module = torch.nn.Module()
     module.register_buffer("count", torch.zeros(3))
     module.forward = lambda x: module.count.add_(x)     # type: ignore[method-assign]
@@ -106,7 +106,7 @@ def test_who_binds_other_memory_to_the_plan_has_it_bound_back() -> None:
 
 
 class _Count(torch.nn.Module):
-    """A buffer of three numbers that counts what it is given."""
+    """A buffer of three numbers that counts its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ ROWS = {"x": {0: torch.export.Dim("rows", min=1, max=8)}}
 
 @torch.no_grad()
 def test_memory_replaced_while_a_call_reads_it_is_not_what_later_calls_write() -> None:
-    """As another thread may, between the look at the places and the read; then the memory of before comes back."""
+    """Acts as another thread between the check of addresses and the read; afterwards the former memory is restored."""
     module = _Count()
     run = svod.torch.compile(module, torch.ones(2, 3))
     run(torch.ones(2, 3))
@@ -174,7 +174,7 @@ def test_modules_of_one_graph_are_looked_at_each_by_itself(monkeypatch: pytest.M
 @torch.no_grad()
 @pytest.mark.parametrize("gaps", ["kept", "weight"])
 def test_a_kept_buffer_that_lies_in_a_weight_is_refused_with_gaps_too(gaps: str) -> None:
-    """When one of the two is copied, the run does not see that they share memory."""
+    """If one of the two is copied, the run cannot detect that they share memory."""
     module = _Cell()
     run = svod.torch.compile(module, torch.ones(2, SIDE))
     run(torch.ones(2, SIDE))
@@ -208,7 +208,7 @@ def test_plans_for_other_sizes_keep_neither_old_memory_nor_arguments() -> None:
 
 @torch.no_grad()
 def test_plans_for_other_sizes_keep_no_large_arguments() -> None:
-    """Small ones they may: to bind anew in every call takes longer than a small kernel."""
+    """Small arguments may be kept, because binding them again in every call would take longer than a small kernel."""
     run = svod.torch.compile(torch.nn.ReLU(), torch.ones(3, 100_000), dynamic_shapes={"input": {0: torch.export.Dim("rows", min=2, max=8)}})
     gone = []
     for rows in (3, 4, 5, 3, 4, 5):
@@ -222,7 +222,7 @@ def test_plans_for_other_sizes_keep_no_large_arguments() -> None:
 
 
 class _Inverse(torch.nn.Module):
-    """PyTorch runs `inv` inside the plan, and raises for what has no inverse, after a write."""
+    """A module in which PyTorch runs `inv` inside the plan, and raises for a singular matrix, after a write."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Operations that PyTorch rounds in its own way run in PyTorch, and say so."""
+"""Operations with PyTorch's own rounding are run by PyTorch, and reported as such."""
 from __future__ import annotations
 
 import logging

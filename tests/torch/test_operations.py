@@ -1,4 +1,4 @@
-"""Each group of the table against PyTorch: the same ATen operations, dtypes and shapes."""
+"""Each group of the table against PyTorch: the same results, dtypes and shapes."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -125,14 +125,14 @@ def test_operations_agree_with_pytorch(name: str) -> None:
 def test_every_operation_of_the_table_is_registered_with_pytorch() -> None:
     unknown = []
     for name in TABLE:
-        space, packet, overload = name.split(".")       # aten, or svod for operators of its own
+        space, packet, overload = name.split(".")       # aten, or svod for svod's own operators
         if overload not in getattr(getattr(getattr(torch.ops, space), packet, None), "overloads", list)():
             unknown.append(name)
     assert not unknown
 
 
 def test_most_of_core_aten_is_in_the_table() -> None:
-    """PyTorch runs random numbers, transforms, sizes that depend on values, and gradients."""
+    """Missing are only random numbers, transforms, sizes that depend on values, and gradients."""
     packets = [getattr(torch.ops.aten, p) for p in dir(torch.ops.aten) if not p.startswith("__")]
     core = [o for p in packets if hasattr(p, "overloads") for name in p.overloads() if torch.Tag.core in (o := getattr(p, name)).tags]
     missing = [str(o) for o in core if str(o) not in TABLE and "backward" not in str(o) and ".sym_" not in str(o) and ".out" not in str(o)]

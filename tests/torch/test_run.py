@@ -1,4 +1,4 @@
-"""`python -m svod.torch.run`: unmodified scripts; threads that leave the cores."""
+"""`python -m svod.torch.run`: unmodified scripts; PyTorch's threads release the cores."""
 from __future__ import annotations
 
 import subprocess

@@ -30,7 +30,7 @@ GRID = ORDER.expand(N, N).contiguous()
 
 
 def cut(x: Any, *ends: int) -> Any:
-    """Without `ends` elements at the beginning of each axis, and what is beyond N."""
+    """Remove the first `ends` elements of each axis, and elements beyond N."""
     for axis, begin in enumerate(ends):
         x = aten.slice.Tensor(x, axis, begin, begin + N)
     return x
@@ -45,7 +45,7 @@ def square(x: Any) -> Any:
 
 
 def padded(pad: Any, x: Any) -> Any:
-    """The part of x, padded by `pad`, that begins a row below it and three columns left of it."""
+    """Pad x by `pad`, and cut the part that begins one row below and three columns to the left."""
     return aten.squeeze.dim(cut(pad(image(x, 1, N, N), [3, 2, 1, 0]), 0, 0, 2), 0)
 
 
@@ -55,16 +55,16 @@ def bits(x: Any) -> Any:
 
 
 def halves(parts: Any, axis: int = 0) -> Any:
-    """Two parts in the other order."""
+    """Exchange the two halves."""
     return aten.cat.default([parts[1], parts[0]], axis)
 
 
 def row(x: Any) -> Any:
-    """Eight numbers as every row."""
+    """Repeat eight numbers in every row."""
     return aten.expand.default(x, [N, N])
 
 
-# Steps by the name of the operation that they test. Each gives a view of eight rows and columns.
+# steps by the name of the operation that they test; each returns a view of eight rows and columns
 VIEWS: dict[str, Step] = {
     "aten.view.default": lambda t: square(aten.t.default(aten.view.default(t, [4, 16]))),
     "aten.t.default": aten.t.default,
@@ -109,7 +109,7 @@ VIEWS: dict[str, Step] = {
 
 
 def program(step: Callable[[Any, int], Any], length: int) -> Program:
-    """A graph of so many steps, one after the other. `step` gets a value and the number of the step."""
+    """A graph of `steps` steps, one after the other. `step` gets a value and the number of the step."""
     def chain(x: Any) -> Any:
         return functools.reduce(step, range(length), x),
     module = torch.fx.symbolic_trace(chain)

@@ -1,4 +1,4 @@
-"""Functions of floats keep their relative precision over all numbers: against the C library, and NumPy in long double."""
+"""Float functions keep their relative precision over the whole range of numbers: compared with the C library, and NumPy in long double."""
 from __future__ import annotations
 
 import math
@@ -11,7 +11,7 @@ from svod.tensor import Tensor
 from tests.tensor.checking import evaluate
 from tests.tensor.strategies import Array
 
-BOUND = 6       # units in the last place
+BOUND = 6       # largest error in units in the last place
 
 
 def each(function: Callable[[float], float]) -> Callable[[Array], Array]:
@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def numbers(dtype: str) -> Array:
-    """Numbers of all sizes and signs, the ones around 0 and ±1, and what is not finite."""
+    """Numbers of all magnitudes and both signs, numbers around 0 and ±1, infinities and NaN."""
     draw = np.random.default_rng(3)
     kind = np.dtype(dtype).type
     word = np.uint32 if dtype == "float32" else np.uint64
@@ -46,7 +46,7 @@ def numbers(dtype: str) -> Array:
 
 
 def errors(got: Array, want: Array) -> Array:
-    """Distances in units of the last place of the result; infinities, NaNs and signs of infinities have to be the same."""
+    """Errors in units in the last place of the result; infinities, NaNs and signs of infinities have to be equal."""
     info = np.finfo(got.dtype)
     largest = np.longdouble(info.max)
     over = abs(want) > largest * (1 + np.longdouble(2.0) ** -(info.nmant + 2))
@@ -61,7 +61,7 @@ def errors(got: Array, want: Array) -> Array:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_relative_errors(name: str, dtype: str, request: pytest.FixtureRequest) -> None:
     x = numbers(dtype)
-    if request.config.getoption("--device"):        # devices may take denormal numbers for zeros
+    if request.config.getoption("--device"):        # devices may treat denormal numbers as zeros
         x = x[~(abs(x) < 2 * np.finfo(x.dtype).tiny) | (x == 0)]
     with np.errstate(all="ignore"):
         want = FUNCTIONS[name](x.astype(np.longdouble))
@@ -96,7 +96,8 @@ TAILS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Array], Array]]] = 
 
 @pytest.mark.parametrize("name", TAILS)
 def test_activations_that_vanish(name: str) -> None:
-    """Results of 16 bits are rounded once. In float32 and float64 GELU cancels, as in other libraries: its absolute error is small."""
+    """16-bit results are rounded once. In float32 and float64, GELU loses digits by cancellation, as in other libraries: its absolute
+    error is small."""
     ours, exact = TAILS[name]
     for low, high, bound in ((-1, 10, 2e-6), (-3, -1, 3e-6), (-5, -3, 1e-5), (-8, -5, 1e-4)):
         x = np.linspace(low, high, 4099).astype(np.float32)

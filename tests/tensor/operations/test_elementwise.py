@@ -60,7 +60,7 @@ def test_arithmetic(op: Callable[[Any, Any], Any], pair: tuple[Array, Array]) ->
 def test_comparisons(op: Callable[[Any, Any], Any], pair: tuple[Array, Array]) -> None:
     a, b = pair
     kind = common(a.dtype.name, b.dtype.name)
-    exact = "f" not in a.dtype.kind + b.dtype.kind       # NumPy's comparisons of integers are
+    exact = "f" not in a.dtype.kind + b.dtype.kind       # NumPy compares integers exactly
     check(op(Tensor(a), Tensor(b)), quiet(lambda: op(a, b) if exact else op(a.astype(kind), b.astype(kind))))
 
 
@@ -105,7 +105,7 @@ def test_integer_division_by_scalar(x: tuple[Tensor, Array], divisor: int) -> No
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_float_division_that_rounds_down_at_the_ends_of_the_range(dtype: str) -> None:
-    """Infinite operands, and quotients too small for the type: NumPy's results, but for the sign of a zero."""
+    """With infinite operands, and quotients that underflow, the results are NumPy's, except for the sign of a zero."""
     tiny, huge = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max
     ends = np.array([0.0, -0.0, 3, -3, 5.5, -5.5, tiny, -tiny, huge, -huge, np.inf, -np.inf, np.nan], dtype)
     a, b = ends[:, None], np.array([0.0, 2, -2, huge, -huge, np.inf, -np.inf, np.nan], dtype)[None]
@@ -326,7 +326,7 @@ def test_bitcast() -> None:
 
 def test_numpy_operands_on_the_left() -> None:
     x = make((2, 3), "float32", 0)
-    left: Any = x  # NumPy's stubs do not know that it gives way
+    left: Any = x  # NumPy's stubs do not know that an array defers to the tensor
     check(left + Tensor(x), x + x)
     check(left @ Tensor(x.T.copy()), x @ x.T, 10)
 
@@ -341,7 +341,7 @@ def test_scalars_of_numpy_are_as_weak_as_those_of_python() -> None:
     check(t.where(t > np.int64(0), np.float64(-1)), np.where(x > 0, x, np.float32(-1)))
     check(whole + np.int64(3), np.array([4, 5], np.int8))
     check(whole * np.float64(0.5), np.array([0.5, 1.0], np.float32))
-    check(t + np.array(1.0), x + np.array([1.0]))       # an array without axes has a dtype that was chosen
+    check(t + np.array(1.0), x + np.array([1.0]))       # an array without axes has a dtype that the caller chose
     with pytest.raises(DTypeError, match="300 does not fit int8"):
         whole + np.int64(300)
 

@@ -1,4 +1,4 @@
-"""Functions of single elements beyond the operators, and activations, against NumPy."""
+"""Elementwise functions other than operators, and activations, against NumPy."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ few = draws(15)
 
 @pytest.fixture(scope="module", autouse=True)
 def evaluator() -> Iterator[None]:
-    """Node by node in NumPy: they are made of operations that are tested with all evaluators."""
+    """Evaluate node by node in NumPy, because the functions consist of operations that are tested with all evaluators."""
     checking.active = "reference"
     yield
 
@@ -29,7 +29,7 @@ def evaluator() -> Iterator[None]:
 @few
 @given(dtype=any_dtype, seed=seeds)
 def test_division_toward_zero(dtype: str, seed: int) -> None:
-    """As C has it: on integers exactly, by zero 0."""
+    """Division that rounds toward zero, as in C: exact for integers, and 0 for a divisor of zero."""
     a, b = make((31,), dtype, seed, special=True), make((31,), dtype, seed + 1, special=True)
     if dtype == "bool":
         a, b = a.astype(np.int8), b.astype(np.int8)

@@ -33,7 +33,7 @@ def basic_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
     if draw(st.booleans()):
         missing = len(shape) - len(entries)
         at = draw(st.integers(0, len(entries)))
-        # the entries behind the dots name the last axes: keep only whole slices there, unless nothing is missing
+        # entries after the dots refer to the last axes: only whole slices are kept there, unless no axis is missing
         entries = entries[:at] + [...] + ([slice(None)] * (len(entries) - at) if missing else entries[at:])
     for _ in range(draw(st.integers(0, 2))):
         entries.insert(draw(st.integers(0, len(entries))), None)
@@ -120,7 +120,7 @@ def test_lists_arrays_and_new_axes_in_an_index() -> None:
     check(Tensor(a)[[0, 2]], a[[0, 2]])
     check(Tensor(a)[:, np.array([1, -1])], a[:, [1, -1]])
     check(Tensor(a)[None, [0, 2], 1:3], a[None, [0, 2], 1:3])
-    # ints go first, as in PyTorch
+    # ints are applied first, as in PyTorch
     check(Tensor(a)[1, [0, 2]], a[1][[0, 2]])
     empty = make((3, 4, 0), "float32", 0)
     check(Tensor(empty)[[0, 2], [1, 3]], empty[[0, 2], [1, 3]])

@@ -1,4 +1,4 @@
-"""Views, joins, splits and creation against NumPy."""
+"""Views, concatenation, splitting and creation against NumPy."""
 from __future__ import annotations
 
 from typing import Any

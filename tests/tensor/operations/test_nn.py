@@ -1,4 +1,4 @@
-"""Networks' building blocks against direct NumPy loops."""
+"""Building blocks of neural networks against direct NumPy loops."""
 from __future__ import annotations
 
 import math
@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 def conv_loop(x: Array, w: Array, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Array:
-    """Cross-correlation, one output position at a time, in float64."""
+    """A cross-correlation in float64, one output position at a time."""
     (n, c, _, _), (o, cg, kh, kw) = x.shape, w.shape
     p = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2))
     oh = (p.shape[2] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
@@ -55,10 +55,10 @@ def test_conv2d(n: int, groups: int, cg: int, og: int, image: Pair, kernel: Pair
 
 
 @pytest.mark.parametrize(("image", "kernel", "stride", "padding", "dilation", "taps"), [
-    ((5, 7), (3, 3), (1, 1), (12, 12), (12, 12), (1, 1)),           # only the middle meets the image
-    ((5, 7), (3, 3), (1, 1), (6, 6), (6, 6), (1, 3)),               # along the second axis all do
+    ((5, 7), (3, 3), (1, 1), (12, 12), (12, 12), (1, 1)),           # only the middle tap overlaps the image
+    ((5, 7), (3, 3), (1, 1), (6, 6), (6, 6), (1, 3)),               # all taps overlap it along the second axis
     ((3, 1), (5, 3), (1, 1), (4, 2), (2, 2), (3, 1)),
-    ((7, 5), (2, 3), (1, 5), (3, 2), (12, 4), (2, 1)),          # one output position: the image is cut to what it reads
+    ((7, 5), (2, 3), (1, 5), (3, 2), (12, 4), (2, 1)),          # one output position: the image is cut to the elements that it reads
     ((2, 11), (4, 3), (3, 2), (6, 1), (3, 1), (2, 3)),
     ((1, 1), (1, 1), (4, 4), (3, 3), (1, 1), (1, 1)),               # no position reads the image
 ])
@@ -83,7 +83,7 @@ def test_conv_of_other_ranks_and_paddings() -> None:
     cube, k = make((1, 2, 4, 5, 3), "float32", 2), make((3, 2, 2, 1, 3), "float32", 3)
     expected = np.zeros((1, 3, 3, 5, 1))
     for d in range(2):
-        # each depth of the result is an image of its own
+        # each depth of the result is computed as a separate image
         images = cube[:, :, d:d + 3].transpose(0, 2, 1, 3, 4).reshape(3, 2, 5, 3)
         expected += conv_loop(images, k[:, :, d], (1, 1), (0, 0), (1, 1), 1).transpose(1, 0, 2, 3)[None]
     check(Tensor(cube).conv3d(Tensor(k)), expected.astype(np.float32), 16)
@@ -103,7 +103,7 @@ def test_convolution_is_one_product_and_one_reduction_without_a_window_tensor() 
 
 
 def pool_loop(x: Array, kernel: Pair, stride: Pair, padding: Pair, ceil: bool, f: Callable[[Array], Array]) -> Array:
-    """A pool by the definition: f of each window's elements inside the image."""
+    """Pooling by its definition: f of the elements of each window that are inside the image."""
     sizes = []
     for i in (0, 1):
         room = x.shape[2 + i] + 2 * padding[i] - kernel[i]
@@ -215,7 +215,7 @@ def test_attention(batch: tuple[int, ...], rows: int, columns: int, width: int, 
         mask[rows // 2] = -np.inf
         scores = scores + mask
     exps = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -1e300))
-    # rows without any score are zeros, as PyTorch has them
+    # rows without any score are zeros, as in PyTorch
     expected = (exps / np.maximum(exps.sum(-1, keepdims=True), 1e-300)) @ v
     attn_mask = None if mask is None else Tensor(mask)
     result = Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), attn_mask, is_causal=mode == "causal")

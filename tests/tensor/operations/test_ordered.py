@@ -22,8 +22,8 @@ few = draws(12)
 
 @pytest.fixture(scope="module", autouse=True)
 def evaluator() -> Iterator[None]:
-    """Kernel by kernel in NumPy: tests/compile/lower/test_library.py has the code of library kernels, `test_they_compile` how they meet the
-    rest."""
+    """Evaluate kernel by kernel in NumPy: the code of library kernels is tested in tests/compile/lower/test_library.py, and their place
+    in plans in `test_they_compile`."""
     checking.active = "scheduled"
     yield
     checking.active = "reference"
@@ -60,7 +60,7 @@ def test_running_extrema(x: tuple[Tensor, Array], data: st.DataObject) -> None:
         check(found.values, values)
         positions = evaluated(found.indices)
         if a.size:
-            # the values stand where the positions say, at the last of equals so far
+            # the value is at the position, which is the last of equal elements so far
             np.testing.assert_array_equal(np.take_along_axis(a, positions, axis), values)
             same = np.equal(a, values) | (np.isnan(a.astype(np.float64)) & np.isnan(values.astype(np.float64)))
             along = np.arange(a.shape[axis]).reshape([-1 if i == axis else 1 for i in range(a.ndim)])
@@ -104,7 +104,7 @@ def test_topk_by_a_heap() -> None:
 
 
 def scattered(a: Array, axis: int, index: Array, values: Array, reduce: str, include_self: bool = True) -> Array:
-    """The definition, position by position."""
+    """Scatter by its definition, position by position."""
     out = a.astype(np.float64) if a.dtype.kind == "f" else a.copy()
     counts = np.full(a.shape, int(include_self))
     for at in np.ndindex(*index.shape):
@@ -139,11 +139,11 @@ def test_rows_by_a_list() -> None:
     where = np.array([1, -1, 1, 0])
     added, copied, filled = a.copy(), a.copy(), a.copy()
     np.add.at(added, where, 2 * values)
-    copied[where], filled[where] = values, 9      # NumPy, too, writes them in order
+    copied[where], filled[where] = values, 9      # NumPy, too, writes the values in order
     check(Tensor(a).index_add(0, Tensor(where), Tensor(values), alpha=2), added, 2)
     check(Tensor(a).index_copy(0, Tensor(where), Tensor(values)), copied)
     check(Tensor(a).index_fill(0, Tensor(where), 9), filled)
-    check(Tensor(a).scatter(1, Tensor([[7], [-4]]), 1.0), a)      # outside: left out
+    check(Tensor(a).scatter(1, Tensor([[7], [-4]]), 1.0), a)      # out of range: skipped
 
 
 @few
@@ -194,7 +194,7 @@ def test_they_compile() -> None:
     with pytest.raises(KernelOptError, match="UPCAST on a scan: a library kernel has one form"):
         t.cumsum(1).prepare(PrepareConfig(opts={in_order[0].key: [["UPCAST", "o0", 4]]}))
     expected = scattered(np.zeros((3, 2, 5)), 1, (a > 0).astype(np.int64), expected, "sum")
-    np.testing.assert_allclose(z.numpy(), expected, rtol=1e-4, atol=1e-4)      # sums of hundreds that cancel
+    np.testing.assert_allclose(z.numpy(), expected, rtol=1e-4, atol=1e-4)      # sums of hundreds of terms that cancel
     np.testing.assert_array_equal(Tensor(np.arange(50) % 3 == 0).nonzero(size=20).numpy()[:, 0][:17], np.arange(0, 50, 3))
 
 

@@ -1,4 +1,4 @@
-"""Scans, sorting and scatter along axes, and beside axes, whose extent depends on a variable: NumPy's results at several of its values."""
+"""Scans, sorting and scatter along and across axes whose extent depends on a variable: NumPy's results for several of its values."""
 from __future__ import annotations
 
 from typing import Any
@@ -15,7 +15,7 @@ VALUES = (3, 17, 29)
 
 
 def drawn(dtype: str) -> Array:
-    """Few different numbers, so that the order of equals shows; NaNs among floats, the least and the largest of integers."""
+    """Few different numbers, so that the order of equal elements matters; NaNs among floats, the extreme values among integers."""
     rng = np.random.default_rng(0)
     a = rng.integers(-3, 4, (4, 29, 3)).astype(dtype)
     special = (np.nan, np.inf, -np.inf) if dtype == "float32" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -65,7 +65,7 @@ def test_scatter_into_and_of_extents_that_depend_on_a_variable() -> None:
         at, of = rng.integers(-n - 2, n + 2, (4, 5, 3)), rng.integers(0, 9, (4, 5, 3))
         want = y.copy()
         for i, j, k in np.ndindex(*at.shape):
-            if -n <= at[i, j, k] < n:       # from the end that there is, not from that of the largest shape
+            if -n <= at[i, j, k] < n:       # counted from the real end, not from the end of the largest shape
                 want[i, at[i, j, k], k] += of[i, j, k]
         np.testing.assert_array_equal(Tensor(a)[:, :N.bind(n)].scatter_add(1, Tensor(at), Tensor(of)).numpy(), want)
         places = rng.integers(-8, 8, (4, 29, 3))

@@ -22,7 +22,7 @@ few = draws(12)
 
 @pytest.fixture(scope="module", autouse=True)
 def evaluator() -> Iterator[None]:
-    """Node by node in NumPy: they are made of operations that are tested with all evaluators."""
+    """Evaluate node by node in NumPy, because the functions consist of operations that are tested with all evaluators."""
     checking.active = "reference"
     yield
 
@@ -30,7 +30,7 @@ def evaluator() -> Iterator[None]:
 @few
 @given(data=st.data(), seed=seeds, dtype=st.sampled_from(["float32", "float64", "int32", "float16"]))
 def test_einsum(data: st.DataObject, seed: int, dtype: str) -> None:
-    """Random letters: repeated, summed, of extent 1 in some operands, broadcast by '...', up to three operands."""
+    """Random letters: repeated, summed, with extent 1 in some operands, broadcast by '...', in up to three operands."""
     extents = {x: data.draw(st.sampled_from([1, 2, 3, 5])) for x in "abcd"}
     dots = data.draw(st.booleans())
     terms = ["".join(data.draw(st.lists(st.sampled_from("abcd"), min_size=0, max_size=3))) for _ in range(data.draw(st.integers(1, 3)))]

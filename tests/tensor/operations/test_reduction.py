@@ -134,7 +134,7 @@ def test_matmul(m: tuple[int, ...], n: tuple[int, ...], k: int, batch: tuple[int
     other = tuple(1 if ones else b for b in batch)[drop:]
     right = (*other, k, *n) if n else (k,)
     a, b = make(left, dtypes[0], seed), make(right, dtypes[1], seed + 1)
-    # our promotion, not NumPy's: an int with a float keeps the float
+    # svod's promotion, not NumPy's: an int with a float keeps the float's dtype
     kind = np.dtype(np.float32) if dtypes == ("int32", "float32") else np.result_type(a, b)
     wide = np.float64 if kind.kind == "f" else kind
     expected = np.asarray(np.matmul(a.astype(wide), b.astype(wide))).astype(kind)

@@ -23,13 +23,13 @@ extents = st.integers(1, 9)
 
 @pytest.fixture(scope="module", autouse=True)
 def evaluator() -> Iterator[None]:
-    """Node by node in NumPy: they are made of operations that are tested with all evaluators."""
+    """Evaluate node by node in NumPy, because the functions consist of operations that are tested with all evaluators."""
     checking.active = "reference"
     yield
 
 
 def transposed(x: Array, w: Array, stride: list[int], padding: list[int], extra: list[int], dilation: list[int], groups: int) -> Array:
-    """Each input element times the weight, added where it lands."""
+    """A transposed convolution: each input element times the weight, added to the output."""
     n, c, *sizes = x.shape
     outs, kernel = w.shape[1], w.shape[2:]
     full = [(s - 1) * t + d * (k - 1) + 1 + e for s, t, d, k, e in zip(sizes, stride, dilation, kernel, extra, strict=True)]
@@ -60,8 +60,8 @@ def test_conv_transpose(data: st.DataObject, spatial: int, groups: int, seed: in
 
 
 def resampled(x: Array, axis: int, new: int, factor: float | None, mode: str, corners: bool) -> Array:
-    """One axis of an image of less than 64 pixels along its sides, element by element; positions in float32 as PyTorch computes them, which
-    copies what stays, but for cubic positions."""
+    """Resize one axis of an image of less than 64 pixels per side, element by element. Positions are computed in float32 like PyTorch's,
+    which copies an axis whose extent does not change, except for cubic resizing."""
     old = x.shape[axis]
     if mode != "cubic" and old == new:
         return x
@@ -112,7 +112,7 @@ def test_double_precision_stays() -> None:
 
 
 def test_nearest_of_images_where_an_axis_stays_or_doubles_ignores_its_factor() -> None:
-    """As PyTorch does where height and width of the result add up to 128 at most."""
+    """As in PyTorch if height and width of the result add up to 128 at most."""
     x = make((1, 2, 7, 6), "float32", 0)
     check(Tensor(x).interpolate(scale_factor=1.05), x)
     check(Tensor(x).interpolate(scale_factor=(1.1, 2.1)), x.repeat(2, 3))
@@ -125,7 +125,7 @@ def test_nearest_of_images_where_an_axis_stays_or_doubles_ignores_its_factor() -
 
 @pytest.mark.parametrize("factor", [1.3, 2.4])
 def test_nearest_by_a_factor_that_is_not_whole(factor: float) -> None:
-    """The extent may be a whole multiple all the same."""
+    """The extent may still be a whole multiple."""
     x = make((1, 1, 3 if factor < 2 else 2), "float32", 0)
     n = x.shape[-1]
     check(Tensor(x).interpolate(scale_factor=factor), x[..., [math.floor(i / factor) for i in range(math.floor(n * factor))]])
@@ -134,7 +134,7 @@ def test_nearest_by_a_factor_that_is_not_whole(factor: float) -> None:
 @few
 @given(sizes=st.tuples(extents, extents), wanted=st.tuples(extents, st.none() | extents), seed=seeds)
 def test_adaptive_average(sizes: tuple[int, int], wanted: tuple[int, int | None], seed: int) -> None:
-    """Any extents; an infinity stays in its own windows."""
+    """Any extents; an infinity affects only its own windows."""
     x = make((2, *sizes), "float32", seed)
     x[0, 0, 0] = np.inf
     rows, columns = wanted[0], wanted[1] or sizes[1]
@@ -200,7 +200,7 @@ def test_losses_of_pairs(reduction: str, seed: int) -> None:
 @few
 @given(reduction=st.sampled_from(["mean", "sum", "none"]), smoothing=st.sampled_from([0.0, 0.2]), weighted=st.booleans(), seed=seeds)
 def test_cross_entropy(reduction: str, smoothing: float, weighted: bool, seed: int) -> None:
-    """Class numbers, one of them ignored, and probabilities."""
+    """Class numbers, one of which is ignored, and probabilities."""
     a = make((4, 3, 2), "float32", seed)
     rng = np.random.default_rng(seed)
     target = rng.integers(0, 3, (4, 2))
