@@ -23,16 +23,16 @@ from tests.toy_backend.target import TOY
 
 
 class ToyCode(NamedTuple):
-    """A program that the interpreter runs."""
+    """A program in LINEAR, which the interpreter runs."""
 
     program: Program
 
     def close(self) -> None:
-        """Nothing was loaded."""
+        """Does nothing, because no code was loaded."""
 
 
 class Grid(CompilerPair):
-    """LINEAR as text."""
+    """The program's assembly: LINEAR as text."""
 
     name, key, revision = "grid", "LINEAR on a grid", 1
 
@@ -50,7 +50,7 @@ _there: weakref.WeakSet[ToyMemory] = weakref.WeakSet()
 
 
 class ToyMemory:
-    """Bytes of the toy device. They start as garbage. Kernels reach no other memory."""
+    """Memory of the toy device in bytes, initially garbage. Kernels reach no other memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.array = np.full(nbytes + 64, 0xA5, np.uint8)
@@ -59,7 +59,7 @@ class ToyMemory:
 
 
 class ToyQueue(LaunchRecords):
-    """Runs launches one after the other, each as a grid. A fault is raised where the plan runs."""
+    """Runs launches one after the other, each as a grid. A fault is raised by the plan's run."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
         super().__init__(kernels, variants, addresses)

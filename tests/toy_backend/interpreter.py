@@ -29,11 +29,11 @@ Array = np.ndarray[Any, Any]
 
 
 class DeviceFault(CompileError):
-    """A program does what no device may be asked to do."""
+    """An illegal operation of the program, such as a race or an access out of bounds."""
 
 
 class Access(NamedTuple):
-    """One access of one thread: the instruction, the elements it touched, who touched them, and whether it wrote them."""
+    """An access of one thread: the instruction, the elements, the thread, and whether it is a write."""
 
     instruction: int
     elements: Array
@@ -42,7 +42,7 @@ class Access(NamedTuple):
 
 
 class GridInterpreter(PhaseInterpreter):
-    """A phase on the toy device."""
+    """Interprets a phase on the toy device."""
 
     watched = True
 
@@ -51,10 +51,10 @@ class GridInterpreter(PhaseInterpreter):
         super().__init__(program.spec, program.spec.phases[number], program.code[number], args, temps, variables)
         self.rng = rng
         self.group = 0
-        self.since_barrier: dict[str, list[Access]] = {}    # memory: accesses of the group that runs
-        self.of_phase: dict[str, list[Access]] = {}         # global memory: accesses of whole groups
+        self.since_barrier: dict[str, list[Access]] = {}    # by memory: accesses of the group that runs now
+        self.of_phase: dict[str, list[Access]] = {}         # by global memory: accesses of complete groups
         self.memories: dict[str, Elements] = {}
-        self.written: dict[str, Array] = {}                 # shared memory: which elements the group has written
+        self.written: dict[str, Array] = {}                 # by shared memory: the elements that the group has written
 
     def run_grid(self, begin: int, end: int) -> None:
         """Runs the groups begin ≤ i < end of the phase. Raises CompileError with the first fault."""
@@ -101,8 +101,8 @@ class GridInterpreter(PhaseInterpreter):
         left, right = self.code[i].arg[1:]
 
         def matrix(memory: Elements, at: int, side: tuple[int, int, int, int]) -> Array:
-            """Rows by columns; where the columns are cut into lines those of neighbouring rows are as far apart as a row of them, else
-            columns'. Of the address in bytes, the bits from the fifth on are changed by those from the eighth on."""
+            """A matrix of 8×8 16-bit elements in shared memory, rows by columns. Neighbouring rows are 16·lines bytes apart if `cut`,
+            otherwise neighbouring columns are. Bits of the address from 2⁴ on are xored with the bits from 2⁷ on."""
             offset, cut, _, lines = side
             nbytes = 2 * (at + offset) + np.add.outer(16 * lines * np.arange(8), 2 * np.arange(8))
             where = (nbytes ^ (nbytes >> 7 & lines - 1) << 4) >> 1
@@ -121,7 +121,7 @@ class GridInterpreter(PhaseInterpreter):
         return product
 
     def in_flight(self, i: int, memory: Elements, where: Array) -> None:
-        """From here on nobody else may touch what the copy fills."""
+        """Mark the destination of an asynchronous copy: no other thread may touch it until the copy has ended."""
         self.memories[memory.name] = memory
         self.since_barrier.setdefault(memory.name, []).append(Access(i, where, self.thread, True))
 
@@ -139,10 +139,10 @@ class GridInterpreter(PhaseInterpreter):
         self.since_barrier.clear()
 
     def _refuse_race(self, name: str, accesses: list[Access], who: str) -> None:
-        """Raises DeviceFault where two actors touch one element and one of them writes it."""
+        """Raise DeviceFault if two actors touch the same element and one of them writes it."""
         if not any(a.write for a in accesses) or len({a.actor for a in accesses}) == 1:
             return
-        writer = np.full(self.memories[name].size, -1)      # the last access that wrote an element
+        writer = np.full(self.memories[name].size, -1)      # the last access that wrote each element
         for k, a in enumerate(accesses):
             if a.write:
                 writer[a.elements] = k

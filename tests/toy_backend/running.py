@@ -1,4 +1,4 @@
-"""Runs of programs on the toy device that are checked against the evaluator."""
+"""Runs programs on the toy device and checks them against the evaluator."""
 from __future__ import annotations
 
 import random
@@ -10,7 +10,7 @@ from svod.core.kernel.scheduler import Scheduler
 from tests.agreement import Case, steps
 from tests.toy_backend.interpreter import run_program
 
-MOST_STEPS = 40_000         # instructions of all threads, each about ten microseconds
+MOST_STEPS = 40_000         # most instructions of all threads together; each takes about ten microseconds
 
 
 def is_short(program: Program) -> bool:
@@ -25,7 +25,8 @@ def uses(program: Program, op: str) -> bool:
 
 
 def check(case: Case, program: Program, seed: int = 0, how: str = "toy device") -> None:
-    """Well formed, nothing to report, and right numbers, whatever the order of groups and threads that `seed` draws."""
+    """Check that a program is well-formed, that no fault is reported, and that the numbers are right, for the order of groups and
+    threads that `seed` draws."""
     validate(program)
     args = case.fresh()
     run_program(program, args, case.values, seed)
@@ -33,7 +34,7 @@ def check(case: Case, program: Program, seed: int = 0, how: str = "toy device") 
 
 
 def run(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
-    """A random chain's program, unless it is long: the ways in which it ran."""
+    """Run a random chain's program, unless it is long; returns the ways in which it ran."""
     if not is_short(program):
         return {}
     check(case, program, rng.randrange(100))

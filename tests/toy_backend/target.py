@@ -10,7 +10,8 @@ TOY = Target(arch="toy", cpu="toy", features=("matrix",), vector_bytes=16, vecto
 
 
 def _instruction(name: str, accumulator: DType, operand: DType) -> Dot:
-    """Four by four by four: thread t has rows t//2 and t//2 + 2 of the results and of the rows, in columns 2·(t%2) and the next."""
+    """The layout of an instruction of 4×4×4: thread t has rows t//2 and t//2 + 2 of the results and of the left operand, in columns
+    2·(t%2) and the next."""
     line = Fragment((Digit(2, 1, 0), Digit(2, 0, 2)), (Digit(2, 2, 0), Digit(2, 0, 1)))
     columns = Fragment((Digit(2, 0, 1), Digit(2, 2, 0)), (Digit(2, 0, 2), Digit(2, 1, 0)))
     return Dot(name, TOY.arch, ("matrix",), accumulator, (operand, operand), (operand,), 1, "", rows=4, columns=4, depth=4,

@@ -40,10 +40,10 @@ def test_no_thread_is_ahead_of_what_it_reads(kind: str, dtype: str, monkeypatch:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype", "shape", "chain"), [
     ("added", "float16", (1, 1, 3, 3, 3), "ONLINE(s6, 2)"),     # the only row: its maximum has no axis
-    # the mask is read for the columns of tiles, of which it has fewer
+    # the mask is read for the columns of tiles, and has fewer columns than these
     ("kept", "float16", (2, 2, 5, 7, 5), "TC(s2.r0, toy_f16,s2.o1,s2.o2) STAGE(s0, o1)"),
     ("added", "float16", (2, 11, 5, 7, 2), "TC(s2.r0, toy_f16,s2.o1,s2.o2) STAGE(s0, o1)"),
-    # tiles of keys begin with blocks, and end beyond the last one
+    # tiles of keys start with blocks, and end after the last block
     ("plain", "bfloat16", (1, 2, 3, 2, 1), "ONLINE(s3, 2) TC(s2.r0, toy_shared,s2.o1,s2.o0) STAGE(s1, r0) STAGE(s0, r0)"),
     ("plain", "bfloat16", (1, 2, 3, 3, 2), "ONLINE(s3, 2) TC(s2.r0, toy_bf16,s2.o1,s2.o0) STAGE(s1, r0) STAGE(s0, o0)"),
     ("grouped", "float16", (1, 1, 5, 7, 2), "ONLINE(s3, 2) TC(s8.r0, toy_f16,s8.o1,s8.o0) STAGE(s6, r0) STAGE(s7, r0)"),
@@ -56,7 +56,7 @@ def test_tiles_that_begin_anywhere(kind: str, dtype: str, shape: tuple[int, int,
 
 
 def test_all_parts_of_a_pass_under_a_window_are_combined() -> None:
-    """A part holds two blocks, so where the window of a row begins is another number of parts than of blocks."""
+    """A part has two blocks, so the number of parts differs from the number of blocks at which a row's window begins."""
     rows, columns = Tensor.arange(40).reshape(40, 1), Tensor.arange(40)
     scores = (data(40, 3) @ data(3, 40)).where(columns > rows - 4, float("-inf"))
     kernel = Kernel(kernel_of(scores.softmax(-1) @ data(40, 3)))

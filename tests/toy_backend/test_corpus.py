@@ -1,4 +1,4 @@
-"""Random chains with loops bound to the threads of a group, over the corpus: right numbers on the toy device, and nothing to report."""
+"""Random chains with loops bound to the threads of a group, over the corpus: right numbers and no faults on the toy device."""
 from __future__ import annotations
 
 import random
@@ -52,7 +52,7 @@ def test_random_chains_on_groups(part: int) -> None:
                         ["SWAP", "s3.o0", "s3.r0"]]),
 ])
 def test_threads_that_compute_more_than_is_read(name: str, chain: list[Any]) -> None:
-    """The threads of a stage in shared memory go beyond what its readers ask for; what they read there has to be there."""
+    """Threads of a stage in shared memory compute positions past those that its readers use; their own operands must exist there."""
     case = case_of(name)
     program = lower(apply_opts(Scheduler(case.kernel, TOY), [Opt.from_json(o) for o in chain]))
     check(case, program, 1)

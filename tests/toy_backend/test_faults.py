@@ -22,7 +22,7 @@ F32, INDEX, BOOL, VOID = dtypes.float32, dtypes.index, dtypes.bool, dtypes.void
 
 
 def sum_of_groups(fault: str = "") -> Program:
-    """The program, with one thing wrong in it."""
+    """The program with one planted fault."""
     b = Builder()
     x, y = (b.pure("ARG", F32, 1, (), slot) for slot in (0, 1))
     shared = b.pure("SHARED", F32, 1, (), 0)
@@ -30,17 +30,17 @@ def sum_of_groups(fault: str = "") -> Program:
     first = b.alu("CMPEQ", BOOL, 1, thread, zero)
     i, _ = b.open(b.pure("BEGIN", INDEX, 1, ()), b.pure("END_", INDEX, 1, ()), 1)
     value = b.load("LOAD", F32, 1, (x, b.add(b.mul(i, THREADS), thread)), 0)
-    if fault == "unwritten":        # the last thread puts nothing there
+    if fault == "unwritten":        # the last thread stores nothing
         b.store("STORE", F32, 1, (shared, thread, value, b.alu("CMPLT", BOOL, 1, thread, b.index(THREADS - 1))), (0, False))
     else:
         b.store("STORE", F32, 1, (shared, zero if fault == "one slot" else thread, value), (0, False))
-    if fault == "some threads":     # once more, the first three threads alone
+    if fault == "some threads":     # once more, by the first three threads only
         b.store("BARRIER", VOID, 1, (), None)
         some = b.alu("WHERE", INDEX, 1, b.alu("CMPLT", BOOL, 1, thread, b.index(3)), b.index(1), zero)
         loop, _ = b.open(zero, some, 1)
         b.store("BARRIER", VOID, 1, (), None)
         b.close(loop)
-    elif fault == "other barriers":     # every thread waits once, but not at the same place
+    elif fault == "other barriers":     # every thread waits once, but not at the same barrier
         for lower in (True, False):
             condition = b.alu("CMPLT", BOOL, 1, thread, b.index(4)) if lower else b.alu("CMPLE", BOOL, 1, b.index(4), thread)
             loop, _ = b.open(zero, b.alu("WHERE", INDEX, 1, condition, b.index(1), zero), 1)

@@ -25,7 +25,7 @@ LAID = ("toy_bf16", "toy_f16")
 
 
 def a_hold(rng: random.Random, kernel: Kernel) -> Opt:
-    """HOLD of a stage with an output axis: any pair of its axes, whether that is legal or not."""
+    """A HOLD opt for a stage with an output axis: any pair of its axes, legal or not."""
     stage = rng.choice([s for s in kernel.stages if s.outs and not is_derived(s)])
     rows = rng.choice(stage.outs)
     columns = rng.choice([a for a in (*stage.outs, *stage.reds) if a != rows] or [rows])
@@ -33,7 +33,7 @@ def a_hold(rng: random.Random, kernel: Kernel) -> Opt:
 
 
 def draw(rng: random.Random, name: str) -> tuple[Case, Scheduler]:
-    """Stages laid out in one way or another between random opts."""
+    """Draw stages in several layouts between random opts."""
     case = case_of(name)
     state = group_state(rng, Scheduler(case.kernel, TOY), rng.choice((0, 0, 1, 2)))
     for _ in range(rng.choice((4, 8))):
@@ -54,6 +54,6 @@ def test_random_chains(part: int) -> None:
 
 @pytest.mark.parametrize("chain", ["HOLD(out, toy_f16,o0,r0)", "HOLD(out, toy_f16,o0,r0) UPCAST(r0, 2) LOCAL(o0, 2)"])
 def test_one_thread_of_a_row_stores_its_sum(chain: str) -> None:
-    """The toy device takes two threads that store to one place for a race, also where they store the same."""
+    """The toy device reports two threads that store to one element as a race, even if they store the same value."""
     kernel = Kernel(kernel_of(data(37, 29).sum(1)))
     check(Case(kernel), lower(apply_opts(Scheduler(kernel, TOY), parse_chain(chain))))

@@ -39,7 +39,7 @@ def tensorized(kernel: Kernel, name: str, *chain: Opt) -> Scheduler:
 
 
 def random_case(rng: random.Random, dtype: DType) -> Case:
-    """A contraction of an extent of 1, primes, and what no tile divides."""
+    """A contraction with extents of 1, primes, and numbers that no tile divides."""
     m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((1, *EXTENTS))
     out = dtype if dtype.is_float and rng.random() < 0.5 else None
     kernel = windows(k, m, n, 3, dtype, dtype) if rng.random() < 0.25 and k > 1 else \
@@ -67,7 +67,7 @@ def test_random_shapes_and_chains(dtype: DType, name: str, staged: bool) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("m", "n", "k"), [(17, 13, 11), (16, 8, 33)])
 def test_sketches_with_the_instruction(m: int, n: int, k: int) -> None:
-    """The heuristic of a larger product is one of them; so few numbers may be summed up faster without it."""
+    """The heuristic of a larger product uses the instruction; small products may be faster without it."""
     case = Case(gemm(m, n, k, BF16, BF16, out=BF16), 1)
     found = [s for s in group_sketches(Scheduler(case.kernel, TOY)) if any(s.dots)]
     assert found and any(s.pipeline for s in found)
@@ -86,7 +86,8 @@ def test_tiles_beyond_the_end_of_an_axis_beside_them(chain: list[object]) -> Non
 
 
 def test_operands_are_copied_ahead_as_they_lie_in_memory() -> None:
-    """Neither padded nor turned where they are copied: asynchronous copies of 16 bytes, along the rows of either operand."""
+    """Operands keep their layout in memory, without padding or transposition, so that copies are asynchronous, 16 bytes each, along the
+    rows."""
     kernel = gemm(16, 16, 16, BF16, BF16)
     program = lower(tensorized(kernel, "toy_bf16", Opt("LOCAL", "o0", 2), Opt("LOCAL", "o1", 2), *STAGED))
     check(Case(kernel, 1), program)

@@ -32,7 +32,7 @@ WITHOUT = replace(TOY, has_async_copies=False)
 @pytest.mark.parametrize("buffers", [2, 3, 4])
 @pytest.mark.parametrize("extents", [(16, 32, 32), (17, 33, 30), (8, 16, 16), (9, 17, 70), (8, 19, 17)])
 def test_products(extents: tuple[int, int, int], buffers: int, target: Target) -> None:
-    """Whole and cut tiles, more buffers than iterations, a remainder behind the loop."""
+    """Products with complete and partial tiles, more buffers than iterations, and a remainder after the loop."""
     program = checked(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], target)
     assert ("COPY_ASYNC" in ops(program)) == target.has_async_copies
 

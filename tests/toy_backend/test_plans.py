@@ -126,7 +126,7 @@ def test_a_trace_has_a_track_of_the_device_with_its_copies() -> None:
     track, = [e["tid"] for e in names if e["args"]["name"] == TOY.device]
     copies = [e for e in events if e["cat"] == "copy"]
     found = Counter((e["args"]["from"], e["args"]["to"], e["args"]["bytes"]) for e in copies)
-    middle = 4 * 11 * 13        # bytes of the function's arguments, of its results both ways, and of the plan's result
+    middle = 4 * 11 * 13        # bytes of the function's arguments, its results in both directions, and the plan's result
     assert found == {("CPU", TOY.device, X.nbytes): 1, ("CPU", TOY.device, W.nbytes): 1, ("CPU", TOY.device, middle): 1,
                      (TOY.device, "CPU", middle): 3}
     assert {e["tid"] for e in copies} == {track} and all(e["name"] == f"{e['args']['from']} → {e['args']['to']}" for e in copies)
@@ -195,7 +195,7 @@ def test_nolocals_keeps_groups_at_one_thread() -> None:
 
 def test_a_fault_is_raised_where_the_plan_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("svod.compile.lower.emit.threads.shared.SharedMemory.barrier", lambda self: None)
-    config = replace(CONFIG, opts={"": (("GROUP", "r0", 3),)}, opt_cache_max=1)     # a compiler of its own
+    config = replace(CONFIG, opts={"": (("GROUP", "r0", 3),)}, opt_cache_max=1)     # forces a separate compiler
     plan = (Tensor(X[:7]) @ Tensor(W)).prepare(config)
     with pytest.raises(CompileError, match="shared memory"):
         plan.execute()
@@ -223,7 +223,7 @@ def test_a_search_measures_on_the_device(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_search_verifies_kernels_with_constants(tmp_path: Path) -> None:
-    """Each set of inputs reaches the device, that of the constants too."""
+    """Each set of inputs reaches the device, including the constants."""
     db, w = tmp_path / "tune.db", Tensor(W[:6, :5].copy()).realize()
     beam = BeamConfig(width=1, executor="inline", budget=60.0, kernel_budget=60.0, patience=1)
     (Tensor(X[:3, :6]) @ w).prepare(replace(CONFIG, beam=beam, db=str(db)), constants=[w])

@@ -1,4 +1,4 @@
-"""Values in shared memory: what all threads of a group copy and compute together. The toy device reports races and missed barriers."""
+"""Values in shared memory that all threads of a group copy and compute together. The toy device reports races and missing barriers."""
 from __future__ import annotations
 
 import random
@@ -33,7 +33,7 @@ ROWS = [["GROUP", "s1.r0", 8], ["GROUP", "s3.r0", 8], ["LOCAL", "o1", 8]]
 
 
 def checked(ast: UOp, chain: Sequence[Sequence[Any]], target: Target = TOY, seeds: int = 2) -> Program:
-    """The program of a chain, after it gave the right numbers on the toy device."""
+    """The program of a chain, after a run with the right numbers on the toy device."""
     case = Case(Kernel(ast))
     program = lower(apply_opts(Scheduler(case.kernel, target), [Opt.from_json(o) for o in chain]))
     for seed in range(seeds):
@@ -54,7 +54,7 @@ def test_the_tiled_product(extents: tuple[int, int, int]) -> None:
 
 
 def test_two_barriers_for_two_operands() -> None:
-    """Both copies stand between the same two."""
+    """Both copies are between the same two barriers."""
     assert ops(checked(gemm(16, 32, 32), TILED)).count("BARRIER") == 2
     assert ops(checked(gemm(16, 32, 8), TILED[:4] + TILED[5:5] + [["STAGE", "s0", "o1"], ["STAGE", "s1", "o1"]])).count("BARRIER") == 1, \
         "nothing was read before the only copies"
@@ -143,7 +143,7 @@ SMALL = {
 
 
 def draw(rng: random.Random, name: str) -> tuple[Case, Scheduler]:
-    """A chain that stages every operand somewhere, after loops were bound to threads."""
+    """Draw a chain that stages every operand at a random position, after loops were bound to threads."""
     case = Case(Kernel(kernel_of(SMALL[name]())), rng.randrange(100))
     kernel = case.kernel
     opts = [Opt(rng.choice(("LOCAL", "UPCAST")), kernel.axes[a].name, rng.choice((2, 3, 4)))

@@ -1,4 +1,4 @@
-"""The sketches for groups, over the corpus: right numbers on the toy device, within the limits of targets that differ in them."""
+"""The sketches for groups, over the corpus: right numbers on the toy device, within the limits of different targets."""
 from __future__ import annotations
 
 import random
@@ -26,7 +26,7 @@ TARGETS = {"toy": TOY, "small": SMALL, "wide": WIDE, "single": SINGLE}
 
 
 def check_sketch(case: Case, state: Scheduler, seed: int) -> None:
-    """Within the target's limits, and right numbers where it is short enough to run."""
+    """Check that a sketch is within the target's limits, and if it is short enough to run, that its numbers are right."""
     program = lower(state)
     for phase in program.spec.phases:
         assert phase.block <= state.target.group_threads and phase.shared_bytes <= state.target.shared_bytes

@@ -33,7 +33,7 @@ from tests.toy_backend.target import TOY
 BF16 = dtypes.bfloat16
 BULK = replace(TOY, bulk_row=16)
 EXTENTS = (1, 2, 7, 8, 11, 16, 23)
-STEPS = {"": 1, "toy_bf16": 4, "toy_shared": 8}         # positions of the sum that an instruction takes
+STEPS = {"": 1, "toy_bf16": 4, "toy_shared": 8}         # positions of the sum per instruction
 STAGED = [Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0")]
 
 
@@ -41,13 +41,13 @@ def kernel_of(rng: random.Random, name: str) -> Kernel:
     m, n, steps = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((4, 6, 7, 11, 16))
     if not name:
         return Kernel(hand_kernels.gemm(m, n, steps))
-    k = steps * STEPS[name] - rng.choice((0, 0, 3))     # the last instruction need not be full
+    k = steps * STEPS[name] - rng.choice((0, 0, 3))     # the last instruction may be partial
     return windows(k, max(m, 2), max(n, 2), 3, BF16, BF16) if rng.random() < 0.2 else \
         gemm(max(m, 2), max(n, 2), k, BF16, BF16, transposed=rng.random() < 0.5)
 
 
 def draw(rng: random.Random, name: str) -> tuple[Case, Scheduler]:
-    """A state with its operands staged in the loop that is cut, with opts in several orders."""
+    """Draw a state whose operands are staged in the loop that is split, with opts in several orders."""
     case = Case(kernel_of(rng, name), rng.randrange(100))
     chain = [Opt("TC", "r0", (name, "o0", "o1"))] if name else [Opt("LOCAL", "o0", rng.choice((2, 3, 4))), Opt("LOCAL", "o1", 2)]
     chain.append(Opt("TILE", "r0", 2))
