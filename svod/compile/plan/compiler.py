@@ -1,6 +1,6 @@
-"""A kernel and a chain of opts become code: once per process, and once per object cache.
+"""Compilation of a kernel under a chain of opts: once per process, and once per object cache.
 
-Code is looked up by (kernel key, chain, target, code generator): a second start lowers and compiles nothing.
+Code is looked up by (kernel key, chain, target, code generator): a second start of the program lowers and compiles nothing.
 """
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ log = logging.getLogger("svod.tune.chains")
 Chain = tuple[Opt, ...]
 T = TypeVar("T")
 
-FLIGHTS = 64   # locks that compilations share by their keys: few threads ever wait for a key that is not theirs
+FLIGHTS = 64   # number of locks that compilations share by the hashes of their keys: threads rarely wait for another key
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chain a kernel runs with, where it is from (database, beam, heuristic, explicit, none, pending, library), and why that one."""
+    """The chain a kernel runs with, its source (database, beam, heuristic, explicit, none, pending, library), and the reason for the
+    choice."""
 
     chain: Chain
     source: str
@@ -48,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Heuristic:
-    """The heuristic's chain for a kernel, and the template that made it with its amounts ("": none did)."""
+    """The heuristic's chain for a kernel, and the template and amounts that it was made from ("": no template)."""
 
     chain: Chain
     template: str
@@ -60,12 +61,12 @@ class Compiled:
 
     spec: ProgramSpec
     loaded: LoadedCode
-    linear: str               # digest of the LINEAR
+    linear: str               # digest of LINEAR
     chain: Chain
     source: str
     why: str
     estimate: Any = None
-    packing: Packing | None = None      # result of the phases that run once
+    packing: Packing | None = None      # the output of the phases that run once
     form: KernelForm | None = None      # the kernel, its chain and the target
 
 
@@ -74,7 +75,8 @@ def _make_flights() -> tuple[threading.Lock, ...]:
 
 
 class Compiler:
-    """Kernel + chain → code, once per process (single flight) and once per object cache. The last `limit` stay in memory."""
+    """Compiles a kernel under a chain, once per process (concurrent requests wait for the first) and once per object cache. The last
+    `limit` results stay in memory."""
 
     def __init__(self, target: Target, cache: ObjectCache, limit: int, device: Device | None = None):
         self.target, self.cache, self.limit = target, cache, limit
@@ -91,7 +93,8 @@ class Compiler:
         return object_key(kernel.key, what, self.target.key, self.pair.revision, self.pair.key)
 
     def _remembered(self, known: OrderedDict[str, T], key: str, make: Callable[[], T]) -> T:
-        """The value of a key, which `make` computes once; `known` keeps the last ones. Plans keep code alive that is dropped here."""
+        """Return the value of a key, which `make` computes once; `known` keeps the latest ones. Code that is dropped here stays alive in
+        the plans that use it."""
         with self._lock:
             value = known.get(key)
         if value is None:
@@ -103,7 +106,7 @@ class Compiler:
         return value
 
     def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
-        """The code of a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""
+        """Compile a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""
         chain = chain_digest(choice.chain)
         key = self._key(kernel, chain)
         with self._flights[hash(key) % FLIGHTS]:
@@ -112,7 +115,7 @@ class Compiler:
                        form=KernelForm(kernel, self.target, choice.chain, self.device))
 
     def _why(self, kernel: Kernel, choice: Choice) -> str:
-        """A choice's reason, and for a chain that the heuristic was asked for its template."""
+        """Return the reason of a choice, with the template if the heuristic made the chain."""
         with self._lock:
             known = self._heuristics.get(self._key(kernel, "heuristic"))
         template = known.template if known is not None and known.chain == choice.chain and choice.source == "heuristic" else ""
@@ -132,11 +135,12 @@ class Compiler:
                         packing=Packing(tuple(packing[0]), tuple(packing[1]), packing[2]) if packing else None)
 
     def heuristic(self, kernel: Kernel) -> Chain:
-        """The heuristic's chain."""
+        """Return the heuristic's chain."""
         return self._heuristic_of(kernel).chain
 
     def _heuristic_of(self, kernel: Kernel) -> Heuristic:
-        """The heuristic's chain and template, remembered in memory and beside the objects: finding them costs more than a load."""
+        """Return the heuristic's chain and template, cached in memory and in the object cache: computing them takes longer than loading
+        them."""
         if kernel.library_kernel is not None:
             return Heuristic((), "")
         key = self._key(kernel, "heuristic")
@@ -156,7 +160,7 @@ class Compiler:
         return best
 
     def linear_of(self, kernel: Kernel, chain: Chain) -> str:
-        """Digest of the LINEAR that a chain gives today, from the object cache where it is known."""
+        """Return the digest of LINEAR under a chain, from the object cache if it is there."""
         entry = self.cache.get(self._key(kernel, chain_digest(chain)))
         if entry is not None and isinstance(entry.remarks.get("linear"), str):
             return str(entry.remarks["linear"])
@@ -174,8 +178,8 @@ remake_after_fork(sys.modules[__name__], "_compilers_lock", threading.Lock)
 
 
 def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
-    """The process's Compiler for a target, the pair of the configured device where that is the target's, and an object cache. Raises
-    UnsupportedError for a device that is not there."""
+    """Return the process's Compiler for a target and an object cache, with the configured device's compiler pair if that device belongs to
+    the target. Raises UnsupportedError for a device that is not available."""
     directory = object_cache_dir(config.object_cache)
     device = device_named(config.device or target.device)
     if device.backend.name != target.device:        # tools look at the records of several targets
@@ -189,7 +193,7 @@ def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
 
 
 def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], compiler: Compiler) -> dict[str, Compiled]:
-    """Code for every kernel. A chain from the database or a search that fails to compile falls back to the heuristic, and says so."""
+    """Compile every kernel. If a chain from the database or a search fails to compile, use the heuristic's chain and log a warning."""
     out = {}
     for key, kernel in kernels.items():
         choice = choices[key]

@@ -1,4 +1,4 @@
-"""Dumps of what each pass made of a plan: `SVOD_DUMP_AFTER=PASS`, `DEBUG=1…5`.
+"""Dumps of the output of each pass for a plan: `SVOD_DUMP_AFTER=PASS`, `DEBUG=1…5`.
 
     $ SVOD_DUMP_AFTER=cut,linear python model.py
     -- cut --
@@ -6,9 +6,9 @@
     -- linear: gemm_0 (1a64f5090b25) --
     program gemm…
 
-The passes, in the order in which they run, are `PASSES`; those after a kernel's loop nest are `kernel_form.KERNEL_PASSES`. Everything is
-made anew for printing, so that it is the same whether the plan came from caches or not; kernels that occur several times are printed once.
-Graphs and ASTs are printed as `svod.core.ir.text` reads them. Where a device does not have a stage, the reason stands in its place.
+The passes, in the order in which they run, are `PASSES`; the ones after a kernel's loop nest are `kernel_form.KERNEL_PASSES`. Everything is
+computed again for printing, so the dump does not depend on caches; kernels that occur several times are printed once. Graphs and ASTs are
+printed as `svod.core.ir.text` reads them. If a device does not have a stage, the reason is printed instead.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from svod.system.quantities import amount
 
 
 class Section(NamedTuple):
-    """`kernel`: the key of the kernel that it is about; "" for what is about the plan."""
+    """A section of a dump. `kernel`: the key of the kernel it describes; "" if it describes the plan."""
 
     title: str
     text: str
@@ -40,8 +40,8 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """The plan that is dumped. `explained`: how its graph was cut; None: not known, so that passes over the graph have nothing to show.
-    `first`: by key of each kernel that svod compiled the first place in the plan that uses it."""
+    """The plan that is dumped. `explained`: how its graph was divided into kernels; None: unknown, so passes over the graph have nothing to
+    show. `first`: key of each kernel that svod compiled → its first use in the plan."""
 
     explained: Explained | None
     plan: ExecutionPlan
@@ -62,8 +62,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Pass:
-    """`debug`: the level of DEBUG from which on it is printed; None: only when it is asked for by name. `reads_graph`: whether it needs to
-    know how the graph was cut."""
+    """A pass that can be dumped. `debug`: the lowest level of DEBUG at which it is printed; None: only when it is named. `reads_graph`:
+    whether it needs to know how the graph was divided into kernels."""
 
     name: str
     what: str
@@ -73,7 +73,7 @@ class Pass:
 
 
 def dump(passes: Iterable[Pass], sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, file: TextIO | None = None) -> None:
-    """Print what these passes made of the graph under `sink`, to `file` (default: standard error)."""
+    """Print the output of these passes for the graph under `sink`, to `file` (default: standard error)."""
     subject = Subject(explain_schedule(sink, constants), plan)
     out = errors() if file is None else file
     for p in passes:
@@ -82,7 +82,7 @@ def dump(passes: Iterable[Pass], sink: UOp, constants: frozenset[UOp], plan: Exe
 
 
 def passes_of(config: PrepareConfig) -> list[Pass]:
-    """The passes that a configuration asks for, in their order. Raises ConfigError."""
+    """Return the passes that a configuration asks for, in their order. Raises ConfigError for an unknown pass."""
     names = [n.strip() for n in (config.dump_after or "").split(",") if n.strip()]
     known = {p.name for p in PASSES}
     unknown = [n for n in names if n not in known]
@@ -105,7 +105,7 @@ def _cut(s: Subject) -> Iterator[Section]:
 
 
 def _of_kernels(text: Callable[[Subject, PreparedKernel, KernelForm], str]) -> Callable[[Subject], Iterator[Section]]:
-    """A section for each kernel. `text`: of its own; the reason stands in its place where a device does not have the stage."""
+    """Make a section for each kernel. `text` returns its text; if the device does not have the stage, the section holds the reason."""
     def show(s: Subject) -> Iterator[Section]:
         for key, k in s.first.items():
             try:

@@ -2,18 +2,18 @@
 
     kernels  [k0: phases (a, b), k1: phase (c)]        buffers  [x (input), w (constant), t (intermediate), y (output)]
 
-Binding another address or setting a variable compiles nothing; `execute` is one call of the queue.
+Binding another address or setting a variable compiles nothing. `execute` is one call of the queue.
 
-Functions of Python among the kernels, copies between devices and kernels of a second device cut a run into segments: the launches before
-such an item are one call of the queue; then the thread that runs the plan does the item, after the other kernels of its level. A plan
-without them is one segment.
+Python functions among the kernels, copies between devices and kernels of a second device divide a run into segments: the launches before
+such an item are one call of the queue; then the thread that runs the plan executes the item, after the other kernels of its level. A plan
+without such items is one segment.
 
-A plan on a device that does not read the host's memory uses the tensors' memory there. `execute` has what was written on the host since
-copied there, and results stay there until the host asks for them (`svod.core.graph.buffer`). It returns when everything has begun on the
-device, which does it in order; whoever reads a result waits for it.
+A plan on a device that cannot read host memory uses the tensors' memory on the device. `execute` first copies the data that was written on
+the host since the last run, and results stay on the device until the host asks for them (`svod.core.graph.buffer`). It returns when all
+work has been issued to the device, which runs it in order; reading a result waits for it.
 
-Where variables have buckets there is a kernel for each bucket, and a variant of the plan for each combination of buckets. Giving a variable
-a value chooses the variant that runs. `kernels` are those of this variant.
+If variables have buckets, there is a kernel for each bucket, and a variant of the plan for each combination of buckets. Setting a variable
+chooses the variant that runs. `kernels` are the kernels of this variant.
 """
 from __future__ import annotations
 
@@ -53,20 +53,21 @@ from svod.core.machine.target import HOST
 from svod.errors import LaunchError
 
 log = logging.getLogger("svod")
-MUCH = 1 << 20          # bytes of packed weights that are worth a line in the log
-ANALYSIS = "svod.bench.analyze"     # the module behind `ExecutionPlan.analyze`: bench stands above plans, and is imported when asked for
+MUCH = 1 << 20          # bytes of packed weights from which on the log mentions them
+# the module behind `ExecutionPlan.analyze`: svod.bench imports plans, so it is imported only when needed
+ANALYSIS = "svod.bench.analyze"
 
 
 class ExecutionPlan:
-    """Run with `execute`. One run at a time: concurrent calls wait for each other, as the plan owns its intermediates and its outputs; who
-    shares a plan between threads holds `lock` from binding to reading. Two plans may run at the same time.
+    """Run it with `execute`. A plan runs once at a time: concurrent calls wait for each other, because the plan owns its intermediates and
+    its outputs. Threads that share a plan must hold `lock` from binding to reading. Two plans may run at the same time.
 
-    `every`: all kernels in order, whatever the variables are. `kernels`: those of them that run with the values that variables have now,
-    and `running` their positions in `every`; all of them where no variable has buckets. `segments`: what a run of them consists of.
-    `variables`: by name, with their bounds. Who reads several of these of a plan that others give values to holds `lock`.
+    `every`: all kernels in order, whatever the variables are. `kernels`: the kernels that run with the current values of the variables, and
+    `running`: their positions in `every`; all of them if no variable has buckets. `segments`: the segments of a run. `variables`: by name,
+    with their bounds. Hold `lock` to read several of these consistently while other threads set variables.
 
-    A function of Python that the plan calls (`PreparedKernel.is_host_item`) may run other plans and realize tensors; it must not change or
-    run the plan that calls it.
+    A Python function that the plan calls (`PreparedKernel.is_host_item`) may run other plans and realize tensors; it must not change or run
+    the plan that calls it.
 
     Raises LaunchError for buffers, variables and symbols that do not fit the programs."""
 
@@ -75,10 +76,10 @@ class ExecutionPlan:
         self.every = tuple(kernels)
         self.device = device
         self.lock = threading.RLock()       # hold it to bind and execute as one step
-        self.keep: object = None            # owners of memory that the plan uses: they live as long as it
+        self.keep: object = None            # owners of memory that the plan uses, kept alive with the plan
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
-        self.runs = 0                       # runs of all kernels, by which a capture weighs plans
-        self.names: Mapping[int, str] = {}  # buffer → name of the function's argument that it is
+        self.runs = 0                       # number of runs, by which a capture weighs plans
+        self.names: Mapping[int, str] = {}  # buffer → name of the function's argument that it holds
         self._outputs = tuple(outputs)
         check_plan(self.every, buffers)
         for index in self._outputs:
@@ -102,10 +103,11 @@ class ExecutionPlan:
     @classmethod
     def of_kernel(cls, spec: ProgramSpec, loaded: LoadedCode, arrays: Sequence[np.ndarray[Any, Any]], *, threads: int | None = None,
                   constants: Sequence[int] | None = None, device: str = HOST) -> ExecutionPlan:
-        """A plan of one kernel over `arrays`, one per slot: what benchmarks and checks run. `constants`: the slots that the kernel's AST
-        calls constant.
+        """Make a plan of one kernel over `arrays`, one per slot, for benchmarks and checks. `constants`: the slots that are constant in the
+        kernel's AST.
 
-        Raises LaunchError where they are not told and phases run once: those read constants before the first run."""
+        Raises LaunchError if `constants` is None and the kernel has phases that run once, because they read the constants before the first
+        run."""
         if constants is None and any(phase.once for phase in spec.phases):
             raise LaunchError(f"program {spec.name} has phases that run once, when the plan is made; "
                               "tell of_kernel which slots are constants")
@@ -134,7 +136,7 @@ class ExecutionPlan:
 
     @property
     def kernels(self) -> tuple[PreparedKernel, ...]:
-        """The kernels that run with the values that variables have now."""
+        """The kernels that run with the current values of the variables."""
         return self._runs.kernels
 
     @property
@@ -148,11 +150,12 @@ class ExecutionPlan:
 
     @property
     def outputs(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """The outputs' memory, flat, in the order of the tensors the plan was made for; what is bound now, rewritten by every run."""
+        """The memory of the outputs as flat arrays, in the order of the tensors the plan was made for. These are the arrays bound now, and
+        every run overwrites them."""
         return tuple(self.output_buffer(i) for i in range(len(self._outputs)))
 
     def output_buffer(self, position: int = 0) -> np.ndarray[Any, Any]:
-        """The memory of one output, flat. Raises LaunchError for a position that the plan does not have."""
+        """Return the memory of one output as a flat array. Raises LaunchError for a position that the plan does not have."""
         if not 0 <= position < len(self._outputs):
             raise LaunchError(f"output {position} was asked for; the plan has {len(self._outputs)}")
         array = self.bindings.newest(self._outputs[position])
@@ -161,17 +164,18 @@ class ExecutionPlan:
         return array
 
     def release_intermediate_buffers(self) -> int:
-        """Give back the memory that intermediates share, until the next run allocates it anew. Outputs, and weights that kernels keep in an
-        order of their own, stay. The number of bytes given back."""
+        """Free the memory that intermediates share; the next run allocates it again. Outputs and packed weights stay. Returns the number of
+        bytes freed."""
         with self.lock:
             self._runs.check_not_calling()
             return self._devices.release()
 
     def replicate(self, threads: int | None = None) -> ExecutionPlan:
-        """A plan of its own over the same code, inputs and constants, with its own outputs and intermediates: the two run at the same time.
-        `threads`: as many as this one has by default; 1 for one replica per thread of a server. What is bound and set here is so there.
+        """Make an independent plan over the same code, inputs and constants, with its own outputs and intermediates: the two can run at the
+        same time. `threads`: by default as many as this plan has; use 1 for one replica per thread of a server. The replica starts with
+        this plan's bound arrays and variables.
 
-        Raises LaunchError for a plan whose runs go on from what they wrote: its state is in one place."""
+        Raises LaunchError for a plan whose runs continue from the results of the previous run, because its state cannot be shared."""
         with self.lock:
             self._runs.check_usable()
             if carried := self.bindings.carried:
@@ -185,10 +189,11 @@ class ExecutionPlan:
 
     # -- runs ---------------------------------------------------------------------------------------
     def execute(self, **variables: int) -> None:
-        """Run all kernels once. Variables keep their value until it is given anew.
+        """Run all kernels once. Variables keep their value until they are set again.
 
-        On a GPU the run has begun when this returns, and the arrays that it reads may be changed. What reads its results waits for it:
-        `numpy()`, `outputs`, copies, other libraries; so does `wait`. An error in a kernel is raised there, with its name."""
+        On a GPU the run may still be in progress when this returns, but the arrays that it reads may be changed. Everything that reads its
+        results waits for it: `numpy()`, `outputs`, copies, other libraries; so does `wait`. An error in a kernel is raised at that point,
+        with the kernel's name."""
         with self.lock:
             if variables:
                 self.set_variables(variables)
@@ -206,22 +211,23 @@ class ExecutionPlan:
         self.execute(**values)
 
     def wait(self) -> None:
-        """Wait until the devices of the plan have done what they were given. Raises what went wrong there."""
+        """Wait until the devices of the plan have finished all their work. Raises the errors that occurred there."""
         self._devices.wait()
 
     def load_inputs(self) -> None:
-        """Copy what a run reads, as it is now, to devices with memory of their own, unless it is there."""
+        """Copy the current inputs of a run to devices with their own memory, unless they are there already."""
         self._devices.load(self.bindings.bindable)
 
     def repeat(self, times: int) -> None:
-        """Run all kernels `times` times, in one call of the queue where there are no items between launches: a timer's sample. A device
-        with memory of its own runs over what the last `execute` or `load_inputs` left there, and copies nothing back; only what was bound
-        since is copied there."""
+        """Run all kernels `times` times, in one call of the queue if there are no host items between launches, as a sample for timing. A
+        device with its own memory uses the data that the last `execute` or `load_inputs` left there, and copies nothing back; only arrays
+        bound since then are copied to it."""
         self.repeat_timed(times, cold=None)
 
     def repeat_timed(self, times: int, *, cold: bool | None = False) -> float | None:
-        """`repeat`, and the seconds it took by the device's own clock; None where it has none, or functions of Python run. `cold`: no run
-        finds in the device's second cache what another left (`LaunchQueue.run_timed`); None: the seconds are not asked for."""
+        """Do `repeat`, and return the seconds it took by the device's own clock; None if the device has no clock, or if Python functions
+        run. `cold`: empty the device's L2 cache of the previous run's data before each run (`LaunchQueue.run_timed`); None: the time is not
+        needed."""
         with self.lock:
             self._devices.load_rest()
             seconds = self._runs.run(times, cold=cold)
@@ -232,21 +238,21 @@ class ExecutionPlan:
             return seconds
 
     def repeat_kernel(self, kernel: int, times: int) -> float | None:
-        """Run the phases of one of `kernels` `times` times, without those that run once. Returns the seconds by the device's own clock,
-        with its caches as they were; None where it has none, and for what the host does."""
+        """Run the phases of one of `kernels` `times` times, except the once phases. Returns the seconds by the device's own clock, without
+        clearing its caches; None if the device has no clock, and for host items."""
         with self.lock:
             return self._runs.run_kernel(kernel, times)
 
     def profile(self, runs: int = 5) -> list[float]:
-        """Seconds of each of `kernels`, timed one by one; the least of `runs` runs. They are of the device's own clock, or of the host's
-        with about half a microsecond of the call."""
+        """Time each of `kernels` separately; returns the minimum of `runs` runs in seconds. The times are from the device's own clock, or
+        from the host's, which includes about half a microsecond for the call."""
         with self.lock:
             return self._runs.profile(runs)
 
     def analyze(self, ceilings: Any = None) -> Any:
         """Analyse the plan, kernel by kernel and as a whole (`svod.bench.analyze.PlanAnalysis`): work, memory, dependencies, the critical
-        path, fusions that were not taken. `ceilings` (`svod.bench.roofline.Ceilings`): what times are estimated with; None: this machine's,
-        measured quickly if they are not known. Runs nothing."""
+        path, fusions that were not done. `ceilings` (`svod.bench.roofline.Ceilings`): the peak rates for the estimated times; None: this
+        machine's, measured quickly if they are unknown. Runs nothing."""
         return importlib.import_module(ANALYSIS).analyze(self, ceilings)
 
     def open_after_run(self, buffers: Iterable[Buffer], reason: str) -> None:
@@ -255,27 +261,27 @@ class ExecutionPlan:
             self._runs.close_until_run(buffers, reason)
 
     def log_runs(self, log: KernelLog) -> None:
-        """Time each kernel in every run from now on, and tell `log`; tell it of all copies of this process too. Kernels then run one after
-        the other, those of one level too."""
+        """Time each kernel in every run from now on and report it to `log`, as well as all copies in this process. Kernels then run one
+        after the other, even in the same level."""
         with self.lock:
             self._runs.log_to(log)
         log_copies(log)
 
     @property
     def failure(self) -> str | None:
-        """Why it cannot be run any more; None: it can."""
+        """Why the plan cannot be run any more; None if it can."""
         return self._runs.failure
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs, or a function that it calls does."""
+        """Whether the plan, or a function that it calls, is running."""
         return self._runs.is_going_on
 
-    # -- what it is applied to ----------------------------------------------------------------------
+    # -- arguments ----------------------------------------------------------------------------------
     def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
         """Use `array` for an input or output from now on: C-contiguous, of the buffer's dtype and number of elements (bfloat16 as the
-        uint16 of its bits), aligned to its elements, writable if the plan writes it. Memory that the plan writes must not lie under another
-        buffer too. Raises LaunchError."""
+        uint16 of its bits), aligned to its elements, writable if the plan writes it. Memory that the plan writes must not overlap another
+        buffer. Raises LaunchError."""
         with self.lock:
             self._runs.check_not_calling()
             self.bindings.bind_array(buffer, array)
@@ -289,7 +295,8 @@ class ExecutionPlan:
 
     @contextmanager
     def at(self, values: Mapping[str, int]) -> Iterator[None]:
-        """Inside, variables have these values; then they have those of before, or none again. Raises as `set_variables` does."""
+        """Set variables inside the context, and restore their previous values (or none) afterwards. Raises the errors of
+        `set_variables`."""
         with self.lock:
             before, unset = self.variable_values(), self._values.unset & values.keys()
             self.set_variables(values)
@@ -300,11 +307,11 @@ class ExecutionPlan:
                 self._values.unset |= unset
 
     def variable_values(self) -> dict[str, int]:
-        """The variables that have a value, and what it is."""
+        """Return the variables that have a value, with their values."""
         return self._values.known()
 
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
-        """Let a phase compute iterations begin ≤ i < end only, for timing a slice. Raises LaunchError outside 0 … extent."""
+        """Restrict a phase to iterations begin ≤ i < end, to time a slice of it. Raises LaunchError outside 0 … extent."""
         spec = self.kernels[kernel].spec.phases[phase]
         if not 0 <= begin <= end <= spec.extent:
             raise LaunchError(f"iterations {begin} to {end} of {spec.symbol} were asked for; it has 0 to {spec.extent}")
@@ -325,7 +332,7 @@ _plans: weakref.WeakSet[ExecutionPlan] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for plan in list(_plans):
-        plan.lock = threading.RLock()       # its holder may not exist here
+        plan.lock = threading.RLock()       # the thread that holds it may not exist in this process
         plan._runs.note_fork()
 
 

@@ -1,6 +1,6 @@
-"""Items of a plan that the thread which runs the plan does itself: functions of Python, and copies between devices.
+"""Items of a plan that are executed by the thread that runs the plan: Python functions, and copies between devices.
 
-A function gets the memory of its operands as NumPy arrays, and what it returns is stored:
+A function gets its operands as NumPy arrays, and its results are copied into the plan's memory:
 
     operands   C-ordered, read-only, over the plan's memory; contiguous, unless the shape depends on variables: then a part of the largest
     results    returned: arrays of exactly the shape and dtype that were declared, copied to where later kernels read them
@@ -24,13 +24,13 @@ Shape = tuple[int, ...]
 
 
 class HostItem:
-    """The stand-in for code in an item that has none. It holds nothing of a run, so several plans may share it."""
+    """Takes the place of code in an item without compiled code. It holds no state of a run, so several plans may share it."""
 
-    addresses: tuple[int, ...] = ()     # addresses of phases: there are none
+    addresses: tuple[int, ...] = ()     # addresses of the phases, of which it has none
 
 
 class Elsewhere(HostItem):
-    """An item that is another queue's."""
+    """An item that another device's queue runs."""
 
 
 class Transfer(HostItem):
@@ -45,7 +45,7 @@ class Transfer(HostItem):
 
     @property
     def spec(self) -> ProgramSpec:
-        """The copy in the terms of a program: slot 0 is its destination, slot 1 its source."""
+        """Describe the copy like a program: slot 0 is its destination, slot 1 its source."""
         return ProgramSpec("copy", ((self.dtype, self.size), (self.dtype, self.size)), (0,), (), (), ())
 
 
@@ -59,7 +59,7 @@ class _Memory:
 
 
 class _Argument:
-    """An operand or a result of a call, with what is the same in all runs worked out."""
+    """An operand or a result of a call, with everything that is the same in all runs computed in advance."""
 
     def __init__(self, a: HostArray) -> None:
         self.slot, self.dtype, self.declared = a.slot, to_numpy(a.dtype), a.shape
@@ -70,7 +70,7 @@ class _Argument:
         return shape_at(self.declared, values) if self.constant is None else self.constant
 
     def array(self, addresses: Sequence[int], owners: Sequence[object], values: Mapping[str, int], writable: bool) -> Array:
-        """The array, for these values of the variables, over the memory that is given by slot."""
+        """Make the array over the memory of its slot, with its shape at these values of the variables."""
         if self.slot is None:
             empty = np.empty(self.shape_at(values), self.dtype)
             empty.flags.writeable = False
@@ -80,7 +80,7 @@ class _Argument:
         return whole if self.constant is not None else whole[tuple([slice(n) for n in self.shape_at(values)])]
 
     def check(self, value: object, values: Mapping[str, int], name: str, number: int | None) -> None:
-        """Raise an error for what `name` returned (as result `number`) and is not as declared."""
+        """Raise an error if `value`, result `number` of the function `name`, is not as declared."""
         shape = self.shape_at(values)
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype == self.dtype and value.shape == shape:
             return
@@ -94,7 +94,7 @@ class _Argument:
 
 
 class HostProgram(HostItem):
-    """A call of a function of Python."""
+    """A call of a Python function."""
 
     def __init__(self, call: HostCall) -> None:
         self.call = call
@@ -102,13 +102,13 @@ class HostProgram(HostItem):
         self.results = [_Argument(a) for a in call.results]
 
     def spec(self, variables: int) -> ProgramSpec:
-        """The call in the terms of a program: parameters by slot; the first ones are written."""
+        """Describe the call like a program: parameters by slot, of which the first ones are written."""
         return ProgramSpec(self.call.function.name, tuple((a.dtype, math.prod(layout_shape(a.shape))) for a in self.call.stored),
                            tuple(range(self.call.stored_results)), (), (), tuple(f"v{i}" for i in range(variables)))
 
     def run(self, addresses: Sequence[int], owners: Sequence[object], values: Mapping[str, int]) -> None:
-        """Call the function on the memory that is given by slot, and store what it returns. Raises what the function raises, and
-        ArgumentError, ShapeError or DTypeError for results that are not what was declared."""
+        """Call the function on the memory of each slot, and store its results. Raises the function's own errors, and ArgumentError,
+        ShapeError or DTypeError for results that differ from the declaration."""
         returned = self.call.function.call(*[a.array(addresses, owners, values, False) for a in self.operands])
         name, several = self.call.function.name, self.call.several
         if not several:
@@ -119,7 +119,7 @@ class HostProgram(HostItem):
                                 "them")
         for i, (value, a) in enumerate(zip(returned, self.results, strict=True)):
             a.check(value, values, name, i if several else None)
-        # all are checked before one is stored: a run that fails here has written nothing of this call
+        # all results are checked before the first is stored: if this fails, nothing of this call was written
         for value, a in zip(returned, self.results, strict=True):
             if a.slot is not None:
                 np.copyto(a.array(addresses, owners, values, True), value)

@@ -1,17 +1,17 @@
-"""A kernel under a chain of opts for a target, and what each stage of the compiler makes of it, as text.
+"""A kernel under a chain of opts for a target, and the output of each stage of the compiler for it, as text.
 
-    nest()                  the loops that the chain makes
+    nest()                  the loop nest after the chain
     tree()                  the loop tree, after a pass or all
     linear()                LINEAR
-    legal()                 LINEAR of the instructions alone that the device's renderer prints
-    llvm()                  the module that LLVM is given;  llvm(optimized=True): after LLVM's passes
-    asm()                   the assembly of what runs; of a GPU what its assembler is given
+    legal()                 LINEAR reduced to instructions that the device's renderer can print
+    llvm()                  the module before LLVM's passes;  llvm(optimized=True): after them
+    asm()                   the assembly of the code that runs; on a GPU the input of its assembler
     sass()                  the machine code of an NVIDIA GPU
     resources()             registers, shared memory, spills and occupancy of each phase, on a GPU
-    object("k.o")           the same as an object file, for `objdump -d`
+    object("k.o")           the code as an object file, for `objdump -d`
 
-`KERNEL_PASSES` is the one list of the stages that can be looked at by name: dumps of plans and pages of a kernel's steps go through it, so
-that a pass that is added there is printed and shown.
+`KERNEL_PASSES` lists the stages that can be shown by name. Dumps of plans and the pages of a kernel's steps both read it, so a pass added
+there appears in both.
 """
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ from svod.core.tree.text import format_tree
 
 @dataclass(frozen=True)
 class KernelForm:
-    """`device`: the target's, where its name selects another compiler (CPU:interpreter). A stage raises what it raises when it compiles:
-    KernelOptError for a chain that does not apply, CompileError. A stage that the device does not have raises UnsupportedError."""
+    """A kernel, its chain and its target. `device`: the target's device; its name may select another compiler (CPU:interpreter). The
+    methods raise the errors of compilation: KernelOptError for a chain that does not apply, and CompileError. They raise UnsupportedError
+    for a stage that the device does not have."""
 
     kernel: Kernel
     target: Target
@@ -50,60 +51,61 @@ class KernelForm:
 
     @property
     def chain_text(self) -> str:
-        """The chain as `svod.core.kernel.chain_text.parse_chain` reads it."""
+        """Return the chain as `svod.core.kernel.chain_text.parse_chain` reads it."""
         return chain_text(self.chain)
 
     @cached_property
     def state(self) -> Scheduler:
-        """The state after the chain. A library kernel has none: it has one form, and opts do not apply to it."""
+        """Return the scheduler state after the chain. A library kernel has none: it has only one form, and opts do not apply to it."""
         return apply_opts(Scheduler(self.kernel, self.target), self.chain)
 
     @cached_property
     def program(self) -> Program:
-        """The lowered kernel."""
+        """Lower the kernel."""
         return lower_kernel(self.kernel, self.target, self.chain)
 
     @cached_property
     def source(self) -> str:
-        """The source that the device's compiler is given."""
+        """Render the source code for the device's compiler."""
         return self._pair.render(self.program, self.target)
 
     def work(self, values: Mapping[str, int]) -> Work:
-        """The operations and bytes of one run, with these values of the kernel's variables (v0, v1, …)."""
+        """Count the operations and bytes of one run with these values of the kernel's variables (v0, v1, …)."""
         return count_operations(specialize(self.kernel.ast, values) if values else self.kernel.ast)
 
     def nest(self) -> str:
-        """The loop nest."""
+        """Print the loop nest."""
         return "a library kernel, which has one form" if self.kernel.library_kernel is not None else print_nest(self.state)
 
     def tree(self, last: str | None = None) -> str:
-        """The loop tree after the pass called `last` (`svod.core.tree.passes`), or all passes."""
+        """Print the loop tree after the pass `last` (`svod.core.tree.passes`); None: after all passes."""
         if self.kernel.library_kernel is not None:
             return "a library kernel, which has no loop tree"
         return format_tree(self.state.kernel, loop_tree(self.state, last))
 
     def linear(self) -> str:
-        """LINEAR (docs/ir.md, section 4)."""
+        """Print LINEAR (docs/ir.md, section 4)."""
         return format_linear(self.program)
 
     def legal(self) -> str:
-        """LINEAR as the device's renderer prints it, instruction by instruction."""
+        """Print LINEAR after legalisation, in the form that the device's renderer prints instruction by instruction."""
         return format_linear(self._pair.legal(self.program, self.target))
 
     def llvm(self, optimized: bool = False) -> str:
-        """The LLVM module, as it is given to LLVM or after its passes. A device without LLVM has its own source instead."""
+        """Print the LLVM module, before or after LLVM's passes. For a device without LLVM, print the device's source code."""
         return self._pair.optimize(self.source, self.target) if optimized else self.source
 
     def asm(self) -> str:
-        """The assembly of the code that runs, in the syntax that LLVM prints (AT&T on x86)."""
+        """Print the assembly of the code that runs, in LLVM's syntax (AT&T on x86)."""
         return self._pair.assemble(self.source, self.target)
 
     def sass(self) -> str:
-        """The machine code of what runs, where that is not what `asm` shows. Raises UnsupportedError where no tool prints it."""
+        """Print the machine code, for devices on which it differs from the output of `asm`. Raises UnsupportedError if no tool prints
+        it."""
         return self._pair.disassemble(self.source, self.target)
 
     def resources(self) -> tuple[PhaseResources, ...]:
-        """The needs of the phases on a device with groups of threads, and the share of a unit that they fill; () on others."""
+        """Return the resources of each phase on a device with thread groups, and its occupancy; () on other devices."""
         return self._pair.resources(self._pair.compile(self.source, self.target), self.program.spec, self.target)
 
     def object(self, path: str | os.PathLike[str]) -> Path:
@@ -119,9 +121,9 @@ class KernelForm:
 
 @dataclass(frozen=True)
 class KernelPass:
-    """A stage of the compiler that can be looked at. `what`: what it makes of a kernel, in words. `debug`: the level of DEBUG from which on
-    it is printed; None: only when it is asked for by name. `language`: of its text; texts of one language are compared line by line where
-    one pass follows the other. `show` raises what the methods of KernelForm do."""
+    """A stage of the compiler that can be shown. `what`: a description of its output. `debug`: the lowest level of DEBUG at which it is
+    printed; None: only when it is named. `language`: the language of its text; the texts of consecutive passes in the same language are
+    compared line by line. `show` raises the same errors as the methods of KernelForm."""
 
     name: str
     what: str

@@ -1,4 +1,4 @@
-"""A launch queue that keeps launches as lists of (kernel, phase): what queues of devices with memory of their own have in common."""
+"""A launch queue that stores launches as lists of (kernel, phase): the common base of the queues of devices with their own memory."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Vari
 
 
 class LaunchRecords:
-    """The launches of a plan, in the order of its levels, and what each is given. A subclass runs them.
+    """The launches of a plan, in the order of its levels, and their arguments. A subclass runs them.
 
-    `changed(kernel)` is called when a kernel is given something else than before."""
+    `changed(kernel)` is called when the arguments of a kernel change."""
 
     threads, may_fail = 1, False
 
@@ -30,7 +30,7 @@ class LaunchRecords:
         self._of_variant = {v: self._segments_of(v) for v in variants}
 
     def wait(self) -> None:
-        """Nothing is left to wait for where `run` waits."""
+        """Do nothing: `run` waits already."""
 
     def changed(self, kernel: int) -> None:
         """Called when the arguments, variables or ranges of a kernel have changed."""
@@ -94,6 +94,6 @@ class LaunchRecords:
                 [self.values.get(v.name, 0) for v in k.variables])
 
     def program_values(self, kernel: int) -> dict[str, int]:
-        """The variables of a kernel's program, and their values now."""
+        """Return the variables of a kernel's program with their current values."""
         names = names_of(self.kernels[kernel])
         return {name: self.values.get(names[name], 0) for name in self.kernels[kernel].spec.variables}

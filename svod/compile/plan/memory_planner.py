@@ -1,17 +1,17 @@
-"""The memory planner: where the intermediate buffers of a plan lie.
+"""The memory planner: places the intermediate buffers of a plan in memory.
 
 Two buffers may share memory when their lifetimes do not overlap. A lifetime is a closed interval of *execution levels*: kernels of one
-level may run at the same time, so a buffer read at level 3 and one first written at level 3 are both alive there. A plan that runs its
-kernels one after the other gives each a level of its own.
+level may run at the same time, so a buffer read at level 3 and one first written at level 3 are both alive there. In a plan that runs its
+kernels one after the other, each is a level.
 
 Only intermediates are planned. Inputs, outputs and constants belong to the user or outlive the run, and are never passed in.
 
-Before and after, three buffers of 256 bytes, alive at levels 0–1, 1–2 and 2–3 (arena):
+Example: three buffers of 256 bytes, alive at levels 0–1, 1–2 and 2–3 (arena):
 
-    offsets {a: 0, b: 256, c: 0}, total 512, of which the 512 of a and b at level 1 cannot be avoided
+    offsets {a: 0, b: 256, c: 0}, total 512, which is the minimum, because a and b are both alive at level 1
 
-Modes: `arena` places every buffer where it fits; `remap` gives buffers of equal rounded size the same slot one after the other, which
-keeps buffers of other sizes apart (a kernel that writes past its end is found sooner); `disabled` gives each a place of its own.
+Modes: `arena` places every buffer where it fits; `remap` reuses a slot only for buffers of equal rounded size, which separates buffers of
+different sizes (a kernel that writes past the end of a buffer is found sooner); `disabled` gives each buffer its own memory.
 """
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ REMAP_GRAIN = 256           # remap rounds sizes up to this, so that nearly equa
 
 @dataclass(frozen=True)
 class BufferPlacement:
-    """Byte offset of each buffer in one allocation of `total` bytes; offsets are multiples of 64. `lower_bound`: the largest sum of what
-    is alive at one level, which no placement can do without."""
+    """The byte offset of each buffer in one allocation of `total` bytes; offsets are multiples of 64. `lower_bound`: the largest total size
+    of the buffers alive at one level, which every placement needs."""
 
     offsets: dict[int, int]
     total: int
@@ -64,12 +64,12 @@ def plan_memory(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use
 
 
 def lower_bound(sizes: Mapping[int, int], first_use: Mapping[int, int], last_use: Mapping[int, int]) -> int:
-    """`BufferPlacement.lower_bound` of such buffers, which nobody has to place for it."""
+    """Compute `BufferPlacement.lower_bound` of these buffers without placing them."""
     return _largest_level({b: _round_up(n, ALIGNMENT) for b, n in sizes.items()}, {b: Lifetime(first_use[b], last_use[b]) for b in sizes})
 
 
 class Lifetime(NamedTuple):
-    """The levels at which a buffer is used first and last."""
+    """The first and the last level that uses a buffer."""
 
     first: int
     last: int
@@ -95,10 +95,11 @@ def _largest_level(sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime]) 
 
 
 def _plan_arena(sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime], bound: int) -> _Found:
-    """The best of a few greedy placements; the first that reaches the lower bound.
+    """Return the best of a few greedy placements, or the first that reaches the lower bound.
 
-    Which order is best differs from graph to graph; each costs microseconds per pair of buffers. By size is "greedy by size for offset
-    calculation" of Pisarchyk and Lee (arXiv:2001.03288), by the most crowded level is the idea of their "greedy by breadth"."""
+    The best order differs between graphs; each order costs microseconds per pair of buffers. The order by size is "greedy by size for
+    offset calculation" of Pisarchyk and Lee (arXiv:2001.03288), the order by the level with the most live bytes follows their "greedy by
+    breadth"."""
     alive: dict[int, int] = {}
     for buffer, (first, last) in lifetimes.items():
         for level in range(first, last + 1):
@@ -123,7 +124,7 @@ def _plan_arena(sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime], bou
 
 
 def _place_in_order(order: Iterable[int], sizes: Mapping[int, int], lifetimes: Mapping[int, Lifetime]) -> _Found:
-    """Each buffer into the smallest gap (best fit) between those placed before it that are alive at the same time."""
+    """Place each buffer into the smallest gap (best fit) between the buffers placed before it that are alive at the same time."""
     placed: list[tuple[int, int, int, int]] = []        # (offset, end, first, last), ordered by offset
     offsets: dict[int, int] = {}
     total = 0

@@ -1,19 +1,19 @@
-"""Compiled programs on disk: what a second start loads instead of lowering and compiling.
+"""Compiled programs on disk, which a second start of a program loads instead of lowering and compiling.
 
-An entry is one file, named by a digest of everything that determines the code (`object_key`): kernel key, opt chain, target,
-code generator. It is found without lowering anything. Layout, little-endian:
+An entry is one file, named by a digest of everything that determines the code (`object_key`): kernel key, opt chain, target, code
+generator. Finding it requires no lowering. Layout, little-endian:
 
     magic "svodobj1" | 16 bytes digest of the rest | u32 length of the JSON | JSON of the ProgramSpec and remarks | object bytes
 
 What the cache promises:
 
-* An entry belongs to the code that made it: keys contain `generator_digest`, and a process whose files have changed since it imported
-  them stores nothing.
+* An entry belongs to the code that made it: keys contain `generator_digest`, and a process whose files have changed since it imported them
+  stores nothing.
 * A wrong entry is never used: the digest covers every byte, and the JSON repeats the key. A damaged one is removed and counts as a miss.
-* Entries appear whole or not at all, whichever processes write at once: they are written beside and renamed.
-* It never fails its caller: a directory that is missing, read-only or full makes entries not stored, said once in the log.
-* Whoever the umask lets may read entries, and a read-only directory serves as well. As an entry is code, it is loaded only where nobody
-  but the user and root may write to its file or to a folder above it; the log says once why others are left out.
+* Entries appear whole or not at all, even if several processes write at once: each is written to a temporary file, which is renamed.
+* It never raises: if the directory is missing, read-only or full, entries are not stored, and the log says so once.
+* Entries are readable by everyone whom the umask permits, and a read-only directory works too. Because an entry is code, it is loaded only
+  if nobody but the user and root may write to its file or to a folder above it; the log says once why other entries are skipped.
 * It stays below its size: the entries unused for longest go first. Reading one marks it as used.
 """
 from __future__ import annotations
@@ -40,18 +40,18 @@ log = logging.getLogger("svod.object_cache")
 MAGIC = b"svodobj1"
 HEADER = struct.Struct("<8s16sI")
 DEFAULT_MAX_BYTES = 1 << 30
-EVICT_TO = 0.8  # share of the limit that eviction leaves, so that not every store has to evict
+EVICT_TO = 0.8  # share of the limit that is left after eviction, so that not every store has to evict
 
 
 def object_key(kernel: str, chain: str, target: str, codegen_revision: int, compiler: str, passes: bool = True) -> str:
-    """The name of an entry, 32 hex digits: a digest of kernel key, chain, target key, compiler, whether LLVM's passes ran, and svod's own
-    code."""
+    """Return the name of an entry, 32 hex digits: a digest of kernel key, chain, target key, compiler, whether LLVM's passes ran, and
+    svod's own code."""
     text = json.dumps([kernel, chain, target, codegen_revision, compiler, passes, generator_digest()], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
-    """A ProgramSpec as JSON-able data; `spec_from_json` gives an equal one."""
+    """Convert a ProgramSpec to JSON-able data, from which `spec_from_json` makes an equal one."""
     return {
         "name": spec.name,
         "params": [[dtype.name, size] for dtype, size in spec.params],
@@ -67,7 +67,7 @@ def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
 
 
 def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
-    """The ProgramSpec behind `spec_to_json`. Raises ValueError for data that is not one: it comes from a file."""
+    """Make the ProgramSpec from the output of `spec_to_json`. Raises ValueError for invalid data, since it comes from a file."""
     try:
         phases = tuple(PhaseSpec(str(symbol), int(extent), int(threads), int(scratch), bool(once), tuple(
             Count(tuple((str(name), int(k)) for name, k in terms), int(const), int(stride), int(most))
@@ -89,7 +89,7 @@ def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
 
 @dataclass(frozen=True)
 class CachedObject:
-    """An entry: the program's description, its machine code, and what the writer remarked (JSON-able, e.g. the digest of LINEAR)."""
+    """An entry: the program's description, its machine code, and the writer's remarks (JSON-able, e.g. the digest of LINEAR)."""
 
     spec: ProgramSpec
     code: bytes
@@ -101,14 +101,14 @@ def _digest(payload: bytes) -> bytes:
 
 
 def pack(key: str, entry: CachedObject) -> bytes:
-    """The bytes of an entry's file."""
+    """Return the bytes of an entry's file."""
     meta = json.dumps({"key": key, "spec": spec_to_json(entry.spec), "remarks": entry.remarks}, separators=(",", ":")).encode()
     length = struct.pack("<I", len(meta))
     return MAGIC + _digest(length + meta + entry.code) + length + meta + entry.code
 
 
 def unpack(key: str, raw: bytes) -> CachedObject:
-    """The entry in a file's bytes. Raises ValueError when they are damaged, of another format, or of another key."""
+    """Read the entry from a file's bytes. Raises ValueError if they are damaged, of another format, or of another key."""
     if len(raw) < HEADER.size:
         raise ValueError(f"{len(raw)} bytes are too few for an entry")
     magic, digest, length = HEADER.unpack_from(raw)
@@ -125,29 +125,29 @@ def unpack(key: str, raw: bytes) -> CachedObject:
 
 
 def _make_directory(path: Path) -> None:
-    """Make a directory and those above it, for others to read, if the umask lets them, and not to write."""
+    """Make a directory and its parents, which others may read, if the umask permits it, but not write."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir(0o755, exist_ok=True)
 
 
 class ObjectCache:
-    """Objects under `directory`, at most `max_bytes` of them; `directory` None: nothing is kept.
+    """Objects under `directory`, at most `max_bytes` in total; `directory` None: nothing is stored.
 
     Usable from several threads and processes at once; the guarantees are in the module's docstring."""
 
     def __init__(self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
-        self._size: int | None = None  # bytes in the directory as far as this process knows; None: not counted yet
+        self._size: int | None = None  # bytes in the directory as last counted by this process, plus its own stores; None: not counted yet
         self._said: set[str] = set()
 
     def path(self, key: str) -> Path | None:
-        """The file of an entry; two levels, because a directory of 100,000 files is slow on some systems."""
+        """Return the file of an entry; in two directory levels, because a directory of 100,000 files is slow on some systems."""
         return None if self.directory is None else self.directory / key[:2] / f"{key}.obj"
 
     def get(self, key: str) -> CachedObject | None:
-        """The entry, or None. A damaged entry is removed."""
+        """Return the entry, or None. A damaged entry is removed."""
         path = self.path(key)
         if path is None:
             return None
@@ -172,12 +172,12 @@ class ObjectCache:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
-        with contextlib.suppress(OSError):  # a read-only cache is used without being kept fresh
+        with contextlib.suppress(OSError):  # in a read-only cache, entries cannot be marked as used
             os.utime(path)
         return entry
 
     def put(self, key: str, entry: CachedObject) -> bool:
-        """Store an entry; whether it could be stored."""
+        """Store an entry. Returns whether it could be stored."""
         path = self.path(key)
         raw = pack(key, entry)
         if path is None or len(raw) > self.max_bytes:
@@ -210,7 +210,7 @@ class ObjectCache:
             log.warning("compiled objects are not %s in %s: %s", what, self.directory, why)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """(last use, bytes, path) of every file, abandoned temporaries included; files that vanish meanwhile are left out."""
+        """List (last use, bytes, path) of every file, including abandoned temporary files; files that vanish meanwhile are left out."""
         files: list[tuple[float, int, Path]] = []
         if self.directory is None:
             return files
@@ -221,7 +221,7 @@ class ObjectCache:
         return files
 
     def evict(self) -> int:
-        """Remove the entries unused for longest until 80 % of the limit are used; the number of bytes freed."""
+        """Remove the entries unused for longest until 80 % of the limit are used. Returns the number of bytes freed."""
         files = sorted(self._files())
         total = before = sum(size for _, size, _ in files)
         for _, size, path in files:

@@ -1,6 +1,6 @@
 """Observation of a program's plans: times of kernels (SVOD_PROFILE, SVOD_TRACE), names of code in memory (SVOD_PERF_MAP).
 
-`perf record python model.py; perf report` names functions that no file contains by `/tmp/perf-PID.map`, a line for each:
+`perf record python model.py; perf report` looks up functions that are in no file in `/tmp/perf-PID.map`, which has a line for each:
 
     7f51c0a02000 3c8 svod gemm_0 1a64f5090b25 svod_p0
 """
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 _logs: dict[tuple[int, str | None], RunLog] = {}
-_named: set[tuple[int, int, str]] = set()       # process, address and name of what stands in a map
+_named: set[tuple[int, int, str]] = set()       # (process, address, name) of the functions already in a map
 
 
 def observe(plan: ExecutionPlan, config: PrepareConfig, pair: CompilerPair) -> None:
-    """Let a plan, whose code `pair` made, be seen as a configuration asks. Raises ConfigError for a trace that cannot be written."""
+    """Set up the observation of a plan that a configuration asks for; `pair` compiled its code. Raises ConfigError for a trace that cannot
+    be written."""
     if config.profile or config.trace is not None:
         plan.log_runs(run_log(config.profile or 0, None if config.trace is None else os.fspath(config.trace)))
     if config.perf_map:
@@ -39,7 +40,7 @@ def observe(plan: ExecutionPlan, config: PrepareConfig, pair: CompilerPair) -> N
 
 
 def run_log(level: int, trace: str | None) -> RunLog:
-    """The log of this process for a level of SVOD_PROFILE and a file of SVOD_TRACE; finished when the process ends."""
+    """Return the log of this process for a level of SVOD_PROFILE and a file of SVOD_TRACE. It is finished when the process ends."""
     from svod.compile.plan.run_log import RunLog  # it prints tables, which takes 50 ms to import
 
     with _lock:
@@ -56,7 +57,7 @@ def run_log(level: int, trace: str | None) -> RunLog:
 
 
 def add_to_perf_map(plan: ExecutionPlan, pair: CompilerPair, directory: Path = Path("/tmp")) -> None:
-    """Append the functions of a plan's kernels to the map of this process, each once."""
+    """Append the functions of a plan's kernels to the map file of this process, each once."""
     lines = []
     with _lock:
         for k in plan.every:

@@ -1,4 +1,5 @@
-"""Constants in the order that a kernel wants, filled by the phases that run once: one copy for all plans that want the same."""
+"""Packed constants: constants in a kernel's own order, written by the phases that run once. All plans with the same packing share one
+copy."""
 from __future__ import annotations
 
 import threading
@@ -12,8 +13,8 @@ from svod.system.forksafe import remake_after_fork
 
 
 class PackedMemory:
-    """The temporaries of a kernel that its once phases fill, at `addresses`, of `nbytes` together. Who holds `lock` fills them, if they are
-    not `filled`."""
+    """The temporaries of a kernel that its once phases fill, at `addresses`, with `nbytes` in total. Hold `lock` to fill them, unless they
+    are `filled` already."""
 
     def __init__(self, backend: Backend, sizes: dict[int, int]) -> None:
         places = plan_memory(sizes, dict.fromkeys(sizes, 0), dict.fromkeys(sizes, 0), "disabled")
@@ -27,8 +28,8 @@ class PackedMemory:
 
 def packed_memory(kernel: PreparedKernel, buffers: Sequence[PlanBuffer], backend: Backend,
                   device: str) -> PackedMemory | None:
-    """The memory that a kernel shares with those of other plans that pack the same constants in the same way; None where it cannot be known
-    that the constants are the same."""
+    """Return the memory that a kernel shares with kernels of other plans that pack the same constants in the same way; None if it is
+    unknown whether the constants are the same."""
     packing = kernel.packing
     if packing is None:
         return None

@@ -1,10 +1,10 @@
-"""The part of a plan that one device has: the queue of its kernels, the memory that they share, and the tensors' memory that they use.
+"""The part of a plan on one device: the queue of its kernels, the memory that they share, and the tensors' memory that they use.
 
-    a device that reads the host's memory    addresses are those of arrays; nothing is copied
-    any other                                addresses are those of Buffers' memory there: copied before a run, if it is newer on the host
+    a device that reads host memory    addresses are addresses of arrays; nothing is copied
+    any other                        addresses are in Buffers' memory on the device: copied before a run, if the host's copy is newer
 
-Most plans have one part. In a plan with several, the queue of one device, the plan's, makes the lists of launches; kernels of other
-devices, copies between devices and functions of Python are items between them.
+Most plans have one part. In a plan with several parts, the queue of the plan's main device makes the lists of launches; kernels of other
+devices, copies between devices and Python functions are host items between them.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from svod.core.machine.target import HOST
 
 
 class Part:
-    """A device of a plan. `is_remote`: it does not read the host's memory. `queue`: there is none where it runs no kernels."""
+    """A device of a plan. `is_remote`: whether it cannot read host memory. `queue`: None if it runs no kernels."""
 
     def __init__(self, device: str) -> None:
         self.device, self.backend = device, backend_named(device)
@@ -36,15 +36,15 @@ class Part:
         self.kept: Memory | None = None             # memory of temporaries that outlive a run
         self.offsets: Mapping[int, int] = {}        # number → offset in `shared`, in bytes
         self.shared_bytes = 0
-        self._memories: dict[int, Memory] = {}      # memory of each of `held`, alive as long as queues have its address
-        self._new: set[int] = set()                 # numbers of `held` that were not loaded yet
+        self._memories: dict[int, Memory] = {}      # memory of each of `held`, kept alive as long as queues use its address
+        self._new: set[int] = set()                 # numbers of the `held` Buffers that were not loaded yet
         self._variants: dict[Variant, Variant] = {}
 
     # -- kernels ------------------------------------------------------------------------------------
     def make_queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int], main: str,
                    threads: int | None) -> LaunchQueue:
-        """Make the queue of those kernels that are of this device; `main`: the device of kernels that name none. The others take their
-        places as items that somebody else runs, so that the numbers of all kernels are the plan's."""
+        """Make the queue of this device's kernels; `main`: the device of kernels that name none. The kernels of other devices are replaced
+        by items without phases, so that the numbers of all kernels are the plan's numbers."""
         own = [k if (k.device or main) == self.device else elsewhere(k) for k in kernels]
         if all(o is k for o, k in zip(own, kernels, strict=True)):
             self._variants = {v: v for v in variants}
@@ -54,12 +54,13 @@ class Part:
         return self.queue
 
     def variant(self, variant: Variant) -> Variant:
-        """A variant of the plan as the queue knows it."""
+        """Return the queue's variant for a variant of the plan."""
         return self._variants[variant]
 
-    # -- memory of the plan's own -------------------------------------------------------------------
+    # -- the plan's own memory -------------------------------------------------------------------
     def allocate(self, placement: BufferPlacement, kept: Mapping[int, int]) -> tuple[dict[int, int], int]:
-        """Allocate what intermediates share, and `kept` (bytes by number). The address of each, and the bytes that are kept."""
+        """Allocate the memory that intermediates share, and the `kept` temporaries (number → bytes). Returns the address of each, and the
+        total bytes of `kept`."""
         always = plan_memory(kept, dict.fromkeys(kept, 0), dict.fromkeys(kept, 0), "disabled")
         self.shared_bytes, self.offsets = placement.total, placement.offsets
         self.shared = self.backend.allocate(placement.total) if placement.total else None
@@ -71,13 +72,13 @@ class Part:
         return addresses, always.total
 
     def allocate_again(self) -> dict[int, int]:
-        """Allocate what was released. The address of each number."""
+        """Allocate the shared memory again after its release. Returns the address by number."""
         self.shared = memory = self.backend.allocate(self.shared_bytes)
         return {number: memory.address + offset for number, offset in self.offsets.items()}
 
-    # -- tensors' memory, on a device that does not read the host's ----------------------------------
+    # -- tensors' memory, on a device that cannot read host memory ----------------------------------
     def hold(self, number: int, buffer: Buffer, *, content: bool = False) -> int:
-        """Use a Buffer. Returns the address of its memory here. `content` False: it is loaded later."""
+        """Use a Buffer. Returns the address of its memory on this device. `content` False: its content is loaded later."""
         memory = self._memories[number] = buffer.memory_on(self.backend, content=content)
         self.held[number] = buffer
         if not content:
@@ -85,8 +86,8 @@ class Part:
         return memory.address
 
     def load(self, numbers: Iterable[int] | None, bind: Callable[[int, int], None]) -> None:
-        """Have the content of Buffers here; None: of those that were not loaded yet. Calls `bind` with a number and an address where there
-        was other memory before. What is begun then comes after what other libraries do with memory of this part."""
+        """Bring the content of Buffers to this device; None: of all Buffers not loaded yet. Calls `bind` with the number and the address of
+        each Buffer whose memory changed. Operations issued afterwards wait for what other libraries do with this part's memory."""
         for stream in self.streams:
             self.backend.follow(stream)
         for number in list(self._new) if numbers is None else self.held.keys() & numbers:
@@ -97,29 +98,29 @@ class Part:
             self._new.discard(number)
 
     def note_written(self, numbers: Iterable[int], *, copy: bool) -> None:
-        """A run has written Buffers; see `Buffer.written_on`."""
+        """Mark Buffers as written by a run; see `Buffer.written_on`."""
         for number in self.held.keys() & numbers:
             self.held[number].written_on(self.backend, copy=copy)
 
     @property
     def streams(self) -> set[int | None]:
-        """The streams on which other libraries use memory of this part; None: one that is not known."""
+        """The streams on which other libraries use memory of this part; None: an unknown one."""
         return streams_of(self.held.values())
 
     def lead(self) -> None:
-        """Let what other libraries do from now on with memory of this part come after what was begun here."""
+        """Make what other libraries do from now on with this part's memory wait for the operations issued here."""
         for stream in self.streams:
             self.backend.lead(stream)
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Let go of Buffers."""
+        """Release Buffers."""
         for number in list(self.held.keys() & numbers):
             del self.held[number], self._memories[number]
             self._new.discard(number)
 
     def call(self, function: HostProgram, addresses: Sequence[int], sizes: Sequence[int], written: Sequence[int],
              values: Mapping[str, int]) -> None:
-        """Call a function of Python on copies of device memory, by slot, and copy the slots back that it writes."""
+        """Call a Python function on host copies of device memory, one per slot, and copy the slots that it writes back."""
         arrays = [np.empty(nbytes, np.uint8) for nbytes in sizes]
         for array, address in zip(arrays, addresses, strict=True):
             with noted(self.backend.label, HOST, array.nbytes, self.backend):
@@ -131,21 +132,21 @@ class Part:
 
 
 def elsewhere(kernel: PreparedKernel) -> PreparedKernel:
-    """A kernel as a queue that does not run it has it: with its buffers and temporaries, and without phases."""
+    """Make the placeholder for a kernel that another device's queue runs: with its buffers and temporaries, and without phases."""
     return replace(kernel, loaded=Elsewhere(), spec=replace(kernel.spec, phases=()))
 
 
 def buffer_over(array: Array) -> Buffer:
-    """The bytes of an array that others than svod write to."""
+    """Make a Buffer over the bytes of an array that code outside svod may write."""
     buffer = Buffer(dtypes.uint8, array.nbytes, array=array.reshape(-1).view(np.uint8))
     buffer.shared = True
     return buffer
 
 
 def copy_between(to: Part, address: int, source: Part, source_address: int, nbytes: int, read: Array | None) -> None:
-    """Copy from the memory of one device to that of another: directly, where one reaches the other, else by the host's memory, in pieces.
-    One of them, or both, may be the host, whose memory files are mapped to. `read`: the array of the host that the source lies in, if it is
-    one; what was read of a file is given back."""
+    """Copy from the memory of one device to another: directly if one can access the other, otherwise through host memory, in pieces. One or
+    both may be the host, whose memory may be a mapped file. `read`: the host array that contains the source, if there is one; pages that
+    were read from a mapped file are released again."""
     if to.is_remote and source.is_remote and to.backend.copy_from(address, source.backend, source_address, nbytes):
         return
     piece = aligned_empty(min(nbytes, PIECE), dtypes.uint8) if to.is_remote and source.is_remote else None
@@ -166,12 +167,12 @@ def copy_between(to: Part, address: int, source: Part, source_address: int, nbyt
 
 
 def array_at(address: int, nbytes: int) -> Array:
-    """The bytes at an address of the host."""
+    """Return an array of the bytes at a host address."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address)) if nbytes else np.empty(0, np.uint8)
 
 
 def devices_of(kernels: Iterable[PreparedKernel], buffers: Iterable[PlanBuffer], main: str) -> list[str]:
-    """The devices of a plan, the main one first."""
+    """List the devices of a plan, the main one first."""
     return list(dict.fromkeys([main, *(k.device or main for k in kernels), *(b.device or main for b in buffers)]))
 
 

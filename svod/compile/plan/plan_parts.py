@@ -1,13 +1,13 @@
-"""The parts of an `ExecutionPlan`, and the checks that they pass.
+"""The parts of an `ExecutionPlan`, and the checks on them.
 
     PlanBuffer(nbytes, kind, array)   PreparedKernel(spec, loaded code, buffers by slot, level)
 
-A PreparedKernel whose code is a `HostItem` is done by the thread that runs the plan: a call of a function of Python, or a copy between
-devices. It has parameters as a kernel has, and no phases.
+A PreparedKernel whose code is a `HostItem` is executed by the thread that runs the plan: it calls a Python function, or copies between
+devices. It has parameters like a kernel, and no phases.
 
-Kernels of one level run at the same time, so none of them may write what another reads or writes: neither the same buffer nor memory that
-lies under both. Who gives kernels their levels (`svod.compile.plan.unbound_plan`) follows the schedule's dependencies; a plan checks it
-once more, because a wrong level shows as a wrong number now and then.
+Kernels of one level run at the same time, so none of them may write memory that another one reads or writes, whether through the same
+buffer or through overlapping buffers. `svod.compile.plan.unbound_plan` derives the levels from the schedule's dependencies. A plan checks
+them again, because a wrong level would only show as an occasional wrong result.
 """
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
 
-NOTEBOOK = "svod.steps.notebook"      # the module that shows plans and kernels in notebooks; it stands above plans
+NOTEBOOK = "svod.steps.notebook"      # the module that shows plans and kernels in notebooks; imported by name, because it imports this one
 
 BufferKind = Literal["input", "output", "constant", "intermediate"]
 
 
 @dataclass(frozen=True)
 class PlanBuffer:
-    """A buffer of the plan: its memory is `array`, C-contiguous on the host, or the tensor's, `storage`, on a device that does not read the
-    host's. Intermediates have none (the memory planner places them); an input may have none and then must be bound before the first run.
-    `device`: where it lies; "": on the plan's device."""
+    """A buffer of the plan. Its memory is `array`, a C-contiguous array on the host, or `storage`, the tensor's Buffer, on a device that
+    cannot read host memory. Intermediates have neither (the memory planner places them); an input may have neither and must then be bound
+    before the first run. `device`: the device that holds it; "": the plan's device."""
 
     nbytes: int
     kind: BufferKind
@@ -55,15 +55,15 @@ class PlanBuffer:
 
 
 def describe_buffer(buffer: PlanBuffer) -> str:
-    """For people: `float32 4096`, or its bytes where its type is not known."""
+    """Describe a buffer for messages: `float32 4096`, or its size in bytes if its dtype is unknown."""
     if buffer.dtype is None:
         return f"{buffer.nbytes} B"
     return f"{buffer.dtype.name} {buffer.nbytes // buffer.dtype.itemsize}"
 
 
 class VariableSpec(NamedTuple):
-    """A variable of a plan: the values it can take, and those that matter. `bucket`: the least and the largest of the values that a kernel
-    is there for, where others are there for the rest."""
+    """A variable of a plan: its range and the typical values (hints). `bucket`: the smallest and the largest value that a kernel is
+    compiled for, if other kernels cover the remaining values."""
 
     name: str
     min: int
@@ -73,25 +73,25 @@ class VariableSpec(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The values that the kernel runs with."""
+        """The range of values that the kernel runs with."""
         return self.bucket or (self.min, self.max)
 
     @property
     def points(self) -> tuple[int, ...]:
-        """The values to time the kernel at: the hints among those it runs with, else the least, the middle and the largest."""
+        """The values to time the kernel at: the hints in its range, otherwise the smallest, the middle and the largest value."""
         low, high = self.bounds
         return tuple(h for h in self.hints if low <= h <= high) or tuple(sorted({low, (low + high) // 2, high}))
 
 
 class LoadedCode(Protocol):
-    """A program that a device's queue can launch. What it offers beside is between the compiler that made it and the queue."""
+    """A program that a device's queue can launch. Its other methods are a private matter of the compiler and the queue of one device."""
 
     def close(self) -> None:
-        """Free the code. It must not be launched any more. Closing twice is allowed."""
+        """Free the code. It must not be launched afterwards. Closing twice is allowed."""
 
 
 class KernelViews(Protocol):
-    """The compiler's stages of a kernel, as text (`svod.compile.plan.kernel_form.KernelForm`)."""
+    """The output of each compiler stage for a kernel, as text (`svod.compile.plan.kernel_form.KernelForm`)."""
 
     @property
     def device(self) -> str: ...
@@ -108,26 +108,26 @@ class KernelViews(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class PreparedKernel:
-    """An item of a plan: a compiled program, or a `HostItem`, what it is applied to, and what people want to know about it. `device`: of
-    the program; "": the plan's."""
+    """An item of a plan: a compiled program or a `HostItem`, the buffers it is applied to, and information about its origin. `device`: the
+    program's device; "": the plan's."""
 
     spec: ProgramSpec
     loaded: LoadedCode | HostItem
     buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
     name: str = ""
     key: str = ""                       # kernel key of the tuning database
-    opts: tuple[Any, ...] = ()          # the chain, as plain data
+    opts: tuple[Any, ...] = ()          # the chain as plain data
     opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; library, host callback
     why: str = ""
     origin: str = ""                    # module path or file:line
     estimate: Any = None                # flops and bytes of one run
-    level: int | None = None            # kernels of one level are independent; None: a level of its own
-    cut: str = ""                       # the rule that made it a kernel of its own
-    offsets: tuple[int, ...] = ()       # per slot: bytes of the buffer before what the kernel is given; (): none
-    regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer it reaches; (): any
-    variables: tuple[VariableSpec, ...] = ()    # the plan's variable that each of the program's is; (): those of its names
-    packing: Packing | None = None      # result of the phases that run once
-    form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: made elsewhere, or no program
+    level: int | None = None            # kernels of one level are independent; None: this kernel alone is a level
+    cut: str = ""                       # the scheduler's rule that made it a separate kernel
+    offsets: tuple[int, ...] = ()       # per slot: offset in bytes of the kernel's argument within the buffer; (): all 0
+    regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer that it can access; (): all
+    variables: tuple[VariableSpec, ...] = ()    # the plan's variable for each variable of the program; (): the ones of the same names
+    packing: Packing | None = None      # the output of the phases that run once
+    form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: compiled elsewhere, or not a program
     device: str = ""
 
     def __repr__(self) -> str:
@@ -145,14 +145,15 @@ class PreparedKernel:
         return self.form.chain_text if self.form is not None else ""
 
     def work_at(self, values: Mapping[str, int]) -> Work | None:
-        """The work of one run with these values of the plan's variables; None where it is unknown."""
+        """Count the work of one run with these values of the plan's variables; None if it is unknown."""
         if self.form is None or not self.variables:
             return self.estimate if isinstance(self.estimate, Work) else None
         return self.form.work({own: values[name] for own, name in names_of(self).items()})
 
     @property
     def views(self) -> KernelViews:
-        """The kernel's loop nest, LINEAR, LLVM IR and assembly. Raises LaunchError for what svod did not compile of a kernel AST."""
+        """The kernel's loop nest, LINEAR, LLVM IR and assembly. Raises LaunchError for an item that svod did not compile from a kernel
+        AST."""
         if self.form is None:
             item = "a copy between devices" if isinstance(self.loaded, Transfer) else "a function of Python"
             what = item if self.is_host_item else "made of code that was compiled elsewhere"
@@ -160,23 +161,23 @@ class PreparedKernel:
         return self.form
 
     def nest(self) -> str:
-        """The loop nest that its chain makes. This and the next methods raise LaunchError as `views` does."""
+        """Print the loop nest after its chain. This and the following methods raise LaunchError like `views`."""
         return self.views.nest()
 
     def linear(self) -> str:
-        """Its LINEAR."""
+        """Print its LINEAR."""
         return self.views.linear()
 
     def legal(self) -> str:
-        """Its LINEAR of the instructions alone that the device's renderer prints."""
+        """Print its LINEAR reduced to instructions that the device's renderer can print."""
         return self.views.legal()
 
     def llvm(self, optimized: bool = False) -> str:
-        """Its LLVM IR, before or after LLVM's passes."""
+        """Print its LLVM IR, before or after LLVM's passes."""
         return self.views.llvm(optimized)
 
     def asm(self) -> str:
-        """Its assembly."""
+        """Print its assembly."""
         return self.views.asm()
 
     def object(self, path: str | os.PathLike[str]) -> Path:
@@ -189,33 +190,35 @@ class PreparedKernel:
 
     @property
     def is_host_item(self) -> bool:
-        """Whether the thread that runs the plan does it: a function of Python, or a copy between devices."""
+        """Whether it is executed by the thread that runs the plan: a Python function, or a copy between devices."""
         return isinstance(self.loaded, HostItem)
 
 
 class KernelLog(CopyLog, Protocol):
-    """A log of the time of each kernel while plans run, and of copies (`svod.compile.plan.run_log.RunLog`)."""
+    """A log of kernel times and copies while plans run (`svod.compile.plan.run_log.RunLog`)."""
 
     def add(self, kernel: PreparedKernel, device: str, start: float, seconds: float, values: Mapping[str, int]) -> None:
-        """A run of a kernel: on which device, when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's
-        variables."""
+        """Record a run of a kernel: its device, its start on the clock `time.perf_counter`, its duration in seconds, and the values of the
+        plan's variables."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """The kernels of a plan that run while variables are within buckets: their numbers among all kernels, and themselves."""
+    """The kernels of a plan that run while the variables are within `buckets`: their numbers among all kernels, and the kernels
+    themselves."""
 
     buckets: tuple[tuple[str, int, int], ...]       # (variable, least, largest value)
     kernels: tuple[int, ...]
     chosen: tuple[PreparedKernel, ...]
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether it is the one for these values."""
+        """Whether this variant is the one for these values."""
         return all(name in values and low <= values[name] <= high for name, low, high in self.buckets)
 
 
 def variants_of(kernels: Sequence[PreparedKernel]) -> list[Variant]:
-    """A variant for each combination of the buckets of the kernels' variables, the largest last; one where there are none."""
+    """Make a variant for each combination of the buckets of the kernels' variables, the largest last; a single variant if no variable has
+    buckets."""
     buckets: dict[str, set[tuple[int, int]]] = {}
     for v in (v for k in kernels for v in k.variables if v.bucket is not None):
         buckets.setdefault(v.name, set()).add(v.bounds)
@@ -229,15 +232,15 @@ def variants_of(kernels: Sequence[PreparedKernel]) -> list[Variant]:
 
 
 class Launches(NamedTuple):
-    """Launches that stand one after the other in a queue, from `first` on; what `first` means is the queue's."""
+    """Consecutive launches in a queue, from `first` on. The queue defines the meaning of `first`."""
 
     first: int
     size: int
 
 
 class Segment(NamedTuple):
-    """A part of a run: `launches`, then items that the queue does not run, by their numbers among all kernels. `kernels`: the numbers of
-    all that run."""
+    """A part of a run: `launches`, followed by host items, as numbers among all kernels. `kernels`: the numbers of all items that run in
+    it."""
 
     launches: Launches
     items: tuple[int, ...]
@@ -245,7 +248,7 @@ class Segment(NamedTuple):
 
 
 def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
-    """Kernel numbers by level, in order."""
+    """Group the kernel numbers by level, in order."""
     keys = [("own", i) if k.level is None else ("level", k.level) for i, k in enumerate(kernels)]
     return [list(group) for _, group in groupby(range(len(keys)), key=keys.__getitem__)]
 
@@ -255,14 +258,15 @@ def written_by(kernel: PreparedKernel) -> set[int]:
 
 
 def names_of(kernel: PreparedKernel) -> dict[str, str]:
-    """The plan's variable for each variable of the kernel's program. The i-th is called v«i» where the kernel names them."""
+    """Map each variable of the kernel's program to the plan's variable. If the kernel lists its variables, the program calls the i-th one
+    v«i»."""
     if not kernel.variables:
         return {name: name for name in kernel.spec.variables}
     return {name: kernel.variables[int(name[1:])].name for name in kernel.spec.variables}
 
 
 class VariableRange(NamedTuple):
-    """A phase with as many iterations as variables say: the numbers of its kernel and of itself, and `names_of` the kernel."""
+    """A phase whose number of iterations depends on variables: the number of its kernel, its own number, and `names_of` the kernel."""
 
     kernel: int
     number: int
@@ -295,7 +299,7 @@ def variables_of(kernels: Sequence[PreparedKernel]) -> dict[str, VariableSpec]:
 
 
 def check_launches(kernels: Sequence[PreparedKernel], values: Mapping[str, int]) -> None:
-    """Raise LaunchError for a launch that these values of the plan's variables make impossible."""
+    """Raise LaunchError if a launch is impossible with these values of the plan's variables."""
     for kernel in kernels:
         names = names_of(kernel)
         if all(name in values for name in names.values()):
@@ -303,13 +307,14 @@ def check_launches(kernels: Sequence[PreparedKernel], values: Mapping[str, int])
 
 
 def region_in(kernel: PreparedKernel, buffer: int, nbytes: int) -> Region:
-    """The bytes of a buffer of `nbytes` that a kernel reaches."""
+    """Return the bytes of a buffer of `nbytes` that a kernel can access."""
     regions = [kernel.regions[slot] for slot, b in enumerate(kernel.buffers) if b == buffer] if kernel.regions else []
     return regions[0] if len(regions) == 1 else Region(0, nbytes)
 
 
 def temporary_numbers(kernels: Sequence[PreparedKernel], end: int) -> list[range]:
-    """The indices of each kernel's temporaries: after those of the buffers, in order of level; `end` is the one after the last."""
+    """Return the indices of each kernel's temporaries: they follow the buffers' indices, in order of level. `end` is one past the last
+    index."""
     number = end - sum(len(k.spec.temps) for k in kernels)
     numbers = [range(0)] * len(kernels)
     for group in levels_of(kernels):
@@ -321,8 +326,8 @@ def temporary_numbers(kernels: Sequence[PreparedKernel], end: int) -> list[range
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """The buffers that the memory planner places: `sizes` in bytes, with the first and the last level of use, of intermediates (by buffer
-    number) and of temporaries (numbered after the buffers, in order of level); `kept`: sizes of temporaries that outlive a run."""
+    """The buffers that the memory planner places, with their sizes in bytes and the first and last level that uses them: intermediates (by
+    buffer number) and temporaries (numbered after the buffers, in order of level). `kept`: the sizes of temporaries that outlive a run."""
 
     sizes: dict[int, int]
     first: dict[int, int]
@@ -331,7 +336,7 @@ class Lifetimes:
 
 
 def lifetimes_of(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> Lifetimes:
-    """When the memory of a plan's own is in use. What a once phase leaves in a temporary must survive every run."""
+    """Compute when each intermediate and temporary of a plan is in use. A temporary that a once phase writes must survive every run."""
     out = Lifetimes({}, {}, {}, {})
     number = len(buffers)
     for level, group in enumerate(levels_of(kernels)):
@@ -352,7 +357,7 @@ def lifetimes_of(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer
 
 
 def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
-    """Raise LaunchError for kernels and buffers that do not fit together, and for levels whose kernels are not independent."""
+    """Raise LaunchError if kernels and buffers do not fit together, or if the kernels of a level are not independent."""
     last_level = -1
     written: set[int] = set()
     for kernel in kernels:
@@ -375,7 +380,7 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
 
 
 def _check_arguments(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> None:
-    """A kernel gets a large enough buffer for each parameter, and writes no constant."""
+    """Check that a kernel has a large enough buffer for each parameter, and writes no constant."""
     spec, name = kernel.spec, kernel_name(kernel)
     if not kernel.is_host_item:
         spec.check()
@@ -386,7 +391,7 @@ def _check_arguments(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> N
             raise LaunchError(f"kernel {name}, slot {slot}: buffer {index} was asked for; the plan has {len(buffers)}")
         dtype, size = spec.params[slot]
         offset = kernel.offsets[slot] if kernel.offsets else 0
-        # bounds of variables are wider in a kernel than in a plan
+        # in a kernel, variables may have wider bounds than in a plan
         end = kernel.regions[slot].end if kernel.variables and kernel.regions else offset + size * dtype.itemsize
         if offset < 0 or buffers[index].nbytes < end:
             after = f" after byte {offset}" if offset else ""
@@ -398,7 +403,8 @@ def _check_arguments(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> N
 
 
 def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
-    """Check that intermediates are written before they are read, and that kernels of a level touch nothing that another one writes."""
+    """Check that intermediates are written before they are read, and that no kernel of a level accesses a buffer that another one
+    writes."""
     written: set[int] = set()
     for group in levels_of(kernels):
         writer = {index: i for i in reversed(group) for index in written_by(kernels[i])}
@@ -419,7 +425,7 @@ def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer
 
 
 def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[int], nbytes: int) -> None:
-    """Check that the kernels that write a buffer reach parts that no other kernel of the level reaches."""
+    """Check that the regions that kernels write in a buffer are accessed by no other kernel of the level."""
     ordered = sorted(users)
     reached = [(i, slot) for i in ordered for slot, b in enumerate(kernels[i].buffers) if b == index]
     regions = [kernels[i].regions[slot] if kernels[i].regions else Region(0, nbytes) for i, slot in reached]
@@ -437,10 +443,11 @@ def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[
 
 def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], users: Mapping[int, set[int]],
                    writer: Mapping[int, int]) -> None:
-    """Check buffers over common memory as `_check_parts` does: by address, each against those that begin before it ends."""
+    """Check buffers with overlapping memory as `_check_parts` does: in order of address, each buffer against the ones that begin before it
+    ends."""
     spans = sorted((address_of(a), address_of(a) + buffers[index].nbytes, index) for index in users
                    if (a := buffers[index].array) is not None and buffers[index].nbytes)
-    reaching: list[tuple[int, int]] = []        # (end, buffer) of those before that end later than this one begins
+    reaching: list[tuple[int, int]] = []        # (end, buffer) of the earlier buffers that overlap this one
     for start, end, index in spans:
         reaching = [(until, other) for until, other in reaching if until > start]
         for _, other in reaching:

@@ -1,4 +1,4 @@
-"""Memory for what a plan returns, new in each run: small arrays that nobody outside holds any more are used again."""
+"""Memory for a plan's results, new in each run: small arrays that nobody outside references any more are reused."""
 from __future__ import annotations
 
 import math
@@ -16,7 +16,7 @@ MOST_KEPT = 3       # arrays kept per result: the one in use, the one before, an
 
 
 class Memory(NamedTuple):
-    """An array for a result, in its shape; what its views hold; and where it is."""
+    """An array of a result's shape, the owner that its views reference, and its address."""
 
     array: np.ndarray[Any, Any]
     owner: Any
@@ -24,9 +24,10 @@ class Memory(NamedTuple):
 
 
 class ResultMemory:
-    """Arrays for one result. A small one that nobody outside holds any more is used again: an allocation takes longer than a small kernel.
+    """Arrays for one result. A small array that nobody outside references any more is reused: an allocation takes longer than a small
+    kernel.
 
-    Views of an array hold its owner, so an array is free when both have as many references as at the beginning."""
+    Views of an array reference its owner, so an array is free when both have as many references as at the beginning."""
 
     def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
         self.shape, self.dtype = shape, dtype
@@ -37,7 +38,7 @@ class ResultMemory:
         self._alone = (0, 0)
 
     def take(self, bound: Array | None) -> Memory:
-        """Memory that nobody uses. `bound`: the array that the plan holds one more reference to."""
+        """Return memory that is not in use. `bound`: the array to which the plan holds an additional reference."""
         for memory in self._kept:
             of_array, of_owner = _references(memory)
             if (of_array - (memory.array is bound), of_owner) == self._alone:
@@ -54,5 +55,5 @@ class ResultMemory:
 
 
 def _references(memory: Memory) -> tuple[int, int]:
-    """The references to the array and to its owner."""
+    """Count the references to the array and to its owner."""
     return getrefcount(memory[0]), getrefcount(memory[1])

@@ -1,13 +1,14 @@
-"""A log of the times of kernels while a program runs: a line for each, a table at the end, a trace for chrome://tracing and Perfetto.
+"""A log of the times of kernels while a program runs: a line for each run, a table at the end, and a trace for chrome://tracing and
+Perfetto.
 
     SVOD_PROFILE=2    gemm_0  1.21 ms  222 GFLOP/s  2.60 GB/s  model.py:12
-    SVOD_PROFILE=1    the table alone
+    SVOD_PROFILE=1    only the table
     SVOD_TRACE=t.json {"traceEvents": [{"name": "gemm_0", "cat": "kernel", "ph": "X", "ts": …, "dur": …, "args": {…}},
                                        {"name": "CPU → CUDA", "cat": "copy", …, "args": {"bytes": 4096, "from": "CPU", "to": "CUDA", …}}]}
 
-Kernels run one by one and find the caches as the program leaves them. A time is of the device's own clock (events of CUDA, timestamps of
-WebGPU); where it has none it is of the host's, and includes the launch: about a microsecond on the CPU. Times of `svod.profile` are medians
-without the launch. Copies between the host and devices are of the host's clock, which waits for them.
+Kernels run one by one, and caches are not cleared between them. Times are from the device's own clock (CUDA events, WebGPU timestamps). If
+it has none, they are from the host's clock and include the launch: about a microsecond on the CPU. Times of `svod.profile` are medians
+without the launch. Copies between the host and devices are timed by the host, which waits for them.
 """
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ from svod.system.quantities import bytes_rate, count, flops_rate, giga, percent
 from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 
-FIRST_TRACK = 1 << 30       # the number of the first device's track, beyond those of threads
+FIRST_TRACK = 1 << 30       # number of the first device's track, larger than all thread ids
 MOST_EVENTS = 1_000_000     # most events of a trace: later ones are counted and left out
 WIDTH = 120                 # columns of the table
 
 
 @dataclass
 class _Total:
-    """All runs of one kernel from one place of the program, or all copies from one device to another."""
+    """The totals of one kernel at one place in the program, or of all copies from one device to another."""
 
     name: str
     source: str
@@ -56,15 +57,15 @@ class RunLog:
         self.left_out = 0               # events beyond `MOST_EVENTS`
         self._totals: dict[tuple[str, ...], _Total] = {}       # key of a kernel → its runs
         self._copies: dict[tuple[str, str], _Total] = {}       # from one device to another
-        self._tracks: dict[str, int] = {}                       # device with memory of its own → its track
+        self._tracks: dict[str, int] = {}                       # device → its track; not for the CPU
         self._events: list[dict[str, Any]] = []
         self._works: dict[tuple[Any, ...], Work | None] = {}
         self._lock = threading.Lock()
         remake_after_fork(self, "_lock", threading.Lock)
 
     def add(self, kernel: PreparedKernel, device: str, start: float, seconds: float, values: Mapping[str, int]) -> None:
-        """A run of a kernel on a device: when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's
-        variables."""
+        """Record a run of a kernel on a device: its start on the clock `time.perf_counter`, its duration in seconds, and the values of the
+        plan's variables."""
         with self._lock:
             work = self._work(kernel, values)
             key = kernel.key, kernel.chain, kernel.origin, kernel.device
@@ -81,7 +82,7 @@ class RunLog:
             print(f"{kernel_name(kernel)}  {duration(seconds)}{rates}  {kernel.origin}".rstrip(), file=self._file or errors())
 
     def add_copy(self, source: str, to: str, start: float, seconds: float, nbytes: int) -> None:
-        """A copy from the memory of one device to that of another, by the host's clock."""
+        """Record a copy from the memory of one device to another, timed by the host's clock."""
         name = f"{source} → {to}"
         with self._lock:
             total = self._copies.setdefault((source, to), _Total(name, "copy", ""))
@@ -101,7 +102,7 @@ class RunLog:
 
     @staticmethod
     def _told(kernel: PreparedKernel, seconds: float, work: Work | None, values: Mapping[str, int]) -> dict[str, Any]:
-        """The arguments of a kernel's event in the trace."""
+        """Return the arguments of a kernel's event in the trace."""
         told: dict[str, Any] = {"kernel": kernel.key[:12], "opts": kernel.chain, "from": kernel.opts_source, "origin": kernel.origin}
         if kernel.form is not None:
             told["device"] = kernel.form.device
@@ -110,7 +111,7 @@ class RunLog:
         return told | {v.name: values[v.name] for v in kernel.variables}
 
     def _add_event(self, name: str, category: str, device: str, start: float, seconds: float, told: dict[str, Any]) -> None:
-        """An event in the track of a device; those of the CPU are in the tracks of the threads that ran them."""
+        """Add an event to the track of a device. Events of the CPU are in the tracks of the threads that ran them."""
         if len(self._events) >= MOST_EVENTS:
             self.left_out += 1
             return
@@ -119,7 +120,7 @@ class RunLog:
                              "tid": track, "args": told})
 
     def table(self, width: int = WIDTH) -> str:
-        """The kernels by time, as text."""
+        """Format the table of kernels, sorted by time."""
         totals = sorted([*self._totals.values(), *self._copies.values()], key=lambda t: -t.seconds)
         everything = sum(t.seconds for t in totals)
         runs, copies = (sum(t.runs for t in found.values()) for found in (self._totals, self._copies))
@@ -131,7 +132,7 @@ class RunLog:
         return "\n".join(lines + text_table(header, rows, right=header[1:7], shrink={"kernel", "opts", "origin"}, width=width))
 
     def trace_json(self) -> str:
-        """The trace in Chrome's format: complete events, times in microseconds, and the names of devices' tracks."""
+        """Return the trace in Chrome's format: complete events with times in microseconds, and the names of the devices' tracks."""
         names = [{"name": "thread_name", "ph": "M", "pid": self.pid, "tid": track, "args": {"name": device}}
                  for device, track in self._tracks.items()]
         return json.dumps({"traceEvents": [*names, *self._events], "displayTimeUnit": "ns",
@@ -152,5 +153,5 @@ class RunLog:
 
 
 def _rate(amount: float, seconds: float) -> float | None:
-    """An amount by the second; None where a clock counted nothing."""
+    """Return the amount per second; None if the time is 0."""
     return amount / seconds if seconds else None

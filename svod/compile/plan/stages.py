@@ -1,14 +1,14 @@
-"""A program as a node that gets its stages one after the other, each checked before the next is made of it.
+"""A program as a node to which the stages of compilation are added one by one; each is checked before the next is made from it.
 
     PROGRAM(SINK, DEVICE)                              a kernel AST, and the device it is for
     PROGRAM(SINK, DEVICE, LINEAR)                      lowered: arg of LINEAR is a Program
     PROGRAM(SINK, DEVICE, LINEAR, SOURCE)              rendered: arg of SOURCE is text
     PROGRAM(SINK, DEVICE, LINEAR, SOURCE, BINARY)      compiled: arg of BINARY is bytes, ready to be loaded
 
-What a program is launched with follows from its SINK, and from what lowering decided. The arg of a PROGRAM is a ProgramSpec or None: what
-is said in it wins over what the kernel says, but for what it leaves empty. `svod.tune.chains` makes the code of plans this way; who has
-stages from elsewhere (LINEAR of their own, an object that another compiler made) puts them in their places, and `build` makes what is
-missing. A search takes the same steps without the node: it verifies each of its many candidates by running it.
+The ProgramSpec of a program follows from its SINK and from lowering. The arg of a PROGRAM is a ProgramSpec or None: its fields, unless
+empty, override the derived ones. `svod.tune.chains` makes the code of plans this way. Stages from elsewhere (another LINEAR, an object file
+of another compiler) can be put in their places, and `build` makes the missing ones. A search takes the same steps without the node: it
+verifies each of its many candidates by running it.
 """
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _NAMES = {Ops.SINK: "sink stage", Ops.DEVICE: "device", Ops.LINEAR: "linear stag
 
 
 def make_program(sink: UOp, device: str = HOST, explicit: ProgramSpec | None = None) -> UOp:
-    """PROGRAM(SINK, DEVICE) of a kernel AST. Raises UnsupportedError for a device that svod does not have, CompileError for another node
-    than a SINK."""
+    """Make PROGRAM(SINK, DEVICE) of a kernel AST. Raises UnsupportedError for a device that svod does not have, and CompileError if the
+    node is not a SINK."""
     device_named(device)
     program = UOp(Ops.PROGRAM, dtypes.void, (sink, UOp(Ops.DEVICE, dtypes.void, (), device)), explicit)
     stage_of(program, Ops.SINK)
@@ -44,7 +44,7 @@ def make_program(sink: UOp, device: str = HOST, explicit: ProgramSpec | None = N
 
 
 def add_stage(program: UOp, op: Ops, content: Program | str | bytes) -> UOp:
-    """The PROGRAM with its next stage. Raises CompileError where the stage is not the next one, or is not made of `content`."""
+    """Return the PROGRAM with its next stage. Raises CompileError if the stage is not the next one, or if `content` has the wrong type."""
     made = program.replace(src=(*program.src, UOp(op, dtypes.void, (), content)))
     for stage in STAGES[:STAGES.index(op) + 1]:
         stage_of(made, stage)
@@ -52,7 +52,7 @@ def add_stage(program: UOp, op: Ops, content: Program | str | bytes) -> UOp:
 
 
 def stage_of(program: UOp, op: Ops) -> UOp:
-    """A stage of a PROGRAM. Raises CompileError for anything but a PROGRAM, and for a stage that is missing or another one."""
+    """Return a stage of a PROGRAM. Raises CompileError if the node is not a PROGRAM, or if the stage is missing or a different one."""
     if program.op is not Ops.PROGRAM:
         raise CompileError(f"expected PROGRAM op, got {program.op.value}; `make_program` makes one of a kernel")
     at = STAGES.index(op)
@@ -67,8 +67,8 @@ def stage_of(program: UOp, op: Ops) -> UOp:
 
 
 def spec_of(program: UOp, target: Target) -> ProgramSpec:
-    """How a PROGRAM that is lowered is launched. Raises CompileError for stages that are missing, another one's or no LINEAR; LaunchError
-    for a description that no program can have, and for a launch that the target does not have."""
+    """Return the ProgramSpec of a lowered PROGRAM. Raises CompileError for missing or wrong stages, and LaunchError for an impossible
+    description or a launch that the target does not support."""
     sink, _, linear = (stage_of(program, op) for op in STAGES[:3])
     lowered: Program = linear.arg
     spec = _override(derive_spec(sink, target, lowered.spec.temps, lowered.spec.phases), program.arg)
@@ -81,7 +81,7 @@ def spec_of(program: UOp, target: Target) -> ProgramSpec:
 
 
 def _override(derived: ProgramSpec, explicit: ProgramSpec | None) -> ProgramSpec:
-    """The derived description, overridden by what `explicit` says."""
+    """Return the derived description, overridden by the non-empty fields of `explicit`."""
     if explicit is None:
         return derived
     if not isinstance(explicit, ProgramSpec):
@@ -91,7 +91,7 @@ def _override(derived: ProgramSpec, explicit: ProgramSpec | None) -> ProgramSpec
 
 
 def lower_kernel(kernel: Kernel, target: Target, chain: tuple[Opt, ...] = ()) -> Program:
-    """The Program of a kernel under a chain. Raises KernelOptError for a chain that does not apply."""
+    """Lower a kernel under a chain. Raises KernelOptError for a chain that does not apply."""
     if kernel.library_kernel is None:
         return lower(apply_opts(Scheduler(kernel, target), chain))
     if chain:
@@ -100,9 +100,9 @@ def lower_kernel(kernel: Kernel, target: Target, chain: tuple[Opt, ...] = ()) ->
 
 
 def build(program: UOp, target: Target, chain: tuple[Opt, ...] = ()) -> UOp:
-    """The PROGRAM with all stages: those that are missing are made, LINEAR under a chain of opts, the others by its device's pair.
+    """Return the PROGRAM with all stages. Missing ones are made: LINEAR under a chain of opts, the others by the device's compiler pair.
 
-    Raises what each stage does: KernelOptError, CompileError, LaunchError."""
+    Raises the errors of the stages: KernelOptError, CompileError, LaunchError."""
     pair = pair_of(program)
     if len(program.src) == 2:
         program = add_stage(program, Ops.LINEAR, lower_kernel(Kernel(stage_of(program, Ops.SINK)), target, chain))
@@ -117,13 +117,14 @@ def build(program: UOp, target: Target, chain: tuple[Opt, ...] = ()) -> UOp:
 
 
 def load_program(program: UOp, target: Target) -> tuple[ProgramSpec, LoadedCode]:
-    """How a PROGRAM with all stages is launched, and its code. Raises CompileError for a stage that is missing or of another device."""
+    """Return the ProgramSpec and the loaded code of a PROGRAM with all stages. Raises CompileError for a missing stage or one of another
+    device."""
     spec = spec_of(program, target)
     stage_of(program, Ops.SOURCE)
     return spec, pair_of(program).load(stage_of(program, Ops.BINARY).arg, spec)
 
 
 def pair_of(program: UOp) -> CompilerPair:
-    """The compiler pair that the DEVICE of a PROGRAM names."""
+    """Return the compiler pair of a PROGRAM's DEVICE."""
     stage_of(program, Ops.SINK)
     return device_named(stage_of(program, Ops.DEVICE).arg).pair

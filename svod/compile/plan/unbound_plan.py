@@ -1,7 +1,7 @@
-"""A plan before its kernels are compiled: which kernels, applied to which buffers, in which order. Plain data.
+"""A plan before its kernels are compiled, as plain data: its kernels, the buffers they are applied to, and their order.
 
-`prepare` makes it from a schedule, `build_plan` turns it into an ExecutionPlan with any choice of opt chains, a capture file holds it so
-that `svod-tune` can time the whole plan without the model.
+`prepare` makes it from a schedule, `build_plan` turns it into an ExecutionPlan with any choice of opt chains, and a capture file stores it,
+so that `svod-tune` can time the whole plan without the model.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from svod.errors import LaunchError
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """`size` elements of `dtype`. `device`: where they lie; "": on the plan's device."""
+    """A buffer of `size` elements of `dtype`. `device`: the device that holds it; "": the plan's device."""
 
     dtype: DType
     size: int
@@ -43,9 +43,9 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One item of the plan: `kernel` is the key of a kernel, of a function of Python or of a copy, `args` a buffer number per slot.
-    `offsets`: per slot how many elements of the buffer come before the PARAM. Calls of one `level` are independent. `variables`: what the
-    kernel's v0, v1, … are. `device`: what runs it; "": the plan's device."""
+    """One item of the plan: `kernel` is the key of a kernel, a Python function or a copy; `args` has a buffer number per slot. `offsets`:
+    per slot, the offset of the PARAM in the buffer, in elements. Calls of one `level` are independent. `variables`: the plan's variables
+    for the kernel's v0, v1, …. `device`: the device that runs it; "": the plan's device."""
 
     kernel: str
     args: tuple[int, ...]
@@ -60,8 +60,8 @@ class Call:
 
 @dataclass(frozen=True)
 class UnboundPlan:
-    """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for. What a call is of is
-    in `kernels`, in `functions` or in `copies`."""
+    """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for. The key of a call is
+    found in `kernels`, `functions` or `copies`."""
 
     calls: tuple[Call, ...]
     buffers: tuple[BufferSpec, ...]
@@ -72,7 +72,8 @@ class UnboundPlan:
 
     @property
     def native(self) -> UnboundPlan:
-        """The part that is kernels: data all of it. What functions compute and what comes from other devices are inputs of it."""
+        """The part of the plan that consists of kernels, and can be stored as data. The results of functions and of copies from other
+        devices are inputs of it."""
         if not self.functions and not self.copies:
             return self
         computed = {c.args[slot] for c in self.calls if c.kernel in self.functions
@@ -82,38 +83,38 @@ class UnboundPlan:
         return UnboundPlan(tuple(c for c in self.calls if c.kernel in self.kernels), buffers, self.outputs, self.kernels)
 
     def on(self, device: str) -> UnboundPlan:
-        """The kernels of `native` that a device runs."""
+        """Return the part of `native` that a device runs."""
         calls = tuple(c for c in self.native.calls if c.device == device)
         used = {c.kernel for c in calls}
         return replace(self.native, calls=calls, kernels={key: k for key, k in self.kernels.items() if key in used})
 
     @property
     def names(self) -> list[str]:
-        """The name of each call: what it does, and its place in the plan."""
+        """The name of each call: its kernel's name and its position in the plan."""
         return [f"{c.name}_{i}" for i, c in enumerate(self.calls)]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often one run calls each kernel, by key."""
+        """Kernel key → number of calls in one run."""
         out: dict[str, int] = {}
         for c in self.calls:
             out[c.kernel] = out.get(c.kernel, 0) + 1
         return out
 
     def variables_of(self, kernel: str) -> list[tuple[VariableSpec, ...]]:
-        """The variables of a kernel, call by call; [] for a kernel without."""
+        """Return the variables of each call of a kernel; [] if it has none."""
         return [c.variables for c in self.calls if c.kernel == kernel and c.variables]
 
 
 def call_sizes(kernel: Kernel, variables: Sequence[VariableSpec]) -> list[int]:
-    """Elements that a call with these variables reaches of the buffer at each slot, from the one on where its PARAM begins."""
+    """Return, for each slot, the number of elements that a call with these variables accesses, counted from the start of its PARAM."""
     if not variables:
         return [p.arg.size for p in kernel.params]
     return [r.end for r in regions_of(_bounded(kernel, variables))]
 
 
 def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
-    """A kernel's AST with the bounds that its variables have in a call."""
+    """Return a kernel's AST with the bounds of its variables in a call."""
     return with_bounds(kernel.ast, {f"v{i}": v.bounds for i, v in enumerate(variables)})
 
 
@@ -121,10 +122,10 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
                threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST,
                storages: Mapping[int, Buffer] | None = None,
                elsewhere: Mapping[str, Mapping[str, Compiled]] | None = None) -> ExecutionPlan:
-    """The plan that runs `unbound` with the given code per kernel key; `elsewhere`: the same by device, where calls name one. `arrays`:
-    memory of the host per buffer; None for intermediates, for inputs that are bound later, and for what lies on a device. `storages`: the
-    tensors' memory, by buffer; packed copies of constants are shared with other plans.
-    Raises LaunchError for an unbound plan that cannot be run with that code and memory."""
+    """Make the plan that runs `unbound` with the given code per kernel key; `elsewhere`: the same by device, for calls that name one.
+    `arrays`: host memory per buffer; None for intermediates, for inputs that are bound later, and for buffers on a device. `storages`: the
+    tensors' memory, by buffer; packed copies of constants are shared with other plans. Raises LaunchError if `unbound` cannot be run with
+    this code and memory."""
     storages = storages or {}
     buffers = [PlanBuffer(b.nbytes, b.kind, array, b.dtype, storages.get(i), b.device)
                for i, (b, array) in enumerate(zip(unbound.buffers, arrays, strict=True))]
@@ -156,9 +157,10 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
 
 
 def synthetic_arrays(unbound: UnboundPlan, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:
-    """Memory for every buffer that the planner does not place, filled with small values that keep models finite: to time captured plans.
+    """Allocate memory for every buffer that the planner does not place, filled with small values that keep models finite, to time captured
+    plans.
 
-    Integers that kernels gather with stay inside their bounds."""
+    Integers that kernels use as indices stay inside their bounds."""
     rng = np.random.default_rng(seed)
     bounds: dict[int, tuple[int, int]] = {}
     for c in unbound.calls:
