@@ -80,7 +80,7 @@ def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_co
 
 def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter, warm: float | None = None) -> float:
     """One sample: seconds of one run, the mean of `repeats` calls. Untimed calls for `warm` seconds precede it. If `warm` is None, one
-    untimed call precedes it if a call takes less than WARM_BELOW_SECONDS (`seconds`, as estimated)."""
+    untimed call precedes it, provided that `seconds`, the estimated time of a call, is below WARM_BELOW_SECONDS."""
     if warm is None and seconds < WARM_BELOW_SECONDS:
         warm = 0.0
     return contestant.sample(repeats, warm, clock) / (repeats * contestant.unit)

@@ -88,8 +88,8 @@ def steps_of(form: KernelForm, first: Sequence[Step] = ()) -> tuple[Step, ...]:
 
 
 def linked(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """The steps, each with `before` set to the nearest earlier step that has text. A step of another language starts a new sequence: it
-    and its failed successors have None."""
+    """The steps, each with `before` set to the nearest earlier step that has text. It is None if no step has had text since the language
+    last changed."""
     out: list[Step] = []
     last: Step | None = None
     for s in steps:

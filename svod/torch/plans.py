@@ -103,7 +103,7 @@ class Plan:
         copies = {s.argument for s in sources if s.order is None} | {argument for argument, _ in copied}
         self._apart = [(a, b) for a in written for b in {s.argument for s in sources}.union(written)
                        if a != b and not copies.isdisjoint((a, b))]
-        # the same for weights, which do not move: only those whose address ranges overlap need the exact test
+        # written arguments must not share memory with weights either: only weights whose address ranges overlap are tested exactly
         has_gaps = any(order_in_memory(w.shape, w.stride()) is None for w in weights.values())
         self._apart_from_weights = sorted(written if has_gaps else copies.intersection(written)) if weights else []
         self._weights, self._spans = list(weights), np.array([span_of(w) for w in weights.values()], np.int64).reshape(-1, 2)

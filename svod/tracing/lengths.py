@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The arguments of a call: `frame`, all but the lengths, and `lengths`. Calls with an equal frame may share one plan."""
+    """The arguments of a call: `lengths`, and in `frame` everything else. Calls with an equal frame may share one plan."""
 
     frame: Hashable
     lengths: dict[Place, int]

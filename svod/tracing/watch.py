@@ -50,7 +50,7 @@ class Watch:
 
     def __init__(self, name: str) -> None:
         self._function = name
-        self._names: list[list[Any]] = []                       # [dict, key, value]
+        self._names: list[list[Any]] = []                       # [globals of a module, name, value]
         self._attributes: list[list[Any]] = []  # [__dict__, name, value] of objects; `close` drops names that no followed function mentions
         self._named: set[str] = set()                           # names of globals and attributes in the code of followed functions
         self._cells: list[list[Any]] = []                       # [closure cell, name, value]

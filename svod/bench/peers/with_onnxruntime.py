@@ -32,7 +32,7 @@ NOT_THERE = ("NOT_IMPLEMENTED", "Type Error", "INVALID_GRAPH")      # words in a
 
 
 class OnnxRuntimePeer:
-    """ONNX Runtime as a peer. `threads` work within an operation. They stop spinning when a run ends, so that they do not take cores
+    """ONNX Runtime as a peer. An operation uses `threads` threads. They stop spinning when a run ends, so that they do not take cores
     from the next contestant."""
 
     name = "onnxruntime"

@@ -158,7 +158,7 @@ def _kernel_point(k: TunedKernel, size: TimedSize) -> Point:
 # -- speed-ups --------------------------------------------------------------------------------------
 
 class Figure(NamedTuple):
-    """A speed-up in words, its CSS class, and the name of the slower or faster contestant that it refers to."""
+    """A speed-up in words, its CSS class, and the name of the contestant that svod is compared with."""
 
     speedup: str
     cls: str

@@ -25,8 +25,8 @@ def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
 
 def to_integers(x: Tensor, scale: Tensor, zero: Tensor | None, kind: DType, precision: DType | None = None) -> Tensor:
     """Quantise: round(x / scale) + zero, ties to even, limited to the type's range. The quotient is computed in `precision`, else in the
-    scale's type, or in float32 for a 16-bit scale as in onnxruntime; the sum is exact, because float16 does not represent all integers
-    of 16 bits."""
+    scale's type, or in float32 for a 16-bit scale as in onnxruntime. The sum is computed in float32 or wider, because float16 cannot
+    represent all integers of 16 bits."""
     precise = precision or accumulator(scale.dtype)
     whole = widened(x.cast(precise).div(scale.cast(precise)).round())
     return clamp_to(whole if zero is None else whole.add(zero.cast(whole.dtype)), kind)

@@ -355,7 +355,7 @@ class Elementwise(Movement):
         return self._bitwise(Ops.XOR, "bitwise_xor", self, other)
 
     def bitwise_not(self) -> Self:
-        """~self; for bools, logical not."""
+        """The bitwise complement ~self; for bools, logical not."""
         if self.dtype.is_float:
             raise DTypeError(f"bitwise_not of {self.dtype.name}: it takes integers and bools")
         return self.from_uop(graph.alu(Ops.NOT, self.uop))
