@@ -90,7 +90,7 @@ class Frame(NamedTuple):
 
     def number_of(self, loop: StageLoop) -> int:
         """The index of a loop among the rows of its axis, in this frame."""
-        return next(i for i, p in enumerate(self.pieces[loop.axis]) if p.row == loop.piece.row)
+        return [p.row for p in self.pieces[loop.axis]].index(loop.piece.row)
 
     def left(self, a: int, at: int) -> int:
         """Positions that the rows of reduce axis `a` from index `at` on must cover."""
@@ -225,12 +225,18 @@ class Loop(NamedTuple):
     @property
     def axis(self) -> int:
         """The local axis of the loop."""
-        return self.loop.axis
+        return self.frame.loops[self.number].axis
 
     @property
     def is_outermost(self) -> bool:
         """Whether no other row of the axis is around the loop."""
         return self.frame.number_of(self.loop) == 0
+
+    def division(self) -> tuple[int, int]:
+        """Of a reduce loop, the number of whole iterations, and the positions that they leave over."""
+        loop = self.loop
+        number = self.frame.number_of(loop)
+        return divmod(self.frame.left(loop.axis, number), self.frame.pieces[loop.axis][number].stride)
 
     @property
     def stride(self) -> int:
@@ -240,12 +246,12 @@ class Loop(NamedTuple):
     @property
     def whole(self) -> int:
         """The number of whole iterations of a reduce loop."""
-        return self.frame.left(self.axis, self.frame.number_of(self.loop)) // self.stride
+        return self.division()[0]
 
     @property
     def rest(self) -> int:
         """The positions of a reduce loop that whole iterations leave over."""
-        return self.frame.left(self.axis, self.frame.number_of(self.loop)) % self.stride
+        return self.division()[1]
 
 
 class Reduction(NamedTuple):

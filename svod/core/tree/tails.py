@@ -210,16 +210,17 @@ class _Tails:
         if self.is_ended(frame, a):
             return self._ended_loop(node, inside, in_memory)
         found = self._with_body(node, inside, in_memory)
+        whole, rest = node.division()
         if not is_split(self.split, node):
-            if node.whole == 1 and not in_memory:       # a single iteration over accumulators in memory is still emitted as a loop
+            if whole == 1 and not in_memory:       # a single iteration over accumulators in memory is still emitted as a loop
                 found = found._replace(span=Span.ONCE)
-            elif node.whole == 0:
+            elif whole == 0:
                 found = found._replace(span=Span.NEVER)
-        if not node.rest:
+        if not rest:
             return found
-        cut = frame.shortened(a, frame.number_of(node.loop), node.rest)
+        cut = frame.shortened(a, frame.number_of(node.loop), rest)
         inside = self.cut(inside, cut, a, node.loop.point)
-        return found._replace(tails=(self._reduce_tail(node, When.ANY, node.rest, cut, inside, in_memory),))
+        return found._replace(tails=(self._reduce_tail(node, When.ANY, rest, cut, inside, in_memory),))
 
     def _ended_loop(self, node: Loop, inside: Place, in_memory: bool) -> Loop:
         """A reduce loop over an axis whose extent depends on a variable."""
