@@ -1,24 +1,24 @@
-"""Backends: what svod asks of a family of devices. A backend is a folder of svod/compile and an entry of `BACKENDS`.
+"""Backends: the interface of a family of devices. A backend is a folder of svod/compile and an entry of `BACKENDS`.
 
     CPU, CPU:0          LINEAR → LLVM IR → an object
-    CPU:interpreter     LINEAR → itself, run instruction by instruction in NumPy: it tells whether lowering or LLVM made a wrong number
+    CPU:interpreter     LINEAR → itself, run in NumPy, to find out whether lowering or LLVM caused a wrong result
     WEBGPU, WEBGPU:1    LINEAR → WGSL → pipelines of wgpu
     CUDA, CUDA:1        LINEAR → LLVM IR → PTX → the driver
     CUDA:0:sm_80        the same, for an older architecture than the device's
-    CUDA:sm_90          the same, compiled only: there need be no such device
+    CUDA:sm_90          the same, compiled only: no such device is needed
 
-    target       which machine it is, and its limits                    opts, the cost model and lowering ask it
-    compilers    LINEAR → source → binary → loaded code                 a plan and the search take the same way
-    cost         the predicted cycles of a state                        the search ranks its proposals by it
-    heuristic    the chain of a kernel that nothing is known about
-    allocate     memory of a plan's own                                 intermediates and temporaries
-    copy_in      from the host's memory to the device's, and back       tensors' memory, where the device does not read the host's
-    copy_from    from another device's memory, if it can be reached     copies between devices
-    queue        what runs the launches of a plan                       `plan.execute()`, and every timing of the search
-    ceilings     the fastest that the device computes and moves data    bounds of kernels in plans, the search and reports
+    target       the machine and its limits                              for opts, the cost model and lowering
+    compilers    LINEAR → source → binary → loaded code                  the same for plans and the search
+    cost         the predicted cycles of a state                         ranks the proposals of the search
+    heuristic    the chain of a kernel without a tuned chain
+    allocate     memory owned by a plan                                  for intermediates and temporaries
+    copy_in      from host to device memory; copy_out: back              for tensors, if the device cannot read host memory
+    copy_from    from another device's memory, if it is accessible       copies between devices
+    queue        runs the launches of a plan                             for `plan.execute()`, and every timing of the search
+    ceilings     the peak rates of the device                            bounds of kernels in plans, the search and reports
 
-A backend has one or more compilers. The first one is used unless the name of the device says otherwise. The number in a name (CUDA:1) tells
-equal devices apart; they share their code, so keys hold the name without it.
+A backend has one or more compilers. The first one is used unless the device's name selects another. The number in a name (CUDA:1)
+distinguishes equal devices; they share their code, so keys contain the name without the number.
 """
 from __future__ import annotations
 
@@ -40,68 +40,71 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, parse_key, threads_of
 from svod.errors import DeviceError, StageMissing, UnsupportedError
 
-MOST_THREADS = 4096     # most threads that a key may ask for
-COLD_RUNS = 32          # most runs of a sample that begin with a cache filled with something else: filling may take longer than a run
+MOST_THREADS = 4096     # maximum number of threads in a key
+COLD_RUNS = 32          # maximum number of runs of a sample with a cold cache: filling the cache with other data may take longer than a run
 BACKENDS = {HOST: "svod.compile.cpu.backend", "WEBGPU": "svod.compile.webgpu.backend", "CUDA": "svod.compile.cuda.backend"}
-"""Device name → the module whose `BACKEND` it is, imported when the device is first asked for."""
+"""Device name → the module that defines its `BACKEND`, imported when the device is first used."""
 
 
 class CompilerPair(ABC):
-    """A renderer and a compiler: from a program to its source, its binary, and code that a queue can launch.
+    """A renderer and a compiler: they make source code from a program, a binary from the source, and code that a queue can launch from the
+    binary.
 
-    `key` names the pair and its version in the keys of the object cache and in the tuning database. `revision` is raised with every change
-    of the code that svod generates. `optimize`: False gives code sooner and for buffers that begin at a multiple of 64 bytes only; the
-    search looks at most candidates this way. Each step raises CompileError for input that the step before cannot have made."""
+    `key` names the pair and its version in the keys of the object cache and in the tuning database. `revision` must be increased with every
+    change of the generated code. `optimize`: False compiles faster, to code that requires buffers aligned to 64 bytes; the search checks
+    most candidates this way. Each step raises CompileError for input that the previous step cannot have made."""
 
     name: str
     key: str
     revision: int
 
     def legal(self, program: Program, target: Target) -> Program:
-        """The program with the instructions alone that `render` prints, which it makes itself of what it is given. This is for pairs that
-        run LINEAR as it is; others call `svod.compile.lower.legal.legalize` with the instructions that they have."""
+        """Reduce a program to instructions that `render` can print; `render` calls this itself. The default is for pairs that run LINEAR
+        unchanged; others call `svod.compile.lower.legal.legalize` with the instructions that they support."""
         return program
 
     @abstractmethod
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
-        """The source of a program."""
+        """Render the source code of a program."""
 
     @abstractmethod
     def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
-        """The binary of a source."""
+        """Compile source code to a binary."""
 
     @abstractmethod
     def load(self, code: bytes, spec: ProgramSpec) -> LoadedCode:
-        """The binary in memory, ready to be launched."""
+        """Load a binary into memory, ready to be launched."""
 
     def optimize(self, source: str, target: Target) -> str:
-        """The source after the compiler's own passes, for people. Raises StageMissing where there are none."""
+        """Return the source code after the compiler's own passes, for display. Raises StageMissing if it has none."""
         raise StageMissing(f"the compiler {self.name} has no passes of its own to show; linear() shows what it is given")
 
     def assemble(self, source: str, target: Target) -> str:
-        """The assembly of the binary, for people. Raises StageMissing where the binary is no machine code."""
+        """Return the assembly of the binary, for display. Raises StageMissing if the binary is no machine code."""
         raise StageMissing(f"the compiler {self.name} makes no machine code; linear() shows what it runs")
 
     def disassemble(self, source: str, target: Target) -> str:
-        """The machine code of a source, for people, where it is another language than the assembly. Raises StageMissing."""
+        """Return the machine code of a source, for display, if it is a different language than the assembly; otherwise raise
+        StageMissing."""
         raise StageMissing(f"the compiler {self.name} shows machine code as assembly; asm() has it")
 
     def resources(self, code: bytes | LoadedCode, spec: ProgramSpec, target: Target) -> tuple[PhaseResources, ...]:
-        """The needs of each phase of a program on a device with groups of threads; () on others. `code`: its binary, loaded or not."""
+        """Return the resources of each phase of a program on a device with thread groups; () on other devices. `code`: its binary, loaded
+        or not."""
         return tuple(resources_of(target, p, p.block) for p in spec.phases) if target.has_groups else ()
 
     def functions(self, code: LoadedCode) -> Sequence[tuple[int, int, str]]:
-        """The functions of loaded code in memory: (address, bytes, symbol); none where it is no machine code."""
+        """List the functions of loaded code in memory as (address, bytes, symbol); empty if it is not machine code."""
         return ()
 
     def binary_of(self, program: Program, target: Target, optimize: bool = True) -> bytes:
-        """The binary of a program."""
+        """Render and compile a program."""
         return self.compile(self.render(program, target, optimize), target, optimize)
 
 
 class LaunchQueue(Protocol):
     """Runs the launches of one plan. A kernel is identified by its number in the plan, memory by the index of a buffer, or of a temporary
-    (numbered after the buffers). Arguments and variables keep their value until they are set again. One thread at a time calls it.
+    (numbered after the buffers). Arguments and variables keep their value until they are set again. Only one thread may call it at a time.
 
     `threads`: host threads that a launch may use. `may_fail`: whether a launch can leave a failure for `take_failure`."""
 
@@ -109,31 +112,31 @@ class LaunchQueue(Protocol):
     may_fail: bool
 
     def segments(self, variant: Variant) -> tuple[Segment, ...]:
-        """The segments that one run of a variant's kernels consists of."""
+        """Return the segments of one run of a variant's kernels."""
 
     def kernel_launches(self, kernel: int) -> Launches:
-        """The launches of one kernel, without its phases that run once."""
+        """Return the launches of one kernel, without its once phases."""
 
     def runs_of(self, kernels: Sequence[int]) -> tuple[Launches, ...]:
-        """Launches that run kernels one after the other, without their phases that run once: one list or several."""
+        """Return launches that run kernels one after the other, without their once phases, as one list or several."""
 
     def once_launches(self, kernel: int) -> Launches:
-        """The launches of a kernel's phases that run once, when the plan is made."""
+        """Return the launches of a kernel's once phases, which run when the plan is made."""
 
     def run(self, launches: Launches, times: int, wait: bool = True) -> None:
-        """Run launches `times` times, in order, and wait for the last. `wait` False: they need only have begun. A device does what it is
-        given in order, so whoever uses what they write comes after them. An error of theirs is raised by the next call that waits."""
+        """Run launches `times` times, in order, and wait for the last. `wait` False: return when they are issued. A device runs its work in
+        order, so later work sees their results. Their errors are raised by the next call that waits."""
 
     def wait(self) -> None:
-        """Wait for everything that was begun on the device. Raises what went wrong there."""
+        """Wait for all work issued to the device. Raises its errors."""
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
-        """`run`, and the seconds it took by the device's own clock; None where the device has none. `cold`: a device with a second cache of
-        its own has it filled with something else before each run, which is not timed, so that no run finds there what another left. The
-        first `COLD_RUNS` runs then stand for all, and no others are done. False: caches are as they are."""
+        """Do `run`, and return the seconds it took by the device's own clock; None if the device has no clock. `cold`: fill the device's L2
+        cache with other data before each run (not timed), so that no run reads cached data of the previous one. Only the first `COLD_RUNS`
+        runs are then done, and their time is scaled to `times`. False: caches are left unchanged."""
 
     def take_failure(self) -> BaseException | None:
-        """The first failure, since the last call, of code that cannot raise."""
+        """Return the first failure, since the last call, of code that cannot raise exceptions."""
 
     def bind(self, index: int, address: int) -> None:
         """Set the address of a buffer or temporary."""
@@ -142,10 +145,10 @@ class LaunchQueue(Protocol):
         """Set a variable of the plan in every kernel that has it."""
 
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
-        """Let a phase run iterations begin ≤ i < end only."""
+        """Restrict a phase to iterations begin ≤ i < end."""
 
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
-        """The addresses and the values of variables that a kernel is given now."""
+        """Return the current addresses and values of variables of a kernel's arguments."""
 
 
 class Backend(ABC):
@@ -153,120 +156,126 @@ class Backend(ABC):
 
     name: str
     compilers: tuple[CompilerPair, ...]
-    compiled_only: str | None = None    # why kernels can be compiled for the device and not run, in words; None: they run
-    reads_host_memory = True            # kernels read and write NumPy arrays where they lie
+    compiled_only: str | None = None    # why kernels can only be compiled for the device but not run; None: they can run
+    reads_host_memory = True            # kernels read and write NumPy arrays in place
     dlpack_device: tuple[int, int] | None = None    # DLPack's type and number of its memory; None: other libraries cannot use it
-    load_seconds = 5.0                  # most seconds that a program may take to load: the driver may compile it
-    ceilings: str | None = None         # the module whose `measure_figures` measures them; None: they are not known
+    load_seconds = 5.0                  # maximum time to load a program, in seconds: the driver may compile it
+    ceilings: str | None = None         # the module whose `measure_figures` measures them; None: they are unknown
 
     @property
     def dlpack_stream(self) -> int | None:
-        """The stream that another library has wait for its work on memory that it shares; None: there are no streams."""
+        """The stream on which another library makes svod wait for its work on shared memory; None: the device has no streams."""
         return None
 
     def follow(self, stream: int | None) -> None:       # noqa: B027    as for `wait`
-        """Let what is begun from now on come after what is on another library's stream. None: on one that is not known; that library has
-        waited."""
+        """Make operations issued from now on wait for the work on another library's stream. None: the stream is unknown, and that library
+        has waited for its work itself."""
 
     def lead(self, stream: int | None) -> None:
-        """Let what another library puts on its stream from now on come after what was begun here. None: on one that is not known, so the
-        host waits."""
+        """Make work that another library issues to its stream from now on wait for the operations issued here. None: the stream is unknown,
+        so the host waits."""
         self.wait()
 
     def lend(self, memory: Memory, stream: int | None) -> int | None:
-        """`lead`, for memory that the other library then uses: when that lets go of it, its next user comes after what the library did.
-        The stream if it outlives the buffer, else None: it may be gone when the buffer is used again."""
+        """Do `lead` for memory that the other library then uses; when the library releases it, its next user waits for what the library
+        did. Returns the stream if it outlives the buffer, otherwise None, because the stream may no longer exist when the buffer is used
+        again."""
         self.lead(stream)
         return None
 
     def device(self, rest: str) -> Backend | None:
-        """The backend of the device that a name means with what follows the colon ('', '0', '1', …); None where there is no such device."""
+        """Return the backend of the device for the part of a name after the colon ('', '0', '1', …); None if there is no such device."""
         return self if rest in ("", "0") else None
 
     def count(self) -> int:
-        """How many devices of the family this machine has; their numbers are below it. Raises DeviceError where it cannot be told."""
+        """Return how many devices of the family this machine has; they are numbered from 0. Raises DeviceError if it cannot be
+        determined."""
         return 1
 
     def check_runs(self) -> None:
-        """Raise DeviceError where nothing runs on the device."""
+        """Raise DeviceError if kernels cannot run on the device."""
         if self.compiled_only is not None:
             raise DeviceError(self.compiled_only)
 
     @property
     def label(self) -> str:
-        """The name of this device, its number included."""
+        """The name of this device, including its number."""
         return self.name
 
     @property
     def names(self) -> str:
-        """How its devices are called, for people."""
+        """The names of its devices, for messages."""
         return ", ".join((self.name, *(f"{self.name}:{p.name}" for p in self.compilers)))
 
     @abstractmethod
     def target(self, threads: int | None = None) -> Target:
-        """The device of this machine. `threads` caps the host threads that its launches use. Raises DeviceError where there is none."""
+        """Return the Target of this machine's device. `threads` limits the host threads that its launches use. Raises DeviceError if there
+        is no device."""
 
     @abstractmethod
     def cost(self, state: Scheduler) -> Cost:
-        """The predicted cost of a state. It ranks states. Raises KernelOptError when the placements of a state contradict each other."""
+        """Predict the cost of a state, by which states are ranked. Raises KernelOptError if the placements of a state contradict each
+        other."""
 
     @abstractmethod
     def work(self, state: Scheduler) -> Sequence[StageWork]:
-        """The work of each stage of a state, as one core or thread does it. Raises as `cost` does."""
+        """Return the work of each stage of a state for one core or thread. Raises as `cost` does."""
 
     @abstractmethod
     def heuristic(self, state: Scheduler) -> Scheduler:
-        """The state that a kernel runs in when nothing is known about it."""
+        """Return the state for a kernel without a tuned chain."""
 
     @abstractmethod
     def sketches(self, state: Scheduler) -> Sequence[Scheduler]:
-        """The states that a search starts from, beside the heuristic's."""
+        """Return the states that a search starts from, in addition to the heuristic's."""
 
     @abstractmethod
     def allocate(self, nbytes: int, touch: bool = True) -> Memory:
-        """Memory on the device. `touch`: False for memory that is written before any launch is timed."""
+        """Allocate memory on the device. `touch`: whether to touch its pages; False for memory that is written before any launch is
+        timed."""
 
     @property
     def opening(self) -> int:
-        """A number that is another one where the device was lost and opened anew: plans and memory of before are gone."""
+        """A number that changes when the device was lost and reopened: earlier plans and memory are then invalid."""
         return 0
 
     def has_lost(self, memory: Memory) -> bool:
-        """Whether the content of memory is gone with the device that it was on; another has taken its place."""
+        """Whether the content of memory is lost, because its device was lost and reopened."""
         return False
 
-    def wait(self) -> None:     # noqa: B027    there is nothing to wait for where nothing goes on after a call
-        """Wait for everything that was begun on the device. Raises what went wrong there, with the names of the kernels that ran."""
+    def wait(self) -> None:     # noqa: B027 a backend whose calls all finish before they return has nothing to wait for
+        """Wait for all work issued to the device. Raises its errors, with the names of the kernels that ran."""
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
-        """Copy from an address of the host to one of the device, after everything that was begun there. The memory of the host has been
-        read when this returns; the device may not be done. Asked only of backends that do not read host memory."""
+        """Copy from an address of the host to one of the device, after all work issued there. The host memory has been read when this
+        returns, but the device may still be copying. Only for backends that cannot read host memory."""
         raise NotImplementedError(f"{self.name} has no memory of its own")
 
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
-        """Copy from an address of the device to one of the host, after everything that was begun there, and wait for it. Asked only of
-        backends that do not read host memory."""
+        """Copy from an address of the device to one of the host, after all work issued there, and wait for it. Only for backends that
+        cannot read host memory."""
         raise NotImplementedError(f"{self.name} has no memory of its own")
 
     def copy_from(self, device: int, other: Backend, address: int, nbytes: int) -> bool:
-        """Copy from an address of a device, this one or another, after everything that was begun there; False where there is no way but by
-        the host's memory, and nothing was copied."""
+        """Copy from an address of a device, this one or another, after all work issued there. Returns False, and copies nothing, if the
+        only way is through host memory."""
         return False
 
     @abstractmethod
     def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
               threads: int | None) -> LaunchQueue:
-        """The queue of a plan. `addresses`: of every buffer (0: bound later), then of every temporary in the order of
-        `temporary_numbers`. Raises LaunchError for code that does not fit its kernel."""
+        """Make the queue of a plan. `addresses`: the address of every buffer (0: bound later), then of every temporary in the order of
+        `temporary_numbers`. Raises LaunchError if code does not fit its kernel."""
 
     @abstractmethod
     def start(self, cache: ObjectCache) -> None:
-        """Load what queues need, from the object cache where it is there. Called before a plan is made; queues work without."""
+        """Load the code that queues need, from the object cache if possible. It is called before a plan is made; queues also work without
+        it."""
 
 
 def target_with(key: str) -> Target | None:
-    """The device of this machine that a target's key stands for, with the threads and the instructions that the key allows; None where
-    there is none."""
+    """Return the Target of this machine with this key, including the threads and the instructions that the key allows; None if there is
+    none."""
     threads = threads_of(key)
     named = [f.removeprefix("device=") for f in parse_key(key).get("features", "").split(",") if f.startswith("device=")]
     allowed = threads if threads is not None and 0 < threads <= MOST_THREADS else None
@@ -288,7 +297,7 @@ class Device(NamedTuple):
 
 
 def device_named(name: str) -> Device:
-    """The device that a name means: 'CPU', 'cpu:0', 'CPU:interpreter', 'CUDA:1'. Raises UnsupportedError for one that there is not."""
+    """Return the device of a name: 'CPU', 'cpu:0', 'CPU:interpreter', 'CUDA:1'. Raises UnsupportedError if there is none."""
     base, *rest = name.split(":")
     if base.upper() not in BACKENDS:
         raise UnsupportedError(f"there is no device {name!r}: use one of {', '.join(BACKENDS)}")
@@ -301,5 +310,5 @@ def device_named(name: str) -> Device:
 
 
 def backend_named(name: str) -> Backend:
-    """The backend of a device."""
+    """Return the backend of a device."""
     return device_named(name).backend

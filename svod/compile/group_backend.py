@@ -1,4 +1,4 @@
-"""What backends of devices with groups of threads have in common: how kernels are scheduled, and what a state costs."""
+"""The common base of backends of devices with thread groups: scheduling and cost of kernels."""
 from __future__ import annotations
 
 from svod.compile.backend import Backend
@@ -11,12 +11,12 @@ from svod.core.kernel.scheduler import Scheduler
 
 
 class GroupBackend(Backend):
-    """A device with memory of its own that launches grids of groups."""
+    """A device with its own memory that launches grids of thread groups."""
 
     reads_host_memory = False
 
     def start(self, cache: ObjectCache) -> None:
-        """Queues need nothing that takes time to load."""
+        """Do nothing: queues load no code."""
 
     def cost(self, state: Scheduler) -> Cost:
         return group_cost(state)

@@ -1,4 +1,4 @@
-"""Resources of phases on a device with groups of threads: their needs, and the share of a unit that they fill."""
+"""Resources of phases on a device with thread groups, and their occupancy."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from svod.core.machine.target import Target
 
 @dataclass(frozen=True)
 class PhaseResources:
-    """A phase. `threads` of a group; `shared`: bytes that they share, with those that a launch asks for. `registers` of a thread, and bytes
-    of its `stack` and of spills: None where the compiler does not say.
+    """The resources of a phase. `threads`: threads of a group. `shared`: bytes of shared memory of a group, including the bytes that a
+    launch requests. `registers` per thread, and bytes of its `stack` and of spills: None if the compiler does not report them.
 
-    `resident`: groups that a unit runs at a time. `occupancy`: their threads, in whole subgroups, over the most that a unit runs. Both are
-    None where the registers or the limits of a unit are not known."""
+    `resident`: groups that a unit (SM) runs at the same time. `occupancy`: their threads, rounded up to whole subgroups, divided by the
+    maximum that a unit runs. Both are None if the registers or the limits of a unit are unknown."""
 
     symbol: str
     threads: int
@@ -29,13 +29,13 @@ class PhaseResources:
     occupancy: float | None = None
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
 
 def resources_of(target: Target, phase: PhaseSpec, threads: int, registers: int | None = None, stack: int | None = None,
                  spill_stores: int | None = None, spill_loads: int | None = None) -> PhaseResources:
-    """The needs of a phase with groups of `threads` threads, and the groups that a unit of the target runs at a time."""
+    """Return the resources of a phase with groups of `threads` threads, with the occupancy of a unit of the target."""
     resident = occupancy = None
     if registers is not None and target.unit_threads:
         device = device_of(target)
@@ -45,10 +45,10 @@ def resources_of(target: Target, phase: PhaseSpec, threads: int, registers: int 
 
 
 def most(phases: Iterable[PhaseResources], what: str) -> int | None:
-    """The largest figure of several phases; None where none is known."""
+    """Return the largest value of the figure `what` over several phases; None if none is known."""
     return max((figure for p in phases if (figure := getattr(p, what)) is not None), default=None)
 
 
 def least_occupancy(phases: Iterable[PhaseResources]) -> float | None:
-    """The occupancy of the phase that fills a unit least; None where none is known."""
+    """Return the lowest occupancy of the phases; None if none is known."""
     return min((p.occupancy for p in phases if p.occupancy is not None), default=None)

@@ -1,8 +1,8 @@
-"""The parts of a plan that runs: its devices and their memory, the values of its variables, what is bound to it, and its runs.
+"""The parts of a running plan: its devices and their memory, the values of its variables, its bound arrays, and its runs.
 
-    PlanDevices ← PlanValues      queues that are told a variable's value
-    PlanDevices ← Bindings        queues that are told an address
-    all three   ← Runs            launches of the kernels that the values choose, over what is bound
+    PlanDevices ← PlanValues      sets variables in the queues
+    PlanDevices ← Bindings        sets addresses in the queues
+    all three   ← Runs            launches the kernels that the values choose, over the bound memory
 
 `ExecutionPlan` owns one of each, and the lock under which they are used.
 """

@@ -1,4 +1,4 @@
-"""The memory of a plan's inputs and outputs: that which they came with, or that which was bound since."""
+"""The memory of a plan's inputs and outputs: the memory given when the plan was made, or memory bound since."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -16,10 +16,10 @@ from svod.errors import LaunchError
 
 
 class Bindings:
-    """The memory that is bound to a plan. `buffers`: the plan's, by number. `arrays`: those that were bound later, kept alive here.
-    `unbound`: the numbers of those that kernels use and that have no memory yet. `bindable`: the inputs and outputs. `written`: the buffers
-    that a run writes; `carried`: those among them with the state that a run starts from and changes. `count`: how often memory was bound or
-    let go; it tells the last one to bind whether another did since."""
+    """The memory that is bound to a plan. `buffers`: the plan's buffers, by number. `arrays`: the arrays bound later, kept alive here.
+    `unbound`: the numbers of the buffers that kernels use and that have no memory yet. `bindable`: the inputs and outputs. `written`: the
+    buffers that a run writes; `carried`: the ones among them that hold state from run to run. `count`: how often memory was bound or
+    released, so that a caller can tell whether another one has bound memory since."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], devices: PlanDevices) -> None:
         self.buffers = tuple(buffers)
@@ -34,18 +34,18 @@ class Bindings:
         self.unbound = set(self._without_memory)
 
     def array_of(self, index: int) -> np.ndarray[Any, Any] | None:
-        """The host's memory of a buffer, where it has some."""
+        """Return the host memory of a buffer, or None."""
         return self.arrays.get(index, self.buffers[index].array)
 
     def newest(self, index: int) -> np.ndarray[Any, Any] | None:
-        """The content of a buffer: where a run left it on a device, it is copied to the host."""
+        """Return the content of a buffer. If a run left it on a device, it is copied to the host."""
         held = self._devices.part_of(index).held.get(index)
-        newest = held.array if held is not None else None       # an array that was given is written now
+        newest = held.array if held is not None else None       # this updates the user's array
         array = self.array_of(index)
         return newest if array is None else array
 
     def bind_new(self, index: int, array: np.ndarray[Any, Any], address: int) -> None:
-        """Use an array at a known address for an input or output. The caller answers for it: it fits, and nothing else lies there."""
+        """Use an array at a known address for an input or output. The caller must ensure that it fits and overlaps no other buffer."""
         devices = self._devices
         if devices.is_local:
             devices.queue.bind(index, address)
@@ -59,7 +59,7 @@ class Bindings:
         self.count += 1
 
     def bind_buffer(self, index: int, buffer: Buffer) -> None:
-        """Use a tensor's memory for an input or output: what `bind_new` is for arrays."""
+        """Use a tensor's memory for an input or output, like `bind_new` for arrays."""
         part = self._devices.part_of(index)
         if not part.is_remote:
             self.bind_new(index, buffer.array, buffer.address)
@@ -70,7 +70,8 @@ class Bindings:
         self.count += 1
 
     def bind_array(self, index: int, array: np.ndarray[Any, Any]) -> None:
-        """Use an array for an input or output. Raises LaunchError for one that does not fit, or that lies in memory of another buffer."""
+        """Use an array for an input or output. Raises LaunchError if it does not fit, or if it overlaps another buffer and the plan writes
+        one of them."""
         if index not in self.bindable:
             raise LaunchError(f"buffer {index} cannot be bound: the plan's inputs and outputs are {sorted(self.bindable)}")
         check_array(index, array, self.buffers[index], index in self.written)
@@ -81,8 +82,8 @@ class Bindings:
         self.bind_new(index, array, address_of(array))
 
     def release(self, numbers: Collection[int] = ()) -> None:
-        """Let go of the arrays that were bound, and of the memory that the inputs and outputs of these `numbers` came with: they are bound
-        before the next run."""
+        """Release the bound arrays, and the original memory of the inputs and outputs in `numbers`, which must be bound again before the
+        next run."""
         self.arrays.clear()
         self.count += 1
         if numbers:
@@ -93,7 +94,7 @@ class Bindings:
             part.release(self._without_memory)
 
     def of_replica(self) -> list[PlanBuffer]:
-        """The buffers of a plan that computes the same from the same memory, with memory of its own for what it writes."""
+        """Return the buffers of a replica: they share the memory that is only read, and have new memory for what the plan writes."""
         buffers = []
         for index, b in enumerate(self.buffers):
             array, storage = self.array_of(index), self._devices.part_of(index).held.get(index, b.storage)

@@ -1,4 +1,4 @@
-"""The devices of a plan: the parts of it that they have, the queues of those that run kernels, and the memory that it allocates there."""
+"""The devices of a plan: its part on each device, the queues of the devices that run kernels, and the memory allocated on them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel, Variant, ad
 
 @dataclass(frozen=True)
 class PlanMemory:
-    """Bytes that a plan allocates. `shared`: intermediates and temporaries of one run, as the planner placed them; its peak. `lower_bound`:
-    the largest sum of those that are alive at one level. `kept`: what stays from run to run (weights in the order that a kernel wants);
-    plans that keep the same share it."""
+    """The bytes that a plan allocates. `shared`: intermediates and temporaries of one run, as the planner placed them; this is the peak.
+    `lower_bound`: the largest total size of the ones alive at one level. `kept`: memory that stays from run to run (packed weights); plans
+    with the same packed weights share it."""
 
     mode: PlannerMode
     shared: int
@@ -24,9 +24,9 @@ class PlanMemory:
 
 
 class PlanDevices:
-    """The devices of a plan, by name. `main`: the device whose `queue` makes the lists of launches. `is_local`: all memory is the host's.
-    `packed`: by number the kernels whose constants other plans may have packed. `is_released`: the memory that intermediates share was
-    given back."""
+    """The devices of a plan, by name. `main`: the device whose `queue` makes the lists of launches. `is_local`: whether all memory is host
+    memory. `packed`: kernel number → its packed constants, which other plans may have packed already. `is_released`: whether the memory
+    that intermediates share was released."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], variants: Sequence[Variant], main: str,
                  threads: int | None, planner: PlannerMode) -> None:
@@ -43,29 +43,29 @@ class PlanDevices:
         self.queue = self.queues[main]
 
     def part_of(self, index: int) -> Part:
-        """The device that a buffer lies on."""
+        """Return the part on the device that holds a buffer."""
         return self.parts[self._places[index]]
 
     def queue_of(self, number: int) -> LaunchQueue:
-        """The queue that runs a kernel, by its number among all."""
+        """Return the queue that runs a kernel, by its number among all."""
         return self.queues[self._runners[number]]
 
     def runner_of(self, number: int) -> Part:
-        """The device that runs a kernel."""
+        """Return the part on the device that runs a kernel."""
         return self.parts[self._runners[number]]
 
     def bind(self, index: int, address: int) -> None:
-        """Have all queues use an address for a buffer."""
+        """Set the address of a buffer in all queues."""
         for queue in self.queues.values():
             queue.bind(index, address)
 
     def load(self, numbers: Iterable[int] | None) -> None:
-        """Have the content of buffers where kernels read it; None: of those that were not loaded yet."""
+        """Copy the content of buffers to the devices whose kernels read it; None: of all buffers not loaded yet."""
         for part in self.parts.values():
             part.load(numbers, self.bind)
 
     def load_rest(self) -> None:
-        """Have what was not loaded yet where kernels read it."""
+        """Load all buffers that were not loaded yet."""
         if not self.is_local:
             self.load(None)
 
@@ -74,7 +74,7 @@ class PlanDevices:
             part.note_written(numbers, copy=copy)
 
     def lead(self) -> None:
-        """Let what other libraries do from now on come after what was begun."""
+        """Make what other libraries do from now on wait for the operations issued so far."""
         for part in self.parts.values():
             part.lead()
 
@@ -84,7 +84,7 @@ class PlanDevices:
 
     # -- the memory of intermediates and temporaries ------------------------------------------------
     def release(self) -> int:
-        """Give back the memory that intermediates share, until the next run. The number of bytes given back."""
+        """Free the memory that intermediates share, until the next run. Returns the number of bytes freed."""
         if self.is_released or not self.memory.shared:
             return 0
         for part in self.parts.values():
@@ -100,7 +100,7 @@ class PlanDevices:
         self.is_released = False
 
     def _allocate(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], planner: PlannerMode) -> list[int]:
-        """Address of every buffer (0: unbound), then of every temporary in order of kernel and number."""
+        """Allocate, and return the address of every buffer (0: unbound), then of every temporary in the order of `temporary_numbers`."""
         alive = lifetimes_of(kernels, buffers)
         end = len(buffers) + sum(len(k.spec.temps) for k in kernels)
         place = self._places + [""] * (end - len(buffers))      # the device of each number
@@ -129,7 +129,7 @@ class PlanDevices:
         return addresses
 
     def _address_of(self, index: int, b: PlanBuffer) -> int:
-        """The address at which kernels find a buffer; 0 for a buffer without memory."""
+        """Return the address of a buffer for kernels; 0 for a buffer without memory."""
         part = self.part_of(index)
         if not b.has_memory:
             return 0

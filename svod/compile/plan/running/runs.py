@@ -1,4 +1,4 @@
-"""The runs of a plan: launches and items in their order, what is told meanwhile, and why a plan refuses to run."""
+"""The runs of a plan: launches and host items in their order, logging, and the reasons why a plan refuses to run."""
 from __future__ import annotations
 
 import time
@@ -23,8 +23,8 @@ from svod.errors import LaunchError
 
 
 class Runs:
-    """How a plan runs. `numbers`: the kernels that run now, by their numbers among all; `kernels`: these. `segments`: a run of them.
-    `is_plain`: a run is one call of the queue, and nothing else. `failure`: why the plan refuses to run."""
+    """Runs a plan. `numbers`: the numbers, among all kernels, of the ones that run now; `kernels`: these kernels. `segments`: the segments
+    of a run. `is_plain`: whether a run is only one call of the queue. `failure`: why the plan refuses to run, or None."""
 
     def __init__(self, every: Sequence[PreparedKernel], variants: Sequence[Variant], devices: PlanDevices, values: PlanValues,
                  bindings: Bindings) -> None:
@@ -32,16 +32,16 @@ class Runs:
         self.log: KernelLog | None = None       # log of the time of each kernel
         self._every, self._variants = every, variants
         self._devices, self._values, self._bindings = devices, values, bindings
-        self._is_launching = False              # launches do, or segments are being gone through
-        self._calling = ""                      # the function of Python that is being called
+        self._is_launching = False              # launches or segments are running
+        self._calling = ""                      # the name of the Python function that is being called
         self._closed: list[tuple[Buffer, np.ndarray[Any, Any] | None]] = []     # outputs not computed yet
-        # first of a row of another device's kernels → its queue and the row's launches
+        # first of consecutive kernels of another device → its queue and the launches of all of them
         self._elsewhere: dict[int, tuple[LaunchQueue, tuple[Launches, ...]]] = {}
         self._select(variants[-1])
 
-    # -- what a run consists of ---------------------------------------------------------------------
+    # -- the kernels of a run -----------------------------------------------------------------------
     def choose(self) -> None:
-        """Run the kernels that are there for the present values of the variables."""
+        """Select the kernels for the current values of the variables."""
         if len(self._variants) > 1:
             now = self._values.known()
             self._select(next((v for v in self._variants if v.holds(now)), self._variants[-1]))
@@ -60,7 +60,7 @@ class Runs:
         self.is_plain = not self.segments[0].items and not self._closed and self.log is None
 
     def _joined(self, segments: Iterable[Segment]) -> tuple[Segment, ...]:
-        """Segments with the kernels of another device that come in a row as one item, the first of them."""
+        """Join consecutive kernels of another device into one item, which has the number of the first of them."""
         joined: list[Segment] = []
         for s in segments:
             if joined and not s.launches.size:
@@ -93,27 +93,27 @@ class Runs:
     # -- whether it may run -------------------------------------------------------------------------
     @property
     def is_going_on(self) -> bool:
-        """Whether the plan runs, or a function that it calls does."""
+        """Whether the plan, or a function that it calls, is running."""
         return self._is_launching or bool(self._calling)
 
     def check_not_calling(self) -> None:
-        """Raise LaunchError in a function that the plan calls."""
+        """Raise LaunchError if called from a function that the plan calls."""
         if self._calling:
             self._refuse()
 
     def check_usable(self) -> None:
-        """Raise LaunchError for a plan that cannot be run any more."""
+        """Raise LaunchError if the plan cannot be run any more."""
         if self.failure is not None:
             self._refuse()
 
     def note_fork(self) -> None:
-        """In a child process: a run that went on in the parent ends nowhere."""
+        """Called in a child process: a run that was in progress in the parent will never finish here."""
         if self.is_going_on:
             self._is_launching = False
             self.poison("the process was forked while it ran")
 
     def poison(self, reason: str) -> None:
-        """Make the plan refuse to run: its buffers are in a state that no run would leave."""
+        """Make the plan refuse to run, because its buffers are in an inconsistent state."""
         self.failure = reason
 
     def _check_ready(self) -> None:
@@ -134,16 +134,16 @@ class Runs:
 
     # -- runs ---------------------------------------------------------------------------------------
     def run(self, times: int, *, cold: bool | None = None, wait: bool = True) -> float | None:
-        """Run all kernels `times` times. Seconds by the device's clock, where they are asked for (`cold`, see `LaunchQueue.run_timed`, is
-        not None), it has one, and nothing else is to be done. `wait`: for the last kernel."""
+        """Run all kernels `times` times. Returns the seconds by the device's clock if `cold` is not None (see `LaunchQueue.run_timed`), the
+        device has a clock and the plan `is_plain`; otherwise None. `wait`: whether to wait for the last kernel."""
         if self.is_plain:
             return self._launch(self._launches, times, self._devices.queue, cold=cold, wait=wait)
         self._run_segments(times, wait)
         return None
 
     def run_kernel(self, position: int, times: int) -> float | None:
-        """Run the phases of one of `kernels`, without those that run once. Seconds by the device's own clock, with its caches as they were;
-        None where it has none, and for what the host does."""
+        """Run the phases of one of `kernels` `times` times, except the once phases. Returns the seconds by the device's own clock, without
+        clearing its caches; None if the device has no clock, and for host items."""
         self._check_ready()
         self._devices.load_rest()
         number = self.numbers[position]
@@ -155,7 +155,7 @@ class Runs:
         return self._launch(queue.kernel_launches(number), times, queue, cold=False)
 
     def profile(self, runs: int) -> list[float]:
-        """Seconds of each of `kernels`, timed one by one; the least of `runs` runs."""
+        """Time each of `kernels` separately; returns the minimum of `runs` runs in seconds."""
         best = [float("inf")] * len(self.kernels)
         for _ in range(runs):
             for i in range(len(best)):
@@ -169,7 +169,7 @@ class Runs:
         return best
 
     def run_once_phases(self) -> float:
-        """Run the phases that read only constants (weights packed for a kernel). Seconds it took; 0 where nothing ran."""
+        """Run the phases that read only constants (weights packed for a kernel). Returns the seconds it took; 0 if nothing ran."""
         start = time.perf_counter()
         ran = False
         for number, kernel in enumerate(self._every):
@@ -190,13 +190,14 @@ class Runs:
         return time.perf_counter() - start if ran else 0.0
 
     def _stopped_after(self, kernels: Iterable[PreparedKernel]) -> None:
-        """A run was given up after `kernels`: another one repairs that, unless it would start from what this one has written."""
+        """Handle a run that stopped after `kernels`: the next run overwrites its results, unless the next run would start from state that
+        this one has changed."""
         changed = self._bindings.carried & {index for k in kernels for index in written_by(k)}
         if changed:
             self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
 
     def _run_segments(self, times: int, wait: bool) -> None:
-        """Run all kernels and the items among them, and open the outputs if this was the first time."""
+        """Run all kernels and host items, and open the outputs after the first run."""
         self._check_ready()
         begun: set[int] = set()
         self._is_launching = True
@@ -227,7 +228,7 @@ class Runs:
             self._note_form()
 
     def _run_logged(self, log: KernelLog, begun: set[int]) -> None:
-        """Run the kernels one by one, and tell the log what each took. `begun` gets their numbers."""
+        """Run the kernels one by one, and log the time of each. Their numbers are added to `begun`."""
         values = self._values.known()
         for number, kernel in zip(self.numbers, self.kernels, strict=True):
             begun.add(number)
@@ -241,13 +242,13 @@ class Runs:
             end = time.perf_counter()
             if seconds is None:
                 seconds = end - start
-            if not isinstance(kernel.loaded, Transfer):     # copies tell the log themselves
+            if not isinstance(kernel.loaded, Transfer):     # copies log themselves
                 device = HOST if kernel.is_host_item else self._devices.runner_of(number).backend.label
                 log.add(kernel, device, max(start, end - seconds), seconds, values)     # on a device it ended when the host saw it
 
     def _do(self, number: int) -> None:
-        """Do an item that the plan's queue does not run, by its number among all: call a function of Python, copy from device to device, or
-        have another device run its kernels."""
+        """Execute an item that the plan's main queue does not run, by its number among all: call a Python function, copy from device to
+        device, or launch the kernels of another device."""
         k, devices, bindings = self._every[number], self._devices, self._bindings
         if isinstance(k.loaded, HostProgram):
             self._call(number, k, k.loaded)
@@ -278,8 +279,8 @@ class Runs:
             self._calling = ""
 
     def _launch(self, launches: Launches, times: int, queue: LaunchQueue, *, cold: bool | None = None, wait: bool = True) -> float | None:
-        """Have a queue run launches of a plan that is ready; see `run` for the seconds. Raises what went wrong in a kernel that could not
-        raise it itself."""
+        """Run launches on a queue after checking that the plan is ready; see `run` for the seconds. Raises the errors of kernels, which
+        cannot raise them themselves."""
         if self.failure is not None or self._bindings.unbound or self._values.unset:
             self._refuse()
         if self._devices.is_released:
@@ -307,7 +308,7 @@ class Runs:
 
 
 def _give_back_packed(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> None:
-    """Give the pages of files back that a kernel has packed: what still reads them in place gets them from the file again."""
+    """Release the pages of mapped files that a kernel has packed. Code that still reads them loads them from the file again."""
     for slot in kernel.packing.slots if kernel.packing is not None else ():
         if (array := buffers[kernel.buffers[slot]].array) is not None:
             give_back(array)

@@ -1,4 +1,4 @@
-"""The values of a plan's variables: checked, told to the queues, and the launches that depend on them."""
+"""The values of a plan's variables: checks them, and sets them and the launch sizes that depend on them in the queues."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,24 +13,24 @@ from svod.errors import LaunchError
 
 
 class PlanValues:
-    """Variables keep a value until they are given another. `bounds`: of those that have some. `unset`: those that have no value."""
+    """The values of variables, which stay until they are set again. `bounds`: the bounds of the variables that have them. `unset`: the
+    variables without a value."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], devices: PlanDevices) -> None:
         self.bounds = variables_of(kernels)
         self._devices = devices
         self._values: dict[str, int | None] = {name: None for k in kernels for name in names_of(k).values()}
         self.unset = set(self._values)
-        self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)     # kernels whose launches values can refuse
+        self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)     # kernels whose launches some values make impossible
         self._ranges = ranges_of(kernels)
-        self._is_sliced = False             # a phase computes a part of its iterations
+        self._is_sliced = False             # whether a phase computes only part of its iterations
 
     def known(self) -> dict[str, int]:
-        """The variables that have a value, and what it is."""
+        """Return the variables that have a value, with their values."""
         return {name: value for name, value in self._values.items() if value is not None and name not in self.unset}
 
     def set(self, values: Mapping[str, int]) -> bool:
-        """Give variables values. Returns whether one is another than before. Raises LaunchError for an unknown name and for a value that a
-        variable cannot have."""
+        """Set variables. Returns whether a value changed. Raises LaunchError for an unknown name, and for a value out of bounds."""
         own, again = self._values, self._is_sliced or self.unset
         new = {}
         for name, value in values.items():
@@ -55,7 +55,8 @@ class PlanValues:
         return True
 
     def _checked(self, name: str, value: Any, given: Iterable[str]) -> int:
-        """The value of a variable. Raises LaunchError for an unknown name in `given`, and for a value that is not an integer."""
+        """Return the value of a variable as int. Raises LaunchError for an unknown name in `given`, and for a value that is not an
+        integer."""
         unknown = sorted(set(given) - set(self._values))
         if unknown:
             known = ", ".join(sorted(self._values)) or "none"
@@ -65,13 +66,13 @@ class PlanValues:
         return int(value)
 
     def _fit_launches(self, changed: Iterable[str]) -> None:
-        """Launches of as many iterations as the variables say."""
+        """Set the number of iterations of the launches that depend on changed variables."""
         for number, p, phase, names in {id(r): r for name in changed for r in self._ranges.get(name, ())}.values():
             if self.unset.isdisjoint(names.values()):
                 extent = phase.extent_at({name: self._values[known] for name, known in names.items()})     # type: ignore[misc]
                 self._devices.queue_of(number).set_range(number, p, 0, extent)
 
     def slice(self, number: int, phase: int, begin: int, end: int) -> None:
-        """Let a phase of a kernel compute iterations begin ≤ i < end only, until variables are given values."""
+        """Restrict a phase of a kernel to iterations begin ≤ i < end, until variables are set again."""
         self._is_sliced = True
         self._devices.queue_of(number).set_range(number, phase, begin, end)
