@@ -23,9 +23,8 @@ from svod.core.graph.allocator import HUGE_PAGE
 from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
-LINE = CACHE_LINE_BYTES
-PAGE = 4096                 # bytes of a page of memory, and of one way of a first-level cache, which is indexed by the offset in a page
-ANYWHERE = PAGE + LINE      # bytes assumed between neighbours of a gathered axis: another page, and another set
+PAGE_BYTES = 4096           # bytes of a page of memory, and of one way of a first-level cache, which is indexed by the offset in a page
+ANYWHERE_BYTES = PAGE_BYTES + CACHE_LINE_BYTES  # bytes assumed between neighbours of a gathered axis: another page, and another set
 
 
 class CacheLevel(NamedTuple):
@@ -84,10 +83,10 @@ def caches_of(target: Target) -> Caches:
     beyond_l2 = max(SECOND.latency_cycles * l2, LAST.latency_cycles * l3)
     near, far = max(1.0, SECOND.latency_cycles * l2 / FILL_BUFFERS), beyond_l2 / FILL_BUFFERS
     width2, width3 = SECOND.bytes_per_cycle / l2, min(LAST.bytes_per_cycle / l3, 48.0)
-    memory = max(MEMORY_CYCLES, beyond_l2)
-    return Caches((CacheLevel(target.l1, PAGE // LINE, max(1, target.l1 // PAGE), max(near, LINE / width2), LINE / width2),
-                   CacheLevel(target.l2, max(1, target.l2 // (LINE * SECOND_WAYS)), SECOND_WAYS, max(far, LINE / width3), LINE / width3),
-                   CacheLevel(max(target.l2, target.l3), 0, 16, memory / FILL_BUFFERS, LINE / min(MEMORY_BYTES, width3))), target.l3)
+    memory, line = max(MEMORY_CYCLES, beyond_l2), CACHE_LINE_BYTES
+    return Caches((CacheLevel(target.l1, PAGE_BYTES // line, max(1, target.l1 // PAGE_BYTES), max(near, line / width2), line / width2),
+                   CacheLevel(target.l2, max(1, target.l2 // (line * SECOND_WAYS)), SECOND_WAYS, max(far, line / width3), line / width3),
+                   CacheLevel(max(target.l2, target.l3), 0, 16, memory / FILL_BUFFERS, line / min(MEMORY_BYTES, width3))), target.l3)
 
 
 class CacheFootprint(NamedTuple):
@@ -103,20 +102,20 @@ class CacheFootprint(NamedTuple):
 def footprint(steps: tuple[tuple[int, float], ...], itemsize: int, limit: float, sets2: int) -> CacheFootprint:
     """The footprint of an access. `steps`: (bytes, iterations) of each loop that runs. `limit`: bytes of the whole array; `sets2`: sets of
     the second-level cache."""
-    area = touched(steps, itemsize, LINE)
-    run = max(1.0, math.ceil(area.run / LINE))
-    reach, pages, first, second = area.run, 1.0, min(run, PAGE / LINE), min(run, float(sets2))
-    way2 = sets2 * LINE
+    area = touched(steps, itemsize, CACHE_LINE_BYTES)
+    run = max(1.0, math.ceil(area.run / CACHE_LINE_BYTES))
+    reach, pages, first, second = area.run, 1.0, min(run, PAGE_BYTES / CACHE_LINE_BYTES), min(run, float(sets2))
+    way2 = sets2 * CACHE_LINE_BYTES
     for step, times in area.windows:
-        if step < PAGE:
+        if step < PAGE_BYTES:
             reach += step * (times - 1)
         else:
             pages *= times
-        first *= min(times, PAGE // math.gcd(PAGE, step))
+        first *= min(times, PAGE_BYTES // math.gcd(PAGE_BYTES, step))
         second *= min(times, way2 // math.gcd(way2, step))
-    lines = min(area.granules(LINE), max(1.0, limit / LINE))
-    pages = min(pages * max(1.0, reach / PAGE), max(1.0, limit / PAGE), lines)
-    return CacheFootprint(lines, pages, min(first, PAGE / LINE, lines), min(second, float(sets2), lines))
+    lines = min(area.granules(CACHE_LINE_BYTES), max(1.0, limit / CACHE_LINE_BYTES))
+    pages = min(pages * max(1.0, reach / PAGE_BYTES), max(1.0, limit / PAGE_BYTES), lines)
+    return CacheFootprint(lines, pages, min(first, PAGE_BYTES / CACHE_LINE_BYTES, lines), min(second, float(sets2), lines))
 
 
 class Traffic(NamedTuple):
@@ -176,7 +175,7 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
         if not HUGE_PAGE <= a.limit <= min(caches.last_bytes, caches.table_pages * HUGE_PAGE):
             translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages) \
                 + pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
-        moved += passes * lines[2] * LINE
+        moved += passes * lines[2] * CACHE_LINE_BYTES
     return Traffic(cycles[0], cycles[1], cycles[2], translated, moved)
 
 
@@ -204,7 +203,7 @@ def _lost_inside(caches: Caches, here: Sequence[CacheFootprint], kept: float) ->
     """The shares of data that one iteration of a loop evicts from the caches and page tables. `here`: footprints of its accesses; `kept`:
     bytes that pass through the caches in any case."""
     lost, (l1, l2, l3) = caches.lost, caches.levels
-    room = max(sum([p.lines for p in here]) * LINE, kept)
+    room = max(sum([p.lines for p in here]) * CACHE_LINE_BYTES, kept)
     first = max([room / l1.size, *[(p.lines / p.sets1 - 1.0) / l1.ways for p in here]])
     second = max([room / l2.size, *[(p.lines / p.sets2 - 1.0) / l2.ways for p in here]])
     pages = sum([p.pages for p in here])
@@ -235,11 +234,11 @@ def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches,
     """Subtract from `lines` those that are cached at the start: kept from the last run, computed inside the nest, or loaded by another
     stage (`around`: its footprint)."""
     whole = course.footprints[0].lines
-    taken = 2.0 * whole * LINE
+    taken = 2.0 * whole * CACHE_LINE_BYTES
     for c, cache in enumerate(caches.levels):
         there = 1.0 - (caches.lost(taken / cache.size) if course.access.is_made_inside else gone.lines[c])
         if around is not None:
-            there = max(there, 1.0 - caches.lost(2.0 * around.lines * LINE / cache.size))
+            there = max(there, 1.0 - caches.lost(2.0 * around.lines * CACHE_LINE_BYTES / cache.size))
             lines[c] *= 1.0 - there
         else:
             lines[c] = max(0.0, lines[c] - there * whole)
@@ -247,7 +246,7 @@ def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches,
 
 def steps_of(a: Access) -> list[tuple[int, int]]:
     """(local axis, bytes between neighbours) of an access, gathered axes included."""
-    return [*[(axis, abs(step)) for axis, step in a.coefs if axis not in a.gathered], *[(axis, ANYWHERE) for axis in a.gathered]]
+    return [*[(axis, abs(step)) for axis, step in a.coefs if axis not in a.gathered], *[(axis, ANYWHERE_BYTES) for axis in a.gathered]]
 
 
 def _print(a: Access, extents: Sequence[float], sets2: int) -> CacheFootprint:

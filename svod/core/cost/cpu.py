@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from svod.core.cost.caches import ANYWHERE, LINE, PAGE, Traffic, caches_of, traffic
+from svod.core.cost.caches import ANYWHERE_BYTES, PAGE_BYTES, Traffic, caches_of, traffic
 from svod.core.cost.cost import Cost, CostPart, total
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.work import Access, StageWork, Tile, block_ends, has_constant_lanes, is_aligned, kind_of
@@ -20,6 +20,7 @@ from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_by
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import is_computed_once, is_derived, vector_width
 from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of
+from svod.core.machine.levels import CACHE_LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Cpu:
 
     def lane_store(self, stride: int) -> float:
         """Cycles to store one lane. `stride`: bytes between lanes."""
-        near = [cycles for k, cycles in enumerate(self.evicting_store_cycles) if stride % (PAGE >> k) == 0]
+        near = [cycles for k, cycles in enumerate(self.evicting_store_cycles) if stride % (PAGE_BYTES >> k) == 0]
         return near[0] if near else self.lane_store_cycles
 
 
@@ -74,7 +75,7 @@ def cost_of(state: Scheduler) -> Cost:
         is_phase = nest.placement.paths[s] == ()
         scratch = 0 if is_phase else stored_bytes(state, nest.layouts, s) * prod(stage.region)
         work = core_work(state, nest, s)
-        issue = issue_cost(work, cpu)
+        issue = IssuePricer(work, cpu).price()
         streamed = stage.r.store is not None and state.stream and has_non_temporal_stores(state)
         non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
         if not kernel.written:      # a kernel that reads what it writes loads the stored data again
@@ -140,12 +141,7 @@ class IssueCost(NamedTuple):
     flops: float
 
 
-def issue_cost(work: StageWork, cpu: Cpu) -> IssueCost:
-    """The price of the instructions of a stage."""
-    return _Issue(work, cpu).price()
-
-
-class _Issue:
+class IssuePricer:
     """Prices the instructions of one stage."""
 
     def __init__(self, work: StageWork, cpu: Cpu) -> None:
@@ -221,15 +217,15 @@ class _Issue:
         order, vector = self.work.nest.layouts.orders.get(n.arg), self.stage.vector
         inner = order[-1] if order else -1
         moved = [(dim, lin) for dim, lin in enumerate(n.dims) if lin.coef(vector)]
-        steps = [lin.coef(vector) if inner in (dim, -1) else ANYWHERE for dim, lin in moved]
-        return max(steps, key=abs, default=ANYWHERE), all(is_aligned(lin.coefs, 0, vector, lanes) for _, lin in moved)
+        steps = [lin.coef(vector) if inner in (dim, -1) else ANYWHERE_BYTES for dim, lin in moved]
+        return max(steps, key=abs, default=ANYWHERE_BYTES), all(is_aligned(lin.coefs, 0, vector, lanes) for _, lin in moved)
 
     def _memory_lanes(self, n: Node, lanes: int) -> tuple[int, bool]:
         """(elements between the lanes of a load, whether all its vectors are aligned)."""
         linear, vector = n.linear, self.stage.vector
         assert linear is not None
         gathered = any(vector in self.r.nodes[x].deps for x, _ in linear.atoms)
-        return ANYWHERE if gathered else linear.coef(vector), is_aligned(linear.coefs, linear.const, vector, lanes)
+        return ANYWHERE_BYTES if gathered else linear.coef(vector), is_aligned(linear.coefs, linear.const, vector, lanes)
 
     def _is_wide(self, a: int, lanes: int) -> bool:
         """Whether a whole vector of positions along axis `a` is computed side by side, so that these and the lanes form squares, which are
@@ -309,9 +305,9 @@ class _Memory:
         # Data go to memory, and come from there when they are read. A line whose neighbour is stored much later costs a separate access to
         # DRAM.
         size = stored_bytes(self.state, self.nest.layouts, work.r.stage.index)
-        alone = stage.num_lanes * size <= LINE and (not stage.loops or stage.innermost != stage.vector)
+        alone = stage.num_lanes * size <= CACHE_LINE_BYTES and (not stage.loops or stage.innermost != stage.vector)
         of_line = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
-        return cost._replace(memory=cost.memory + non_temporal / LINE * of_line, moved=cost.moved + non_temporal)
+        return cost._replace(memory=cost.memory + non_temporal / CACHE_LINE_BYTES * of_line, moved=cost.moved + non_temporal)
 
     def _is_shared(self, stage: StageNest, n: Node) -> bool:
         """Whether another stage inside the same loops loads the same argument."""
@@ -342,7 +338,7 @@ class _Memory:
         if self.state.thread is not None:
             shared = self.state.rows[self.state.thread.row].axis
             parallel = next((i for i, a in enumerate(stage.r.axes) if a == shared), None)
-        return size / LINE * (1.0 if any(a == parallel for a, _ in access.coefs) else self.threads)
+        return size / CACHE_LINE_BYTES * (1.0 if any(a == parallel for a, _ in access.coefs) else self.threads)
 
     def _store(self, work: StageWork, non_temporal: float) -> Access | None:
         """The store of a stage's value as an access; None if the value stays in registers, or is stored non-temporally."""

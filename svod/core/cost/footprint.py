@@ -41,7 +41,7 @@ def touched(steps: Iterable[tuple[int, float]], itemsize: int, granule: int) -> 
     for step, count in sorted([(abs(step), count) for step, count in steps if step and count > 1]):
         if windows:
             last, known = windows[-1]
-            if step <= last * known:
+            if step <= last * known and step % last == 0:
                 windows[-1] = last, known + step / last * (count - 1)
                 continue
         elif step <= max(run, granule):

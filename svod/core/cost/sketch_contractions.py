@@ -90,12 +90,11 @@ class LaneChoice(NamedTuple):
     broadcast: Factor
 
 
-def lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[LaneChoice]:
-    """The output axes that can be the vector, best first."""
+def lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor], region: Sequence[int] = ()) -> list[LaneChoice]:
+    """The output axes that can be the vector, best first. `region`: the extents of the output axes if only a part is computed at a time."""
     width = vector_width(state, r)
     choices = []
-    for a in range(len(r.stage.outs)):
-        e = extent_of(state, r, a)
+    for a, e in enumerate(region or [extent_of(state, r, a) for a in range(len(r.stage.outs))]):
         if e == 1:
             continue
         for x, y in (operands, operands[::-1]):
@@ -283,16 +282,10 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
         return state
     region = nest.region
     width, registers = vector_width(state, r), state.target.vector_registers
-    best, best_score = None, 0.0
-    for a, e in enumerate(region):
-        for x, y in (operands, operands[::-1]):
-            if e > 1 and a in x.axes and a not in y.axes:
-                score = e / (-(-e // width) * width) * (1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3)
-                if best is None or score > best_score:
-                    best, best_score = (a, x), score
-    if best is None:
+    choices = lane_choices(state, r, operands, region)
+    if not choices:
         return None
-    lane, x = best
+    _, lane, x, _ = choices[0]
     tiles_of = [t for t, e in enumerate(region) if t not in x.axes and t != lane and e > 1]
     tile = max(tiles_of, key=lambda t: region[t], default=-1)
     n, m = _tiles(region[lane], region[tile] if tile >= 0 else 1, width, registers)[0]

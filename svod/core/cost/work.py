@@ -8,6 +8,10 @@
 
 A value that an inner loop does not change is computed once outside that loop, and counted there. `cpu.py` turns the counts into cycles of a
 core, `groups/group_cost.py` into cycles of a device with groups of threads.
+
+Prices do not build the loop tree, as building it takes a quarter of the time of a price. Passes of the tree and prices call one function
+each for what both decide: the iterations that are skipped (`skipping_window`, `masked_limits`), blocks of long sums (`blocked_nest`),
+copies that run ahead (`StageNest.buffers`, `copied_ahead`) and stores past the caches (`has_non_temporal_stores`).
 """
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from svod.core.cost.footprint import touched
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.summation import blocked_nest
 from svod.core.ir.uop import TRANSCENDENTAL
@@ -50,9 +55,9 @@ def kind_of(n: Node) -> OperationKind:
 class AccessKind(IntEnum):
     """The kind of a memory access."""
 
-    LOAD = 0                # of an argument
-    READ = 1                # of a staged value
-    STORE = 2               # of the stage's value
+    LOAD = 0                # reads an argument
+    READ = 1                # reads a staged value
+    STORE = 2               # stores the stage's value
 
 
 class Tile(NamedTuple):
@@ -153,23 +158,11 @@ class StageWork:
                 elif n.kind in ("alu", "cast"):
                     yield i, n, False
 
-    def distinct(self, deps: Collection[int], coefs: Coefs, equal_steps: bool = False) -> float:
+    def distinct(self, deps: Collection[int], coefs: Coefs) -> float:
         """The share of distinct elements among all that an access touches over the positions side by side, since neighbouring windows
-        overlap: three taps of eight results read ten elements, not 24. `equal_steps`: count overlaps only between axes with equal steps."""
-        share, positions = 1.0, self.positions
-        terms = [(abs(c) * (self.lanes if a == self.vector else 1), positions[a]) for a, c in coefs if c and positions[a] > 1 and a in deps]
-        if len(terms) < 2:
-            return share
-        terms.sort()
-        step, count = terms[0]
-        for c, e in terms[1:]:
-            if c == step if equal_steps else c % step == 0 and c <= count * step:
-                more = count + c // step * (e - 1)
-                share *= more / (count * e)
-                count = more
-            else:
-                step, count = c, e
-        return share
+        overlap: three taps of eight results read ten elements, not 24."""
+        steps = [(c * (self.lanes if a == self.vector else 1), n) for a, c in coefs if c and a in deps and (n := self.positions[a]) > 1]
+        return touched(steps, 1, 1).granules(1) / math.prod([count for _, count in steps]) if len(steps) > 1 else 1.0
 
     # -- accesses -------------------------------------------------------------------------------------------
     def load(self, n: Node, linear: LinearIndex, times: float = 1.0, elements: int = 1) -> Access:
@@ -180,7 +173,7 @@ class StageWork:
 
     def gathered(self, linear: LinearIndex) -> tuple[int, ...]:
         """The local axes whose positions another load looks up."""
-        return tuple(dict.fromkeys([a for atom, _ in linear.atoms for a in self.r.nodes[atom].deps]))
+        return tuple(dict.fromkeys([a for atom, _ in linear.atoms for a in self.r.nodes[atom].deps])) if linear.atoms else ()
 
     def read(self, n: Node, times: float = 1.0, elements: int = 1) -> Access:
         """The read of a staged value as an access."""

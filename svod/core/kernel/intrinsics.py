@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.contraction import product_of
 from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, Stage
-from svod.core.kernel.scheduler import UPCAST, Scheduler
+from svod.core.kernel.scheduler import UPCAST, Scheduler, cut_of
 from svod.core.machine.isa import DOTS, LINE, TILES, Digit, Dot, Fragment
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
@@ -303,8 +303,7 @@ def exchanges_results(state: Scheduler, r: ResolvedStage, plan: TensorizePlan) -
     """Whether threads that share rows of results exchange results before storing. Each then stores one line of 16 bytes instead of one word
     in each of four lines."""
     fragments, store, axes = plan.dot.fragments, r.store, state.kernel.axes
-    split = state.split_reduce
-    if fragments is None or store is None or state.target.subgroup < QUAD.extent or (split and axes[split.axis].stage == r.stage.index):
+    if fragments is None or store is None or state.target.subgroup < QUAD.extent or cut_of(state, r.stage.index) is not None:
         return False
     results, columns = fragments[0], axes[r.axes[plan.columns]]
     beside = prod(state.rows[row].extent for row in state.axis_rows[columns.index] if state.rows[row].role == UPCAST)

@@ -18,7 +18,7 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import is_contiguous, is_exact
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, place_stages, span, vector_width
-from svod.core.kernel.scheduler import LOOP, Scheduler
+from svod.core.kernel.scheduler import LOOP, Scheduler, cut_of
 
 # Vectors of a row from which on the vectors at its ends, which are stored in the ordinary way, cost little: if all other stores are
 # ordinary as well, and if they are non-temporal.
@@ -102,7 +102,7 @@ def stores_whole_vectors(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequ
     output = _OutputRow(state, r, axes, lane, row)
     if not output.is_vector:
         return False
-    if state.split_reduce is not None and state.kernel.axes[state.split_reduce.axis].stage == r.stage.index:
+    if cut_of(state, r.stage.index) is not None:
         return False    # the phase that combines the parts has loops of its own
     if leaves_tail(state, r, axes, lane, row):
         return True

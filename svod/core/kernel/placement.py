@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from svod.core.kernel.kernel import Node, ResolvedStage, Stage
-from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Derived, Loop, Scheduler, StagePlace
+from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Derived, Loop, Scheduler, StagePlace, cut_of
 from svod.core.machine.isa import DOTS
 from svod.errors import KernelOptError
 
@@ -122,8 +122,7 @@ class _Placer:
                     rows = frozenset().union(*[rows_of[a] for a in moving])
                     moved_by |= rows
                     self.axis_deps[axis] = self.axis_deps.get(axis, frozenset()) | rows
-        split = state.split_reduce
-        if s in r.after_reduce and split is not None and self.kernel.axes[split.axis].stage == q:
+        if s in r.after_reduce and cut_of(state, q) is not None:
             # The results of a split reduction are used in another phase, so stages read there cannot be inside this one.
             return moved_by, ()
         depth = 0       # a copy's loops are not in the state: stages that it reads are computed before its loops

@@ -266,3 +266,9 @@ class Scheduler:
 def cores_of(state: Scheduler) -> int:
     """The number of cores that share a state's work: that of THREAD, or the parts of a split reduction."""
     return state.thread.cores if state.thread else state.split_reduce.parts if state.split_reduce else 1
+
+
+def cut_of(state: Scheduler, s: int) -> ReductionParts | None:
+    """The parts into which THREAD or SPLITK splits the reduction of stage `s`."""
+    split = state.split_reduce
+    return split if split is not None and state.kernel.axes[split.axis].stage == s else None

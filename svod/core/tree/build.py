@@ -22,7 +22,7 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, is_exact, lay_out, swizzled_lines
 from svod.core.kernel.loop_nest import Cut, Cuts, LoopNestMaker, StageNest, loop_nest, stage_copy
 from svod.core.kernel.placement import COPY_VECTOR, EmittedLoop, fit, is_computed_once, is_derived, vector_width
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.scheduler import Scheduler, cut_of
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.core.tree.checks import Checks, checks_of
 from svod.core.tree.combine import combining
@@ -65,10 +65,10 @@ class TreeMaker:
 
     def _phases_of(self, s: int, is_once: bool) -> list[Phase]:
         """The phases of a root stage: one, or two where its reduction is cut over cores or groups."""
-        nest, split = self.nest.stages[s], self.state.split_reduce
+        nest, split = self.nest.stages[s], cut_of(self.state, s)
         frame = self.frame(nest) if not is_derived(nest.r.stage) else self.root_copy(nest)
         launch = Launch(frame, 0, self.body(frame, 0, self.nest.stages))
-        if split is None or self.kernel.axes[split.axis].stage != s:
+        if split is None:
             return [Phase(s, PhaseKind.OUTPUT if nest.r.stage.is_output else PhaseKind.TEMPORARY, is_once, launch)]
         cut = self._split(nest.r, split.axis, split.parts)
         second = self._combining_frame(nest.r, cut.parts)

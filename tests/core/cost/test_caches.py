@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from svod.core.cost.caches import LINE, PAGE, caches_of, footprint, traffic
+from svod.core.cost.caches import PAGE_BYTES, caches_of, footprint, traffic
 from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import heuristic
 from svod.core.cost.work import Access, AccessKind
 from svod.core.graph import graph
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.levels import MemorySpace
+from svod.core.machine.levels import CACHE_LINE_BYTES, MemorySpace
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX512
@@ -51,10 +51,10 @@ def test_footprints_of_strided_boxes() -> None:
         pitch = 4 * rng.randint(max(n, 16), 3000)
         steps = tuple(sorted((s, e) for s, e in ((4, n), (pitch, rows)) if e > 1))
         at = np.add.outer(np.arange(rows) * pitch, np.arange(n) * 4)
-        exact = len(np.unique(at // LINE))
+        exact = len(np.unique(at // CACHE_LINE_BYTES))
         found = footprint(steps, 4, ALL, 2048)
         assert 0.4 * exact <= found.lines <= 1.5 * exact + 1, (steps, exact, found)
-        assert found.pages <= len(np.unique(at // PAGE)) + 1 and found.sets1 <= 64
+        assert found.pages <= len(np.unique(at // PAGE_BYTES)) + 1 and found.sets1 <= 64
 
 
 def test_huge_pages_that_a_cache_holds_need_no_translations() -> None:
@@ -71,7 +71,7 @@ def test_what_fits_costs_nothing_and_what_does_not_is_loaded_again() -> None:
     assert small.cycles == (0.0, 0.0, 0.0, 0.0) and small.moved == 0
     size = 1 << 22      # 16 MB, read 10 times
     big = traffic(caches_of(DESKTOP), [(0, 10), (1, size)], 0, [1.0, 1.0], [loaded(((1, 4),), 4 * size)], [False])
-    once = size * 4 / LINE * caches_of(DESKTOP).levels[1].streamed
+    once = size * 4 / CACHE_LINE_BYTES * caches_of(DESKTOP).levels[1].streamed
     assert 8 * once < big.cycles[1] < 12 * once and big.moved == 0, "from the last-level cache each time"
     lost = caches_of(SERVER).lost
     assert lost(0.5) == 0 and lost(1.0) < lost(2.0) < lost(100.0) < 1

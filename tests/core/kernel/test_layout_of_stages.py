@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from svod.core.cost.caches import LINE, caches_of, traffic
+from svod.core.cost.caches import caches_of, traffic
 from svod.core.cost.cpu import cost_of
 from svod.core.cost.work import Access, AccessKind, Tile
 from svod.core.graph import graph
@@ -18,7 +18,7 @@ from svod.core.kernel.group_memory import banks
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import SET_STRIDE, Layout, Swizzle, lay_out, layouts, left_out
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.machine.levels import MemorySpace
+from svod.core.machine.levels import CACHE_LINE_BYTES, MemorySpace
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX512
@@ -68,7 +68,7 @@ def test_whole_tiles_are_tiles() -> None:
     assert (b.tiled, b.tile, b.strides, b.size) == (1, 40, (40, 1), 3 * 40 * 40), "columns 0, 40 and 56: 24 of them lie twice"
     apart = SET_STRIDE // 4
     a, _ = staged(64, 96, apart, 6, 32)
-    assert a.strides == (apart + LINE // 4, 1), "rows that share sets get a line more"
+    assert a.strides == (apart + CACHE_LINE_BYTES // 4, 1), "rows that share sets get a line more"
 
 
 def test_tiles_are_counted_as_they_lie() -> None:

@@ -21,14 +21,13 @@ from math import prod
 from typing import Any, NamedTuple
 
 from svod.core.cost.groups.spread import thread_counts
-from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
+from svod.core.cost.sketch_facts import extent_of, instructions, name_of, resolved, try_opt
 from svod.core.cost.sketch_online import blocks_start, main_axes, row_maxima
 from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Template, Value, fact
-from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.online import masked_limits
 from svod.core.kernel.placement import vector_width
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.isa import DOTS, Dot
+from svod.core.machine.isa import Dot
 
 KEYS = (32, 64, 128)            # keys of a block
 QUERIES = (32, 64, 128)         # queries of a group
@@ -118,12 +117,8 @@ def _part(state: Scheduler, s: int, rows: int, columns: int, across: int) -> _Pa
 
 def _instruction(state: Scheduler, part: _Part) -> Dot | None:
     """The matrix instruction for a product whose tiles a subgroup holds in registers; None if none fits."""
-    for axis, arg in applicable(state.kernel, state.target, part.stage):
-        if axis == part.summed and isinstance(arg, tuple) and arg[1:] == (part.rows, part.columns):
-            dot = DOTS[arg[0]]
-            if dot.fragments is not None and not dot.reads_shared:
-                return dot
-    return None
+    return next((x.dot for x in instructions(state, part.stage) if x.axis == part.summed and x.has_tiles
+                 and x.arg[1:] == (part.rows, part.columns) and x.dot.fragments is not None and not x.dot.reads_shared), None)
 
 
 def _power_below(n: int) -> int:

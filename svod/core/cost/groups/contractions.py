@@ -22,12 +22,12 @@ from svod.core.kernel.scheduler import ROOT, Scheduler
 THREAD_TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # rows × columns along memory
 UNROLLED = 4            # unrolled iterations of the innermost reduce loop
 SHORT_SUM = 4           # iterations; a shorter reduce loop becomes straight-line code
-K_BLOCKS = (16, 32)     # positions of the sum whose operands are in shared memory at a time
+BLOCK_POSITIONS = (16, 32)     # positions of the sum whose operands are in shared memory at a time
 BUFFERS = 2             # buffers of an operand that is copied ahead
 STAGED_RESULTS = 8      # results of a thread from which on its group stages operands
 STAGED_THREADS = 65     # threads of a group from which on it stages operands
 PARTS = (2, 4, 8, 16)   # parts of a split sum
-GROUPS_PER_UNIT = 2     # groups per unit from which on no sum is split
+ENOUGH_GROUPS_PER_UNIT = 2      # groups per unit from which on no sum is split
 
 
 class _ThreadTile(NamedTuple):
@@ -124,7 +124,7 @@ def _innermost_sum(p: Point) -> str:
 
 def parts_of_sum(p: Point) -> list[int]:
     """Numbers of parts for a sum with too few tiles for the units: the two largest that are useful; [] if there are enough tiles."""
-    few = GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))
+    few = ENOUGH_GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))
     return [n for n in PARTS if n <= few][-2:] if few >= 2 and p.stage.stage.is_output and p.stage.stage.reds else []
 
 
@@ -141,7 +141,7 @@ _TILE = Hole("results of a thread", _thread_tiles)
 _THREADS = Hole("threads", _sizes)
 _LOCAL_TILE = fact(_local_tile)         # the state after binding threads to the tile
 _PACKED = fact(_packed_operands)
-_BLOCK = Hole("positions in shared memory", lambda p: K_BLOCKS)
+_BLOCK = Hole("positions in shared memory", lambda p: BLOCK_POSITIONS)
 _OPERAND = Hole("", lambda p: [p.state.kernel.stages[x.stage].name for x in _derived_operands(p)])
 _UNROLL = Apply("UNROLL", _innermost_sum, _unroll_amount)
 

@@ -12,10 +12,10 @@ from math import prod
 
 from svod.core.cost.cost import Cost, CostPart, total
 from svod.core.cost.footprint import bank_turns, lane_granules, line_turns, shared_granules, touched_bytes, turns_of, waves_of
-from svod.core.cost.groups.device import LINE, SECTOR, Device, device_of, resident_groups
+from svod.core.cost.groups.device import DEVICE_LINE_BYTES, SECTOR_BYTES, Device, device_of, resident_groups
 from svod.core.cost.groups.once import OnceInPhase
 from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
-from svod.core.cost.groups.tiles import WORD, held_tiles
+from svod.core.cost.groups.tiles import REGISTER_BYTES, held_tiles
 from svod.core.cost.work import Access, AccessKind, Coefs, StageWork, block_ends, is_aligned, kind_of
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
@@ -34,16 +34,13 @@ from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import area_bytes
 from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
-from svod.core.kernel.scheduler import UNROLL, UPCAST, Derived, Scheduler
+from svod.core.kernel.scheduler import UNROLL, UPCAST, Derived, Scheduler, cut_of
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
 #: Terms of the cost of a phase.
 TERMS = ("instructions", "first cache", "second cache", "memory", "latency", "copies ahead", "first and last blocks", "start of groups",
          "launch")
-_EXCHANGE_BARRIERS = 2  # barriers of one exchange of partial results through shared memory
-# instructions to combine two results, for each component of a reduction
-_COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}
 
 
 @dataclass
@@ -101,9 +98,9 @@ class PhasePricer:
         Raises KernelOptError as `group_cost` does."""
         if is_computed_once(self.state, self.nest.placement, self.root):
             return Cost()
-        phase, split = self.phase(), self.state.split_reduce
+        phase, split = self.phase(), cut_of(self.state, self.root)
         phases = [phase]
-        if split is not None and self.state.kernel.axes[split.axis].stage == self.root:
+        if split is not None:
             phases.append(combining_phase(self.state, self.nest.stages[self.root].r, split.parts))
         name = self.nest.stages[self.root].r.stage.name
         parts = [phase_cost(self.device, p, n) for p, n in zip(phases, (name, f"{name}, combined"), strict=False)]
@@ -152,13 +149,13 @@ class PhasePricer:
         lanes = exchanging_threads(self.state.target, own, phase.threads)
         steps, left = lanes.bit_length() - 1, own.reducers // lanes
         phase.latency += times * steps * self.device.shared_cycles
-        phase.instructions += times * steps * phase.threads * results * 2.0
+        phase.instructions += times * steps * phase.threads * results * self.device.exchange_operations
         if left > 1:
             phase.shared += exchanged_bytes(self.state, self.nest.placement, s, phase.threads)
             device = self.device
-            phase.latency += times * (_EXCHANGE_BARRIERS * device.barrier_cycles + left * device.step_cycles + device.shared_cycles)
-            phase.instructions += times * (left * phase.threads * results * (self.device.access(1.0, shared=True) + 1.0)
-                                           + _EXCHANGE_BARRIERS * self.device.barrier(phase.threads))
+            phase.latency += times * (device.exchange_barriers * device.barrier_cycles + left * device.step_cycles + device.shared_cycles)
+            phase.instructions += times * (left * phase.threads * results * (device.access(1.0, shared=True) + 1.0)
+                                           + device.exchange_barriers * device.barrier(phase.threads))
 
     def _is_waited_for(self, shape: StageShape, counter: StageCounter) -> bool:
         """Whether threads wait for the loads of a stage. They do not if a copy runs ahead: it is asynchronous, or stores its few loads
@@ -195,7 +192,7 @@ class PhasePricer:
             self._exchange(phase, shape, sum([len(red.values) for red in counter.r.reductions]) * counter.work.rows)
         for _ in shuffles_of(self.state, s):
             phase.latency += times * self.device.shared_cycles
-            phase.instructions += times * threads * counter.work.rows * 2.0
+            phase.instructions += times * threads * counter.work.rows * self.device.exchange_operations
         if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
             # an operand is soon made of the results, and takes half as many registers
             results = accumulators if counter.tiles is not None else counter.work.rows
@@ -205,7 +202,7 @@ class PhasePricer:
         elif shape.stage.space is MemorySpace.SHARED:
             size = self._staged_bytes(shape.stage)
             phase.shared += size
-            barriers = times * (_EXCHANGE_BARRIERS if shape.stage.buffers == 1 else 1)
+            barriers = times * (self.device.exchange_barriers if shape.stage.buffers == 1 else 1)
             phase.latency += barriers * self.device.barrier_cycles
             phase.instructions += barriers * self.device.barrier(phase.threads)
             if shape.stage.buffers > 1:
@@ -222,7 +219,7 @@ class PhasePricer:
         """Registers of a thread for its part of a copy that runs ahead: for the data, or, if the copy is asynchronous, for its
         addresses."""
         if not self.state.target.has_async_copies:
-            return -(-nbytes // (WORD * threads))
+            return -(-nbytes // (REGISTER_BYTES * threads))
         return 0 if stage.bulk_rows else self.device.address_registers * -(-nbytes // (self.state.target.vector_bytes * threads))
 
     def _traffic(self, phase: Phase, shape: StageShape, accesses: Sequence[Access], resident: int) -> None:
@@ -233,18 +230,18 @@ class PhasePricer:
         share = device.first * self.device.kept_share / resident
         has_tiles = shape.stage.r.stage.index in self.nest.layouts.dots and not device.is_software
         for a, footprints in zip(accesses, steady, strict=True):
-            sectors = lanes if a.gathered else lane_granules(steps_of(shape.threads, a.coefs), lanes, a.width, SECTOR)
-            asked = shape.times * a.times * subgroups * sectors * SECTOR
-            is_tile = a.width > LINE // self.device.line_threads       # each thread of a subgroup has a part of one access
+            sectors = lanes if a.gathered else lane_granules(steps_of(shape.threads, a.coefs), lanes, a.width, SECTOR_BYTES)
+            asked = shape.times * a.times * subgroups * sectors * SECTOR_BYTES
+            is_tile = a.width > DEVICE_LINE_BYTES // self.device.line_threads       # each thread of a subgroup has a part of one access
             turns = 1 if device.is_software or is_tile else lanes if a.gathered else \
-                line_turns(steps_of(shape.threads, a.coefs), lanes, a.width, LINE)
+                line_turns(steps_of(shape.threads, a.coefs), lanes, a.width, DEVICE_LINE_BYTES)
             phase.first += max(asked, shape.times * a.times * subgroups * turns * self.device.first_bytes)
             moved = footprints[-1]
             for k in range(len(shape.serial) - 1, -1, -1):
                 kept = sum([f[k + 1] for f in steady]) <= share
-                if k < a.depth or shape.is_outside(k):
+                if k < a.depth:
                     moved *= footprints[k] / footprints[k + 1] if kept else shape.serial[k].times
-            keeps = device.is_software or is_tile or a.kind is not AccessKind.STORE     # the first cache of hardware keeps no stores
+            keeps = device.is_software or is_tile or a.kind is not AccessKind.STORE     # The first cache of hardware keeps no stores.
             bytes_moved = min(moved, asked) if keeps else asked
             phase.second += bytes_moved
             phase.last += bytes_moved if has_tiles and a.depth == 0 else 0.0
@@ -254,17 +251,13 @@ class PhasePricer:
         """Bytes that a group touches inside the outermost k serial loops: a list with k from 0 (the whole nest) to the number of loops (one
         iteration)."""
         if a.gathered:
-            one = float(shape.num_threads * SECTOR * a.times / max(1.0, prod(run.times for run in shape.serial)))
+            one = float(shape.num_threads * SECTOR_BYTES * a.times / max(1.0, prod(run.times for run in shape.serial)))
             sizes = [one]
             for run in reversed(shape.serial):
-                sizes.append(min(sizes[-1] * run.times, float(max(a.limit, SECTOR))))
+                sizes.append(min(sizes[-1] * run.times, float(max(a.limit, SECTOR_BYTES))))
             return sizes[::-1]
-        runs = [*shape.threads, *shape.expanded]
-        sizes = [touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit, SECTOR)]
-        for run in reversed(shape.serial):
-            runs.append(run)
-            sizes.append(touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit, SECTOR))
-        return sizes[::-1]
+        inside = [[*shape.threads, *shape.expanded, *reversed(shape.serial[k:])] for k in range(len(shape.serial) + 1)]
+        return [touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit, SECTOR_BYTES) for runs in inside]
 
     def _from_memory_once(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
         """Like `_from_memory`, but 0 if another stage of the phase has loaded the same data, and the second cache keeps it for all
@@ -287,10 +280,10 @@ class PhasePricer:
         inside = waves_of([run.times for run in shape.grid], resident * self.device.units)
         runs = [*shape.threads, *shape.expanded, *shape.serial]
         wave = [run._replace(times=n) for run, n in zip(shape.grid, inside, strict=True)]
-        of_wave = touched_bytes(steps_of([*runs, *wave], a.coefs), a.itemsize, a.limit, SECTOR)
-        of_all = touched_bytes(steps_of([*runs, *shape.grid], a.coefs), a.itemsize, a.limit, SECTOR)
+        of_wave = touched_bytes(steps_of([*runs, *wave], a.coefs), a.itemsize, a.limit, SECTOR_BYTES)
+        of_all = touched_bytes(steps_of([*runs, *shape.grid], a.coefs), a.itemsize, a.limit, SECTOR_BYTES)
         if a.kind is AccessKind.STORE and not self.device.is_software:      # sectors that are stored only in part are read first
-            of_all *= 1.0 + shared_granules(steps_of(runs, a.coefs), steps_of(shape.grid, a.coefs), a.itemsize, SECTOR)
+            of_all *= 1.0 + shared_granules(steps_of(runs, a.coefs), steps_of(shape.grid, a.coefs), a.itemsize, SECTOR_BYTES)
         return of_all if of_all <= self.device.second * self.device.kept_share else max(of_all, of_wave * phase.groups / prod(inside))
 
 
@@ -305,7 +298,7 @@ def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
     together = 1 if threads > 1 or device.is_software else int(min(device.packed_threads, vectors))
     phase = Phase(-(-vectors // together), threads * together, registers=device.base_registers + 2 * width)
     phase.instructions = together * parts * 2.0 * width
-    phase.first = phase.second = float(parts * max(SECTOR if outputs > 1 else 0, together * size * width))
+    phase.first = phase.second = float(parts * max(SECTOR_BYTES if outputs > 1 else 0, together * size * width))
     phase.memory = max(0.0, parts * outputs * size - device.second)
     rounds = max(1.0, parts / threads / device.iterations_in_flight)
     phase.latency = device.near_cycles * rounds + threads.bit_length() * device.shared_cycles
@@ -320,7 +313,7 @@ def _ends(device: Device, phase: Phase, block: float) -> float:
     return (block if phase.blocks else phase.latency) + device.far_cycles + phase.last / device.second_bytes
 
 
-def phase_cost(device: Device, phase: Phase, name: str) -> CostPart:
+def phase_cost(device: Device, phase: Phase, name: str = "") -> CostPart:
     """The cost of a phase in cycles of the device, with the cycles that each resource alone would take."""
     resident = resident_groups(device, phase.threads, phase.registers, phase.shared)
     busy = min(phase.groups, device.units)
@@ -346,11 +339,6 @@ def phase_cost(device: Device, phase: Phase, name: str) -> CostPart:
     begun = 0.0 if device.is_software else phase.groups * device.begin_cycles
     cycles = device.launch_cycles + max(begun, ends + max(longest, copied) + device.unhidden_share * (sum(parts) - longest))
     return CostPart(name, cycles, tuple(zip(TERMS, (*parts, copied, ends, begun, device.launch_cycles), strict=True)))
-
-
-def phase_cycles(device: Device, phase: Phase) -> float:
-    """Predicted cycles of the device for a phase."""
-    return phase_cost(device, phase, "").cycles
 
 
 class StageCounter:
@@ -422,10 +410,10 @@ class StageCounter:
             tile = self.body * prod(self.work.positions)
             if self.tiles is not None:
                 self.turns += tile * self.shape.num_threads / self.tiles.dot.threads * self.tiles.shared_bytes / self.device.first_bytes
-            if len(red.values) == 1:
-                self.instructions += tile * (self.tiles.dot.cost(self.state.target) if self.tiles is not None else 1.0)
+                self.instructions += tile * self.tiles.dot.cost(self.state.target)
             else:
-                self.instructions += self.body * sum(n * self._side_by_side(red, c) for c, n in enumerate(_COMBINED[red.combiner]))
+                combined = self.device.combined_operations[len(red.values)]
+                self.instructions += self.body * sum(n * self._side_by_side(red, c) for c, n in enumerate(combined))
 
     def _side_by_side(self, red: ReduceNode, component: int, role: str = "") -> float:
         """Positions side by side that have their own value of a component of a reduction. `role`: count only loops of this role; "":
@@ -475,7 +463,7 @@ class StageCounter:
     def _instructions_of(self, deps: tuple[int, ...], coefs: Coefs, const: int) -> tuple[float, int]:
         """(instructions of one thread, elements of each) for an access."""
         width = self._elements_of(coefs, const)
-        return (self._runs(deps) / width, width) if width > 1 else (self._runs(deps) * self.work.distinct(deps, coefs, equal_steps=True), 1)
+        return (self._runs(deps) / width, width) if width > 1 else (self._runs(deps) * self.work.distinct(deps, coefs), 1)
 
     def _load(self, n: Node, linear: LinearIndex) -> None:
         device, linear = self.device, evenly(self.r, linear) or linear
@@ -556,7 +544,7 @@ class StageCounter:
         place, count, elements = evenly(r, self.work.place) or self.work.place, runs, 1
         if self.tiles is not None:      # Threads store rows of the results, each row in sectors of its own.
             count *= self.tiles.results.num_elements / self.tiles.results.run.extent
-            elements = SECTOR // size * self.tiles.results.threads[0].extent
+            elements = SECTOR_BYTES // size * self.tiles.results.threads[0].extent
             if exchanges_results(self.state, r, self.tiles.plan):      # a quarter as many stores, each of whole sectors
                 self.instructions += count * device.exchanged_word_operations
                 count, elements = count / QUAD.extent, 2 * elements

@@ -27,8 +27,8 @@ SUBGROUP_TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1)
 SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))            # subgroups of a group: rows × columns
 # the same two, for instructions that several subgroups run together
 WIDE_TILES, WIDE_GROUPS = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))
-K_BLOCKS = (2, 4)       # instructions along the sum whose operands are in shared memory at a time
-BUFFERS = (3, 4, 2)     # buffers of an operand that is copied ahead; the number that usually is fastest comes first
+BLOCK_INSTRUCTIONS = (2, 4)     # instructions along the sum whose operands are in shared memory at a time
+ASYNCHRONOUS_BUFFERS = (3, 4, 2)        # buffers of an operand that is copied ahead; the number that usually is fastest comes first
 SYNCHRONOUS_BUFFERS = (2,)      # buffers of copies through registers
 CUT_BUFFERS = (4, 2)    # buffers if each sum is split
 SQUARE_ROWS = 8         # rows of groups that the grid visits column by column
@@ -110,9 +110,9 @@ _RESULTS = Hole("", lambda p: (_Block(p.left(_rows(p)), p.left(_columns(p))),)) 
 _TILES = Hole("tiles", lambda p: itertools.starmap(_Block, WIDE_TILES if _is_wide(p) else SUBGROUP_TILES))
 _SUBGROUPS = Hole("subgroups", _subgroups)
 _WHOLE = Hole("", lambda p: (p.left(p[_INSTRUCTION].axis),))        # number of instructions along the sum
-_BLOCK = Hole("instructions a block", lambda p: K_BLOCKS)
+_BLOCK = Hole("instructions a block", lambda p: BLOCK_INSTRUCTIONS)
 _OPERAND = Hole("", lambda p: [p.state.kernel.stages[s].name for s in p.stage.reads])
-_BUFFERS = Hole("buffers", lambda p: BUFFERS if p.state.target.has_async_copies else SYNCHRONOUS_BUFFERS)
+_BUFFERS = Hole("buffers", lambda p: ASYNCHRONOUS_BUFFERS if p.state.target.has_async_copies else SYNCHRONOUS_BUFFERS)
 
 
 def _axis(p: Point) -> str:

@@ -24,46 +24,37 @@ class OnceInPhase:
         """The nodes of a stage whose values earlier stages have computed. The values of its other nodes count as computed from now on."""
         if any(run.times > 1 for run in shape.serial) or shape.is_shared_copy or shape.stage.space is MemorySpace.HELD:
             return set()
-        values = _Values(shape, self._numbers).of_nodes()
+        nodes, numbers = shape.stage.r.nodes, dict[int, int]()
+        for i, n in enumerate(nodes):
+            identity = _identity(shape, n, numbers)
+            if identity is not None:
+                numbers[i] = self._numbers.setdefault(identity, len(self._numbers))
+        values = {i: value for i, value in numbers.items() if nodes[i].kind in ("load", "alu", "cast")}
         found = {i for i, value in values.items() if value in self._known}
         self._known.update(values.values())
         return found
 
 
-class _Values:
-    """Numbers the values of a stage's nodes, so that equal values get equal numbers. The identity of a value is its operation and the
-    numbers of its operands; for a load, the elements that each thread of each group loads."""
+def _identity(shape: StageShape, n: Node, numbers: dict[int, int]) -> Hashable | None:
+    """The identity of a value: its operation and the numbers of its operands; for a load, the elements that each thread of each group
+    loads. None for a value that depends on anything but loads and other stages."""
+    if n.kind in ("const", "variable"):
+        return n.kind, n.dtype, str(n.arg)
+    if n.kind == "load" and n.linear is not None and not n.linear.atoms:
+        return "load", n.dtype, n.arg, _places(shape, n.linear)
+    if n.kind == "read" and not any(lin.atoms for lin in n.dims):
+        return "read", n.dtype, n.arg, tuple([_places(shape, lin) for lin in n.dims])
+    if n.kind in ("alu", "cast", "bitcast") and all(s in numbers for s in n.src):
+        return n.op, n.dtype, str(n.arg), tuple([numbers[s] for s in n.src])
+    return None
 
-    def __init__(self, shape: StageShape, numbers: dict[Hashable, int]) -> None:
-        self.shape, self.r, self.numbers = shape, shape.stage.r, numbers
-        self.of_node: dict[int, int] = {}
 
-    def of_nodes(self) -> dict[int, int]:
-        """Number the loads, and the values computed from loads and from other stages."""
-        for i, n in enumerate(self.r.nodes):
-            identity = self._identity(n)
-            if identity is not None:
-                self.of_node[i] = self.numbers.setdefault(identity, len(self.numbers))
-        return {i: value for i, value in self.of_node.items() if self.r.nodes[i].kind in ("load", "alu", "cast")}
-
-    def _identity(self, n: Node) -> Hashable | None:
-        if n.kind in ("const", "variable"):
-            return n.kind, n.dtype, str(n.arg)
-        if n.kind == "load" and n.linear is not None and not n.linear.atoms:
-            return "load", n.dtype, n.arg, self._places(n.linear)
-        if n.kind == "read" and not any(lin.atoms for lin in n.dims):
-            return "read", n.dtype, n.arg, tuple([self._places(lin) for lin in n.dims])
-        if n.kind in ("alu", "cast", "bitcast") and all(s in self.of_node for s in n.src):
-            return n.op, n.dtype, str(n.arg), tuple([self.of_node[s] for s in n.src])
-        return None
-
-    def _places(self, linear: LinearIndex) -> Hashable:
-        """The elements that an access touches: its steps along threads, along positions side by side and along the grid. The order of the
-        last two does not matter."""
-        def moving(runs: list[Run]) -> list[tuple[int, int]]:
-            return [step for step in steps_of(runs, linear.coefs) if step[0] and step[1] > 1]
-        shape = self.shape
-        return linear.const, tuple(moving(shape.threads)), _in_order(moving(shape.expanded)), _in_order(moving(shape.grid))
+def _places(shape: StageShape, linear: LinearIndex) -> Hashable:
+    """The elements that an access touches: its steps along threads, along positions side by side and along the grid. The order of the last
+    two does not matter."""
+    def moving(runs: list[Run]) -> list[tuple[int, int]]:
+        return [step for step in steps_of(runs, linear.coefs) if step[0] and step[1] > 1]
+    return linear.const, tuple(moving(shape.threads)), _in_order(moving(shape.expanded)), _in_order(moving(shape.grid))
 
 
 def _in_order(steps: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -13,25 +13,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from svod.core.cost.cost import Cost, total
 from svod.core.cost.groups.device import device_of
-from svod.core.cost.groups.group_cost import (
-    Phase,
-    PhasePricer,
-    StageCounter,
-    combining_phase,
-    group_cost,
-    phase_cycles,
-)
+from svod.core.cost.groups.group_cost import Phase, PhasePricer, StageCounter, combining_phase, group_cost, phase_cost
 from svod.core.cost.groups.spread import distinct
 from svod.core.cost.groups.stage_shape import StageShape, computed_blocks
 from svod.core.kernel.groups import check_groups, grid_rows, group_of, phase_of, phase_threads
 from svod.core.kernel.kernel import Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNestMaker
 from svod.core.kernel.placement import is_computed_once, is_derived, place_stages
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.scheduler import Scheduler, cut_of
 from svod.errors import KernelOptError
 
 
@@ -70,7 +63,7 @@ class GroupPrices:
             check_groups(state)
             heappush(bounds, (self.least(state), i))
         except KernelOptError:
-            pass    # it cannot be placed, or fits no group
+            pass    # The state cannot be placed, or fits no group.
 
     def cost(self, state: Scheduler) -> Cost:
         """`group_cost` of a state, computed with the cached prices of phases."""
@@ -112,14 +105,14 @@ class GroupPrices:
         if key not in self._least:
             self._least[key] = _count_least(maker or LoopNestMaker(state), root)
         own, stored = self._least[key]
-        device, split, copies = device_of(state.target), state.split_reduce, _copies_at_least(state, root)
-        if split is None or state.kernel.axes[split.axis].stage != root:
-            return phase_cycles(device, _with_copies(own, copies))
-        part = replace(own, groups=own.groups * split.parts, instructions=(own.instructions - stored) / split.parts,
-                       turns=own.turns / split.parts, latency=0.0)
-        copies = _Copies(*[n / split.parts for n in copies])
-        return phase_cycles(device, _with_copies(part, copies)) \
-            + phase_cycles(device, combining_phase(state, place_stages(state).stage(root), split.parts))
+        device, split, (instructions, first, latency) = device_of(state.target), cut_of(state, root), _copies_at_least(state, root)
+        whole = replace(own, instructions=own.instructions + instructions, first=own.first + first, latency=own.latency + latency)
+        if split is None:
+            return phase_cost(device, whole).cycles
+        part = replace(whole, groups=own.groups * split.parts, instructions=(whole.instructions - stored) / split.parts,
+                       turns=own.turns / split.parts, first=own.first + first / split.parts, latency=latency / split.parts)
+        combining = combining_phase(state, place_stages(state).stage(root), split.parts)
+        return phase_cost(device, part).cycles + phase_cost(device, combining).cycles
 
 
 def _count_least(maker: LoopNestMaker, root: int) -> tuple[Phase, float]:
@@ -133,22 +126,9 @@ def _count_least(maker: LoopNestMaker, root: int) -> tuple[Phase, float]:
     return phase, shape.num_threads * counter.stored
 
 
-class _Copies(NamedTuple):
-    """Resources that copies inside a phase use at least: fields of `Phase`."""
-
-    instructions: float = 0.0
-    first: float = 0.0
-    latency: float = 0.0
-
-
-def _with_copies(phase: Phase, copies: _Copies) -> Phase:
-    return replace(phase, instructions=phase.instructions + copies.instructions, first=phase.first + copies.first,
-                   latency=phase.latency + copies.latency)
-
-
-def _copies_at_least(state: Scheduler, root: int) -> _Copies:
-    """Resources of the copies and sums placed in loops of the stage at the root. The region of each has at least the positions that the
-    reader's loops inside that place move."""
+def _copies_at_least(state: Scheduler, root: int) -> tuple[float, float, float]:
+    """The least (`instructions`, `first`, `latency`) of a phase for the copies and sums placed in loops of the stage at its root. The
+    region of each has at least the positions that the reader's loops inside that place move."""
     placement, target, device = place_stages(state), state.target, device_of(state.target)
     on_grid, instructions, first, latency = grid_rows(state, placement, root), 0.0, 0.0, 0.0
     row_of_blocks, blocks = computed_blocks(state, root, on_grid)
@@ -174,7 +154,7 @@ def _copies_at_least(state: Scheduler, root: int) -> _Copies:
             if not (ahead and target.bulk_row):
                 instructions += nbytes / target.vector_bytes * device.access(max(1.0, target.vector_bytes / n.dtype.itemsize))
         latency += 0.0 if ahead else times * device.far_cycles
-    return _Copies(instructions, first, latency)
+    return instructions, first, latency
 
 
 def _region_at_least(state: Scheduler, reader: ResolvedStage, s: int, opened: tuple[int, ...]) -> list[int]:
@@ -215,9 +195,9 @@ def _key(state: Scheduler, maker: LoopNestMaker | None, root: int) -> tuple[Any,
 
 def _whole_key(state: Scheduler, key: tuple[Any, ...], root: int) -> tuple[Any, ...]:
     """`key` with SPLITK and PIPELINE, if they belong to this phase."""
-    split, ahead = state.split_reduce, state.pipeline
-    return (key, split if split is not None and state.kernel.axes[split.axis].stage == root else None,
-            ahead if ahead is not None and phase_of(place_stages(state), state.stage_of_row(ahead.row)) == root else None)
+    ahead = state.pipeline
+    is_own = ahead is not None and phase_of(place_stages(state), state.stage_of_row(ahead.row)) == root
+    return key, cut_of(state, root), ahead if is_own else None
 
 
 class _LeastCounter(StageCounter):
@@ -232,7 +212,7 @@ class _LeastCounter(StageCounter):
         elif self.tiles is not None and operand >= 0:
             self.instructions += 0.0 if self.tiles.dot.reads_shared else work.runs(n.deps)
         elif prod([work.positions[a] for a in n.deps]) > 1:     # with a single position, a thread may have it in a register
-            share = prod([work.distinct(n.deps, lin.coefs, equal_steps=True) for lin in n.dims])
+            share = prod([work.distinct(n.deps, lin.coefs) for lin in n.dims])
             if self.stage.vector in n.deps:
                 share = min([share, *(1.0 / w for w in (self.width, self.width // 2, self.width // 4) if w > 1 and self.lanes % w == 0)])
             self.instructions += self._runs(n.deps) * share * self.device.access(1.0, shared=True)

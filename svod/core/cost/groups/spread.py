@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import prod
 
-from svod.core.cost.groups.device import LINE, SECTOR, device_of
+from svod.core.cost.groups.device import DEVICE_LINE_BYTES, SECTOR_BYTES, device_of
 from svod.core.cost.sketch_facts import contiguous_axes, extent_of, name_of, try_opt
 from svod.core.cost.template import Apply, Choose, Do, Hole, Maybe, Only, Point, Template, Value, fact
 from svod.core.kernel.groups import grid_rows
@@ -20,7 +20,7 @@ from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Scheduler
 
 GROUP_SIZES = (64, 128, 256)    # threads: enough to hide latency, few enough that several groups share a unit
-GROUPS_PER_UNIT = 4             # groups that a phase should have for each unit
+WANTED_GROUPS_PER_UNIT = 4      # groups that a phase should have for each unit
 MOST_PARTS = 64                 # most parts of a split sum for each thread that combines them
 SHORT_AXIS = 8                  # positions; a shorter axis becomes straight-line code
 THREAD_ROW = 32                 # positions; one thread may compute a shorter row
@@ -166,7 +166,7 @@ TRANSPOSE = Template(
         [THREADS, Choose(
             [Only(lambda p: p.width > 1 and not any(p.extent(a) % p.width for a in (p[STORED], p[_READ]))),
              Apply("UPCAST", STORED, _width), Apply("UPCAST", _READ, _width),
-             *_tile(lambda p: LINE // SECTOR, lambda p: p[THREADS] * SECTOR // LINE)],
+             *_tile(lambda p: DEVICE_LINE_BYTES // SECTOR_BYTES, lambda p: p[THREADS] * SECTOR_BYTES // DEVICE_LINE_BYTES)],
             [_SHORT, Apply("UPCAST", lambda p: p[_SHORT][0], 0), Apply("UPCAST", lambda p: p[_SHORT][1], _width),
              Apply("LOCAL", lambda p: p[_SHORT][1], lambda p: min(p[THREADS], p.left(p[_SHORT][1])))])],
         [*_tile(_side, _side), Maybe(Apply("UPCAST", _READ, 4))]))
@@ -218,9 +218,9 @@ def _cuts(p: Point) -> list[int]:
     """Numbers of parts for a sum whose phase has too few groups for the units; some are multiples of a subgroup."""
     if p[_SUMMED] < 0 or not p.stage.stage.is_output:
         return []
-    wanted = GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))
+    wanted = WANTED_GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))
     left, subgroup = p.left(p[_SUMMED]), max(1, p.state.target.subgroup)
-    enough = wanted, wanted // GROUPS_PER_UNIT
+    enough = wanted, wanted // WANTED_GROUPS_PER_UNIT
     whole = [min(n // subgroup, left // subgroup, MOST_PARTS) * subgroup for n in enough]
     return [n for n in dict.fromkeys((*[min(n, left, MOST_PARTS) for n in enough], *whole)) if n > 1]
 

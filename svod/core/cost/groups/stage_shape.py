@@ -18,7 +18,7 @@ from svod.core.kernel.groups import ThreadGroup, grid_rows
 from svod.core.kernel.loop_nest import LoopNest
 from svod.core.kernel.online import kept_blocks, masked_limits
 from svod.core.kernel.placement import is_derived
-from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, ReductionParts, Scheduler
+from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, Scheduler, cut_of
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 
 Moves = tuple[tuple[int, int], ...]     # (local axis, positions that one step moves along it)
@@ -49,12 +49,6 @@ def positions_of(runs: tuple[Run, ...], dims: int, lanes: int) -> list[tuple[int
     return positions[:lanes]
 
 
-def _cut_of(state: Scheduler, root: int) -> ReductionParts | None:
-    """The split of the reduction of stage `root`, or None."""
-    split = state.split_reduce
-    return split if split is not None and state.kernel.axes[split.axis].stage == root else None
-
-
 def computed_blocks(state: Scheduler, root: int, rows_of_grid: tuple[int, ...]) -> tuple[int, int]:
     """(loop row over the blocks of keys, blocks that a group computes on average) for attention whose mask excludes blocks; (-1, 0) for
     anything else."""
@@ -79,7 +73,7 @@ class StageShape:
         self.moved = {row: tuple((a, terms[row]) for a, (terms, _) in enumerate(self.stage.starts) if row in terms)
                       for row in {row for terms, _ in self.stage.starts for row in terms}}
         self.rows_of_grid = grid_rows(state, nest.placement, root)
-        cut = None if whole else _cut_of(state, root)
+        cut = None if whole else cut_of(state, root)
         self.cut_row, self.parts = (state.axis_rows[cut.axis][0], cut.parts) if cut is not None else (-1, 1)
         self.blocks_row, self.blocks = computed_blocks(state, root, self.rows_of_grid)
         self.is_cut = cut is not None and s == root         # its results are partial ones
@@ -99,10 +93,6 @@ class StageShape:
         self.num_threads = group.threads
         self.times = float(prod(run.times for run in self.serial[:self.outside]))
         self.body = float(prod(run.times for run in self.serial[self.outside:]))
-
-    def is_outside(self, k: int) -> bool:
-        """Whether serial loop k belongs to a stage around this one."""
-        return k < self.outside
 
     def _moves(self, row: int) -> Moves:
         """How far one step of a loop row moves along each local axis of the stage."""

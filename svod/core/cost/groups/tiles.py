@@ -12,7 +12,7 @@ from svod.core.kernel.intrinsics import TensorizePlan
 from svod.core.kernel.layout import Layout
 from svod.core.machine.isa import Dot, Fragment
 
-WORD = 4        # bytes of a register
+REGISTER_BYTES = 4      # bytes of a register
 
 
 class HeldTiles(NamedTuple):
@@ -37,7 +37,7 @@ class HeldTiles(NamedTuple):
 
     def words(self, number: int) -> float:
         """Registers of a thread for a tile of an operand; also the number of loads that read it from memory."""
-        return self.operands[number].num_elements * self.dot.operands[number].itemsize / WORD if self.operands else 0.0
+        return self.operands[number].num_elements * self.dot.operands[number].itemsize / REGISTER_BYTES if self.operands else 0.0
 
     def registers(self, positions: list[int]) -> float:
         """Registers for the operands of tiles side by side. `positions`: tiles per local axis."""

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from svod.compile.lower.lower import lower
 from svod.core.cost.groups.device import device_of, resident_groups
-from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.group_cost import PhasePricer, group_cost
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
+from svod.core.cost.work import AccessKind
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.groups import most_threads
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -23,6 +26,7 @@ from tests.draws import a_quarter
 GPU = Target(arch="test", cpu="test", features=(), vector_bytes=16, vector_registers=128, l1=128 << 10, l2=40 << 20, l3=0, threads=1,
              has_non_temporal=False, group_threads=1024, shared_bytes=48 << 10, subgroup=32, units=108, registers_per_thread=255,
              group_registers=65536, unit_threads=2048, unit_groups=32, unit_shared_bytes=160 << 10, device="TEST")
+IMAGE = 2       # the argument of a convolution that is not its weights or result
 
 
 def cycles(tensor: Tensor, *chain: tuple[str, str, int | str], target: Target = GPU) -> float:
@@ -147,6 +151,19 @@ def test_taps_beside_each_other_share_what_they_read() -> None:
     chain = (("UPCAST", "o2", 8), ("UNROLL", "r2", 0), ("LOCAL", "o0", 64))
     near, apart = (cycles(conv(32, 64, 26 + 2 * d, 3, dilation=d), *chain, target=SOFTWARE) for d in (1, 8))
     assert near < 0.8 * apart
+
+
+@pytest.mark.parametrize("stride, dilation, loads", [(1, 1, 10), (2, 1, 17), (4, 1, 24), (1, 2, 12), (1, 8, 24)])
+def test_elements_of_windows_are_loaded_as_often_as_in_the_code(stride: int, dilation: int, loads: int) -> None:
+    """Three taps of eight results, whose images are as large as these windows."""
+    kernel = Kernel(kernel_of(conv(2, 4, 7 * stride + 2 * dilation + 1, 3, stride=stride, dilation=dilation)))
+    chain = [Opt("UPCAST", "o2", 8), Opt("UPCAST", "o0", 4), Opt("LANES", "o0.in"), Opt("UNROLL", "r2", 0)]
+    state = apply_opts(Scheduler(kernel, GPU), chain)
+    (counter,) = PhasePricer(state, loop_nest(state), kernel.output).counters()
+    counter.count()
+    assert [a.times / counter.body for a in counter.accesses if a.number == IMAGE and a.kind is AccessKind.LOAD] == [loads]
+    (code,) = lower(state).code
+    assert sum([line[0] == "LOAD" and code[line[3][0]][0] == "ARG" and code[line[3][0]][4] == IMAGE for line in code]) == loads
 
 
 def test_staged_values_must_fit_shared_memory() -> None:
