@@ -1,5 +1,5 @@
-"""NVIDIA's GPUs as a backend: devices that are there, CUDA and CUDA:1, architectures to compile for, CUDA:sm_90, and a device that runs the
-code of an older architecture, CUDA:0:sm_80."""
+"""NVIDIA's GPUs as a backend: devices of this machine (CUDA, CUDA:1), architectures to compile for (CUDA:sm_90), and devices that run the
+code of an older architecture (CUDA:0:sm_80)."""
 from __future__ import annotations
 
 import itertools
@@ -31,7 +31,7 @@ class _Nvidia(GroupBackend):
 
 
 class CompileOnly(_Nvidia):
-    """An architecture for which plans are compiled and not run."""
+    """An architecture for which plans are only compiled."""
 
     def __init__(self, architecture: Architecture, pair: Nvptx) -> None:
         super().__init__(pair)
@@ -47,7 +47,7 @@ class CompileOnly(_Nvidia):
         return _Nowhere(nbytes)
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
-        """There is nowhere to copy to: a plan is made all the same."""
+        """Do nothing: there is no device memory, but plans are still made."""
 
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
         self.check_runs()
@@ -58,7 +58,7 @@ class CompileOnly(_Nvidia):
 
 
 class _Nowhere:
-    """Addresses without memory."""
+    """Addresses of no actual memory."""
 
     _next = itertools.count(1)
 
@@ -67,7 +67,7 @@ class _Nowhere:
 
 
 class Cuda(_Nvidia):
-    """A GPU that is there. The driver is loaded when the device is first asked for."""
+    """A GPU of this machine. The driver is loaded when the device is first used."""
 
     ceilings = "svod.bench.device_ceilings"
 
@@ -107,7 +107,7 @@ class Cuda(_Nvidia):
 
     @property
     def gpu(self) -> GpuDevice:
-        """The device. Raises DeviceError where there is none, in one sentence that says what to do."""
+        """The device. Raises DeviceError if there is none, with one sentence that says what to do."""
         with self._lock:
             if self._device is None:
                 self._device = GpuDevice(self._open(), self.ordinal, self._architecture)
@@ -137,7 +137,7 @@ class Cuda(_Nvidia):
             self.gpu.wait()
 
     def device_at(self, address: int) -> str:
-        """The label of the device on which memory lies."""
+        """Return the label of the device that holds memory."""
         with self.gpu.current() as driver:
             ordinal, _ = driver.place_of(address)
         return f"{DEVICE}:{ordinal}" if ordinal else DEVICE

@@ -1,8 +1,8 @@
-"""The binary of a program for NVIDIA's GPUs: an image that the driver loads, what it needs, and the LLVM IR that it was made of.
+"""The binary of a program for NVIDIA's GPUs: an image that the driver loads, its resources, and the LLVM IR that it was made from.
 
     "svodcuda" | the fields of `CudaCode` as MessagePack, compressed
 
-The IR is there for arguments that begin where no wide access may, or that overlap: their code is compiled when it is first needed."""
+The IR is kept for arguments that overlap or are not aligned for wide accesses: their code is compiled when it is first needed."""
 from __future__ import annotations
 
 import zlib
@@ -24,7 +24,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 MAGIC = b"svodcuda"
-CUDA_REVISION = 4       # raised when the code of the same kernel and chain changes for NVIDIA's GPUs alone
+CUDA_REVISION = 4       # increase it when the code of the same kernel and chain changes only for NVIDIA's GPUs
 CUBIN, PTX = "cubin", "ptx"
 
 
@@ -39,12 +39,12 @@ class CudaCode:
     source: str = field(repr=False)
 
     def pack(self) -> bytes:
-        """The bytes behind `unpack`."""
+        """Return the bytes that `unpack` reads."""
         return MAGIC + zlib.compress(encode(self))
 
     @staticmethod
     def unpack(code: bytes) -> CudaCode:
-        """The code in a binary. Raises CompileError for bytes that are none."""
+        """Read the code from a binary. Raises CompileError for invalid bytes."""
         try:
             if not code.startswith(MAGIC):
                 raise ValueError("it does not begin as one")
@@ -57,7 +57,7 @@ class CudaCode:
 
 
 def compile_image(ir: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
-    """(kind, image, reports) of LLVM IR: a cubin where it is to be `assembled` and there is a ptxas that does, else PTX. Raises
+    """Compile LLVM IR to (kind, image, reports): a cubin if `assembled` and there is a suitable ptxas, otherwise PTX. Raises
     CompileError."""
     text, known = ptx.emit_ptx(ir, arch), ARCHITECTURES[arch]
     if not assembled or not ptxas.assembles(arch, known.ptx, known.llvm_cpu):
@@ -66,7 +66,7 @@ def compile_image(ir: str, arch: str, assembled: bool = True) -> tuple[str, byte
 
 
 class Nvptx(CompilerPair):
-    """LINEAR → LLVM IR → PTX → a cubin, or PTX where there is no ptxas."""
+    """LINEAR → LLVM IR → PTX → a cubin, or PTX if there is no ptxas."""
 
     name = "nvptx"
     revision = CODEGEN_REVISION + CUDA_REVISION
@@ -87,15 +87,15 @@ class Nvptx(CompilerPair):
         return CudaCode(target.cpu, kind, image, reports, source).pack()
 
     def image_of(self, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
-        """(kind, image, reports) of LLVM IR."""
+        """Compile LLVM IR to (kind, image, reports)."""
         return compile_image(source, arch, assembled)
 
     def load(self, code: bytes, spec: ProgramSpec) -> CudaCode:
         return CudaCode.unpack(code)
 
     def image_for(self, code: CudaCode, plain: bool, major: int) -> bytes:
-        """The image of a program for a device of this major compute capability; `plain`: without assumptions about its arguments. A cubin
-        is for one major capability; devices of a later one take PTX."""
+        """Return the image of a program for a device of this major compute capability; `plain`: without assumptions about its arguments. A
+        cubin runs only on its own major capability; devices of a later one get PTX."""
         fits = code.kind != CUBIN or capability_of(code.arch)[0] == major
         if fits and not plain:
             return code.image

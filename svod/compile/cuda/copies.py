@@ -31,7 +31,7 @@ def _copy(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
     to, to_index, source, index, stores, inside = src
     to_offset, offset = arg
     vec, nbytes = memory_type(dtype.name, lanes), lanes * dtype.itemsize
-    # before any branch: later accesses share them
+    # computed before any branch, so that later accesses can reuse them
     target, align = address_of(w, to, to_index, to_offset), w.family.alignment(w, to, to_index, to_offset, lanes)
     origin, origin_align = address_of(w, source, index, offset), w.family.alignment(w, source, index, offset, lanes)
     if min(align, origin_align) < nbytes:
@@ -46,14 +46,15 @@ def _copy(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
 
 
 def _where(w: Writer, condition: int, then: Callable[[], str], other: Callable[[], str] = str) -> str:
-    """Write what `then` does where a condition holds, else what `other` does; one of them where the condition is known."""
+    """Write a branch: the code of `then` if a condition holds, otherwise the code of `other`. If the condition is constant, write only one
+    of them."""
     if w.code[condition].op == "CONST":
         return (then if w.code[condition].arg else other)()
     return w.either(w.value[condition], then, None if other is str else other)
 
 
 def _copied(w: Writer, nbytes: int, target: str, origin: str, inside: int) -> str:
-    """A copy between aligned addresses. What is not `inside` is not read."""
+    """Write a copy between aligned addresses. Bytes that are not `inside` are not read."""
     always = w.code[inside].op == "CONST" and bool(w.code[inside].arg)
     given = [] if always else [("i32", w.temp(f"select i1 {w.value[inside]}, i32 {nbytes}, i32 0"))]
     shared, argument = w.temp(f"addrspacecast ptr {target} to {SHARED}"), w.temp(f"addrspacecast ptr {origin} to {GLOBAL}")
@@ -75,7 +76,7 @@ _ROW = re.compile(r'  call void asm sideeffect "' + re.escape(EXPECT) + r'".*\n 
 
 
 def by_bytes(source: str) -> str:
-    """The text with asynchronous copies as loads and stores, from addresses that are a multiple of nothing."""
+    """Replace asynchronous copies in the text by loads and stores that require no alignment."""
     numbers = iter(range(source.count(PREFIX)))
 
     def row(m: re.Match[str]) -> str:
@@ -123,8 +124,8 @@ def _counts(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
             count = _in_shared(w, w.temp(f"getelementptr i64, ptr {w.value[src[0]]}, i64 {k}"))
             w.call("void", f"llvm.nvvm.mbarrier.{'init' if begins else 'inval'}.shared", (SHARED, count), *given)
         return ""
-    w.either(w.temp(f"icmp eq i32 {w.call('i32', THREAD)}, 0"), each)       # the first thread of a block alone
-    if begins:      # each thread, for what it has written there before
+    w.either(w.temp(f"icmp eq i32 {w.call('i32', THREAD)}, 0"), each)       # only the first thread of a block
+    if begins:      # each thread, for its own earlier writes there
         w.line(f'call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
 
 

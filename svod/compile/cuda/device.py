@@ -1,14 +1,14 @@
-"""A GPU that is there: its memory, its modules, and the stream on which everything of this process happens.
+"""A GPU of this machine: its memory, its modules, and the stream for all of this process's work.
 
-A program that has made a context of this GPU current, as pycuda does, shares it with svod; otherwise svod works in the primary context, as
-PyTorch does. Around each use of the device the calling thread gets that context, and its own one back.
+If a program has made a context of this GPU current, as pycuda does, svod uses that context; otherwise it uses the primary context, as
+PyTorch does. Each use of the device makes that context current in the calling thread, and restores the thread's own context afterwards.
 
     copy_in a, launch k0, launch k1, copy_out b      in this order on the device; the host waits in copy_out only
 
-What runs on the stream comes after everything that was put there before, so memory is given to its next user while kernels that read it
-may still run. Where other libraries share memory, their streams and this one follow each other (`follow`, `lead`), and the host does not
-wait. A copy to the device passes through pinned memory, and the host's array is read when the call returns. An error of a kernel is raised
-by a later call, by the one that waits at the latest: `working` adds the names of the kernels that were running.
+The stream runs its work in order, so memory can be given to its next user while kernels that read it are still running. If other libraries
+share memory, their streams and this one wait for each other (`follow`, `lead`), and the host does not wait. A copy to the device passes
+through pinned memory, and the host's array has been read when the call returns. An error in a kernel is raised by a later call, at the
+latest by the next one that waits; `working` adds the names of the kernels that were running.
 """
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ from svod.compile.cuda.targets import DEVICE, Architecture, Card, architecture_o
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, DeviceLost
 
-GRAIN = 512                 # bytes: memory is kept in sizes of so many, and from 8 of them on in eighths of a power of two
+GRAIN = 512                 # bytes: sizes of memory are rounded up to multiples of this, and large ones to eighths of a power of two
 STAGED = 1 << 20            # bytes from which on copies to the host go through pinned memory
-CHUNK = 4 << 20             # bytes of such a copy, and of one to the device, at a time
-RING = 3 * CHUNK            # bytes of pinned memory: two chunks side by side, wherever the first one begins
-MOST_COPIES = 256           # most copies with bytes in the ring
-NAMED = 8                   # kernels that an error names
-DEFAULT_STREAM = 1          # CUDA's legacy one, as the driver and DLPack call it: it is there as long as the device
+CHUNK = 4 << 20             # bytes of each piece of such a copy, and of a copy to the device
+RING = 3 * CHUNK            # bytes of pinned memory: room for two chunks, wherever the first one begins
+MOST_COPIES = 256           # maximum number of copies that use the ring at the same time
+NAMED = 8                   # maximum number of kernels that an error names
+DEFAULT_STREAM = 1          # CUDA's legacy default stream, by its number in the driver and in DLPack; it exists as long as the device
 
 
 def rounded(nbytes: int) -> int:
-    """The size of a piece of memory that holds `nbytes`."""
+    """Round `nbytes` up to the size of a piece of memory."""
     step = max(GRAIN, 1 << max(0, nbytes.bit_length() - 4))
     return max(1, -(-nbytes // step)) * step
 
 
 class DeviceMemory:
-    """Memory of a device. It goes back to the pool with the object. `lent`: the streams on which other libraries have used it; None: one
-    that may be gone by then."""
+    """Memory of a device. It returns to the pool when the object is deleted. `lent`: the streams on which other libraries have used it;
+    None: a stream that may no longer exist by then."""
 
     def __init__(self, pool: Pool, nbytes: int) -> None:
         self.pool, self.nbytes = pool, nbytes
         self.address, self.lent = pool.take(rounded(nbytes)), set[int | None]()
         self._free = weakref.finalize(self, pool.give, rounded(nbytes), self.address, self.lent)
-        self._free.atexit = False       # the driver frees what a process leaves
+        self._free.atexit = False       # the driver frees memory when the process ends
 
 
 class Pool:
-    """Pieces of a device's memory that were used before, by size."""
+    """A pool of unused pieces of a device's memory, by size."""
 
     def __init__(self, device: GpuDevice) -> None:
         self.device = device
         self.free: dict[int, list[int]] = {}
         self.lock = threading.Lock()
-        self.held = 0                   # bytes of the driver's
-        self._given: deque[tuple[int, int]] = deque()       # (size, address) of pieces that are not in `free` yet
+        self.held = 0                   # bytes allocated from the driver
+        self._given: deque[tuple[int, int]] = deque()       # (size, address) of returned pieces that are not in `free` yet
         self._lent: deque[tuple[int, int, set[int | None]]] = deque()       # pieces that other libraries have used on their streams
 
     def take(self, size: int) -> int:
-        """The address of `size` bytes. Raises DeviceError where the device has too little memory."""
-        self.device.check_process()     # a lock may be held there by a thread that is gone
+        """Return the address of `size` bytes. Raises DeviceError if the device has too little memory."""
+        self.device.check_process()     # in a fork, a lock may be held by a thread that no longer exists
         if self._lent:
             self._take_back()
         try:
@@ -89,8 +89,7 @@ class Pool:
             return address
 
     def give(self, size: int, address: int, lent: set[int | None]) -> None:
-        """Keep memory for the next who needs as much. Without waiting: the thread that holds the lock may be this one, inside a
-        collection."""
+        """Return memory to the pool, without waiting: the garbage collector may call this in the thread that holds the lock."""
         if os.getpid() == self.device.process:
             if lent:
                 self._lent.append((size, address, lent))
@@ -98,7 +97,7 @@ class Pool:
                 self._given.append((size, address))
 
     def _take_back(self) -> None:
-        """Return lent buffers to the pool, ordered after the work that their borrowers have begun."""
+        """Return lent buffers to the pool, ordered after the work that their borrowers have issued."""
         with self.device.working() as driver:
             back = [self._lent.popleft() for _ in range(len(self._lent))]
             for stream in {stream for _, _, lent in back for stream in lent}:
@@ -114,8 +113,8 @@ class Pool:
             self.free.setdefault(size, []).append(address)
 
     def _return(self) -> None:
-        """Give everything back to the driver that nobody holds, when nothing uses it any more. Whoever has the stream, and may be recording
-        a graph there, is waited for first: a wait would end the recording."""
+        """Free all unused memory to the driver, after all work on it has finished. First acquire the lock of the stream, because waiting
+        for the stream would end a recording of a graph by another thread."""
         with self.device.working() as driver:
             self.device.wait()
             with self.lock:
@@ -127,17 +126,17 @@ class Pool:
 
 
 class Staging:
-    """Pinned memory that copies pass through, piece by piece, in a ring."""
+    """A ring buffer of pinned memory that copies pass through piece by piece."""
 
     def __init__(self, driver: Driver) -> None:
         self.base = driver.allocate_pinned(RING)
         self._next = 0
-        self._copies: deque[tuple[int, int, int]] = deque()     # (begin, end, event that says when it was copied), the oldest first
-        self._spare: list[int] = []                             # events
+        self._copies: deque[tuple[int, int, int]] = deque()     # (begin, end, event that marks the end of the copy), the oldest first
+        self._spare: list[int] = []                             # unused events
 
     @contextlib.contextmanager
     def piece(self, driver: Driver, nbytes: int, stream: int) -> Iterator[tuple[int, list[int]]]:
-        """The address of memory that no copy uses, for a copy that is begun inside, and where the event goes that says when it was done."""
+        """Give the address of unused memory, for a copy that is issued inside the context, and a list for the event that marks its end."""
         begin = self._next if self._next + nbytes <= RING else 0
         end = begin + nbytes
         while len(self._copies) >= MOST_COPIES or any(b < end and begin < e for b, e, _ in self._copies):
@@ -148,22 +147,23 @@ class Staging:
         events: list[int] = []
         try:
             yield self.base + begin, events
-        finally:        # also where Ctrl-C came after the copy was begun
+        finally:        # also if Ctrl-C came after the copy was issued
             self._copies.append((begin, end, event))
             driver.record(event, stream)
             events.append(event)
 
 
     def settle(self) -> None:
-        """All copies are done."""
+        """Note that all copies are done."""
         self._spare += [event for _, _, event in self._copies]
         self._copies.clear()
 
 
 class GpuDevice:
-    """A device that is there, a context of it and one stream. It belongs to the process that opened it.
+    """A device of this machine, with a context and one stream. It belongs to the process that opened it.
 
-    `architecture`: whose code it runs, where that is not what it runs best. Raises DeviceError for one whose code it does not run."""
+    `architecture`: the architecture to compile for, if it is not the device's own. Raises DeviceError if the device does not run its
+    code."""
 
     def __init__(self, driver: Driver, ordinal: int, architecture: Architecture | None = None) -> None:
         count = driver.count()
@@ -180,26 +180,27 @@ class GpuDevice:
                               f"{'.'.join(map(str, self.capability))} and does not run code for {architecture.name}")
         self.context = self._shared_context() or driver.retain_context(self.handle)
         self.pool = Pool(self)
-        self.lock = threading.RLock()       # a thread that puts work on the stream holds it
+        self.lock = threading.RLock()       # held by a thread while it issues work to the stream
         with self.current():
             self.stream = driver.create_stream()
         self._staging: Staging | None = None
-        self._pending: dict[str, None] = {}     # names of kernels that were launched and not waited for
+        self._pending: dict[str, None] = {}     # names of kernels that were launched and may not have finished
         self.retired: deque[tuple[Callable[[int], None], int]] = deque()    # (call that frees an unused module or graph, its handle)
-        self._reached: dict[int, bool] = {}     # number of another device → whether its memory can be reached
-        self._point: int | None = None          # the event by which a stream follows another
+        self._reached: dict[int, bool] = {}     # number of another device → whether its memory is accessible
+        self._point: int | None = None          # the event by which a stream waits for another
         self._clocks: list[tuple[int, int]] = []
-        self._filling: DeviceMemory | None = None       # memory that is written between runs, so that it fills the second cache
+        self._filling: DeviceMemory | None = None       # memory that is written between runs to fill the L2 cache
 
     def _shared_context(self) -> int:
-        """The calling thread's context if it is one of this device, so that the thread's memory and streams can be used; else 0."""
+        """Return the calling thread's context if it belongs to this device, so that the thread's memory and streams can be used; otherwise
+        0."""
         context = self.driver.current_context()
         return self.driver.adopt_context() if context and self.driver.current_device() == self.handle else 0
 
     @contextlib.contextmanager
     def current(self) -> Iterator[Driver]:
-        """The driver, with this device's context in the calling thread, which has its own one again afterwards. Raises DeviceError in a
-        fork of the process that opened the device."""
+        """Give the driver, with this device's context current in the calling thread; the thread's own context is restored afterwards.
+        Raises DeviceError in a fork of the process that opened the device."""
         self.check_process()
         if self.driver.current_context() == self.context:
             yield self.driver
@@ -211,7 +212,7 @@ class GpuDevice:
             self.driver.leave_context()
 
     def check_memory(self, address: int) -> None:
-        """Raise DeviceError for memory of another context of this device, which kernels of svod's do not reach."""
+        """Raise DeviceError if the memory belongs to another context of this device, which svod's kernels cannot access."""
         with self.current() as driver:
             context = driver.place_of(address)[1]
         if context not in (0, self.context):
@@ -226,15 +227,15 @@ class GpuDevice:
                               "with the method 'spawn' or 'forkserver'")
 
     def retire(self, free: Callable[[int], None], handle: int) -> None:
-        """Have a module or a graph freed later, when nothing runs. Without a call of the driver: the collector may run in a thread that
-        uses another device, or records launches."""
+        """Mark a module or a graph to be freed later, when nothing runs. This does not call the driver, because the garbage collector may
+        run in a thread that uses another device, or that records launches."""
         if os.getpid() == self.process:
             self.retired.append((free, handle))
 
     @contextlib.contextmanager
     def working(self, kernels: Sequence[str] = ()) -> Iterator[Driver]:
-        """The driver, to put work on the stream; `kernels`: the names of those that are launched inside."""
-        self.check_process()        # the lock may be held there by a thread that is gone
+        """Give the driver, to issue work to the stream; `kernels`: the names of the kernels that are launched inside."""
+        self.check_process()        # in a fork, the lock may be held by a thread that no longer exists
         with self.lock, self.naming(), self.current() as driver:
             if kernels:
                 if self._pending and driver.is_done(self.stream):
@@ -244,23 +245,24 @@ class GpuDevice:
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
-        """Inside, an error of the driver names the kernels that may have caused it: those that were not waited for."""
+        """Add to an error of the driver inside the context the names of the kernels that may have caused it: the ones that may not have
+        finished."""
         try:
             yield
         except DeviceError as e:
             if isinstance(e.__cause__, DeviceError) or (not self._pending and not isinstance(e, DeviceLost)):
-                raise       # it says so already, or there is nothing to say
+                raise       # it has the names already, or there are none
             names = list(self._pending)
             ran = f"; it happened in a run of {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}" if names else ""
             after = ". After such an error this process cannot use the GPU any more" if isinstance(e, DeviceLost) else ""
             raise type(e)(f"{e}{ran} on {self.name}{after}") from e
 
     def follow(self, stream: int) -> None:
-        """Let what is put on the stream from now on come after what is on another one."""
+        """Make work issued to the stream from now on wait for the work on another one."""
         self._order(stream, self.stream)
 
     def lead(self, stream: int) -> None:
-        """Let what is put on another stream from now on come after what is on this one."""
+        """Make work issued to another stream from now on wait for the work on this one."""
         self._order(self.stream, stream)
 
     def _order(self, first: int, second: int) -> None:
@@ -272,13 +274,13 @@ class GpuDevice:
                 driver.follow_event(second, self._point)
 
     def wait(self) -> None:
-        """Wait for everything on the stream. Raises what went wrong there."""
+        """Wait for all work on the stream. Raises its errors."""
         with self.working() as driver:
             driver.wait(self.stream)
             self._settle(driver)
 
     def _settle(self, driver: Driver) -> None:
-        """The stream is empty: forget what was on it."""
+        """Clear the records of work on the stream, which is empty."""
         self._pending.clear()
         if self._staging is not None:
             self._staging.settle()
@@ -291,7 +293,7 @@ class GpuDevice:
         return self._asked or architecture_of(*self.capability)
 
     def target(self) -> Target:
-        """The device as a target, from what the driver says of it."""
+        """The device as a target, from the driver's description."""
         architecture = self.architecture()
 
         def asked(what: str, otherwise: float) -> int:
@@ -309,14 +311,14 @@ class GpuDevice:
 
     # -- time ---------------------------------------------------------------------------------------
     def clock(self, number: int = 0) -> tuple[int, int]:
-        """Two events between which time is counted: those of a number, of which several can be on the stream at a time."""
+        """Return the two events that time a run. Each `number` has its own pair, so several can be on the stream at the same time."""
         with self.current() as driver:
             while len(self._clocks) <= number:
                 self._clocks.append((driver.create_event(), driver.create_event()))
         return self._clocks[number]
 
     def fill_cache(self) -> None:
-        """Have the second cache filled with something else: twice its size is written."""
+        """Fill the L2 cache with other data, by writing twice its size."""
         if self._filling is None:
             self._filling = DeviceMemory(self.pool, 2 * self.target().l2)
         with self.current() as driver:
@@ -324,7 +326,7 @@ class GpuDevice:
 
     # -- copies -------------------------------------------------------------------------------------
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
-        """Copy from the host. Its memory has been read when this returns."""
+        """Copy from the host. The host memory has been read when this returns."""
         with self.working() as driver:
             staging = self._staged(driver)
             for start, size in _parts(nbytes):
@@ -344,13 +346,14 @@ class GpuDevice:
                 with staging.piece(driver, size, self.stream) as (pinned, events):
                     driver.copy_out(pinned, device + start, size, self.stream)
                 waiting.append((host + start, pinned, size, events[0]))
-                if len(waiting) > 1:        # while the next part is on its way
+                if len(waiting) > 1:        # while the next part is being copied
                     _take(driver, *waiting.popleft())
             _take(driver, *waiting.popleft())
             self._settle(driver)
 
     def copy_from(self, address: int, other: GpuDevice, source: int, nbytes: int) -> bool:
-        """Copy from the memory of a device, this one or another, which waits for each other; False where this one does not reach it."""
+        """Copy from the memory of this or another device; the two devices wait for each other. Returns False if this device cannot access
+        that memory."""
         if other is not self:
             other.wait()
         with self.working() as driver:
@@ -378,18 +381,18 @@ class GpuDevice:
 
 
 def _take(driver: Driver, host: int, pinned: int, nbytes: int, event: int) -> None:
-    """Wait for a piece of a copy, and hand it to the host."""
+    """Wait for a piece of a copy, and copy it from pinned memory to the host."""
     driver.wait_event(event)
     ctypes.memmove(host, pinned, nbytes)
 
 
 def _parts(nbytes: int) -> list[tuple[int, int]]:
-    """(first byte, bytes) of the chunks of a copy."""
+    """List (first byte, bytes) of the chunks of a copy."""
     return [(start, min(CHUNK, nbytes - start)) for start in range(0, nbytes, CHUNK)]
 
 
 class Module:
-    """An image on a device. It is unloaded with the object."""
+    """A module loaded on a device. It is unloaded when the object is deleted."""
 
     def __init__(self, device: GpuDevice, image: bytes) -> None:
         self.device = device
@@ -400,7 +403,7 @@ class Module:
         self._free.atexit = False
 
     def function(self, symbol: str, shared: int) -> int:
-        """A kernel that launches may give `shared` bytes of memory that it does not declare."""
+        """Return a kernel, whose launches may request `shared` bytes of dynamic shared memory."""
         found = self.functions.get(symbol)
         if found is None:
             with self.device.current() as driver:

@@ -1,8 +1,8 @@
 """NVIDIA's driver, called through ctypes: devices, contexts, memory, streams, modules, launches, graphs.
 
-The driver's library is there wherever a kernel can run; pycuda needs a compiler to be installed. `PycudaDriver` makes the same calls
-through pycuda in a program that uses it. The rest of svod's CUDA backend calls an object with the methods of `Driver`; tests give it
-another.
+The driver's library exists on every machine that can run kernels, whereas installing pycuda requires a compiler. `PycudaDriver` makes the
+same calls through pycuda in a program that uses it. The rest of svod's CUDA backend calls an object with the methods of `Driver`, which
+tests replace.
 """
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ATTRIBUTES = {
 LOST = frozenset({214, 700, 702, 710, *range(714, 720)})
 """Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, addresses that are none."""
 POINTER_CONTEXT, POINTER_DEVICE = 1, 9      # CUpointer_attribute
-DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may ask for
+DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may request
 PEER_IS_OPEN = 704      # CUresult
-NOT_READY = 600         # CUresult: of a stream that has something to do
-RELAXED_CAPTURE = 2     # CUDA's mode of capture that concerns this thread's calls on the stream only
+NOT_READY = 600         # CUresult: the stream has unfinished work
+RELAXED_CAPTURE = 2     # capture mode without restrictions on other calls and threads
 
 
 class OutOfMemory(DeviceError):
@@ -34,7 +34,7 @@ class OutOfMemory(DeviceError):
 
 
 class Driver:
-    """The calls that svod makes. All raise DeviceError with the driver's own words; `allocate` OutOfMemory."""
+    """The driver calls that svod makes. All raise DeviceError with the driver's own message; `allocate` raises OutOfMemory."""
 
     def __init__(self, library: Any):
         self.library = library
@@ -46,7 +46,7 @@ class Driver:
             raise self._error(name, int(code))
 
     def _ask(self, kind: type[Any], name: str, *args: Any) -> int:
-        """The number that a call writes to its first argument; 0 for an address that is none."""
+        """Return the number that a call writes to its first argument; 0 for a null pointer."""
         out = kind()
         self._call(name, byref(out), *args)
         return int(out.value or 0)
@@ -61,134 +61,134 @@ class Driver:
 
     # -- devices ------------------------------------------------------------------------------------
     def count(self) -> int:
-        """The number of devices."""
+        """Return the number of devices."""
         return self._ask(c_int, "cuDeviceGetCount")
 
     def device(self, ordinal: int) -> int:
-        """The handle of a device."""
+        """Return the handle of a device."""
         return self._ask(c_int, "cuDeviceGet", c_int(ordinal))
 
     def name(self, device: int) -> str:
-        """The name of a device."""
+        """Return the name of a device."""
         out = ctypes.create_string_buffer(256)
         self._call("cuDeviceGetName", out, c_int(256), c_int(device))
         return out.value.decode()
 
     def attribute(self, device: int, what: str) -> int:
-        """A number of `ATTRIBUTES`."""
+        """Return the value of one of `ATTRIBUTES`."""
         return self._ask(c_int, "cuDeviceGetAttribute", c_int(ATTRIBUTES[what]), c_int(device))
 
     def retain_context(self, device: int) -> int:
-        """The device's primary context, which all libraries of a process share."""
+        """Return the device's primary context, which all libraries of a process share."""
         return self._ask(c_void_p, "cuDevicePrimaryCtxRetain", c_int(device))
 
     def current_context(self) -> int:
-        """The calling thread's context; 0: it has none."""
+        """Return the calling thread's context; 0: it has none."""
         return self._ask(c_void_p, "cuCtxGetCurrent")
 
     def adopt_context(self) -> int:
-        """The calling thread's context, which `enter_context` takes from now on."""
+        """Return the calling thread's context, for use with `enter_context`."""
         return self.current_context()
 
     def current_device(self) -> int:
-        """The handle of the device of the calling thread's context, which is there."""
+        """Return the handle of the device of the calling thread's context, which must exist."""
         return self._ask(c_int, "cuCtxGetDevice")
 
     def enter_context(self, context: int) -> None:
-        """Make a context the calling thread's until `leave_context`."""
+        """Make a context current in the calling thread until `leave_context`."""
         self._call("cuCtxPushCurrent_v2", c_void_p(context))
 
     def leave_context(self) -> None:
-        """Give the calling thread the context back that it had before `enter_context`."""
+        """Restore the context that the calling thread had before `enter_context`."""
         self._call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     def place_of(self, address: int) -> tuple[int, int]:
-        """The ordinal of the device on which memory lies, and the context that it belongs to, 0 for memory of all contexts."""
+        """Return the ordinal of the device that holds memory, and the context that the memory belongs to (0: all contexts)."""
         ordinal = self._ask(c_int, "cuPointerGetAttribute", c_int(POINTER_DEVICE), c_uint64(address))
         return ordinal, self._ask(c_void_p, "cuPointerGetAttribute", c_int(POINTER_CONTEXT), c_uint64(address))
 
     # -- memory -------------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
-        """The address of new memory of the device, a multiple of 256."""
+        """Allocate memory of the device, and return its address, a multiple of 256."""
         return self._ask(c_uint64, "cuMemAlloc_v2", c_size_t(nbytes))
 
     def free(self, address: int) -> None:
-        """Give memory of the device back."""
+        """Free memory of the device."""
         self._call("cuMemFree_v2", c_uint64(address))
 
     def allocate_pinned(self, nbytes: int) -> int:
-        """The address of memory of the host that the device copies from without the processor's help."""
+        """Allocate pinned host memory, which the device copies from without the CPU, and return its address."""
         return self._ask(c_void_p, "cuMemAllocHost_v2", c_size_t(nbytes))
 
     def copy_in(self, device: int, host: int, nbytes: int, stream: int) -> None:
-        """Begin to copy to the device; from pinned memory it goes on while the call returns."""
+        """Start a copy to the device; from pinned memory it is asynchronous."""
         self._call("cuMemcpyHtoDAsync_v2", c_uint64(device), c_void_p(host), c_size_t(nbytes), c_void_p(stream))
 
     def copy_out(self, host: int, device: int, nbytes: int, stream: int) -> None:
-        """Begin to copy to the host."""
+        """Start a copy to the host."""
         self._call("cuMemcpyDtoHAsync_v2", c_void_p(host), c_uint64(device), c_size_t(nbytes), c_void_p(stream))
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        """Begin to copy within a device."""
+        """Start a copy within a device."""
         self._call("cuMemcpyDtoDAsync_v2", c_uint64(to), c_uint64(source), c_size_t(nbytes), c_void_p(stream))
 
     def reaches(self, device: int, other: int) -> bool:
-        """Whether a device can have the memory of another one without the host's."""
+        """Whether a device can access the memory of another one directly."""
         return bool(self._ask(c_int, "cuDeviceCanAccessPeer", c_int(device), c_int(other)))
 
     def open_peer(self, context: int) -> None:
-        """Let the calling thread's context reach the memory of another one; another library may have done so."""
+        """Give the calling thread's context access to the memory of another one, unless another library has done so."""
         code = self.library.cuCtxEnablePeerAccess(c_void_p(context), c_uint(0))
         if code not in (0, PEER_IS_OPEN):
             raise self._error("cuCtxEnablePeerAccess", int(code))
 
     def copy_peer(self, to: int, context: int, source: int, source_context: int, nbytes: int, stream: int) -> None:
-        """Begin to copy from the memory of one context to that of another."""
+        """Start a copy from the memory of one context to another."""
         self._call("cuMemcpyPeerAsync", c_uint64(to), c_void_p(context), c_uint64(source), c_void_p(source_context), c_size_t(nbytes),
                    c_void_p(stream))
 
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
-        """Begin to set bytes to a value."""
+        """Start to set bytes to a value."""
         self._call("cuMemsetD8Async", c_uint64(address), ctypes.c_ubyte(value), c_size_t(nbytes), c_void_p(stream))
 
     # -- streams and events -------------------------------------------------------------------------
     def create_stream(self) -> int:
-        """A stream that does not wait for the default one."""
+        """Create a stream that does not wait for the default one."""
         return self._ask(c_void_p, "cuStreamCreate", c_uint(1))
 
     def is_done(self, stream: int) -> bool:
-        """Whether everything on a stream has been done. Raises what went wrong in it."""
+        """Whether all work on a stream is done. Raises its errors."""
         code = self.library.cuStreamQuery(c_void_p(stream))
         if code not in (0, NOT_READY):
             raise self._error("cuStreamQuery", int(code))
         return not code
 
     def wait(self, stream: int) -> None:
-        """Wait until everything on a stream has been done. Raises what went wrong in it."""
+        """Wait for all work on a stream. Raises its errors."""
         self._call("cuStreamSynchronize", c_void_p(stream))
 
     def create_event(self) -> int:
-        """A point in time on a stream."""
+        """Create an event: a point in time on a stream."""
         return self._ask(c_void_p, "cuEventCreate", c_uint(0))
 
     def record(self, event: int, stream: int) -> None:
-        """Put an event on a stream: it has come when everything before it is done."""
+        """Record an event on a stream: it completes when all earlier work is done."""
         self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
 
     def follow_event(self, stream: int, event: int) -> None:
-        """Let what is put on a stream from now on come after an event as it is now, without waiting."""
+        """Make work issued to a stream from now on wait for an event as last recorded; the host does not wait."""
         self._call("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))
 
     def wait_for_all(self) -> None:
-        """Wait until everything on all streams of the context has been done, those of other libraries too."""
+        """Wait for all work on all streams of the context, including other libraries' streams."""
         self._call("cuCtxSynchronize")
 
     def wait_event(self, event: int) -> None:
-        """Wait until an event has come."""
+        """Wait until an event has completed."""
         self._call("cuEventSynchronize", c_void_p(event))
 
     def seconds_between(self, first: int, second: int) -> float:
-        """The time from one event to another; both have come."""
+        """Return the time from one event to another; both must have completed."""
         out = c_float()
         name = "cuEventElapsedTime_v2" if hasattr(self.library, "cuEventElapsedTime_v2") else "cuEventElapsedTime"
         self._call(name, byref(out), c_void_p(first), c_void_p(second))
@@ -196,7 +196,7 @@ class Driver:
 
     # -- code ---------------------------------------------------------------------------------------
     def load_module(self, image: bytes) -> int:
-        """A module of a cubin, or of PTX that ends with a zero byte."""
+        """Load a module from a cubin, or from PTX that ends with a zero byte."""
         return self._ask(c_void_p, "cuModuleLoadData", c_char_p(image))
 
     def unload_module(self, module: int) -> None:
@@ -204,15 +204,15 @@ class Driver:
         self._call("cuModuleUnload", c_void_p(module))
 
     def function(self, module: int, symbol: str) -> int:
-        """A kernel of a module."""
+        """Return a kernel of a module."""
         return self._ask(c_void_p, "cuModuleGetFunction", c_void_p(module), c_char_p(symbol.encode()))
 
     def allow_shared(self, function: int, nbytes: int) -> None:
-        """Let launches of a kernel ask for this much shared memory."""
+        """Allow launches of a kernel to request this many bytes of shared memory."""
         self._call("cuFuncSetAttribute", c_void_p(function), c_int(DYNAMIC_SHARED), c_int(nbytes))
 
     def launch(self, function: int, grid: Sequence[int], block: int, shared: int, stream: int, arguments: Sequence[int]) -> None:
-        """Begin a launch of `grid` (x, y) blocks of `block` threads. `arguments`: 64-bit values."""
+        """Launch `grid` (x, y) blocks of `block` threads. `arguments`: 64-bit values."""
         values = (c_uint64 * len(arguments))(*[a & 0xFFFF_FFFF_FFFF_FFFF for a in arguments])
         base = ctypes.addressof(values)
         pointers = (c_void_p * len(arguments))(*[base + 8 * k for k in range(len(arguments))])
@@ -221,11 +221,11 @@ class Driver:
 
     # -- graphs -------------------------------------------------------------------------------------
     def begin_capture(self, stream: int) -> None:
-        """Begin to record the work that is put on a stream, instead of doing it."""
+        """Start to record the work that is issued to a stream, instead of executing it."""
         self._call("cuStreamBeginCapture_v2", c_void_p(stream), c_int(RELAXED_CAPTURE))
 
     def end_capture(self, stream: int) -> int:
-        """End the recording; the graph that was recorded, ready to be launched."""
+        """End the recording, and return the recorded graph, ready to be launched."""
         graph, ready = c_void_p(), c_void_p()
         self._call("cuStreamEndCapture", c_void_p(stream), byref(graph))
         try:
@@ -235,14 +235,14 @@ class Driver:
         return ready.value or 0
 
     def abandon_capture(self, stream: int) -> None:
-        """End the recording and drop what it has; do nothing where nothing is recorded."""
+        """End the recording and discard it; do nothing if there is none."""
         graph = c_void_p()
         self.library.cuStreamEndCapture(c_void_p(stream), byref(graph))
         if graph.value:
             self._call("cuGraphDestroy", graph)
 
     def launch_graph(self, graph: int, stream: int) -> None:
-        """Begin to run a recorded graph."""
+        """Launch a recorded graph."""
         self._call("cuGraphLaunch", c_void_p(graph), c_void_p(stream))
 
     def free_graph(self, graph: int) -> None:
@@ -251,7 +251,7 @@ class Driver:
 
 
 def library_of_driver() -> Any:
-    """The driver's library. Raises DeviceError, which says what is missing and what to do."""
+    """Load the driver's library. Raises DeviceError, which says what is missing and what to do."""
     for name in LIBRARIES:
         try:
             library = ctypes.CDLL(name)

@@ -1,7 +1,7 @@
-"""Functions that LLVM IR for NVIDIA's GPUs may call. Others may end the process: LLVM's code generator aborts where it has no instruction.
-Assembly, for which LLVM has no intrinsic, is of the statements listed here.
+"""The functions that LLVM IR for NVIDIA's GPUs may call. Other calls may abort the process: LLVM's code generator does so if it has no
+instruction for a call. Assembly, for which LLVM has no intrinsic, is of the statements listed here.
 
-What LINEAR becomes is compiled for every architecture in `tests/compile/cuda/test_instructions.py`."""
+All code made from LINEAR is compiled for every architecture in `tests/compile/cuda/test_instructions.py`."""
 from __future__ import annotations
 
 import re

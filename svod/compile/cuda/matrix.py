@@ -1,13 +1,13 @@
-"""Tiles that a warp holds together as LLVM text: mma.sync, and loads of its operands.
+"""LLVM text for tiles distributed over the threads of a warp: mma.sync, and loads of its operands.
 
-    MMA                                             llvm.nvvm.mma.m16n8k16.row.col.bf16, each thread with its words of the tiles
-    MMA of float32                                  its factors by cvt.rna.tf32 before
+    MMA                                             llvm.nvvm.mma.m16n8k16.row.col.bf16, each thread passes its words of the tiles
+    MMA of float32                                  its factors are rounded by cvt.rna.tf32 first
     LOADMATRIX from shared memory, lines of 16 bytes       ldmatrix: thread t gives the address of line t % 8 of matrix t // 8
     the same, lines across the sum                  ldmatrix.trans, of 16-bit numbers
-    two of them that differ in the offset           one ldmatrix, where it takes as many matrices
+    two of them that differ in the offset           one ldmatrix, if it supports as many matrices
     any other                                       each thread loads its own elements
 
-A line is as many numbers as a quarter of a warp holds in one register each: ldmatrix takes those that begin at multiples of 16 bytes.
+A line is 16 bytes: one 32-bit register in each of four threads. ldmatrix requires lines that begin at multiples of 16 bytes.
 """
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ REGISTER_BYTES = 4
 ROUND = "llvm.nvvm.f2tf32.rna"
 THREAD = "llvm.nvvm.read.ptx.sreg.tid.x"        # the number of a thread in its block
 MOST_MATRICES = 4       # most matrices that one ldmatrix loads
-LINES_TOGETHER = 8      # lines behind which those of a row change places otherwise
-_COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # their results are not read before a WAIT
+LINES_TOGETHER = 8      # number of lines after which the swizzle pattern of a row changes
+_COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # they write nothing that is read before a WAIT
 _ENDS = frozenset({"LOOP", "CARRY", "RESULT", "SHFL_XOR", *(NO_VALUE - _COPIES_BEGIN)})
 
 
 def loads_together(code: Sequence[Instruction]) -> dict[int, int]:
-    """Pairs of LOADMATRIX that one ldmatrix can do, the first of each with the second: nothing is written between them, and they differ in
-    the offset alone."""
+    """Map the first to the second of each pair of LOADMATRIX that one ldmatrix can do: nothing is written between them, and they differ
+    only in the offset."""
     pairs: dict[int, int] = {}
     single: dict[tuple[object, ...], int] = {}
     for i, x in enumerate(code):
@@ -52,14 +52,15 @@ def loads_together(code: Sequence[Instruction]) -> dict[int, int]:
 
 
 class Matrices(Family):
-    """The text of one phase. `pairs`: the first of two LOADMATRIX that are one instruction → the second."""
+    """The rendering of one phase. `pairs`: the first of two LOADMATRIX that become one instruction → the second."""
 
     def __init__(self, code: Sequence[Instruction]):
         self.pairs = loads_together(code)
 
 
 def _moved(w: Writer, number: str, steps: list[tuple[int, int]], kind: str = "i32") -> str:
-    """How far a number of 32 bits moves an address, as `kind`: its digits, each (count, elements), the first one outermost."""
+    """Compute the distance in elements for a 32-bit number, as type `kind`. `steps`: the digits of the number as (count, elements per
+    step), the outermost first."""
     total, inner = "0", 1
     for count, elements in reversed(steps):
         if count > 1 and elements:
@@ -76,7 +77,7 @@ def _steps(digits: tuple[Digit, ...], rows: int, columns: int) -> list[tuple[int
 
 
 class Tile:
-    """The place of an operand's tile in memory. `arg`: the arg of its LOADMATRIX."""
+    """The location of an operand's tile in memory. `arg`: the arg of its LOADMATRIX."""
 
     def __init__(self, w: Writer, src: tuple[int, ...], arg: Any, elem: str, size: int):
         self.w, self.elem = w, elem
@@ -91,7 +92,7 @@ class Tile:
             self.inner = index if w.code[src[2]].dtype.bits == 32 else w.temp(f"trunc i64 {index} to i32")
 
     def pointer(self, moved: str, kind: str = "i32") -> str:
-        """The address of an element so much further; an i32 in lines that change places."""
+        """Return the address of the element `moved` elements further; in swizzled lines, `moved` is an i32."""
         w = self.w
         if self.lines > 1:
             at = w.temp(f"add i32 {w.temp(f'add i32 {moved}, {self.inner}')}, {self.rest}")
@@ -109,7 +110,7 @@ def _starts_lines(w: Writer, i: int) -> bool:
 
 
 def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    if w.value[i]:      # it was loaded with another one
+    if w.value[i]:      # it was loaded together with another one
         return
     offset, name, number, rows, columns, lines = arg
     fragments = DOTS[name].fragments
@@ -148,7 +149,7 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
 
 
 def _load_lines(w: Writer, members: tuple[int, ...], fragment: Fragment, tile: Tile, lane: str, line: int, kind: str) -> None:
-    """The words of a thread, each of one matrix, whose lines are `line` elements apart, for loads that one instruction does."""
+    """Load, in one instruction, the words of a thread, one per matrix. `line`: the distance between lines in elements."""
     _, dtype, lanes, _, (offset, _, _, rows, columns, _) = w.code[members[0]]
     each = lanes * dtype.itemsize // REGISTER_BYTES
     count = each * len(members)
@@ -163,7 +164,7 @@ def _load_lines(w: Writer, members: tuple[int, ...], fragment: Fragment, tile: T
 
 
 def _joined(w: Writer, parts: list[str], kind: str, vec: str) -> str:
-    """Registers as one vector."""
+    """Combine registers into one vector."""
     of = kind if len(parts) == 1 else f"<{len(parts)} x {kind}>"
     whole = w.vector(kind, len(parts), parts)
     return whole if vec == of else w.temp(f"bitcast {of} {whole} to {vec}")

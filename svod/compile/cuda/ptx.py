@@ -1,4 +1,4 @@
-"""LLVM IR → PTX, in this process. LLVM ends the process where it has no instruction for something: `check_intrinsics` comes before."""
+"""LLVM IR → PTX, in this process. LLVM aborts the process if it has no instruction for a call, so `check_intrinsics` runs first."""
 from __future__ import annotations
 
 import re
@@ -18,7 +18,7 @@ _OUTSIDE = re.compile(r"\.extern \.func[^;]*?(\w+)\s*\(", re.S)
 
 @lru_cache(maxsize=16)
 def _machine(arch: str) -> tuple[Any, str]:
-    """LLVM's code generator for an architecture, and its data layout."""
+    """Return LLVM's code generator for an architecture, and its data layout."""
     initialize()
     known = ARCHITECTURES[arch]
     found = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=known.llvm_cpu, features=f"+ptx{known.ptx}", opt=3)
@@ -26,7 +26,7 @@ def _machine(arch: str) -> tuple[Any, str]:
 
 
 def emit_ptx(ir: str, arch: str) -> str:
-    """The PTX of a module, after LLVM's passes. Raises CompileError."""
+    """Compile a module to PTX, with LLVM's passes. Raises CompileError."""
     check_intrinsics(ir, arch)
     machine, layout = _machine(arch)
     with module_of(ir, TRIPLE, layout, machine, True, arch) as module:
@@ -38,7 +38,7 @@ def emit_ptx(ir: str, arch: str) -> str:
 
 
 def after_passes(ir: str, arch: str) -> str:
-    """The module after LLVM's passes, as LLVM IR. Raises CompileError."""
+    """Return the module after LLVM's passes, as LLVM IR. Raises CompileError."""
     check_intrinsics(ir, arch)
     machine, layout = _machine(arch)
     with module_of(ir, TRIPLE, layout, machine, True, arch) as module:

@@ -1,5 +1,5 @@
-"""The tools of NVIDIA's toolkit, where there are some: ptxas makes machine code (a cubin) of PTX, and says what it needs;
-nvdisasm or cuobjdump prints it. Without ptxas the driver compiles the PTX when it is loaded."""
+"""The tools of NVIDIA's toolkit, if they are installed: ptxas compiles PTX to machine code (a cubin) and reports its resources; nvdisasm or
+cuobjdump prints it. Without ptxas, the driver compiles the PTX when it is loaded."""
 from __future__ import annotations
 
 import importlib.util
@@ -27,8 +27,8 @@ _VERSION = re.compile(r"V(\d+\.\d+\.\d+)")
 
 @dataclass(frozen=True)
 class KernelReport:
-    """A kernel as ptxas describes it. `shared`, `stack`, `spill_stores` and `spill_loads` are bytes, those of shared memory without what a
-    launch asks for."""
+    """A kernel as ptxas describes it. `shared`, `stack`, `spill_stores` and `spill_loads` are bytes; `shared` does not include the bytes
+    that a launch requests."""
 
     symbol: str
     registers: int
@@ -40,21 +40,21 @@ class KernelReport:
 
 @lru_cache(maxsize=8)
 def tool(name: str) -> str | None:
-    """The path of a tool: on PATH, where the toolkit is usually installed, or of the packages nvidia-cuda-*. None where there is none."""
+    """Find the path of a tool: on PATH, in the usual places of the toolkit, or in the packages nvidia-cuda-*. None if it is not there."""
     found = shutil.which(name)
     places = [USUAL, *(Path(root, "cu13", "bin") for root in _package_roots())]
     return found or next((str(place / name) for place in places if (place / name).exists()), None)
 
 
 def _package_roots() -> Sequence[str]:
-    """The folders of NVIDIA's packages for Python."""
+    """Find the folders of NVIDIA's Python packages."""
     spec = importlib.util.find_spec("nvidia")
     return [] if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)
 
 
 @lru_cache(maxsize=1)
 def ptxas_version() -> str | None:
-    """The version of ptxas; None where there is none, or one that does not run."""
+    """Return the version of ptxas; None if it is missing or does not run."""
     path = tool("ptxas")
     if path is None:
         return None
@@ -68,8 +68,8 @@ def ptxas_version() -> str | None:
 
 @lru_cache(maxsize=16)
 def assembles(arch: str, version: int, target: str) -> bool:
-    """Whether there is a ptxas that makes machine code for an architecture of PTX of a version, ten times, for a target. An older one than
-    the GPU does not: the driver, which knows its GPU, compiles the PTX then."""
+    """Whether there is a ptxas that compiles PTX of a version (times 10) and a target to machine code of an architecture. A ptxas older
+    than the GPU cannot; the GPU's driver compiles the PTX then."""
     if ptxas_version() is None:
         return False
     try:
@@ -81,7 +81,8 @@ def assembles(arch: str, version: int, target: str) -> bool:
 
 
 def assemble(ptx: str, arch: str) -> tuple[bytes, tuple[KernelReport, ...]]:
-    """The cubin of PTX, and a report per kernel. Raises CompileError for PTX that ptxas refuses, UnsupportedError where there is none."""
+    """Compile PTX to a cubin, and return it with a report per kernel. Raises CompileError for PTX that ptxas rejects, and UnsupportedError
+    if there is no ptxas."""
     path = tool("ptxas")
     if path is None:
         raise UnsupportedError("there is no ptxas: install NVIDIA's CUDA toolkit, or put its bin folder on PATH")
@@ -101,7 +102,7 @@ def assemble(ptx: str, arch: str) -> tuple[bytes, tuple[KernelReport, ...]]:
 
 
 def read_report(said: str) -> tuple[KernelReport, ...]:
-    """The kernels that `ptxas -v` describes."""
+    """Parse the output of `ptxas -v` to a report per kernel."""
     reports = []
     for symbol, stack, stores, loads, registers, rest in _ENTRY.findall(said):
         shared = _SHARED.search(rest)
@@ -110,7 +111,8 @@ def read_report(said: str) -> tuple[KernelReport, ...]:
 
 
 def disassemble(cubin: bytes) -> str:
-    """The machine code (SASS) of a cubin, as text. Raises UnsupportedError where there is no tool for it, CompileError where it fails."""
+    """Return the machine code (SASS) of a cubin, as text. Raises UnsupportedError if there is no tool for it, and CompileError if the tool
+    fails."""
     path = tool("nvdisasm") or tool("cuobjdump")
     if path is None:
         raise UnsupportedError("there is no nvdisasm and no cuobjdump: install NVIDIA's CUDA toolkit, or the package "

@@ -1,4 +1,4 @@
-"""NVIDIA's driver through pycuda, in a program that has imported `pycuda.driver`; what pycuda lacks goes through ctypes.
+"""NVIDIA's driver through pycuda, in a program that has imported `pycuda.driver`; calls that pycuda lacks go through ctypes.
 
     contexts        pycuda's stack of the thread: pycuda's own calls and svod's find the same one
     memory          pycuda frees garbage of the program before it says that there is no memory left
@@ -23,7 +23,7 @@ from svod.errors import DeviceError, DeviceLost
 
 
 def _translated(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `PycudaDriver` that raises svod's errors for pycuda's."""
+    """Make a method of `PycudaDriver` raise svod's errors instead of pycuda's."""
     @wraps(call)
     def method(self: PycudaDriver, *args: Any) -> Any:
         try:
@@ -37,13 +37,13 @@ def _translated(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PycudaDriver(Driver):
-    """The driver of `cuda`, the module `pycuda.driver`. `library`: NVIDIA's, for ctypes."""
+    """The driver through `cuda`, the module `pycuda.driver`. `library`: NVIDIA's library, for ctypes."""
 
     def __init__(self, library: Any, cuda: Any) -> None:
         self._cuda = cuda
-        self._held: dict[int, Any] = {}         # pycuda's contexts, memory, streams, modules and functions, by their numbers
-        self._ordinals: dict[int, int] = {}     # ordinals by the handles of devices
-        self._functions: dict[int, list[int]] = {}      # numbers of a module's functions
+        self._held: dict[int, Any] = {}         # number → pycuda's context, memory, stream, module or function
+        self._ordinals: dict[int, int] = {}     # handle of a device → ordinal
+        self._functions: dict[int, list[int]] = {}      # module → numbers of its functions
         super().__init__(library)
 
     def _hold(self, number: int, held: Any) -> int:
@@ -67,7 +67,7 @@ class PycudaDriver(Driver):
         return self._hold(int(context.handle), context)
 
     def current_context(self) -> int:
-        """The thread's context as pycuda knows it; 0 also where another library has put its own on top."""
+        """Return the thread's context that pycuda knows; 0 also if another library has made its own context current."""
         context = self._cuda.Context.get_current()
         current = super().current_context()
         return current if context is not None and int(context.handle) == current else 0
@@ -125,7 +125,7 @@ class PycudaDriver(Driver):
 
     def function(self, module: int, symbol: str) -> int:
         function = self._held[module].get_function(symbol)
-        self._functions.setdefault(module, []).append(id(function))     # a function keeps its module loaded
+        self._functions.setdefault(module, []).append(id(function))     # a module stays loaded as long as its functions are referenced
         return self._hold(id(function), function)
 
     def allow_shared(self, function: int, nbytes: int) -> None:
@@ -143,14 +143,14 @@ for _name, _call in list(vars(PycudaDriver).items()):
 
 
 def _bytes_at(address: int, nbytes: int) -> Any:
-    """A buffer over memory of the host."""
+    """Return a buffer over host memory."""
     return (ctypes.c_ubyte * nbytes).from_address(address)
 
 
 @lru_cache(maxsize=1)
 def open_driver() -> Driver:
-    """The driver of this machine, through pycuda where the program has imported it. Raises DeviceError, which says what is missing and what
-    to do."""
+    """Open the driver of this machine, through pycuda if the program has imported it. Raises DeviceError, which says what is missing and
+    what to do."""
     library, cuda = library_of_driver(), sys.modules.get("pycuda.driver")
     driver = Driver(library) if cuda is None else PycudaDriver(library, cuda)
     if not driver.count():

@@ -4,7 +4,8 @@
     second run with the same            the same three, recorded as a graph; launch the graph
     later                               launch the graph
 
-Nobody waits but who times or reads (`GpuDevice`). A graph holds addresses and values: what is bound or set anew makes it void."""
+The host waits only to time or to read results (`GpuDevice`). A graph contains addresses and values, so binding an address or setting a
+variable invalidates it."""
 from __future__ import annotations
 
 import weakref
@@ -24,7 +25,7 @@ from svod.errors import LaunchError
 
 
 class _Launch(NamedTuple):
-    """A launch with everything that the driver is told."""
+    """A launch with all arguments of the driver's call."""
 
     function: int
     grid: tuple[int, int]
@@ -34,14 +35,14 @@ class _Launch(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """A recorded list of launches; `handle` 0: it has run once, and was not recorded yet."""
+    """A recorded list of launches; `handle` 0: the list has run once and is not recorded yet."""
 
     state: int
     handle: int
 
 
 def grid_of(phase: PhaseSpec, count: int) -> tuple[int, int]:
-    """Blocks along x and y for `count` iterations of a phase."""
+    """Return the number of blocks along x and y for `count` iterations of a phase."""
     blocks = -(-count // block_of(phase)) if is_packed(phase) else count
     return (blocks, 1) if blocks <= GRID[0] else (GRID[0], -(-blocks // GRID[0]))
 
@@ -53,11 +54,12 @@ class CudaQueue(LaunchRecords):
                  addresses: Sequence[int]) -> None:
         self.device, self.pair = device, pair
         self._launches: dict[tuple[int, int], _Launch | None] = {}
-        self._modules: dict[tuple[int, bool], Module] = {}     # (identity of the code, whether it assumes nothing) → module
+        # (id of the code, whether it makes no assumptions about its arguments) → module
+        self._modules: dict[tuple[int, bool], Module] = {}
         self._graphs: dict[int, _Graph] = {}
         self._names: dict[int, tuple[str, ...]] = {}        # first launch of a list → names of its kernels
-        weakref.finalize(self, _free_graphs, device, self._graphs).atexit = False      # the driver frees what a process leaves
-        self._state = 0         # counts changes of arguments
+        weakref.finalize(self, _free_graphs, device, self._graphs).atexit = False      # the driver frees graphs when the process ends
+        self._state = 0         # number of changes of arguments so far
         super().__init__(kernels, variants, addresses)
         for kernel in kernels:
             if not kernel.is_host_item and not isinstance(kernel.loaded, CudaCode):
@@ -79,8 +81,8 @@ class CudaQueue(LaunchRecords):
                 self.device.wait()
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float:
-        """`run`, and the seconds between events of the device around it; for `cold` around each run, after the second cache was filled with
-        something else."""
+        """Do `run`, and return the seconds between device events around it. With `cold`, the events are around each run, after the L2 cache
+        was filled with other data."""
         runs = min(times, COLD_RUNS) if cold else 1
         with self.device.working(self._names_of(launches.first)) as driver:
             for number in range(runs):
@@ -96,13 +98,13 @@ class CudaQueue(LaunchRecords):
             return seconds * times / runs if cold and runs else seconds
 
     def _names_of(self, first: int) -> tuple[str, ...]:
-        """The names of the kernels of a list of launches."""
+        """Return the names of the kernels of a list of launches."""
         if first not in self._names:
             self._names[first] = tuple(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in self.recorded[first]))
         return self._names[first]
 
     def _do(self, driver: Driver, first: int, times: int) -> None:
-        """Put launches on the stream, so many times."""
+        """Issue launches to the stream `times` times."""
         recorded = self.recorded[first]
         if len(recorded) > 1 and times:
             self._run_as_graph(driver, first, recorded, times)
@@ -111,7 +113,7 @@ class CudaQueue(LaunchRecords):
                 self._begin(driver, recorded)
 
     def _get_ready(self, driver: Driver, first: int, times: int) -> None:
-        """Do before a clock starts what is done once for given arguments: load modules, and record the graph of what has run."""
+        """Do the work that is needed once for given arguments, before a clock starts: load modules, and record the graph."""
         recorded = self.recorded[first]
         if not times:
             return
@@ -136,12 +138,12 @@ class CudaQueue(LaunchRecords):
             driver.launch_graph(known.handle, self.device.stream)
 
     def _as_graph(self, driver: Driver, recorded: Sequence[tuple[int, int]]) -> _Graph:
-        """Launches as a graph."""
+        """Record launches as a graph."""
         try:
             driver.begin_capture(self.device.stream)
             self._begin(driver, recorded)
             return _Graph(self._state, driver.end_capture(self.device.stream))
-        except BaseException:       # Ctrl-C, too: nothing else could be done on the stream
+        except BaseException:       # Ctrl-C, too: an unfinished recording would block the stream
             driver.abandon_capture(self.device.stream)
             raise
 
@@ -152,7 +154,7 @@ class CudaQueue(LaunchRecords):
                 driver.launch(launch.function, launch.grid, launch.block, launch.shared, self.device.stream, launch.arguments)
 
     def _make(self, number: int, p: int) -> _Launch | None:
-        """The launch of a phase of a kernel with its present arguments; None for no iterations."""
+        """Make the launch of a phase of a kernel with its current arguments; None for 0 iterations."""
         kernel = self.kernels[number]
         phase, (begin, end) = kernel.spec.phases[p], self.ranges[number, p]
         if begin >= end:
@@ -167,7 +169,7 @@ class CudaQueue(LaunchRecords):
 
     @staticmethod
     def _is_plain(kernel: PreparedKernel, addresses: Sequence[int]) -> bool:
-        """Whether arguments begin where wide accesses may not, or what is written lies under another argument."""
+        """Whether arguments are not aligned for wide accesses, or a written argument overlaps another one."""
         if any(a % WIDEST_BYTES for a in addresses):
             return True
         spans = [(a, a + size * dtype.itemsize) for a, (dtype, size) in zip(addresses, kernel.spec.params, strict=False)]
@@ -189,7 +191,7 @@ def _free_graphs(device: GpuDevice, graphs: dict[int, _Graph]) -> None:
 
 
 class NoDeviceQueue(LaunchRecords):
-    """The launches of a plan that was only compiled. `refuse` raises what says so."""
+    """The launches of a plan that was only compiled. `refuse` raises an error that says so."""
 
     def __init__(self, refuse: Callable[[], None], kernels: Sequence[PreparedKernel], variants: Sequence[Variant],
                  addresses: Sequence[int]) -> None:

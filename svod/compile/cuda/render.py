@@ -1,4 +1,4 @@
-"""LINEAR → LLVM IR for NVIDIA's GPUs: the text of `svod/compile/llvm`, with what is different here.
+"""LINEAR → LLVM IR for NVIDIA's GPUs: the text of `svod/compile/llvm`, with the differences for GPUs.
 
     phase of 40 groups of 128 threads         define ptx_kernel void @svod_p0(ptr addrspace(1) noalias align 16 %a0, …, i64 %begin, …)
     BEGIN                                     %begin + ctaid.x: the group
@@ -13,10 +13,10 @@
     COPY_ASYNC, COMMIT, WAIT                  cp.async (copies.py)
     COPY_BULK, BULK_WAIT                      cp.async.bulk, mbarrier
 
-A phase whose groups are one thread has independent iterations: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
-infers what they point to. An access is as wide as the alignment of its address allows, up to 16 bytes, and one that is masked off stands
-behind a branch, which ptxas turns into a predicate. Arguments are assumed to begin at multiples of 16 bytes and not to overlap;
-`without_assumptions` is the same code without.
+A phase with groups of one thread has independent iterations: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
+infers their address space. An access is as wide as the alignment of its address allows, up to 16 bytes. A masked access is behind a branch,
+which ptxas turns into a predicate. Arguments are assumed to be aligned to 16 bytes and not to overlap; `without_assumptions` makes the same
+code without these assumptions.
 """
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from svod.core.machine.target import Target
 
 PACKED = 128        # iterations of a phase without groups that run as one block
 POINTER = "ptr addrspace(1) noalias align 16"
-DYNAMIC = "svod_dynamic"       # a name that PTX has too: LLVM does not change that of an external symbol
+DYNAMIC = "svod_dynamic"       # a name that is the same in PTX: LLVM does not rename an external symbol
 SREG = "llvm.nvvm.read.ptx.sreg."
 ROLLED = '!0 = !{!"llvm.loop.unroll.disable"}'     # .pragma "nounroll" in PTX
 
 
 def block_of(phase: PhaseSpec) -> int:
-    """Threads of a block of a phase."""
+    """Return the number of threads of a block of a phase."""
     return PACKED if is_packed(phase) else phase.block
 
 
@@ -66,12 +66,12 @@ def is_packed(phase: PhaseSpec) -> bool:
 
 
 def dynamic_bytes(phase: PhaseSpec) -> int:
-    """Bytes of shared memory that a launch of a phase asks for."""
+    """Return the bytes of shared memory that a launch of a phase requests."""
     return phase.shared_bytes if phase.shared_bytes > STATIC_SHARED else 0
 
 
 class Gpu(Warpgroups):
-    """Threads in lockstep, which have no vector registers but wide accesses."""
+    """The rendering for threads in lockstep, which have wide accesses but no vector registers."""
 
     branches = True
     fences = False
@@ -88,7 +88,8 @@ class Gpu(Warpgroups):
         return max(size, min(whole, gcd(self.residues[idx].divisor(offset) * size, WIDEST_BYTES)))
 
     def loop_metadata(self, w: Writer, begin: int, end: int) -> str:
-        """ptxas unrolls loops of wgmma alone that turn a known number of times: it takes seconds for one, and gains nothing."""
+        """Keep ptxas from unrolling loops of only wgmma with a constant number of iterations: it takes seconds per loop and gains
+        nothing."""
         if not any(x.op == "MMASHARED" for x in w.code[begin:end]):
             return ""
         w.declared.add(ROLLED)
@@ -140,7 +141,7 @@ def _barrier(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """The value of the thread whose number differs in one bit, word by word."""
+    """Read the value of the thread whose number differs in one bit, word by word."""
     scalar, operand = SCALAR[dtype.name], w.value[src[0]]
     bits = 1 if dtype.kind == "b" else dtype.bits
 
@@ -161,7 +162,7 @@ def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
 
 
 def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """Print nothing: other threads compute while one waits for memory."""
+    """Print nothing: while one thread waits for memory, others compute, so no prefetch is needed."""
 
 
 HANDLERS: dict[str, Handler] = {
@@ -173,13 +174,13 @@ HANDLERS: dict[str, Handler] = {
 
 
 def _prologue(w: Writer, phase: PhaseSpec, pointers: int) -> None:
-    """Write the beginning of a kernel: its memory, and the number of the iteration that this thread computes."""
+    """Write the beginning of a kernel: its memory, and the number of this thread's iteration."""
     w.lines += [f"  %g{k} = addrspacecast ptr addrspace(1) %a{k} to ptr" for k in range(pointers)]
     starts = sorted({i.arg for i in w.code if i.op == "SCRATCH"})
     w.lines += [f"  %scratch{a} = alloca [{b - a} x i8], align 16" for a, b in pairwise([*starts, phase.scratch_bytes])]
 
     def special(name: str) -> str:
-        """A number that says where a thread is, as i64."""
+        """Read a special register (thread or block number) as i64."""
         return w.temp(f"zext i32 {w.call('i32', name)} to i64")
     group = special(f"{SREG}ctaid.x")
     folded = -(-phase.extent // block_of(phase) if is_packed(phase) else phase.extent) > GRID[0]
@@ -209,26 +210,26 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
     w.lines += ["  br label %leave", "leave:"]
     parameters = [f"{POINTER} %a{k}" for k in range(pointers)] + [f"i64 %n{k}" for k in range(len(variables))] + ["i64 %begin", "i64 %end"]
     body = "\n".join(line for line in w.lines if line)
-    # at least one block on a unit: ptxas, left alone, spills a few registers where one more would fit
+    # at least one block per unit: otherwise ptxas spills a few registers although more are available
     attributes = f'nounwind "no-builtins" "nvvm.maxntid"="{block_of(phase)}" "nvvm.minctasm"="1"'
     return f"define ptx_kernel void @{phase.symbol}({', '.join(parameters)}) {attributes} {{\n{body}\n  ret void\n}}\n"
 
 
 def instructions(target: Target) -> Instructions:
-    """The instructions that are printed for an architecture. Ampere and later ones have an instruction that rounds to bfloat16."""
+    """Return the instructions that can be printed for an architecture. Ampere and later have an instruction that rounds to bfloat16."""
     halves = frozenset({"float16"})
     return replace(INSTRUCTIONS, half_casts=halves if target.cpu == "sm_75" else halves | {"bfloat16"}, widened=halves)
 
 
 def legal(program: Program, target: Target) -> Program:
-    """The program, made of the instructions that are printed here, with indices of 32 bits where they fit."""
+    """Reduce the program to instructions that can be printed here, with 32-bit indices if they fit."""
     code = tuple([narrow_indices(phase, code) for phase, code in zip(program.spec.phases, program.code, strict=True)])
     return legalize(Program(program.spec, code), instructions(target))
 
 
 def render(program: Program, target: Target) -> str:
-    """The LLVM module of a program: a kernel per phase, given the addresses of parameters and temporaries, the values of variables, and
-    which iterations to compute, begin ≤ i < end.
+    """Render the LLVM module of a program, with a kernel per phase. The arguments of a kernel are the addresses of parameters and
+    temporaries, the values of variables, and the iterations to compute, begin ≤ i < end.
 
     Raises CompileError for an instruction outside LINEAR's grammar (docs/ir.md, section 4)."""
     program, declared = legal(program, target), set[str]()
@@ -241,6 +242,6 @@ _BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
 
 
 def without_assumptions(source: str) -> str:
-    """The module for arguments that begin anywhere and may overlap: no access is wider than an element."""
+    """Change a module for arguments with any alignment that may overlap: no access is wider than an element."""
     source = by_bytes(source.replace(POINTER, "ptr addrspace(1)"))
     return _ACCESS.sub(lambda m: f"{m[1]}, align {_BYTES[m[2] or m[3]]}", source)

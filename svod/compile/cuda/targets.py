@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as targets: what each architecture has, and a card of it for compiling where there is none.
+"""NVIDIA's GPUs as targets: the features of each architecture, and a typical card for compiling without a device.
 
 The limits are those of "Compute Capabilities" in NVIDIA's CUDA C++ Programming Guide 13.0, the rates those of the card's data sheet. A
 device that is there is asked for everything but what its architecture implies.
@@ -13,10 +13,10 @@ from svod.errors import DeviceError
 
 DEVICE = "CUDA"
 WARP = 32
-REGISTERS = 255                 # most of a thread
+REGISTERS = 255                 # maximum of a thread
 BULK_ROW = 2048                 # bytes from which a row is copied in bulk, a guess: on an H200, 512 are too few, and more were not timed
-WIDEST_BYTES = 16               # bytes of the widest access; arguments are assumed to begin at multiples of it
-STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more is asked for when it is launched
+WIDEST_BYTES = 16               # bytes of the widest access; arguments are assumed to be aligned to it
+STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more must be requested by the launch
 GRID = ((1 << 31) - 1, 65535, 65535)
 BLOCK = (1024, 1024, 64)
 KIB, MIB = 1 << 10, 1 << 20
@@ -24,28 +24,28 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as compiled code sees it. Sizes are bytes."""
+    """The properties of a GPU that matter to compiled code. Sizes are bytes."""
 
     name: str
     units: int
     unit_threads: int
     unit_groups: int
     unit_shared: int
-    group_shared: int           # most of one group
+    group_shared: int           # maximum of one group
     unit_cache: int
     l2: int
     clock: float                # cycles per second
     memory_rate: float          # bytes per second
     group_threads: int = 1024
     unit_registers: int = 65536
-    group_reserved: int = KIB   # bytes of unit_shared that each group takes beside its own
+    group_reserved: int = KIB   # additional bytes of unit_shared that each group takes
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture: its version of PTX, the features of its instructions, and a typical card.
+    """An architecture: its PTX version, its instruction features, and a typical card.
 
-    `ptx`: the version of PTX that svod writes for it, ten times; a driver of CUDA 12.0 takes version 8.0, one of 11.0 version 7.0."""
+    `ptx`: 10 × the PTX version that svod writes for it; a driver of CUDA 12.0 accepts version 8.0, one of CUDA 11.0 version 7.0."""
 
     name: str
     ptx: int
@@ -55,7 +55,7 @@ class Architecture:
 
     @property
     def llvm_cpu(self) -> str:
-        """The processor that LLVM generates code for: the architecture, or an older one whose PTX it takes too."""
+        """The processor that LLVM generates code for: the architecture, or an older one whose PTX also runs on it."""
         return self.llvm or self.name
 
 
@@ -70,7 +70,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {a.name: a for a in (
     Architecture("sm_89", 80, _AMPERE, Card("RTX 4090", 128, 1536, 24, 100 * KIB, 99 * KIB, 128 * KIB, 72 * MIB, 2.52e9, 1.008e12)),
     Architecture("sm_90", 80, _HOPPER, _H100),
     Architecture("sm_90a", 80, (*_HOPPER, "wgmma"), _H100),
-    # LLVM 22 ends the process over some vectors of 32 integers for sm_100, where pairs of them are registers
+    # LLVM 22 aborts the process on some vectors of 32 integers for sm_100, which has registers for pairs of them
     Architecture("sm_100", 80, _HOPPER, Card("B200", 148, 2048, 32, 228 * KIB, 227 * KIB, 256 * KIB, 126 * MIB, 1.85e9, 7.7e12), "sm_90"),
     Architecture("sm_120", 80, _HOPPER,
                  Card("RTX 5090", 170, 1536, 24, 100 * KIB, 99 * KIB, 128 * KIB, 96 * MIB, 2.41e9, 1.792e12), "sm_90"),
@@ -78,12 +78,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {a.name: a for a in (
 
 
 def capability_of(name: str) -> tuple[int, int]:
-    """The compute capability, (9, 0), of an architecture, sm_90 or sm_90a."""
+    """Return the compute capability of an architecture, e.g. (9, 0) for sm_90 and sm_90a."""
     return divmod(int(name.removeprefix("sm_").removesuffix("a")), 10)
 
 
 def architecture_of(major: int, minor: int) -> Architecture:
-    """The architecture whose code a device of a compute capability runs best. Raises DeviceError for one that is too old."""
+    """Return the best architecture for a device of a compute capability. Raises DeviceError if the device is too old."""
     known = [a for a in ARCHITECTURES.values() if not a.name.endswith("a")]
     exact = next((a for a in known if capability_of(a.name) == (major, minor)), None)
     if exact is not None:
@@ -97,13 +97,13 @@ def architecture_of(major: int, minor: int) -> Architecture:
 
 
 def runs(architecture: Architecture, capability: tuple[int, int]) -> bool:
-    """Whether a device of a compute capability runs the code of an architecture. That of sm_90a is for 9.0 only."""
+    """Whether a device of a compute capability runs the code of an architecture. Code for sm_90a runs on 9.0 only."""
     least = capability_of(architecture.name)
     return capability == least if architecture.name.endswith("a") else least <= capability
 
 
 def target_of(architecture: Architecture, card: Card, device: str) -> Target:
-    """A card of an architecture as a target; `device`: its name, as SVOD_DEVICE says it."""
+    """Return a card of an architecture as a target; `device`: its name, as in SVOD_DEVICE."""
     return Target(
         arch="nvptx64", cpu=architecture.name, features=tuple(sorted(architecture.features)),
         vector_bytes=16, vector_registers=(REGISTERS - 31) // 4,

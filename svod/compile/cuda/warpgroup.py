@@ -1,4 +1,4 @@
-"""Tiles that the four warps of a warpgroup hold together as LLVM text: wgmma, whose operands lie in shared memory.
+"""LLVM text for tiles distributed over the four warps of a warpgroup: wgmma, with operands in shared memory.
 
     MMASHARED …; MMASHARED …; …       one piece of assembly: wgmma.fence, a wgmma.mma_async for each, commit_group, wait_group 0
     BARRIER in such a phase           fence.proxy.async before it: wgmma reads what threads have stored
@@ -29,7 +29,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.isa import DOTS, LINE, Dot
 
 SWIZZLES = {1: 0, 8: 1, 4: 2, 2: 3}     # lines of a row → the highest bits of a descriptor
-WINDOW = (1 << 18) - 1  # addresses of shared memory that a descriptor can name
+WINDOW = (1 << 18) - 1  # largest address of shared memory in a descriptor
 COMMIT, WAIT = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned"
 FENCE = "fence.proxy.async.shared::cta;"
 _KINDS = {dtypes.bfloat16: "bf16", dtypes.float16: "f16", dtypes.int8: "s8", dtypes.float32: "f32", dtypes.int32: "s32"}
@@ -37,8 +37,8 @@ _ENDS = frozenset({"LOOP", "CARRY", "RESULT", *NO_VALUE, *TOGETHER})
 
 
 def products_together(code: Sequence[Instruction]) -> dict[int, tuple[int, ...]]:
-    """The MMASHARED that are under way together, by the last of them. Each of their results is used by the next product into the same tile,
-    or behind all of them."""
+    """Group the MMASHARED that can be in flight together, by the last one of each group. Each of their results is used only by the next
+    product into the same tile, or after the whole group."""
     users: dict[int, list[int]] = {i: [] for i, x in enumerate(code) if x.op == "MMASHARED"}
     for i, x in enumerate(code):
         for s in x.src:
@@ -64,7 +64,8 @@ def products_together(code: Sequence[Instruction]) -> dict[int, tuple[int, ...]]
 
 
 def left_under_way(code: Sequence[Instruction], together: Mapping[int, Sequence[int]]) -> set[int]:
-    """The last products of those groups of `products_together` that need no wait behind them: MMAWAIT alone takes their results."""
+    """Return the last products of the groups of `products_together` that need no wait after them, because only MMAWAIT uses their
+    results."""
     users: dict[int, list[str]] = {}
     for x in code:
         for s in x.src:
@@ -74,8 +75,8 @@ def left_under_way(code: Sequence[Instruction], together: Mapping[int, Sequence[
 
 
 class Warpgroups(Matrices):
-    """What the text of a phase has its own way of: its products, those under way together by the last one, and those of them that are left
-    under way."""
+    """The rendering of a phase with wgmma: the groups of products in flight together, by the last one of each, and the groups that stay in
+    flight without a wait."""
 
     def __init__(self, code: Sequence[Instruction]):
         super().__init__(code)
@@ -84,7 +85,8 @@ class Warpgroups(Matrices):
 
 
 def _distances(apart: int, lines: int, along_sum: bool) -> tuple[int, int]:
-    """The leading distance and the stride of an operand whose rows are `apart` bytes from each other along the dim that is cut."""
+    """Return the leading distance and the stride of an operand whose rows are `apart` bytes from each other along the dim that is divided
+    into rows."""
     eight = 8 * lines * LINE
     if along_sum:
         return apart if lines == 1 else LINE, eight
@@ -92,7 +94,7 @@ def _distances(apart: int, lines: int, along_sum: bool) -> tuple[int, int]:
 
 
 def _descriptor(w: Writer, pointer: int, index: int, side: tuple[int, int, int, int], along_sum: bool) -> str:
-    """The descriptor of an operand, as i64. `along_sum`: the dim that is cut into rows is summed up."""
+    """Compute the descriptor of an operand, as i64. `along_sum`: whether the dim that is divided into rows is the one that is summed."""
     offset, _, apart, lines = side
     nbytes = w.code[pointer].dtype.itemsize
     leading, stride = _distances(apart * nbytes, lines, along_sum)
@@ -111,13 +113,13 @@ def _instruction(dot: Dot, registers: str, a: str, b: str, across: tuple[bool, b
 
 
 def _product(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """Written with the last of those that are under way together."""
+    """Write all products of a group at the last one of them."""
     assert isinstance(w.family, Warpgroups)
     members = w.family.products.get(i, ())
     if not members:
         return
-    tiles: dict[int, int] = {}      # product → the number of the tile that it changes
-    first: list[int] = []           # the value of each tile before
+    tiles: dict[int, int] = {}      # product → the number of the tile that it updates
+    first: list[int] = []           # the initial value of each tile
     for m in members:
         before = w.code[m].src[0]
         if before not in tiles:
@@ -147,7 +149,8 @@ def _product(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """The registers of a tile behind a wait for all products; what may still change stays where it is."""
+    """Wait until at most `arg` groups of products are in flight. If it is 0, the registers of the tile are operands of the wait; otherwise
+    they stay in place, because products may still change them."""
     held = w.value[src[0]]
     if arg:
         w.value[i] = held
