@@ -28,22 +28,24 @@ from svod.core.machine.isa import DOTS, Dot
 from svod.core.machine.target import Target
 from svod.system.machine_records import add_record, read_records
 
-ACCUMULATORS = 16       # hide the latency of eight cycles at two instructions a cycle
+ACCUMULATORS = 16       # enough to hide a latency of eight cycles at two instructions per cycle
 TURNS = 40_000
 SAMPLES = 9
 COSTS = tuple(2.0 ** n for n in range(-1, 5))
-REVISION = 1            # version of the loops and of the figures that are made of their times
+REVISION = 1            # version of the loops and of the figures that are derived from their times
 
 
 @lru_cache(maxsize=16)
 def measured_cost(name: str) -> float:
-    """Vector multiply-adds of float32 in the time of one instruction `name` of DOTS here: one of COSTS. The first call takes 30 ms."""
+    """Return how many float32 vector multiply-adds this machine does in the time of one instruction `name` of DOTS; one of COSTS. The first
+    call takes 30 ms."""
     return kept_cost(data_dir() / "dot_rates.json", name)
 
 
 def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float]] | None = None) -> float:
-    """The cost of an instruction from the records at `path`, else measured with `measure` (default: `measure_times`) and recorded."""
-    target = host_target()      # LLVM's name of the processor may be a relative's
+    """Return the cost of an instruction from the records at `path`; otherwise measure it with `measure` (default: `measure_times`) and
+    record it."""
+    target = host_target()      # LLVM may report the name of a related processor
     key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {REVISION}"
 
     def known() -> float | None:
@@ -53,7 +55,7 @@ def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float
     cost = known()
     if cost is None:
         measured = cost_of(*(measure or measure_times)(name))
-        cost = known()      # another process may have been first
+        cost = known()      # another process may have measured it meanwhile
         if cost is None:
             cost = measured
             add_record(path, key, cost)
@@ -61,12 +63,12 @@ def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float
 
 
 def cost_of(multiply_adds: float, dots: float) -> float:
-    """The one of COSTS nearest to the quotient of the seconds of equally many multiply-adds and instructions."""
+    """Return the element of COSTS nearest to the ratio of the instructions' time to the time of equally many multiply-adds."""
     return 2.0 ** min(4, max(-1, round(math.log2(dots / multiply_adds))))
 
 
 def measure_times(name: str) -> tuple[float, float]:
-    """Seconds of the loops of multiply-adds and of instruction `name`, the least of several runs."""
+    """Measure the loops of multiply-adds and of instruction `name`; returns the minimum seconds of several runs for each."""
     target, dot = host_target(), DOTS[name]
     first, _ = dot.operands
     programs = turns(target, dtypes.float32, None), turns(target, first, dot)
@@ -77,7 +79,7 @@ def measure_times(name: str) -> tuple[float, float]:
     for program in programs:
         loaded.append(LoadedProgram(compile_object(render(program, target), target), ("svod_p0",)))
         times.append(math.inf)
-    for _ in range(SAMPLES):        # in turn, so that a change of the clock meets both
+    for _ in range(SAMPLES):        # alternately, so that a change of the clock rate affects both
         for i, code in enumerate(loaded):
             start = time.perf_counter()
             call_phase(code.addresses[0], (address,), (), 0, 0, TURNS)
@@ -89,8 +91,8 @@ def measure_times(name: str) -> tuple[float, float]:
 
 
 def turns(target: Target, dtype: DType, dot: Dot | None, count: int = TURNS) -> Program:
-    """A program whose `count` iterations add one product to each accumulator; accumulator n starts at n. The product is of the argument
-    with itself, by a multiply-add or `dot`. The program stores the sum of all."""
+    """Make a program whose `count` iterations add one product to each accumulator; accumulator n starts at n. The product is of the
+    argument with itself, by a multiply-add or `dot`. The program stores the sum of all."""
     b = Builder()
     begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
     lanes = target.vector_bytes // 4

@@ -37,11 +37,11 @@ def make_target(arch: str, cpu: str, features: tuple[str, ...], caches: tuple[in
 
 @lru_cache(maxsize=1)
 def _processor() -> tuple[str, str, tuple[str, ...]]:
-    """(arch, LLVM's CPU name, names of `ISA`) of this machine."""
+    """Return (arch, LLVM's CPU name, names of `ISA`) of this machine."""
     machine = platform.machine().lower()
     if machine not in MACHINES:
         raise DeviceError(f"svod generates code for x86_64 and aarch64; this machine is {machine!r}")
-    import llvmlite.binding as llvm  # here: importing svod must not load LLVM
+    import llvmlite.binding as llvm  # imported here because importing svod must not load LLVM
 
     arch = MACHINES[machine]
     available = {name for name, on in llvm.get_host_cpu_features().items() if on}
@@ -57,10 +57,10 @@ def _target(first: int, threads: int) -> Target:
 
 
 def host_target(threads: int | None = None) -> Target:
-    """This machine as a target, without `dot_cost`, which the backend adds. `threads` caps the threads, None: SVOD_THREADS does; affinity
-    and cgroup quota always do.
+    """Return this machine as a target, without `dot_cost`, which the backend adds. `threads` limits the threads (None: SVOD_THREADS limits
+    them), as do affinity and the cgroup quota.
 
-    Affinity and quota are looked at in each call, as both may change. Raises DeviceError on an architecture without a code generator."""
+    Each call reads affinity and quota again, because both may change. Raises DeviceError on an architecture without a code generator."""
     if threads is not None and threads < 1:
         raise DeviceError(f"threads must be at least 1, got {threads}")
     cpus = affinity()

@@ -1,4 +1,4 @@
-"""Programs as LINEAR, run instruction by instruction in NumPy: what the second compiler of the CPU makes (`svod.compile.cpu.backend`).
+"""Programs as LINEAR, run instruction by instruction in NumPy: the output of the CPU's second compiler (`svod.compile.cpu.backend`).
 
     source    LINEAR as JSON            "binary"  the same, validated            loaded   a function per phase that interprets it
 
@@ -21,8 +21,9 @@ from svod.core.ir.dtype import to_numpy
 
 
 class InterpretedProgram:
-    """Phases that interpret their LINEAR: `addresses`, in order, valid until `close()`. A failure in one, an interrupt too, has no
-    caller to raise in: it is kept until `take_failure`. A plan calls a `copy` of its own, so it takes the failures of its own runs."""
+    """Phases that interpret their LINEAR: `addresses`, in order, valid until `close()`. Native code calls them, so an exception (or an
+    interrupt) cannot be raised; it is stored until `take_failure`. Each plan calls its own `copy`, so it gets the failures of its own
+    runs."""
 
     def __init__(self, code: bytes, spec: ProgramSpec) -> None:
         """Raises CompileError when `code` is not LINEAR, or has other phases than `spec`."""
@@ -35,13 +36,13 @@ class InterpretedProgram:
         self.addresses: tuple[int, ...] = tuple(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in self._functions)
 
     def copy(self) -> InterpretedProgram:
-        """The same program with addresses and a failure of its own."""
+        """Copy the program, with its own addresses and failure."""
         made = object.__new__(InterpretedProgram)
         made._make_functions(self.program)
         return made
 
     def take_failure(self) -> BaseException | None:
-        """The first failure since the last call."""
+        """Return the first failure since the last call."""
         failure, self._failure = self._failure, None
         return failure
 
@@ -54,7 +55,7 @@ class InterpretedProgram:
         def run(args: int, variables: int, scratch: int, begin: int, end: int) -> None:
             try:
                 self._run(number, args, variables, begin, end)
-            except BaseException as error:      # native code called this: there is nobody to raise to, and ctypes drops it
+            except BaseException as error:      # native code called this, and ctypes would drop the exception
                 self._failure = self._failure or error
         return run
 
@@ -69,7 +70,7 @@ class InterpretedProgram:
 
 
 def _memory(address: int | None, nbytes: int) -> Array:
-    """The bytes at an address."""
+    """Return an array of the bytes at an address."""
     if not nbytes or not address:
         return np.empty(0, np.uint8)
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

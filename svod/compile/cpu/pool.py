@@ -1,8 +1,8 @@
-"""The thread pool: worker threads, their cores and their scratch memory. What runs inside them is `runtime.py`.
+"""The thread pool: worker threads, their cores and their scratch memory. The code that they run is in `runtime.py`.
 
-One pool per process (`Pool.get`). Workers are daemon threads that stay inside native code: they spin for about 50 µs after the last
-launch and then sleep until the next one. A plan takes the pool for its own duration by a try-lock; another plan running at the same time
-finds it taken and runs on its own thread alone. Nothing of this is visible to a program that asks for one thread: no thread is made.
+One pool per process (`Pool.get`). Workers are daemon threads that stay inside native code: they spin for about 50 µs after the last launch
+and then sleep until the next one. A plan takes the pool for its own duration by a try-lock; another plan running at the same time finds it
+taken and runs on its own thread alone. Nothing of this is visible to a program that asks for one thread: no thread is made.
 
 The pool is re-made after a fork (threads do not survive it) and stopped at exit before machine code is freed.
 """
@@ -30,7 +30,7 @@ from svod.system.process.cores import affinity, physical_core
 from svod.system.process.threads import Joinable, start_native
 
 log = logging.getLogger("svod")
-SPIN_SECONDS = 50e-6        # a worker gives up spinning after this long without work
+SPIN_SECONDS = 50e-6        # a worker stops spinning after this time without work
 PATIENCE_SECONDS = 20e-6    # a caller waits this long before it yields its core
 NAP_MICROSECONDS = 100      # between two looks for work, where there is no futex
 PAGE = 4096
@@ -41,10 +41,10 @@ _SYSCALLS = {"x86_64": (202, 203, 204), "aarch64": (98, 122, 123)}
 
 class Arena:
     """`size` bytes of uninitialised memory that starts 64-byte aligned at `address`, `stagger` lines into a page. `touch`: page faults
-    happen here, not inside a launch; without it the launches that fill it first take them, on all their cores.
+    happen here, not inside a launch; without it they happen in the launches that first write the memory, on all their cores.
 
-    Scratch of different workers, and scratch and large arrays, would otherwise share their low 12 address bits, and stores to the
-    one would delay loads of the other (4 KiB aliasing)."""
+    Scratch of different workers, and scratch and large arrays, would otherwise share their low 12 address bits, and stores to the one would
+    delay loads of the other (4 KiB aliasing)."""
 
     __slots__ = ("_memory", "address", "size")
 
@@ -72,16 +72,16 @@ class Pool:
         self.address = int(np.frombuffer(self._map, np.uint8).__array_interface__["data"][0])
         self._guard = threading.Lock()          # growing and starting; never held while a plan runs
         self._workers: list[Joinable] = []
-        self._arenas: list[Arena] = []          # superseded ones too: a running launch may still be using them
+        self._arenas: list[Arena] = []          # including replaced ones: a running launch may still be using them
         self._scratch_bytes = 0
         self._scratch_workers = 0               # workers that have scratch of that size
         self._local = threading.local()         # the calling threads' own scratch
         self.ready = False                      # all workers run and have scratch
-        self.ended = False                      # Python does
+        self.ended = False                      # Python is exiting
 
     @classmethod
     def get(cls, threads: int) -> Pool:
-        """The process's pool with at least `threads` threads, the caller included. Makes no thread itself (see `prepare`)."""
+        """Return the process's pool, with at least `threads` threads including the caller. It starts no threads (see `prepare`)."""
         pool = cls._shared
         if pool is not None and pool.threads >= threads:
             return pool
@@ -97,8 +97,8 @@ class Pool:
             return pool
 
     def prepare(self, scratch_bytes: int = 0) -> None:
-        """Start the workers that are missing and give each at least `scratch_bytes` of scratch. Cheap when nothing is missing. While Python
-        ends no thread starts any more: the caller then does all the work of a launch."""
+        """Start the missing workers and give each at least `scratch_bytes` of scratch. It is cheap if nothing is missing. While Python
+        exits, threads can no longer be started: the caller then does all the work of a launch."""
         if (self.ready and scratch_bytes <= self._scratch_bytes) or self.ended:
             return
         with self._guard:
@@ -107,7 +107,7 @@ class Pool:
             self.ready = True
 
     def caller_scratch(self, size: int) -> int:
-        """Address of at least `size` bytes of scratch that belong to the calling Python thread; 0 bytes: address 0."""
+        """Return the address of at least `size` bytes of the calling Python thread's own scratch; 0 bytes: address 0."""
         if size == 0:
             return 0
         arena: Arena | None = getattr(self._local, "arena", None)
@@ -116,7 +116,7 @@ class Pool:
         return arena.address
 
     def stop(self) -> None:
-        """Let the workers return and wait for them. The pool starts again with the next `prepare`."""
+        """Stop the workers and wait for them. The pool starts again with the next `prepare`."""
         with self._guard:
             if self._workers:
                 rt.runtime().stop(self.address, len(self._workers) + 1)
@@ -145,14 +145,14 @@ class Pool:
             core = cores[index - 1] if index <= len(cores) else None
             try:
                 self._workers.append(start_native(f"svod-{index}", _work, code, self.address, index, core))
-            except RuntimeError as e:           # the system allows no further thread: those that are there do the work of all
+            except RuntimeError as e:           # the system allows no more threads: the existing ones do all the work
                 log_once(log, logging.WARNING, f"kernels run on {index} of {self.threads} threads: {e}")
                 return
             if core is not None and core < 8 * rt.CORES_BYTES:
                 self._map[rt.CORES + core // 8] |= 1 << core % 8
 
     def _reset(self, code: rt.Runtime) -> None:
-        """Fill in the configuration and forget everything that workers of the past left behind. Scratch stays."""
+        """Write the configuration and reset the state that earlier workers left. Scratch stays."""
         scratch = [self._map[o:o + 8] for o in range(rt.WORKERS + rt.WORKER_SCRATCH, len(self._map), rt.WORKER_STRIDE)]
         self._map[:] = bytes(len(self._map))
         for offset, address in zip(range(rt.WORKERS + rt.WORKER_SCRATCH, len(self._map), rt.WORKER_STRIDE), scratch, strict=True):
@@ -168,7 +168,7 @@ class Pool:
         struct.pack_into(fmt, self._map, offset, value)
 
     def _forget_threads(self) -> None:
-        """After a fork, in the child: forget the workers, and the holders of locks."""
+        """Reset the workers and locks in the child after a fork."""
         self._guard = threading.Lock()
         self._workers = []
         self._local = threading.local()
@@ -178,8 +178,8 @@ class Pool:
 
 
 def fit_launch(extent: int, threads: int, chunks: int, limit: int) -> tuple[int, int]:
-    """(threads, chunks) that a launch of `extent` iterations gets when `threads` are wanted and `limit` exist. chunks 0: chosen here, four
-    per thread, so that a thread that is held up leaves the rest of its work to the others; never more than there are iterations."""
+    """Return (threads, chunks) of a launch of `extent` iterations if `threads` are wanted and `limit` exist. If chunks is 0, choose four
+    per thread, so that others can do the work of a delayed thread; at most one per iteration."""
     threads = max(1, min(threads, limit, extent))
     if threads == 1:
         return 1, 1
@@ -187,8 +187,8 @@ def fit_launch(extent: int, threads: int, chunks: int, limit: int) -> tuple[int,
 
 
 def worker_cores(count: int) -> list[int]:
-    """Cores to pin `count` workers to: of the affinity mask, without the caller's, first one of each physical core. Empty when
-    the mask has too few or the system cannot pin: then nobody is pinned."""
+    """Choose the cores to pin `count` workers to: from the affinity mask, without the caller's core, and first one of each physical core.
+    Empty if the mask has too few or the system cannot pin threads: then no worker is pinned."""
     if count < 1 or not hasattr(os, "sched_setaffinity"):
         return []
     allowed = affinity()
@@ -199,7 +199,7 @@ def worker_cores(count: int) -> list[int]:
 
 
 def spread(cores: Collection[int], own: int) -> list[int]:
-    """`own`, the first core of each other physical core, then the others."""
+    """Return `own`, then the first logical core of each other physical core, then the remaining ones."""
     first = {physical_core(core): core for core in (*sorted(cores, reverse=True), own)}
     distinct = sorted(set(first.values()) - {own})
     return [own, *distinct, *sorted(set(cores) - {own, *distinct})]
@@ -219,7 +219,7 @@ def _address(function: object) -> int:
 
 
 def _system_functions() -> dict[int, int]:
-    """Addresses of the operating system's functions for the runtime, by offset in the pool."""
+    """Return offset in the pool → address of the operating system's function there, for the runtime."""
     libc = _libc()
     functions = {rt.CFG_YIELD: _address(libc.sched_yield), rt.CFG_SLEEP: _address(libc.usleep), rt.CFG_NAP: NAP_MICROSECONDS}
     numbers = _SYSCALLS.get(platform.machine())
@@ -233,7 +233,7 @@ def _system_functions() -> dict[int, int]:
 
 
 def _seconds_per_turn(code: rt.Runtime, address: int) -> float:
-    """Seconds of one turn of the waiting loop: the least of five tries."""
+    """Measure the seconds of one iteration of the waiting loop: the minimum of five tries."""
     turns = 2000
     best = float("inf")
     for _ in range(5):
@@ -251,7 +251,7 @@ def _work(code: rt.Runtime, address: int, index: int, core: int | None) -> None:
         try:
             os.sched_setaffinity(0, {core})
         except OSError:
-            core = None                         # the mask was narrowed meanwhile: run wherever the system allows
+            core = None                         # the mask was narrowed meanwhile: run on any core that the system allows
     code.worker(address, index)
 
 

@@ -31,7 +31,7 @@ from svod.compile.plan.plan_parts import (
 from svod.errors import LaunchError
 from svod.system.process.cores import usable_cores
 
-_GROUP_CHUNKS = 8       # pieces per thread that the kernels of a level are taken in: taking one costs more than a small kernel
+_GROUP_CHUNKS = 8       # chunks per thread for the kernels of a level: taking a chunk costs more than a small kernel
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
 RECORDS, COUNT, POOL, SCRATCH, REPEATS = (offset // 8 for offset in (
     rt.PLAN_RECORDS, rt.PLAN_COUNT, rt.PLAN_POOL, rt.PLAN_SCRATCH, rt.PLAN_REPEATS))
@@ -71,7 +71,8 @@ class CpuQueue:
             self._segments[variant], launches_at = self._write_launches(variant, own, launches_at)
 
     def _entries_of(self, kernel: PreparedKernel) -> tuple[int, ...]:
-        """The addresses of a kernel's phases. Interpreted ones are copies: a plan takes the failures of its own runs only."""
+        """Return the addresses of a kernel's phases. Interpreted programs are copied, so that a plan gets only the failures of its own
+        runs."""
         code = kernel.loaded
         if kernel.is_host_item:
             return ()
@@ -85,7 +86,7 @@ class CpuQueue:
     # -- the block of words -------------------------------------------------------------------------
 
     def _make_block(self, levels: dict[Variant, list[list[int]]]) -> tuple[int, int]:
-        """Allocate the block: the words at which launches and arguments begin."""
+        """Allocate the block; returns the words at which launches and arguments begin."""
         kernels = self._kernels
         launches_at = _HEADER + _LAUNCH * sum(len(k.spec.phases) for k in kernels)
         arguments_at = launches_at
@@ -126,7 +127,7 @@ class CpuQueue:
                 variables_at += 1
 
     def _write_range(self, position: int, threads: int, begin: int, end: int) -> None:
-        """Write into the record at `position` which iterations it runs, on how many threads and in how many chunks."""
+        """Write the range of iterations and the numbers of threads and chunks into the record at `position`."""
         threads, chunks = fit_launch(end - begin, threads, 0, self.threads)
         self._words[position + BEGIN] = begin
         self._words[position + END] = end
@@ -134,7 +135,7 @@ class CpuQueue:
         self._words[position + CHUNKS] = chunks
 
     def _write_launches(self, variant: Variant, levels: list[list[int]], position: int) -> tuple[tuple[Segment, ...], int]:
-        """Write the launches of a variant from `position` on: its segments, and the next free position."""
+        """Write the launches of a variant from `position` on. Returns its segments and the next free position."""
         segments: list[Segment] = []
         begin, count, ran = position, 0, []
         inner_at = position + _LAUNCH * (sum(len(k.spec.phases) for k in variant.chosen) + len(levels))
@@ -157,16 +158,16 @@ class CpuQueue:
         return tuple(segments), inner_at
 
     def _launches(self, word: int, count: int) -> Launches:
-        """The launches of the records from a word of the block on."""
+        """Make the Launches of the records from a word of the block on."""
         return Launches(self._base + 8 * word, count)
 
     def _together(self, group: Sequence[int]) -> list[int]:
-        """The kernels of a level that become one launch."""
+        """Return the kernels of a level that are combined into one launch."""
         alone = [i for i in group if self._kernels[i].single_core] if self.threads > 1 else []
         return alone if len(alone) > 1 else []
 
     def _write_group(self, kernels: Sequence[int], position: int, inner_at: int) -> int:
-        """Write one launch at `position` whose iterations are kernels, each with all its phases. The next free position."""
+        """Write one launch at `position` whose iterations are kernels, each with all its phases. Returns the next free position."""
         words, base = self._words, self._base
         for n, i in enumerate(kernels):
             own = self._repeated(i)
@@ -183,13 +184,13 @@ class CpuQueue:
         return position + _LAUNCH
 
     def _repeated(self, kernel: int) -> Launches:
-        """The words of a kernel's records without those of phases that run once, which come first."""
+        """Return the words of a kernel's records without its once phases, whose records come first."""
         first, count = self._spans[kernel]
         once = sum(phase.once for phase in self._kernels[kernel].spec.phases)
         return Launches(first + once * _LAUNCH, count - once)
 
     def _copy_phases(self, kernel: int, position: int) -> int:
-        """Copy the records of a kernel, without those of phases that run once, to `position`. The next free position."""
+        """Copy the records of a kernel, without its once phases, to `position`. Returns the next free position."""
         first, count = self._repeated(kernel)
         for source in range(first, first + count * _LAUNCH, _LAUNCH):
             self._block[position:position + _LAUNCH] = self._block[source:source + _LAUNCH]
@@ -197,7 +198,7 @@ class CpuQueue:
             position += _LAUNCH
         return position
 
-    # -- what a plan asks ---------------------------------------------------------------------------
+    # -- the interface for plans ---------------------------------------------------------------------
 
     def segments(self, variant: Variant) -> tuple[Segment, ...]:
         return self._segments[variant]
@@ -213,10 +214,11 @@ class CpuQueue:
         return self._launches(first, count - self._repeated(kernel).size)
 
     def wait(self) -> None:
-        """`run` waits."""
+        """Do nothing: `run` waits already."""
 
     def run(self, launches: Launches, times: int, wait: bool = True) -> None:
-        """One native call. An exception here is a signal that arrived meanwhile: native code runs to its end."""
+        """Run launches in one native call. An exception here comes from a signal that arrived meanwhile: the native code still runs to its
+        end."""
         words = self._words
         words[RECORDS], words[COUNT] = launches
         words[REPEATS] = times

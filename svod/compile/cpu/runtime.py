@@ -50,15 +50,15 @@ from svod.system.process.program import package_text
 # Layout of the pool, in bytes. Words written by different sides have cache lines of their own.
 LATEST, PENDING, LOCK, SLEEPERS, JOB, CONFIG, CORES, WORKERS = 0, 64, 128, 192, 256, 320, 448, 640
 JOB_ENTRY, JOB_ARGS, JOB_VARS, JOB_BEGIN, JOB_QUOTIENT, JOB_REMAINDER, JOB_SHARE, JOB_LONGER = (
-    JOB + 8 * i for i in range(8))      # share: chunks of a thread's, one more for each of the first `longer` threads
+    JOB + 8 * i for i in range(8))      # share: chunks per thread; the first `longer` threads have one more
 (CFG_STOP, CFG_SPIN, CFG_PATIENCE, CFG_SYSCALL, CFG_FUTEX, CFG_YIELD, CFG_SLEEP, CFG_NAP, CFG_GETCPU, CFG_GETAFFINITY,
  CFG_SETAFFINITY) = (CONFIG + 8 * i for i in range(11))
-CORES_BYTES = 128               # a bit per core that a worker is pinned to: 1024 cores
+CORES_BYTES = 128               # one bit per core that a worker is pinned to: 1024 cores
 CORE_COUNT, CORE_WORDS = CORES_BYTES * 8, CORES_BYTES // 8
 WORKER_STRIDE = 192             # three lines per thread: the flag, the address of its scratch, its ticket
 WORKER_SCRATCH, WORKER_TICKET = 64, 128
 TICKETS = WORKERS + WORKER_TICKET
-MAX_THREADS = 1023              # most threads that the ticket's field holds
+MAX_THREADS = 1023              # maximum number of threads in the ticket's field
 MAX_CHUNKS = (1 << 22) - 1
 
 # Layout of a launch record and of the plan's header.
@@ -76,7 +76,7 @@ _PAUSE = {
 
 
 def runtime_ir(arch: str) -> str:
-    """LLVM IR of the runtime for an architecture: `runtime.ll` with the numbers of this module in place of its names."""
+    """Return the LLVM IR of the runtime for an architecture: `runtime.ll` with its names replaced by the numbers of this module."""
     declare, pause = _PAUSE.get(arch, ("", "fence seq_cst"))
     numbers = {name: value for name, value in globals().items() if isinstance(value, int)}
     return Template(package_text("svod.compile.cpu", "runtime.ll")).substitute(numbers, DECLARE=declare, PAUSE=pause)
@@ -88,9 +88,9 @@ class Runtime:
 
     run_plan: Callable[[int], None]             # (address of a plan header)
     worker: Callable[[int, int], None]          # (address of the pool, index ≥ 1); returns when the pool is stopped
-    stop: Callable[[int, int], None]            # (address of the pool, number of threads with the caller)
-    spin: Callable[[int, int], None]            # (address of the pool, turns)
-    run_group: int                              # address, to be used as the entry of a launch
+    stop: Callable[[int, int], None]            # (address of the pool, number of threads including the caller)
+    spin: Callable[[int, int], None]            # (address of the pool, iterations)
+    run_group: int                              # address, used as the entry of a launch
     code: LoadedProgram                         # keeps the machine code alive
 
 
@@ -100,7 +100,7 @@ _loaded: Runtime | None = None
 
 
 def runtime(cache: ObjectCache | None = None) -> Runtime:
-    """The runtime of this process, made on first use and never freed. The first call looks for its machine code in `cache`."""
+    """Return the runtime of this process, made on first use and never freed. The first call looks for its machine code in `cache`."""
     global _loaded
     with _load_lock:
         if _loaded is None:
@@ -112,7 +112,7 @@ def runtime(cache: ObjectCache | None = None) -> Runtime:
 
 
 def native_object(name: str, ir: str, cache: ObjectCache | None = None) -> bytes:
-    """The object of functions that svod has as LLVM IR, for this machine: from the cache, or compiled."""
+    """Return the object of functions written in LLVM IR for this machine, from the cache or compiled."""
     cache, target = cache or ObjectCache(None), host_target()
     key = object_key(hashlib.blake2b(ir.encode(), digest_size=16).hexdigest(), name, target.key, CODEGEN_REVISION, COMPILER)
     entry = cache.get(key)

@@ -28,14 +28,14 @@ from svod.core.machine.target import Target
 INSTRUCTIONS = Instructions(has_short_integers=True, keeps_nans=True, compares_nans=True, compares_bools=True, compares_int64=True,
                             extends_by_source=True, rounds_float64=True, splits_lanes=True)
 """What LLVM has everywhere."""
-_ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to an operand, and its number
-FENCED_LEVELS = 2                   # levels of shuffles of shuffles that are fenced
+_ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to an operand → its number
+FENCED_LEVELS = 2                   # levels of nested shuffles that are fenced
 Core = Callable[[Writer, DType, int, list[str], tuple[int, ...]], str]
 """Writes one operation on operands of one dtype and returns the right-hand side of its last instruction."""
 
 
 def instructions(target: Target) -> Instructions:
-    """What is printed for processors."""
+    """The instructions that are printed for CPUs."""
     halves = frozenset({"float16"}) if target.arch != "x86_64" or "f16c" in target.features else frozenset[str]()
     return replace(INSTRUCTIONS, half_casts=halves, widened=halves)
 
@@ -74,7 +74,7 @@ def _not(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]
 
 
 def _extremum(ordered: str, signed: str, unsigned: str) -> Core:
-    """MAX or MIN, by LLVM's names for them."""
+    """Write MAX or MIN; the arguments are LLVM's names for them."""
     def core(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         if dtype.kind != "f":
             return _call(signed if dtype.kind == "i" else unsigned)(w, dtype, lanes, x, src)
@@ -187,7 +187,7 @@ _HALVES = {"float16": "half", "bfloat16": "bfloat"}
 
 
 def _half(dtype: DType, lanes: int) -> str:
-    """LLVM's type of a 16-bit float, whose bits stand in a register."""
+    """Return LLVM's type of a 16-bit float, whose bits are in a register."""
     return _HALVES[dtype.name] if lanes == 1 else f"<{lanes} x {_HALVES[dtype.name]}>"
 
 
@@ -209,7 +209,7 @@ def _cast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
 
 
 def _conversion(of: DType, dtype: DType) -> str:
-    """LLVM's name of a conversion to a float, or between integers of different widths."""
+    """Return LLVM's name of a conversion to a float, or between integers of different widths."""
     if of.kind == "f":
         return "fpext" if dtype.bits > of.bits else "fptrunc"
     if dtype.kind == "f":
@@ -226,7 +226,7 @@ def _bitcast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def ends_of_rounds(code: Sequence[Instruction], is_split: Callable[[Instruction], bool]) -> frozenset[int]:
-    """The last instructions of rounds behind which another one follows at once.
+    """Return the last instructions of rounds that are directly followed by another round.
 
     Unrolled iterations add to the same accumulators, round after round. Between two rounds goes an empty statement that memory accesses do
     not pass: LLVM gathers neighbouring loads, those of several rounds before the first, and then lacks registers for the accumulators
@@ -285,8 +285,9 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def _fenced(w: Writer, vec: str, words: int, operand: str) -> str:
-    """A vector of this many 32-bit words behind which LLVM does not look: no code. It tries to merge each shuffle with all that lead to
-    it, which takes longer than the rest of a transposition and ends in the same instructions (`experiments/search_compiler.py`)."""
+    """Hide the origin of a vector of this many 32-bit words from LLVM, without generating code. LLVM would try to merge each shuffle with
+    all shuffles before it, which takes longer than the rest of a transposition and gives the same instructions
+    (`experiments/search_compiler.py`)."""
     fence = f"<{words} x float>"
     w.declared.add(f"declare {fence} @llvm.arithmetic.fence.v{words}f32({fence})")
     if vec == fence:
@@ -318,7 +319,7 @@ def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
 
 
 def _widened(w: Writer, operand: str, scalar: str, lanes: int, wanted: int) -> str:
-    """A vector of `lanes` elements, padded with undefined ones."""
+    """Pad a vector to `lanes` elements with undefined ones."""
     if lanes == wanted:
         return operand
     vec = f"<{lanes} x {scalar}>"
@@ -329,7 +330,7 @@ def _widened(w: Writer, operand: str, scalar: str, lanes: int, wanted: int) -> s
 
 
 def _narrowed(w: Writer, text: str, scalar: str, lanes: int, wanted: int) -> str:
-    """The right-hand side for the first `wanted` elements of a vector of `lanes`, of which `text` is the right-hand side."""
+    """Return the right-hand side for the first `wanted` elements of the vector of `lanes` elements with the right-hand side `text`."""
     if lanes == wanted:
         return text
     vec = f"<{lanes} x {scalar}>"

@@ -41,7 +41,8 @@ SEARCH_OPT, FINAL_OPT = 1, 2
 """Effort of LLVM's code generator (0-3) while searching and for finalists. On a GEMM tile 1, 2 and 3 give equal speed (250 GFLOP/s of 258),
 and 1 takes 4 to 10 % less time than 3; 0 is six times slower. Only the final effort includes loop strength reduction, see `_generate`."""
 
-_generating = threading.Lock()      # options of the code generator are the process's: one module at a time is generated under its own
+# LLVM's code generator options belong to the process, so only one module at a time is generated with its own
+_generating = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_generating", threading.Lock)
 
 PHASE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -49,7 +50,7 @@ PHASE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes
 
 @lru_cache(maxsize=1)
 def initialize() -> None:
-    """Registers every architecture LLVM was built with: a worker compiles for others than its own."""
+    """Register every architecture that LLVM was built with: a worker also compiles for other architectures."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
 
@@ -68,7 +69,7 @@ def _machine(arch: str, features: tuple[str, ...], opt: int) -> Any:
 
 
 def _optimize(module: Any, machine: Any) -> None:
-    """LLVM's O2 without what LINEAR has decided already: no vectorisers, no unrolling."""
+    """Make LLVM's O2 pipeline without the decisions that LINEAR has made already: no vectorisers, no unrolling."""
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = False
     options.slp_vectorization = False
@@ -79,8 +80,9 @@ def _optimize(module: Any, machine: Any) -> None:
 
 
 def _generate(module: Any, machine: Any, final: bool) -> bytes:
-    """The object of a module. While searching without loop strength reduction: LINEAR's addresses are a base and a constant already, so it
-    costs time and gains little (`experiments/search_compiler.py` measures both). The option belongs to the process: it is put back."""
+    """Generate the object of a module. A search leaves out loop strength reduction: LINEAR's addresses are a base and a constant already,
+    so it takes time and gains little (`experiments/search_compiler.py` measures both). The option belongs to the process, so it is restored
+    afterwards."""
     with _generating:
         if final:
             return bytes(machine.emit_object(module))
@@ -93,15 +95,15 @@ def _generate(module: Any, machine: Any, final: bool) -> bytes:
 
 @contextmanager
 def module_of(ir: str, triple: str, layout: str, machine: Any, passes: bool, what: str) -> Iterator[Any]:
-    """The module of LLVM IR for a machine, after the slim O2 pipeline where `passes` asks for it. Raises CompileError, also for what LLVM
-    refuses inside the block; `what` it is compiled for, to people."""
+    """Give the module of LLVM IR for a machine, after the slim O2 pipeline if `passes`. Raises CompileError, also for LLVM's errors inside
+    the context. `what`: the target's name for messages."""
     context = llvm.create_context()
     try:
         module = llvm.parse_assembly(ir, context)
     except RuntimeError as error:
         raise CompileError(f"LLVM does not accept the module: {error}") from error
     try:
-        module.verify()  # 0.1 ms; without it LLVM may end the process over a module that only parses
+        module.verify()  # 0.1 ms; without it, LLVM may abort the process on a module that parses but is invalid
         module.triple = triple
         module.data_layout = layout
         if passes:
@@ -115,17 +117,17 @@ def module_of(ir: str, triple: str, layout: str, machine: Any, passes: bool, wha
 
 @contextmanager
 def _module_for(ir: str, target: Target, passes: bool) -> Iterator[tuple[Any, Any]]:
-    """The module of LLVM IR for a processor, and LLVM's machine for it."""
+    """Return the module of LLVM IR for a processor, and LLVM's machine for it."""
     machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
     with module_of(ir, TRIPLES[target.arch], _data_layout(target.arch), machine, passes, target.key) as module:
         yield module, machine
 
 
 def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
-    """The ELF object of a module. `passes`: run the slim O2 pipeline first (finalists); without it code is within about 5 % at half
+    """Compile a module to an ELF object. `passes`: run the slim O2 pipeline first (finalists); without it code is within about 5 % at half
     the time (the search).
 
-    Raises CompileError when LLVM refuses the module, or when the object needs a symbol from outside."""
+    Raises CompileError if LLVM rejects the module, or if the object needs an external symbol."""
     with _module_for(ir, target, passes) as (module, machine):
         code = _generate(module, machine, passes)
     outside = undefined_symbols(code)
@@ -135,13 +137,13 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
 
 
 def after_passes(ir: str, target: Target) -> str:
-    """The module of a finalist after LLVM's passes, as LLVM IR. Raises CompileError."""
+    """Return the module of a finalist after LLVM's passes, as LLVM IR. Raises CompileError."""
     with _module_for(ir, target, True) as (module, _):
         return str(module)
 
 
 def assembly(ir: str, target: Target) -> str:
-    """The assembly of what `compile_object(ir, target, passes=True)` makes. Raises CompileError."""
+    """Return the assembly of the object that `compile_object(ir, target, passes=True)` makes. Raises CompileError."""
     with _module_for(ir, target, True) as (module, machine), _generating:
         return str(machine.emit_assembly(module))
 
@@ -152,7 +154,7 @@ def _data_layout(arch: str) -> str:
 
 
 def _architecture(code: bytes) -> str:
-    """The architecture of an object. Raises CompileError when `code` is not a 64-bit little-endian ELF object of a known one."""
+    """Return the architecture of an object. Raises CompileError if `code` is not a 64-bit little-endian ELF object of a known one."""
     arch = ELF_MACHINES.get(int.from_bytes(code[18:20], "little"))
     if code[:6] != b"\x7fELF\x02\x01" or len(code) < 64 or arch is None:
         raise CompileError(f"not a 64-bit little-endian ELF object for {' or '.join(TRIPLES)}")
@@ -160,7 +162,7 @@ def _architecture(code: bytes) -> str:
 
 
 class Symbol(NamedTuple):
-    """An entry of an object's symbol table. `is_defined`: the object itself has it; its code takes `size` bytes."""
+    """An entry of an object's symbol table. `is_defined`: whether the object contains it; its code takes `size` bytes."""
 
     name: str
     size: int
@@ -168,7 +170,7 @@ class Symbol(NamedTuple):
 
 
 def symbols_of(code: bytes) -> list[Symbol]:
-    """The named symbols of an object. Raises CompileError when `code` is not an object."""
+    """Return the named symbols of an object. Raises CompileError if `code` is not an object."""
     _architecture(code)
     sections_at, = struct.unpack_from("<Q", code, 40)
     entry_size, count = struct.unpack_from("<HH", code, 58)
@@ -188,24 +190,24 @@ def symbols_of(code: bytes) -> list[Symbol]:
 
 
 def undefined_symbols(code: bytes) -> tuple[str, ...]:
-    """The names an object expects from outside. Raises CompileError when `code` is not an object."""
+    """Return the external names that an object needs. Raises CompileError if `code` is not an object."""
     return tuple(sorted(s.name for s in symbols_of(code) if not s.is_defined))
 
 
 def _free(engine: Any, context: Any) -> None:
-    """End an engine, with the modules it owns, then the context they live in."""
+    """Delete an engine with the modules it owns, then their context."""
     engine.close()
     context.close()
 
 
 class LoadedProgram:
-    """An object in executable memory. `addresses`: those of `symbols`, in order, valid until `close()`. `functions`: the same as (address,
-    bytes of code, symbol).
+    """An object in executable memory. `addresses`: the addresses of `symbols`, in order, valid until `close()`. `functions`: the same as
+    (address, bytes of code, symbol).
 
-    Each has an engine of its own, so that closing one frees its memory and touches no other."""
+    Each has its own engine, so that closing one frees only its own memory."""
 
     def __init__(self, code: bytes, symbols: Sequence[str]) -> None:
-        """Raises CompileError when `code` is no object for this machine, or lacks one of `symbols`."""
+        """Load an object. Raises CompileError if `code` is not an object for this machine, or lacks one of `symbols`."""
         arch = _architecture(code)
         if arch != MACHINES.get(platform.machine().lower()):
             raise CompileError(f"the object is for {arch}, this machine is {platform.machine()}: it cannot be loaded here")
@@ -217,7 +219,7 @@ class LoadedProgram:
         engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0), use_lmm=True)
         # Held here, not by this object: in a cycle of garbage Python ends objects in any order, and an engine must not outlive its context.
         self._free = weakref.finalize(self, _free, engine, context)
-        self._free.atexit = False       # threads may still be in the code
+        self._free.atexit = False       # threads may still be running the code
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         self.addresses: tuple[int, ...] = tuple(engine.get_function_address(name) for name in symbols)
@@ -243,7 +245,7 @@ class LoadedProgram:
 def call_phase(address: int, args: Sequence[int], variables: Sequence[int], scratch: int, begin: int, end: int) -> None:
     """Run one phase in the calling thread: `args` are addresses (parameters, then temporaries), `scratch` an address aligned to 64 or 0.
 
-    For tests and for screening in a child; a wrong pointer ends the process."""
+    For tests and for screening in a child; a wrong pointer crashes the process."""
     if begin < 0:
         raise LaunchError(f"a phase runs iterations from 0 on, not from {begin}")
     pointers = (ctypes.c_void_p * max(1, len(args)))(*args)

@@ -40,7 +40,7 @@ def _element(dtype: DType) -> str:
 
 
 def address_of(w: Writer, ptr: int, idx: int, offset: int) -> str:
-    """The address `ptr[idx + offset]`, with the offset as a constant of its own that addressing modes absorb.
+    """Compute the address `ptr[idx + offset]`, with the offset as a separate constant that addressing modes can include.
 
     Not `inbounds`: the base of a masked or padded access may lie outside the buffer."""
     index = w.code[idx]
@@ -54,12 +54,12 @@ def address_of(w: Writer, ptr: int, idx: int, offset: int) -> str:
 
 
 def _moved(w: Writer, ptr: int, base: str, offset: int) -> str:
-    """An address `offset` elements of a pointer further."""
+    """Compute the address `offset` elements after a pointer."""
     return base if offset == 0 else w.temp(f"getelementptr {_element(w.code[ptr].dtype)}, ptr {base}, i64 {offset}")
 
 
 def _as_index(w: Writer, idx: int) -> str:
-    """An index, or a vector of them, as i64."""
+    """Convert an index, or a vector of them, to i64."""
     _, dtype, lanes, _, _ = w.code[idx]
     if dtype.bits == 64:
         return w.value[idx]
@@ -96,23 +96,23 @@ def _to_memory(w: Writer, dtype: DType, lanes: int, operand: str) -> str:
 
 
 def _select(w: Writer, i: int, dtype: DType, lanes: int, condition: str, mask: str, alt: int) -> None:
-    """Make the value of instruction i that of `alt` where a mask of the type `condition` does not hold."""
+    """Replace the value of instruction i by `alt` in lanes where a mask of the type `condition` is false."""
     reg = register_type(dtype.name, lanes)
     w.value[i] = w.temp(f"select {condition} {mask}, {reg} {w.value[i]}, {reg} {w.value[alt]}")
 
 
 def _pick(w: Writer, mask: str, address: str, mem: str, content: str = "poison") -> str:
-    """`address` where the scalar mask holds, else a slot of the memory type `mem` that holds the constant `content`."""
+    """Select `address` if the scalar mask is true, otherwise a slot of the memory type `mem` that holds the constant `content`."""
     return w.temp(f"select i1 {mask}, ptr {address}, ptr {w.slot(mem, content)}")
 
 
 def _lane_mask(w: Writer, mask: int, lanes: int) -> str:
-    """The operand of a per-lane mask over `lanes`."""
+    """Return the operand of a per-lane mask over `lanes`."""
     return w.value[mask] if w.code[mask].lanes == lanes else w.broadcast("i1", lanes, w.value[mask])
 
 
 def _mask_bits(w: Writer, mask: int, lanes: int) -> list[str]:
-    """The mask of each lane as an i1."""
+    """Return the mask of each lane as an i1."""
     if w.code[mask].lanes == 1:
         return [w.value[mask]] * lanes
     if w.code[mask].op == "VCONST":
@@ -121,7 +121,7 @@ def _mask_bits(w: Writer, mask: int, lanes: int) -> list[str]:
 
 
 def _scalar_of(w: Writer, mask: int) -> str | None:
-    """The scalar that is the mask of all lanes, or None for a mask of lanes that differ."""
+    """Return the scalar mask if all lanes share one, or None for a per-lane mask."""
     if w.code[mask].op == "SPLAT":
         return w.value[w.code[mask].src[0]]
     return w.value[mask] if w.code[mask].lanes == 1 else None
@@ -133,7 +133,7 @@ def _reverse(w: Writer, vec: str, lanes: int, operand: str) -> str:
 
 
 def _neighbours(w: Writer, dtype: DType, address: str, lanes: int, stride: int) -> list[str]:
-    """The addresses of lanes that lie `stride` elements apart."""
+    """Compute the addresses of lanes that are `stride` elements apart."""
     elem = _element(dtype)
     return [address if k == 0 else w.temp(f"getelementptr {elem}, ptr {address}, i64 {k * stride}") for k in range(lanes)]
 
@@ -154,7 +154,7 @@ def _load(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
 
 
 def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask: int, alt: int, reverse: bool) -> None:
-    """`lanes` contiguous elements; `reverse`: lane 0 is the last of them (the mask and `alt` count lanes)."""
+    """Load `lanes` contiguous elements; `reverse`: lane 0 is the last of them (the mask and `alt` count lanes)."""
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     of_all = _scalar_of(w, mask)
     if of_all is not None:
@@ -193,7 +193,7 @@ def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
 
 
 def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: str, mask: int, reverse: bool) -> None:
-    """`operand`: of the memory type, already reversed where `reverse` says so; the mask counts lanes."""
+    """Store contiguous elements. `operand` has the memory type and is already reversed if `reverse`; the mask counts lanes."""
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     scalar_mask = w.code[mask].lanes == 1
     if scalar_mask and (lanes == 1 or not masks_in_hardware(w.target, size * 8)):
@@ -216,7 +216,8 @@ def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: st
 
 # -- around branches --------------------------------------------------------------------------------
 def _branched_load(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], mask: int, alt: int, align: int) -> None:
-    """One element per lane from the addresses `at`, where the mask holds. `align`: of the first one, where the others follow it; else 0."""
+    """Load one element per lane from the addresses `at` if the mask is true. `align`: the alignment of the first address if the others
+    follow it contiguously; otherwise 0."""
     mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
     other = _to_memory(w, dtype, lanes, w.value[alt])
     whole = partial(w.temp, f"load {mem}, ptr {at[0]}, align {align or size}")
@@ -240,7 +241,7 @@ def _branched_load(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], m
 
 
 def _branched_store(w: Writer, dtype: DType, lanes: int, at: list[str], operand: str, mask: int, align: int) -> None:
-    """One element per lane to the addresses `at`, in the order of the lanes, where the mask holds. `operand`: of the memory type."""
+    """Store one element per lane to the addresses `at`, in lane order, if the mask is true. `operand` has the memory type."""
     mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
     whole = partial(w.line, f"store {mem} {operand}, ptr {at[0]}, align {align or size}")
 
@@ -260,13 +261,14 @@ def _branched_store(w: Writer, dtype: DType, lanes: int, at: list[str], operand:
 
 
 def _all_hold(w: Writer, mask: int, lanes: int) -> str:
-    """Whether a mask holds in all lanes, as an i1."""
+    """Compute whether a mask is true in all lanes, as an i1."""
     return reduce(lambda every, bit: w.temp(f"and i1 {every}, {bit}"), _mask_bits(w, mask, lanes))
 
 
-# -- ahead ------------------------------------------------------------------------------------------
+# -- prefetches --------------------------------------------------------------------------------
 def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """The line of an address into all caches, to be read. It may lie outside the buffer: no access, so nothing faults."""
+    """Prefetch the cache line of an address for reading, into all caches. The address may be outside the buffer: a prefetch never
+    faults."""
     w.call("void", "llvm.prefetch.p0", ("ptr", address_of(w, src[0], src[1], arg)), ("i32", "0"), ("i32", "3"), ("i32", "1"))
 
 
@@ -298,8 +300,9 @@ def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
 
 
 def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
-    """A strided load as contiguous ones, the last moved back so that it ends at the last element asked for; under a mask, which goes where
-    its lanes go, none is moved. They have a power of two lanes: LLVM shuffles vectors of other lengths element by element."""
+    """Do a strided load by contiguous loads and shuffles. The last load is moved back so that it ends at the last element needed; under a
+    mask, which is permuted like its lanes, none is moved. The loads have a power of two lanes: LLVM shuffles vectors of other lengths
+    element by element."""
     size, step = dtype.itemsize, abs(stride)
     span = (lanes - 1) * step + 1
     first = offset if stride > 0 else offset - (span - 1)
@@ -319,7 +322,7 @@ def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset
                                    (mem, "poison")))
     result = chunks[0]
     for c in range(1, count):
-        # lanes of earlier chunks: from chunk 0 itself the first time, from their final place afterwards
+        # the source of lanes of earlier chunks: chunk 0 itself the first time, their final place afterwards
         order = [f"i32 {wide + position[k] - starts[c]}" if chunk_of[k] == c else
                  f"i32 {position[k] if c == 1 else k}" if chunk_of[k] < c else "i32 poison" for k in range(lanes)]
         order += ["i32 poison"] * (wide - lanes)
@@ -331,7 +334,7 @@ def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset
 
 
 def _spread(w: Writer, mask: int, lanes: int, wide: int, position: list[int]) -> str:
-    """A mask of `wide` lanes that has lane k of `mask` at position[k], where that is one of them."""
+    """Make a mask of `wide` lanes with lane k of `mask` at position[k], if that is less than `wide`."""
     at = {p: k for k, p in enumerate(position)}
     if w.code[mask].op == "VCONST":
         bits = ", ".join(f"i1 {'true' if p in at and w.code[mask].arg[at[p]] else 'false'}" for p in range(wide))
@@ -341,7 +344,7 @@ def _spread(w: Writer, mask: int, lanes: int, wide: int, position: list[int]) ->
 
 
 def _load_lanes(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], src: tuple[int, ...]) -> None:
-    """One scalar load per lane from the addresses `at`, masked where `src` has a mask."""
+    """Do one scalar load per lane from the addresses `at`, masked if `src` has a mask."""
     elem, size, masked = _element(dtype), dtype.itemsize, len(src) == 4
     if masked and w.family.branches:
         _branched_load(w, i, dtype, lanes, at, src[2], src[3], 0)
@@ -371,7 +374,7 @@ def _stores(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
 
 
 def _store_lanes(w: Writer, dtype: DType, lanes: int, at: list[str], operand: str, src: tuple[int, ...]) -> None:
-    """One scalar store per lane to the addresses `at`, in lane order, masked where `src` has a mask."""
+    """Do one scalar store per lane to the addresses `at`, in lane order, masked if `src` has a mask."""
     mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
     masked = len(src) == 4
     if masked and w.family.branches:
@@ -395,7 +398,7 @@ def _lane_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> l
 
 
 def _vector_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> tuple[str, str]:
-    """The addresses of all lanes as an operand with its type."""
+    """Compute the addresses of all lanes, as an operand with its type."""
     operand = _as_index(w, idx)
     base = _moved(w, ptr, w.value[ptr], offset)
     return f"<{lanes} x ptr>", w.temp(f"getelementptr {_element(w.code[ptr].dtype)}, ptr {base}, <{lanes} x i64> {operand}")

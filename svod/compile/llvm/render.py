@@ -48,7 +48,7 @@ def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
 
 
 def _trips(w: Writer, src: tuple[int, ...], step: int) -> int | None:
-    """The iterations of a loop; None where they are not known."""
+    """Return the number of iterations of a loop; None if it is unknown."""
     if step < 1:
         raise CompileError(f"LINEAR instruction LOOP with step {step}: steps are positive")
     start, stop = w.code[src[0]], w.code[src[1]]
@@ -76,7 +76,7 @@ class _Loop:
 def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     loop = _Loop(w, src, arg)
     w.loops[i] = loop
-    w.addresses = dict(loop.addresses)  # addresses that the body adds are not valid after it
+    w.addresses = dict(loop.addresses)  # addresses that the body adds are not valid after the loop
     if loop.once:
         w.value[i] = loop.start
         return
@@ -85,7 +85,7 @@ def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
     else:
         w.lines.append(f"  br label %loop{i}")
     w.label(f"loop{i}")
-    # the phis name the values of the end of the body: ENDLOOP fills them in
+    # the phis use the values at the end of the body, which ENDLOOP fills in
     loop.header_line = len(w.lines)
     w.lines.extend([""] * (1 + len(loop.init)))
     w.value[i] = f"%v{i}"
@@ -93,7 +93,7 @@ def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
 
 def _carry(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     loop = w.loops[src[0]]
-    if i not in w.in_tiles:      # a tile has its register already
+    if i not in w.in_tiles:      # a tile already has its register
         w.value[i] = w.value[loop.init[arg]] if loop.once else f"%c{src[0]}.{arg}"
 
 
@@ -160,7 +160,7 @@ def _render_phase(spec: PhaseSpec, code: tuple[Instruction, ...], target: Target
 def write_body(w: Writer, handlers: Mapping[str, Handler], symbol: str) -> None:
     """Write the instructions of a phase. Raises CompileError for one that has no handler."""
     def is_split(instruction: Instruction) -> bool:
-        """Whether a LOOP or ENDLOOP is of a loop that is written as one."""
+        """Whether a LOOP or ENDLOOP belongs to a loop that is written as a loop."""
         loop = instruction if instruction.op == "LOOP" else w.code[instruction.src[0]]
         return _trips(w, loop.src, loop.arg) != 1
     ends = ends_of_rounds(w.code, is_split) if w.family.fences else ()
@@ -191,9 +191,9 @@ def _render_function(name: str, spec: PhaseSpec, code: tuple[Instruction, ...], 
 
 
 def function_attributes(target: Target) -> str:
-    """The attributes that fix the instruction set. `target-cpu` stays the baseline, so that only what the target's key names
-    is used; `tune-cpu` is the core whose scheduling model LLVM takes."""
-    reserved = ("reserve-x18",) if target.arch == "aarch64" else ()     # a register that macOS and Windows own
+    """Return the attributes that fix the instruction set. `target-cpu` stays the baseline, so that only the features in the target's key
+    are used; `tune-cpu` is the core whose scheduling model LLVM uses."""
+    reserved = ("reserve-x18",) if target.arch == "aarch64" else ()     # a register that macOS and Windows reserve
     features = ",".join("+" + f for f in (*llvm_features(target.arch, target.features), *reserved))
     base = "x86-64" if target.arch == "x86_64" else "generic"
     width = f' "prefer-vector-width"="{target.vector_bytes * 8}"' if target.arch == "x86_64" else ""
@@ -201,13 +201,14 @@ def function_attributes(target: Target) -> str:
 
 
 def legal(program: Program, target: Target) -> Program:
-    """The program, made of the instructions that are printed here."""
+    """Reduce the program to instructions that can be printed here."""
     return legalize(program, instructions(target))
 
 
 def render(program: Program, target: Target, aligned: bool = False) -> str:
-    """The LLVM module of `program` for `target`: a function `void symbol(ptr args, ptr vars, ptr scratch, i64 begin, i64 end)` per phase.
-    `aligned`: it will be given buffers that begin at a multiple of a vector only, and may fault on others; half the code where it streams.
+    """Render the LLVM module of `program` for `target`: a function `void symbol(ptr args, ptr vars, ptr scratch, i64 begin, i64 end)` per
+    phase. `aligned`: the code will only get buffers aligned to a vector, and may fault on others; this halves the code of kernels with
+    streaming stores.
 
     Raises CompileError for an instruction outside LINEAR's grammar (docs/ir.md, section 4)."""
     program = legal(program, target)

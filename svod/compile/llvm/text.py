@@ -33,19 +33,19 @@ INTRINSIC_SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "
 
 @lru_cache(maxsize=4096)
 def register_type(name: str, lanes: int) -> str:
-    """The LLVM type of a register: dtype by name, `lanes` 1 for a scalar."""
+    """Return the LLVM type of a register: dtype by name, `lanes` 1 for a scalar."""
     return SCALAR[name] if lanes == 1 else f"<{lanes} x {SCALAR[name]}>"
 
 
 @lru_cache(maxsize=4096)
 def memory_type(name: str, lanes: int) -> str:
-    """The LLVM type in memory: that of the register, but a bool takes a byte."""
+    """Return the LLVM type in memory: the register's type, except that a bool takes a byte."""
     return register_type("int8" if name == "bool" else name, lanes)
 
 
 @lru_cache(maxsize=4096)
 def overload(scalar: str, lanes: int) -> str:
-    """The suffix that intrinsics carry for a type, e.g. `v16f32` or `f32`."""
+    """Return the suffix of intrinsics for a type, e.g. `v16f32` or `f32`."""
     return INTRINSIC_SUFFIX[scalar] if lanes == 1 else f"v{lanes}{INTRINSIC_SUFFIX[scalar]}"
 
 
@@ -61,32 +61,33 @@ def _constant(dtype: DType, value: bool | int | float, text: str) -> str:
 
 
 def constant(dtype: DType, value: bool | int | float) -> str:
-    """The text of a scalar constant, rounded or wrapped to `dtype`."""
+    """Return the text of a scalar constant, rounded or wrapped to `dtype`."""
     return _constant(dtype, value, repr(value))     # repr: 0.0 and -0.0 are equal keys
 
 
 def splat(dtype: DType, value: bool | int | float, lanes: int) -> str:
-    """The text of a constant in every lane."""
+    """Return the text of a vector with a constant in every lane."""
     text = constant(dtype, value)
     return text if lanes == 1 else f"splat ({SCALAR[dtype.name]} {text})"
 
 
 class Family:
-    """The choices in which the LLVM text of one family of targets differs. These are the choices for processors with vector registers."""
+    """The choices in LLVM text that differ between families of targets. The defaults are for CPUs with vector registers."""
 
-    branches = False            # an access that is masked off is branched around; else it goes to a private slot, or is one instruction
-    fences = True               # empty statements keep LLVM from merging and moving what lowering has placed
-    one_iteration = False       # BEGIN … END_ is one iteration
+    # whether a masked access is inside a branch; otherwise it accesses a private slot, or is one masked instruction
+    branches = False
+    fences = True               # empty statements keep LLVM from merging and moving instructions that lowering has placed
+    one_iteration = False       # whether BEGIN … END_ is one iteration
     widest_stride = 6
     """Up to here `stride` loads and shuffles are cheaper than a load and an insert per lane. Zen 5, 16 lanes of float32, ns per element:
     stride 2: 0.04 against 0.13, 4: 0.08 against 0.14, 6: 0.17 each, 8: 0.21 each."""
 
     def alignment(self, w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> int:
-        """Bytes of which the address `ptr[idx + offset]`, where `lanes` elements lie, is known to be a multiple."""
+        """Return the known alignment in bytes of the address `ptr[idx + offset]` of `lanes` elements."""
         return w.code[ptr].dtype.itemsize
 
     def loop_metadata(self, w: Writer, begin: int, end: int) -> str:
-        """The text behind the branch back to the beginning of a loop that these instructions open and end."""
+        """Return the metadata for the back edge of the loop between these instructions."""
         return ""
 
 
@@ -103,15 +104,15 @@ class Writer:
         self.family = family
         self.variables = variables          # name → position in `vars`
         self.temp_base = temp_base          # position in `args` of temporary 0
-        self.declared = declared            # declarations the module needs
+        self.declared = declared            # declarations that the module needs
         self.lines: list[str] = ["entry:", ""]
         self.slots: dict[tuple[str, str], str] = {}  # (memory type, content) → private stack slot: see `slot`
         self.value: list[str] = [""] * len(code)
         self.addresses: dict[tuple[int, int], str] = {}  # (pointer, index) → address, valid in the current scope
         self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
-        self.block = "entry"                # label of the block being written: phis name it
+        self.block = "entry"                # label of the block being written, for phis
         self.fresh = 0
-        self.shuffles: dict[int, int] = {}          # SHUFFLE of two → how many such stand behind one another
+        self.shuffles: dict[int, int] = {}          # SHUFFLE of two → its number of levels of nested shuffles
         self.streams = False
         self.in_tiles: set[int] = set()                 # values that are tiles
         self.tiles: dict[int, tuple[int, int]] = {}     # tile registers in use → (rows, bytes of a row)
@@ -133,19 +134,20 @@ class Writer:
         self.block = name
 
     def fresh_label(self, kind: str) -> str:
-        """A name for a block."""
+        """Make a name for a block."""
         self.fresh += 1
         return f"{kind}{self.fresh}"
 
     def slot(self, mem: str, content: str) -> str:
-        """A private stack slot with the constant `content` of memory type `mem` (`poison`: anything), for accesses that are masked off."""
+        """Return a private stack slot with the constant `content` of memory type `mem` (`poison`: anything), for masked accesses whose mask
+        is false."""
         key = mem, content
         if key not in self.slots:
             self.slots[key] = f"%slot{len(self.slots)}"
         return self.slots[key]
 
     def finish(self) -> None:
-        """Write the slots that were asked for into the entry block."""
+        """Write the slots that are used into the entry block."""
         text = []
         for (mem, content), name in self.slots.items():
             text.append(f"  {name} = alloca {mem}, align 64")
@@ -159,7 +161,7 @@ class Writer:
         self.value[i] = f"%v{i}"
 
     def call(self, result: str, name: str, *operands: tuple[str, str]) -> str:
-        """Call the function `name`, which is declared, with (type, operand) each. Its value; "" where `result` is void."""
+        """Declare the function `name` and call it with (type, operand) pairs. Returns its value; "" if `result` is void."""
         self.declared.add(f"declare {result} @{name}({', '.join(t for t, _ in operands)})")
         text = f"call {result} @{name}({', '.join(f'{t} {x}' for t, x in operands)})"
         return self.line(text) if result == "void" else self.temp(text)
@@ -172,8 +174,8 @@ class Writer:
         return self.call(result, f"llvm.masked.{kind}.{overload(scalar, lanes)}.{pointers}", *operands)
 
     def either(self, bit: str, then: Callable[[], str], other: Callable[[], str] | None = None, mem: str = "", otherwise: str = "") -> str:
-        """Write what `then` does where a bit holds, else what `other` does. The value, of the memory type `mem` where there is one, is what
-        they return; `otherwise` stands for that of a missing `other`."""
+        """Write a branch: the code of `then` if a bit is set, otherwise the code of `other`. The result, of the memory type `mem` if there
+        is one, is the value that the branch taken returns; `otherwise` is the value if `other` is missing."""
         before, inside = self.block, self.fresh_label("some")
         outside = self.fresh_label("else") if other is not None else ""
         after = self.fresh_label("after")
@@ -190,7 +192,7 @@ class Writer:
         return self.temp(f"phi {mem} " + ", ".join(f"[{x}, %{block}]" for x, block in ends)) if mem else ""
 
     def vector(self, scalar: str, lanes: int, parts: Iterable[str]) -> str:
-        """Scalars as one operand; they are written one after the other, each before it is put in its place."""
+        """Combine scalars into one operand. Each scalar is written directly before it is inserted."""
         if lanes == 1:
             return next(iter(parts))
         vec, whole = f"<{lanes} x {scalar}>", "poison"
@@ -199,7 +201,7 @@ class Writer:
         return whole
 
     def broadcast(self, scalar: str, lanes: int, operand: str) -> str:
-        """`operand` of the LLVM type `scalar` in all lanes."""
+        """Broadcast `operand` of the LLVM type `scalar` to all lanes."""
         if lanes == 1:
             return operand
         vec = f"<{lanes} x {scalar}>"
@@ -210,5 +212,5 @@ class Writer:
 
 
 def refuse(op: str, dtype: DType, why: str) -> CompileError:
-    """The error for an instruction that LINEAR allows in general but not like this."""
+    """Return the error for an instruction that LINEAR allows in general, but not in this form."""
     return CompileError(f"LINEAR instruction {op} on {dtype.name}: {why}. Lowering must not emit it; see docs/ir.md, section 4.")

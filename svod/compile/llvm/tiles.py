@@ -26,7 +26,7 @@ class _Lifetimes:
         self.tile_of: dict[int, int] = {}       # value → its tile
         self.shapes: dict[int, Shape] = {}      # tile → its shape
         self.last: dict[int, int] = {}          # tile → the last instruction that needs it
-        self.changes: dict[int, int] = {}       # value → how many instructions add to it
+        self.changes: dict[int, int] = {}       # value → number of instructions that add to it
         self.around: list[list[int]] = []       # per instruction: the loops it is in, outermost first
         self.ends: dict[int, int] = {}          # loop → its end
         open_loops: list[int] = []
@@ -56,7 +56,7 @@ class _Lifetimes:
                     self.changes[s] = self.changes.get(s, 0) + 1
 
     def _extend_over_loops(self, w: Writer) -> None:
-        """A tile that is made outside of a loop and used inside is needed again in its next iteration."""
+        """Extend lifetimes over loops: a tile that is made outside of a loop and used inside is needed until the loop ends."""
         for i, (_, _, _, src, _) in enumerate(w.code):
             for s in src:
                 if s in self.tile_of:
@@ -67,11 +67,11 @@ class _Lifetimes:
 
 
 def assign_registers(w: Writer) -> None:
-    """Give every tile of a function a register. Raises CompileError where there are too few."""
+    """Give every tile of a function a register. Raises CompileError if there are too few."""
     tiles = _Lifetimes(w)
     if any(n > 1 for n in tiles.changes.values()):
         raise CompileError("LINEAR adds to one tile twice, and tiles change in place; lowering must not emit it")
-    busy: dict[int, int] = {}           # register → the last instruction that needs what it holds
+    busy: dict[int, int] = {}           # register → the last instruction that needs its content
     given: dict[int, int] = {}
     for i, shape in tiles.shapes.items():
         free = [r for r in range(TILES) if busy.get(r, -1) < i and w.tiles.get(r, shape) == shape]
@@ -87,7 +87,7 @@ def assign_registers(w: Writer) -> None:
 
 
 def configuration(w: Writer) -> str:
-    """The name of a constant with the shapes of a function's tiles, declared."""
+    """Declare a constant with the shapes of a function's tiles, and return its name."""
     content = bytearray(64)
     content[0] = 1
     for register, (rows, nbytes) in w.tiles.items():
@@ -100,13 +100,13 @@ def configuration(w: Writer) -> str:
 
 
 def begin_tiles(w: Writer) -> str:
-    """The statement that a function starts with."""
+    """Return the statement at the start of a function with tiles."""
     w.declared.add(f"declare void @{PREFIX}ldtilecfg(ptr)")
     return f"  call void @{PREFIX}ldtilecfg(ptr {configuration(w)})"
 
 
 def end_tiles(w: Writer) -> None:
-    """Write the statement that a function ends with."""
+    """Write the statement at the end of a function with tiles."""
     w.call("void", f"{PREFIX}tilerelease")
 
 
