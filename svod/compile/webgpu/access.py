@@ -1,4 +1,4 @@
-"""Loads and stores as WGSL: what a pointer points to, and how elements are read and written.
+"""Loads and stores as WGSL: the memory behind pointers, and how elements are read and written.
 
     float32, int32, uint32, 64 bits     array<T>; array<vec4<T>> where all stores and some loads are of whole vectors
     float16 with the feature float16    array<f16>, or array<vec4<f16>> alike
@@ -26,7 +26,7 @@ class Memory:
         self.w, self.op, self.number, self.dtype = w, op, number, dtype
         self.name = f"{op.lower()}{number}"
         self.base = w.launch_number(2 + len(w.spec.variables) + number) if op == "ARG" and not w.aligned else ""
-        self.whole: bool = w.aligned or op != "ARG"     # begins at a multiple of 16 bytes
+        self.whole: bool = w.aligned or op != "ARG"     # aligned to 16 bytes
         self.scalar_stores = self.vector_accesses = self.stored = self.accessed = self.loose = False
         self.parts: Counter[tuple[int, int]] = Counter()        # scalar loads by the vector that holds them: (index, offset)
         self.is_half = dtype.name == "float16" and w.has("float16")
@@ -34,12 +34,12 @@ class Memory:
 
     @property
     def per_word(self) -> int:
-        """Elements of a word, where elements are packed."""
+        """The number of elements in a word, if elements are packed."""
         return 4 // self.dtype.itemsize
 
     @property
     def word_shift(self) -> int:
-        """Bits by which an element's number is shifted to give its word's."""
+        """The shift that turns an element's number into its word's number."""
         return self.per_word.bit_length() - 1
 
     @property
@@ -51,11 +51,11 @@ class Memory:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether elements are written one by one into words that they share."""
+        """Whether elements that share a word are written one by one."""
         return self.is_packed and self.scalar_stores
 
     def note(self, i: int) -> None:
-        """Look at an access before anything is written."""
+        """Record an access before anything is written."""
         store = self.w.code[i].op in STORE_OPS
         whole = self.is_whole(i)
         self.accessed = True
@@ -70,7 +70,7 @@ class Memory:
                 self.parts[self.w.code[i].src[1], part[0]] += 1
 
     def part_of(self, i: int) -> tuple[int, int] | None:
-        """The part of a vector that a scalar load reads: (the vector's offset from the index, the component); None if unknown."""
+        """Return the part of a vector that a scalar load reads: (the vector's offset from the index, the component); None if unknown."""
         op, _, lanes, src, offset = self.w.code[i]
         if op != "LOAD" or lanes != 1 or not self.whole or self.op not in GLOBAL:
             return None
@@ -91,7 +91,7 @@ class Memory:
 
     # -- declarations -----------------------------------------------------------------------------
     def stored_type(self) -> str:
-        """The type of the variable's elements."""
+        """Return the type of the variable's elements."""
         if self.is_packed:
             return "atomic<u32>" if self.is_atomic else "u32"
         scalar = "f16" if self.is_half else REGISTERS[self.dtype.name]
@@ -100,23 +100,23 @@ class Memory:
         return vector(scalar, WIDEST) if self.is_vectors else scalar
 
     def declare(self, binding: int) -> str:
-        """A variable that is bound."""
+        """Declare a variable with a binding."""
         return f"@group(0) @binding({binding}) var<storage, read_write> {self.name}: array<{self.stored_type()}>;"
 
     def declare_private(self, size: int) -> str:
-        """Scratch or shared memory of so many elements."""
+        """Declare scratch or shared memory with this number of elements."""
         space = "private" if self.op == "SCRATCH" else "workgroup"
         return f"var<{space}> {self.name}: array<{self.stored_type()}, {size}>;"
 
     # -- elements ---------------------------------------------------------------------------------
     def place(self, index: str, named: bool = False) -> str:
-        """The element of the variable at an index; `named`: a name, as it is used several times."""
+        """Return the element of the variable at an index; `named`: a name, as it is used several times."""
         if self.base:
             index = f"{index} + {self.base}"
         return index if index.isalnum() or not named else self.w.let(index)
 
     def read(self, index: str) -> str:
-        """One element, an expression."""
+        """Return one element, as an expression."""
         at, dtype = self.place(index, self.is_packed or self.is_vectors), self.dtype
         let = self.w.let if self.stored or self.op not in GLOBAL else self.w.let_once
         if self.is_packed:
@@ -130,7 +130,7 @@ class Memory:
         return let(self._widened(f"{self.name}[{at}]", 1))
 
     def read_part(self, i: int) -> str:
-        """One element of a load, by way of the vector that holds it where that is known: its neighbours are read with it."""
+        """Return one element of a load. If the vector that contains it is known, read the whole vector, for its neighbours."""
         w, part = self.w, self.part_of(i) if self.is_vectors else None
         if part is None:
             return self.read(_lanes_at(w, i)[0])
@@ -138,14 +138,14 @@ class Memory:
         return f"{vector}.{COMPONENTS[part[1]]}"
 
     def _widened(self, text: str, width: int) -> str:
-        """An element that was read, as a register."""
+        """Convert an element that was read to a register."""
         if self.is_half:
             self.w.uses_half = True
             return f"{vector('f32', width)}({text})"
         return f"({text} != 0u)" if self.dtype.kind == "b" and not self.is_packed else text
 
     def _narrowed(self, text: str, width: int) -> str:
-        """A register as it is written."""
+        """Convert a register to the form in memory."""
         if self.is_half:
             self.w.uses_half = True
             return f"{vector('f16', width)}({text})"
@@ -166,7 +166,7 @@ class Memory:
 
     # -- whole vectors ----------------------------------------------------------------------------
     def read_whole(self, index: str, lanes: int) -> list[str]:
-        """The chunks of `lanes` elements from a place where a vector or a word begins."""
+        """Read `lanes` elements, as chunks, from the start of a vector or a word."""
         w, at = self.w, self.place(index)
         if not self.is_packed:
             first = w.let_once(f"({at}) >> 2u")
@@ -185,7 +185,7 @@ class Memory:
         return gathered(w, self.dtype, [part for x in words for part in _halves(self.dtype, x)])
 
     def write_whole(self, index: str, chunks: Sequence[str], lanes: int) -> None:
-        """Write `lanes` elements from a place where a vector or a word begins."""
+        """Write `lanes` elements from the start of a vector or a word on."""
         w, at = self.w, self.place(index)
         if not self.is_packed:
             first = w.let(f"({at}) >> 2u")
@@ -207,7 +207,7 @@ class Memory:
 
 
 def _halves(dtype: DType, text: str) -> tuple[str, str]:
-    """The two elements of a word."""
+    """Unpack the two elements of a word."""
     if dtype.name == "float16":
         return f"unpack2x16float({text}).x", f"unpack2x16float({text}).y"
     if dtype.name == "bfloat16":
@@ -217,7 +217,7 @@ def _halves(dtype: DType, text: str) -> tuple[str, str]:
 
 # -- instructions -------------------------------------------------------------------------------------
 def _lanes_at(w: Writer, i: int) -> list[str]:
-    """The index of each lane of an access, a name or a sum."""
+    """Return the index of each lane of an access, as a name or a sum."""
     op, _, lanes, src, arg = w.code[i]
     if op in ("GATHER", "SCATTER"):
         return [_sum(lane(w.value[src[1]], lanes, k), arg) for k in range(lanes)]
@@ -236,7 +236,7 @@ def _sum(index: str, offset: int) -> str:
 
 
 def load(w: Writer, i: int, memory: Memory) -> None:
-    """LOAD, LOADS and GATHER."""
+    """Write LOAD, LOADS and GATHER."""
     _, dtype, lanes, src, _ = w.code[i]
     whole = memory.is_whole(i) and (memory.is_vectors or memory.is_packed)
 
@@ -258,7 +258,7 @@ def load(w: Writer, i: int, memory: Memory) -> None:
 
 
 def _load_where(w: Writer, dtype: DType, lanes: int, mask: str, alt: Sequence[str], read: Callable[[], list[str]]) -> None:
-    """The values that `read` loads where a scalar mask is true, else `alt`."""
+    """Write the values that `read` loads if a scalar mask is true, otherwise `alt`."""
     names = []
     for width, text in zip(widths(lanes), alt, strict=True):
         w.names += 1
@@ -272,7 +272,7 @@ def _load_where(w: Writer, dtype: DType, lanes: int, mask: str, alt: Sequence[st
 
 
 def store(w: Writer, i: int, memory: Memory) -> None:
-    """STORE, STORES and SCATTER."""
+    """Write STORE, STORES and SCATTER."""
     _, _, lanes, src, _ = w.code[i]
     places, chunks = _lanes_at(w, i), w.value[src[2]]
     mask = w.value[src[3]] if len(src) == 4 else None
@@ -294,7 +294,7 @@ def store(w: Writer, i: int, memory: Memory) -> None:
 
 
 def memories_of(w: Writer) -> dict[int, Memory]:
-    """The memory behind each pointer of a phase, by the number of its instruction, after a look at all accesses."""
+    """Map the instruction number of each pointer of a phase to its memory, after recording all accesses."""
     made: dict[tuple[str, int], Memory] = {}
     found: dict[int, Memory] = {}
     for i, (op, dtype, _, src, arg) in enumerate(w.code):

@@ -1,4 +1,4 @@
-"""The adapters of this machine, their numbers, and what one can do as a `Target`.
+"""The adapters of this machine, their numbers, and their properties as `Target`s.
 
     WEBGPU      the first adapter        WEBGPU:1      the second
 
@@ -20,8 +20,8 @@ from svod.errors import DeviceError
 from svod.system.process.cores import machine_cores
 
 NAME = "WEBGPU"
-BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")     # wgpu's interfaces to drivers, the best first
-OWN = ("Vulkan", "Metal")       # interfaces that are a system's only one
+BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")     # wgpu's backends (driver interfaces), the best first
+OWN = ("Vulkan", "Metal")       # interfaces that are the only one of their operating system
 KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # kinds of adapters, the best first
 NUMBERS = {"shader-f16": "float16", "shader-f64": "float64", "shader-int64": "int64"}
 """Features of adapters → those of targets."""
@@ -31,13 +31,13 @@ LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size", "max-storage-buf
           "max-compute-workgroup-storage-size", "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
           "max-compute-workgroups-per-dimension")
 """Limits that are raised to what the adapter allows."""
-SOFTWARE_LANES = 8      # 32-bit numbers of a vector register with 256 bits, which Mesa's software driver runs threads in
+SOFTWARE_LANES = 8      # 32-bit numbers of a vector register with 256 bits, in which Mesa's software driver runs threads
 WARPS = {0x10DE: 32}    # vendors whose subgroups have one size on all cards: NVIDIA
 INSTALL = "install Mesa's software driver (on Debian: apt-get install mesa-vulkan-drivers), or the driver of your graphics card"
 
 
 def package() -> Any:
-    """The package wgpu. Raises DeviceError where it is not installed, or does not load."""
+    """The package wgpu. Raises DeviceError if it is not installed, or does not load."""
     if importlib.util.find_spec("wgpu") is None:
         raise DeviceError(f"{NAME} needs the package wgpu, which is not installed; pip install 'svod[webgpu]'")
     try:
@@ -48,7 +48,7 @@ def package() -> Any:
 
 def adapters() -> list[Any]:
     """The adapters of this machine: numbers of devices count in this order."""
-    return _adapters(os.getpid())       # a forked process has to ask its drivers anew
+    return _adapters(os.getpid())       # a forked process must query its drivers again
 
 
 @cache
@@ -77,7 +77,7 @@ def in_order(found: Iterable[Any]) -> list[Any]:
 
 
 def adapter(number: int = 0) -> Any:
-    """The adapter of a number. Raises DeviceError where there is none."""
+    """Return the adapter with a number. Raises DeviceError if there is none."""
     found = adapters()
     if not found:
         raise DeviceError(f"{NAME} finds no adapter on this machine: there is no driver for Vulkan, Metal or Direct3D 12; {INSTALL}")
@@ -88,25 +88,25 @@ def adapter(number: int = 0) -> Any:
 
 
 def device_name(number: int) -> str:
-    """The name of an adapter in svod: WEBGPU, WEBGPU:1."""
+    """Return the name of an adapter in svod: WEBGPU, WEBGPU:1."""
     return f"{NAME}:{number}" if number else NAME
 
 
 def describe(info: Any) -> str:
-    """An adapter for people: its name, interface and kind."""
+    """Describe an adapter for messages: its name, interface and kind."""
     return f"{info['device'] or info['vendor'] or 'an adapter without a name'} ({info['backend_type']}, {info['adapter_type']})"
 
 
 def adapter_name(info: Any) -> str:
-    """The name of an adapter in keys, without its driver's version: `llvmpipe`, `nvidia-geforce-rtx-4090`. A card by another interface
-    than its system's own has other code: `llvmpipe-opengl`."""
+    """Return the name of an adapter in keys, without its driver's version: `llvmpipe`, `nvidia-geforce-rtx-4090`. A card through a
+    different interface than its system's own gets different code: `llvmpipe-opengl`."""
     name = re.sub(r"\([^)]*\)", "", str(info["device"] or info["vendor"]))
     name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or f"{info['vendor_id']:04x}-{info['device_id']:04x}"
     return name if info["backend_type"] in OWN else f"{name}-{info['backend_type'].lower()}"
 
 
 def subgroup_of(adapter: Any) -> int:
-    """Threads of each subgroup of an adapter whose subgroups have one size in all kernels; 0 for others, and where the size is not known.
+    """Return the subgroup size of an adapter if it is the same in all kernels; 0 if it varies or is unknown.
 
     wgpu says the least and the greatest size, or zeros where it does not pass on what the driver says. Mesa's software driver runs the
     threads of a subgroup in the lanes of a vector register, and says in its name how many bits those have."""
@@ -120,7 +120,8 @@ def subgroup_of(adapter: Any) -> int:
 
 
 def subgroup_sizes(adapter: Any) -> tuple[int, int]:
-    """The least and the greatest size of an adapter's subgroups as wgpu says them; the package's dictionary of an adapter has them not."""
+    """Return the smallest and the largest subgroup size of an adapter from wgpu's native call; the package's dictionary of an adapter lacks
+    them."""
     api = importlib.import_module("wgpu.backends.wgpu_native._api")
     info = api.new_struct_p("WGPUAdapterInfo *")
     if api.libf.wgpuAdapterGetInfo(adapter._internal, info) != api.lib.WGPUStatus_Success:
@@ -138,7 +139,7 @@ def _target(process: int, number: int) -> Target:
     groups = int(limits["max-compute-workgroups-per-dimension"])
     features = tuple(sorted(svod for theirs, svod in NUMBERS.items() if theirs in found.features))
     software, subgroup = found.info["adapter_type"] == "CPU", subgroup_of(found)
-    units = machine_cores() if software else 0      # how many a graphics card has, WebGPU does not say
+    units = machine_cores() if software else 0      # WebGPU does not report the number of units of a graphics card
     return Target(arch="wgsl", cpu=adapter_name(found.info), features=features, vector_bytes=16, vector_registers=64, l1=16 << 10,
                   l2=1 << 20, l3=0, threads=1, has_fma=False, has_strict_floats=False, has_float64="float64" in features,
                   has_masked_memory=False, has_non_temporal=False, group_threads=threads,
@@ -148,5 +149,5 @@ def _target(process: int, number: int) -> Target:
 
 
 def adapter_target(number: int = 0) -> Target:
-    """An adapter as a target. Raises DeviceError where there is none of the number."""
+    """Return an adapter as a target. Raises DeviceError if there is no adapter with the number."""
     return _target(os.getpid(), number)

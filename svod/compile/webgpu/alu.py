@@ -36,7 +36,7 @@ Handler = Callable[[Writer, int, DType, int, tuple[int, ...], Any], None]
 
 # -- rounding and wrapping ----------------------------------------------------------------------------
 def fit(w: Writer, dtype: DType, width: int, text: str) -> str:
-    """A number in 32 bits as one of a narrower type."""
+    """Round or wrap a 32-bit number to a narrower type."""
     if dtype.name == "index" or dtype.bits >= 32 or dtype.kind == "b":
         return text
     if dtype.kind == "i":
@@ -46,7 +46,8 @@ def fit(w: Writer, dtype: DType, width: int, text: str) -> str:
     if w.has("float16"):
         w.uses_half = w.hides = True
         half = w.let(f"{vector('f16', width)}({text})")
-        return f"{vector('f32', width)}(select({half}, -{half}, unknown != 0u))"      # without, a rounding there and back could be left out
+        # otherwise compilers could leave out a conversion to half and back
+        return f"{vector('f32', width)}(select({half}, -{half}, unknown != 0u))"
     name, v = f"round_{dtype.name}_{width}", vector("f32", width)
     lanes = [f"unpack2x16float(pack2x16float(vec2<f32>({lane(['x'], width, k)}, 0.0f))).x" for k in range(width)]
     return w.helper(name, lambda: f"fn {name}(x: {v}) -> {v} {{ return {v}({', '.join(lanes)}); }}") + f"({text})"
@@ -54,7 +55,7 @@ def fit(w: Writer, dtype: DType, width: int, text: str) -> str:
 
 # -- the operations -----------------------------------------------------------------------------------
 def _binary(by_kind: dict[str, str]) -> Core:
-    """An operator of WGSL, by the kind of its operands."""
+    """Return an operator of WGSL, by the kind of its operands."""
     def core(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
         text = by_kind.get(dtype.kind)
         if text is None:
@@ -64,7 +65,7 @@ def _binary(by_kind: dict[str, str]) -> Core:
 
 
 def _call(name: str) -> Core:
-    """A function of WGSL."""
+    """Return a call of a WGSL function."""
     return lambda w, dtype, width, x, i: f"{name}({', '.join(x)})"
 
 
@@ -73,7 +74,7 @@ def _prefix(operator: str, of_bools: str = "") -> Core:
 
 
 def _shift(operator: str) -> Core:
-    """A shift, whose amount is of u32."""
+    """Write a shift, whose amount must be u32."""
     def core(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
         amount = w.code[w.code[i].src[1]]
         by = word(amount.arg, width) if amount.op == "CONST" else f"{vector('u32', width)}({x[1]})"
@@ -141,7 +142,7 @@ def _cast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
 
 # -- bits ---------------------------------------------------------------------------------------------
 def bits_of(dtype: DType, text: str) -> str:
-    """The bits of a scalar of at most 32 bits as u32, zeros above."""
+    """Return the bits of a scalar of at most 32 bits as u32, zeros above."""
     if dtype.kind == "b":
         return f"u32({text})"
     if dtype.name == "bfloat16":
@@ -155,7 +156,7 @@ def bits_of(dtype: DType, text: str) -> str:
 
 
 def from_bits(dtype: DType, text: str) -> str:
-    """A scalar of at most 32 bits from its bits, zeros above."""
+    """Return a scalar of at most 32 bits from its bits, zeros above."""
     if dtype.kind == "b":
         return f"({text} != 0u)"
     if dtype.name == "bfloat16":
@@ -182,7 +183,7 @@ def _bitcast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def gathered(w: Writer, dtype: DType, scalars: list[str]) -> list[str]:
-    """The chunks of a value that is given lane by lane."""
+    """Combine lanes into the chunks of a value."""
     chunks, at = [], 0
     for width in widths(len(scalars)):
         part = scalars[at:at + width]
@@ -230,7 +231,7 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """The value of the thread of the subgroup whose number differs in the bits of the mask. Truth values go as numbers."""
+    """Read the value of the thread of the subgroup whose number differs in the bits of the mask. Booleans are exchanged as numbers."""
     made = []
     for text, width in zip(w.value[src[0]], widths(lanes), strict=True):
         kind = vector("u32", width) if dtype.kind == "b" else ""

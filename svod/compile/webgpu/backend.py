@@ -1,5 +1,5 @@
-"""WebGPU as a backend: LINEAR → WGSL → pipelines of wgpu. It runs where there is a driver for Vulkan, Metal or Direct3D 12. WEBGPU is the
-first adapter, WEBGPU:1 the second."""
+"""WebGPU as a backend: LINEAR → WGSL → pipelines of wgpu. It needs a driver for Vulkan, Metal or Direct3D 12. WEBGPU is the first adapter,
+WEBGPU:1 the second."""
 from __future__ import annotations
 
 import threading
@@ -22,8 +22,8 @@ from svod.system.forksafe import remake_after_fork
 
 
 class Wgsl(CompilerPair):
-    """LINEAR → WGSL. The driver makes code of it where it is loaded, on the device that `opened` gives, so a process that compiles only
-    needs no device."""
+    """LINEAR → WGSL. The driver compiles it when it is loaded, on the device that `opened` returns, so a process that only compiles needs
+    no device."""
 
     name, key, revision = "wgsl", "WGSL", 8
 
@@ -89,7 +89,7 @@ class WebGpu(GroupBackend):
 
     @property
     def gpu(self) -> Device:
-        """The device, opened at its first use in this process, and anew after it was lost. Raises DeviceError where there is none, and in a
+        """The device, opened at its first use in this process, and again after it was lost. Raises DeviceError if there is none, and in a
         fork of the process that opened it."""
         with self._lock:
             self._device = Device(self.number) if self._device is None else self._device.reopened()

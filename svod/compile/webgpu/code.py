@@ -1,4 +1,4 @@
-"""Loaded programs: a pipeline for each phase and each of its forms, made once for each device that an adapter has had."""
+"""Loaded programs: a pipeline for each phase and each of its forms, made once per opened device of an adapter."""
 from __future__ import annotations
 
 from typing import Any
@@ -11,7 +11,7 @@ from svod.errors import CompileError, UnsupportedError
 
 
 class Pipeline:
-    """A phase on a device. `bindings`: what stands at the bindings after the first. `other`: the buffer of the word OTHER, where there is
+    """A phase on a device. `bindings`: the contents of the bindings after the first. `other`: the buffer of the word OTHER, if there is
     one."""
 
     other: Any = None
@@ -36,8 +36,8 @@ class Pipeline:
                 raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error
 
     def _warm(self, made: Device) -> None:
-        """Launch one group that does nothing: drivers compile what is launched for the first time. Raises CompileError where the driver
-        runs it in other subgroups than those of the target."""
+        """Launch one group that does nothing, because drivers compile code at its first launch. Raises CompileError if the driver runs it
+        with a different subgroup size than the target's."""
         uniform, storage = made.nothing
         bound = [uniform, *[self.other if op == OTHER else storage for op, _ in self.bindings]]
         entries = [{"binding": n, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}} for n, buffer in enumerate(bound)]
@@ -55,7 +55,7 @@ class Pipeline:
 
 
 class WebGpuCode:
-    """A program as modules of WGSL and their pipelines on `made`. Raises CompileError for modules that wgpu refuses."""
+    """A program as modules of WGSL and their pipelines on `made`. Raises CompileError for modules that wgpu rejects."""
 
     def __init__(self, source: str, spec: ProgramSpec, made: Device) -> None:
         self.spec, self.modules = spec, read_modules(source)
@@ -66,7 +66,7 @@ class WebGpuCode:
             self.pipeline(made, number, aligned=True)
 
     def pipeline(self, made: Device, phase: int, aligned: bool) -> Pipeline:
-        """The pipeline of a phase, for arguments that begin where bindings may, or for any."""
+        """Return the pipeline of a phase, for arguments that are aligned for bindings, or for any arguments."""
         key = (made.first, phase, aligned)
         pipeline = self._pipelines.get(key)
         if pipeline is None:

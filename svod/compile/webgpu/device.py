@@ -22,15 +22,16 @@ from typing import Any
 from svod.compile.webgpu.adapter import LIMITS, WISHED, adapter, adapter_target, device_name, package
 from svod.errors import DeviceError, LaunchError, SvodError
 
-GRAIN = 1 << 20             # bytes from one buffer's address to the next at least, which leaves what lies beyond a buffer unused
-OWN = 1 << 52               # addresses of an adapter; those below are none's
-STAGING = 32 << 20          # bytes that are copied at a time
-MOST_BEGUN = 64             # submissions that nobody waits for: what they keep alive is to end somewhere
-BUFFER_UNIT_BYTES = 16      # sizes of buffers are multiples of it: the last vector of four elements is whole
+# bytes: minimum distance between the addresses of two buffers, so that addresses beyond the end of a buffer are unused
+GRAIN = 1 << 20
+OWN = 1 << 52               # number of addresses of an adapter; addresses below this are invalid
+STAGING = 32 << 20          # bytes of each piece of a copy
+MOST_BEGUN = 64             # maximum number of submissions without a wait: this limits the memory that they keep alive
+BUFFER_UNIT_BYTES = 16      # sizes of buffers are multiples of it, so the last vector of four elements is complete
 
 
 class GpuMemory:
-    """Memory of the device, freed with the object."""
+    """Memory of the device, freed when the object is deleted."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
@@ -39,8 +40,8 @@ class GpuMemory:
 
 
 class Device:
-    """A wgpu device of the adapter of a number. Its addresses begin at `first`; `before`: why the adapter's device before it, which had
-    those below, was lost. `lost`: why this one cannot be used any more."""
+    """A wgpu device of the adapter with a number. Its addresses begin at `first`; `before`: why the adapter's previous device, which had
+    the lower addresses, was lost. `lost`: why this device cannot be used any more."""
 
     def __init__(self, number: int = 0, lost: Device | None = None) -> None:
         wgpu = package()
@@ -60,7 +61,7 @@ class Device:
         self.tick = self._seconds_per_tick()
         self.process = os.getpid()
         self.lost = ""
-        self._begun: dict[str, None] = {}       # names of kernels that were submitted and not waited for
+        self._begun: dict[str, None] = {}       # names of kernels that were submitted and may not have finished
         self._submissions = 0                   # number of those submissions
         self.lock = threading.Lock()            # reads by way of the staging buffer take turns
         self._usage = wgpu.BufferUsage
@@ -68,12 +69,12 @@ class Device:
         self.before = "" if lost is None else lost.lost
         self.next: int = self.first
         self._table = threading.Lock()          # guards the lists of buffers
-        self._unused: deque[int] = deque()      # addresses of buffers that nobody needs any more
+        self._unused: deque[int] = deque()      # addresses of buffers to be freed
         self._starts: list[int] = []
         self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes) by start
         self._staging: Any = None
         self._layouts: dict[int, Any] = {}
-        self._filling: Any = None               # buffer that is cleared between runs, so that it fills the second cache
+        self._filling: Any = None               # buffer that is cleared between runs to fill the L2 cache
         self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros: launches of no groups
                         self.wgpu.create_buffer(size=256, usage=wgpu.BufferUsage.STORAGE))
 
@@ -84,7 +85,8 @@ class Device:
         return 1e-9 * (float(period(self.queue._internal)) if period is not None else 1.0)
 
     def bind_group_layout(self, storages: int) -> Any:
-        """The layout of a launch's numbers and so many buffers. (That which wgpu finds by itself lacks what is bound but not read.)"""
+        """Return the binding layout of a launch's numbers and `storages` buffers. (The layout that wgpu derives lacks bindings that are not
+        read.)"""
         layout = self._layouts.get(storages)
         if layout is None:
             types = ["uniform", *["storage"] * storages]
@@ -93,20 +95,20 @@ class Device:
         return layout
 
     def reopened(self) -> Device:
-        """The device that is used now: this one, or where it was lost the one that takes its place. Raises DeviceError in a fork of the
-        process that opened it."""
+        """Return the current device: this one, or its replacement if it was lost. Raises DeviceError in a fork of the process that opened
+        it."""
         self.check_process()
         return Device(self.number, lost=self) if self.lost else self
 
     def check_process(self) -> None:
-        """Raise DeviceError in a fork of the process that opened the device: drivers wait there for threads that are gone."""
+        """Raise DeviceError in a fork of the process that opened the device: drivers would wait there for threads that no longer exist."""
         if self.process != os.getpid():
             raise DeviceError(f"{self.name} was opened before this process was forked, and its driver does not survive that: start "
                               "processes with the method 'spawn' or 'forkserver'")
 
     @contextlib.contextmanager
     def trying(self, what: str) -> Iterator[None]:
-        """Do something with the device. Raises LaunchError where that fails, and remembers whether the device was lost."""
+        """Run operations on the device. Raises LaunchError if they fail, and records whether the device was lost."""
         self.check_process()
         if self.lost:
             raise LaunchError(f"this plan's device {self.name} is gone: {self.lost}; prepare the plan again")
@@ -121,14 +123,14 @@ class Device:
                               ) from error
 
     def is_lost_by(self, error: BaseException) -> bool:
-        """Whether an error of wgpu says that the device is lost, which is remembered."""
+        """Whether an error of wgpu says that the device is lost; records it."""
         if "lost" in str(error).lower():
             self.lost = error_text(error)
         return bool(self.lost)
 
     # -- work -------------------------------------------------------------------------------------
     def submit(self, encoder: Any, kernels: Sequence[str]) -> None:
-        """Begin what an encoder holds: launches of kernels."""
+        """Submit the launches of kernels in an encoder."""
         self._begun.update(dict.fromkeys(kernels))
         self._submissions += 1
         self.queue.submit([encoder.finish()])
@@ -136,19 +138,19 @@ class Device:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for everything that was submitted. Raises LaunchError for what went wrong there."""
+        """Wait for all submitted work. Raises LaunchError for its errors."""
         with self.trying("its work was waited for"):
             self.wgpu._poll_wait()
             self._settle()
 
     def _settle(self) -> None:
-        """Nothing is left that was submitted."""
+        """Record that all submitted work is done."""
         self._begun.clear()
         self._submissions = 0
 
     # -- memory -----------------------------------------------------------------------------------
     def make(self, nbytes: int) -> int:
-        """The address of a new buffer. Raises LaunchError where the device has no room for it."""
+        """Allocate a buffer and return its address. Raises LaunchError if the device has no room for it."""
         size = max(BUFFER_UNIT_BYTES, -(-nbytes // BUFFER_UNIT_BYTES) * BUFFER_UNIT_BYTES)
         most = int(self.wgpu.limits["max-buffer-size"])
         if size > most:
@@ -166,7 +168,8 @@ class Device:
         return address
 
     def free(self, address: int) -> None:
-        """Give a buffer back. Without waiting: the thread that has the lists may be this one, inside a collection."""
+        """Mark a buffer to be freed, without waiting: the garbage collector may call this in the thread that holds the lock of the
+        lists."""
         if self.process != os.getpid():         # a forked child has no such buffer
             return
         self._unused.append(address)
@@ -185,7 +188,7 @@ class Device:
                 buffer.destroy()
 
     def find(self, address: int) -> tuple[Any, int, int]:
-        """The buffer at an address: (buffer, offset, bytes from there to its end). Raises LaunchError for an address of nothing."""
+        """Find the buffer at an address: (buffer, offset, bytes from there to its end). Raises LaunchError if there is none."""
         with self._table:
             number = bisect_right(self._starts, address) - 1
             if number >= 0:
@@ -216,7 +219,7 @@ class Device:
                 self.queue.write_buffer(buffer, offset + at, part)
 
     def read(self, host: int, address: int, nbytes: int) -> None:
-        """Copy to the host's memory, after everything that was submitted before."""
+        """Copy to the host's memory, after all work submitted before."""
         if not nbytes:
             return
         _, offset, _ = self.find(address)
@@ -230,7 +233,7 @@ class Device:
             self._settle()
 
     def copy(self, address: int, source: int, nbytes: int) -> bool:
-        """Begin to copy within the device; False where that is not done in whole words from one buffer to another."""
+        """Start a copy within the device. Returns False, without copying, unless it consists of whole words and two different buffers."""
         (buffer, offset, _), (read, first, _) = self.find(address), self.find(source)
         if buffer is read or offset % 4 or first % 4 or nbytes % 4:
             return False
@@ -241,7 +244,7 @@ class Device:
         return True
 
     def bytes_at(self, address: int, nbytes: int) -> bytes:
-        """Bytes of whole words."""
+        """Read the bytes of whole words."""
         made = ctypes.create_string_buffer(nbytes)
         self.read(ctypes.addressof(made), address, nbytes)
         return made.raw
@@ -262,8 +265,8 @@ class Device:
         self._staging = staging
 
     def fill_cache(self, encoder: Any, buffer: Any, offset: int) -> None:
-        """Have the second cache filled with something else before what follows in an encoder and uses `buffer`: twice its size is written.
-        Only what uses the same memory waits for each other, so a word of it is copied to `offset`, where nobody reads."""
+        """Fill the L2 cache with other data, by writing twice its size, before the following work in an encoder that uses `buffer`. Only
+        commands that use the same memory wait for each other, so one word is copied to `offset` in `buffer`, which nothing reads."""
         if self._filling is None:
             usage = self._usage.COPY_SRC | self._usage.COPY_DST
             self._filling = self.wgpu.create_buffer(size=2 * adapter_target(self.number).l2, usage=usage)
@@ -272,13 +275,13 @@ class Device:
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an error of wgpu, in one line."""
+    """Return the text of a wgpu error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in ("Validation Error", "Caused by:")]
     return " ".join(lines)[:2000] or type(error).__name__
 
 
 def trusted_module(made: Device, code: str) -> Any:
-    """A shader module without checks of bounds and of loops, where wgpu offers it: LINEAR stays inside what it is given."""
+    """Make a shader module without checks of bounds and loops, if wgpu supports it: LINEAR never accesses memory out of bounds."""
     api = importlib.import_module("wgpu.backends.wgpu_native._api")
     create = getattr(api.libf, "wgpuDeviceCreateShaderModuleTrusted", None)
     if create is None:

@@ -15,13 +15,14 @@ from svod.compile.lower.program import Instruction
 
 Terms = frozenset[Hashable]
 CONSTANT = "constant"
-MOST_TERMS = 32     # terms of a sum that are followed; a longer sum is hidden, and counts as one term from there on
+# maximum number of terms of a sum that are followed; from there on, the rest of a longer sum is hidden and counts as one term
+MOST_TERMS = 32
 CONSTANTS = frozenset({"CONST", "VCONST"})
-WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "MULACC": 2}     # the first operands that may not be a known 0
+WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "MULACC": 2}     # op → number of its first operands that must not be a known 0
 
 
 def hidden_operands(code: Sequence[Instruction]) -> frozenset[tuple[int, int]]:
-    """(instruction, number of an operand): the operands of float instructions of a phase that are to be hidden."""
+    """(instruction, number of an operand): the operands of float instructions of a phase that must be hidden."""
     hidden: set[tuple[int, int]] = set()
     terms: list[Terms] = []
     for i, (op, dtype, _, src, _) in enumerate(code):
@@ -50,7 +51,7 @@ def _has_zero(value: object) -> bool:
 
 
 def _inner(op: str, code: Sequence[Instruction], src: tuple[int, ...]) -> int:
-    """The operand of a sum that is hidden: the addend of a MULACC, else the first that is no constant."""
+    """Return the operand of a sum to hide: the addend of a MULACC, otherwise the first that is not a constant."""
     return 2 if op == "MULACC" else int(code[src[0]].op in CONSTANTS)
 
 
@@ -59,7 +60,7 @@ def _factors(code: Sequence[Instruction], s: int) -> tuple[int, ...]:
 
 
 def _product(code: Sequence[Instruction], terms: Sequence[Terms], a: int, b: int) -> Terms:
-    """The terms of a product: those of a factor where the other one is constant, else the product is one."""
+    """Return the terms of a product: the terms of one factor if the other one is constant; otherwise the product is a single term."""
     for x, y in ((a, b), (b, a)):
         if code[y].op in CONSTANTS:
             return terms[x]

@@ -1,4 +1,4 @@
-"""Runs the launches of a plan: recorded into command buffers and submitted. Nobody waits but who times or reads (`Device`).
+"""Runs the launches of a plan: recorded into command buffers and submitted. The host waits only to time or to read results (`Device`).
 
     run([k0 p0, k0 p1, k1 p0], 3)    one pass of nine dispatches, one submission
 
@@ -22,28 +22,29 @@ from svod.compile.webgpu.device import BUFFER_UNIT_BYTES, Device
 from svod.compile.webgpu.render import OTHER, groups_of, launch_bytes
 from svod.errors import LaunchError
 
-MOST_DISPATCHES = 256       # most dispatches of a submission: drivers end work that blocks a device for too long
-MOST_TIMED = 256            # passes of a run that the device times
+MOST_DISPATCHES = 256       # maximum number of dispatches per submission: drivers abort work that blocks a device for too long
+MOST_TIMED = 256            # maximum number of passes of a run that the device times
 SLOT = 256                  # bytes between the launches' numbers: offsets of uniform buffers are multiples of it
 
 Launch = tuple[int, int]    # (kernel, phase)
 
 
 class PassClock:
-    """Times passes on the device: what lies between two of them is not counted. Of many passes the first `MOST_TIMED` stand for all."""
+    """Times passes on the device, without the time between them. If there are more than `MOST_TIMED` passes, only the first ones are timed,
+    and their time is scaled."""
 
     def __init__(self, made: Device) -> None:
         self.device, self.passes = made, 0
         self.queries = made.wgpu.create_query_set(type="timestamp", count=2 * MOST_TIMED)
 
     def next_pass(self) -> dict[str, Any]:
-        """The arguments that time the next pass."""
+        """Return the arguments that time the next pass."""
         n, self.passes = self.passes, self.passes + 1
         return {"timestamp_writes": {"query_set": self.queries, "beginning_of_pass_write_index": 2 * n,
                                      "end_of_pass_write_index": 2 * n + 1}} if n < MOST_TIMED else {}
 
     def seconds(self) -> float | None:
-        """Seconds of all passes together; None where the device did not count."""
+        """Return the total seconds of all passes; None if the device gave no times."""
         timed, made, usage = min(self.passes, MOST_TIMED), self.device, package().BufferUsage
         if not timed:
             return 0.0
@@ -57,7 +58,7 @@ class PassClock:
 
 
 class WebGpuQueue(LaunchRecords):
-    """The queue of one plan on one device. One thread at a time calls it."""
+    """The queue of one plan on one device. Only one thread may call it at a time."""
 
     def __init__(self, device: Device, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
         super().__init__(kernels, variants, addresses)
@@ -66,10 +67,10 @@ class WebGpuQueue(LaunchRecords):
         self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
         usage = package().BufferUsage
         self._slot = max([SLOT, *[-(-launch_bytes(k.spec) // SLOT) * SLOT for k in kernels]])
-        self._end = max(self._slot, self._slot * len(self.numbers))     # first byte behind the launches' numbers, which nobody reads
+        self._end = max(self._slot, self._slot * len(self.numbers))     # first byte after the launches' numbers, which nothing reads
         with self.device.trying("a plan was made"):
             self._uniforms = self.device.wgpu.create_buffer(size=self._end + BUFFER_UNIT_BYTES, usage=usage.UNIFORM | usage.COPY_DST)
-        self._stale = set(self.ranges)      # launches whose numbers are to be written
+        self._stale = set(self.ranges)      # launches whose numbers must be written again
 
     def changed(self, kernel: int) -> None:
         for launch in [(kernel, p) for p in range(len(self.kernels[kernel].spec.phases))]:
@@ -84,8 +85,8 @@ class WebGpuQueue(LaunchRecords):
         self._submit(self.recorded[launches.first], times, wait=wait)
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
-        """See `LaunchQueue.run_timed`. Where a device has no clock and the second cache is to be filled before runs, that happens once, and
-        the host's clock counts from its end."""
+        """See `LaunchQueue.run_timed`. If a device has no clock, the L2 cache is filled only once, before the first run, and the host's
+        clock starts afterwards."""
         phases = self.recorded[launches.first]
         with self.device.trying("runs were timed"):
             if self.device.has_timestamps:
@@ -107,7 +108,7 @@ class WebGpuQueue(LaunchRecords):
             return time.perf_counter() - start
 
     def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None = None, cold: bool = False, wait: bool = True) -> None:
-        """Submit launches `times` times. `cold`: each time begins with a second cache that is filled with something else. `wait`: for the
+        """Submit launches `times` times. `cold`: fill the L2 cache with other data before each time. `wait`: whether to wait for the
         last."""
         made = self.device
         todo = [launch for launch in phases if self.ranges[launch][0] < self.ranges[launch][1]]
@@ -138,7 +139,7 @@ class WebGpuQueue(LaunchRecords):
         return groups_of(end - begin, int(self.device.wgpu.limits["max-compute-workgroups-per-dimension"]))
 
     def _write_numbers(self, launch: Launch) -> None:
-        """Write the bounds of a launch, the values of its variables, and where its arguments begin."""
+        """Write the bounds of a launch, the values of its variables, and the starts of its arguments."""
         bases = self._bases(launch)
         numbers = [*self.ranges[launch], *self.program_values(launch[0]).values()]
         numbers += [bases.get(slot, 0) for slot in range(len(self.kernels[launch[0]].spec.params))]
@@ -147,7 +148,8 @@ class WebGpuQueue(LaunchRecords):
         self._stale.discard(launch)
 
     def _bases(self, launch: Launch) -> dict[int, int]:
-        """Elements between a place where a binding may begin and an argument, of the arguments that do not begin at such a place."""
+        """Return, for each argument that is not aligned for bindings, the number of elements between the aligned address before it and its
+        start."""
         kernel, made = self.kernels[launch[0]], self.device
         assert isinstance(kernel.loaded, WebGpuCode)
         addresses, _ = self.arguments(launch[0])
@@ -156,7 +158,7 @@ class WebGpuQueue(LaunchRecords):
         return {slot: elements for slot, elements in beyond.items() if elements}
 
     def _group(self, launch: Launch) -> tuple[Any, Any]:
-        """The pipeline of a launch and what is bound to it."""
+        """Return the pipeline of a launch and its bind group."""
         group = self._groups.get(launch)
         if group is None:
             group = self._groups[launch] = self._bind_group(launch)
@@ -180,7 +182,7 @@ class WebGpuQueue(LaunchRecords):
         return pipeline.wgpu, made.wgpu.create_bind_group(layout=pipeline.layout, entries=entries)
 
     def _bound(self, number: int, address: int, nbytes: int, what: str) -> dict[str, Any]:
-        """The entry for memory that a launch uses."""
+        """Return the bind group entry for memory that a launch uses."""
         buffer, offset, left = self.device.find(address)
         beyond = offset % self.device.alignment
         size = max(16, min(-(-(nbytes + beyond) // 16) * 16, left + beyond))

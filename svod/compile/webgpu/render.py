@@ -37,30 +37,30 @@ _HEAD = re.compile(r"^//// .*, bound: ((?:\w+:\d+ ?)*)\n", re.M)
 
 
 class Module(NamedTuple):
-    """A phase as WGSL. `bindings`: what stands at the bindings after the first, ("ARG", slot), ("TEMP", number) or (OTHER, 0): a word that
-    a group sets whose subgroups are others than those of the target."""
+    """A phase as WGSL. `bindings`: the contents of the bindings after the first: ("ARG", slot), ("TEMP", number) or (OTHER, 0), a word that
+    a group sets if its subgroup size differs from the target's."""
 
     wgsl: str
     bindings: tuple[tuple[str, int], ...]
 
 
 class PhaseModules(NamedTuple):
-    """The forms of a phase: for arguments that begin where vectors do, and for any."""
+    """The forms of a phase: for arguments that are aligned to vectors, and for any arguments."""
 
     aligned: Module
     any: Module
 
 
 def legal(program: Program, target: Target) -> Program:
-    """The program, made of the instructions that are printed here."""
+    """Reduce the program to instructions that can be printed here."""
     return legalize(program, INSTRUCTIONS)
 
 
 def render(program: Program, target: Target) -> str:
-    """The modules of a program, each behind a line that names its bindings.
+    """Render the modules of a program, each after a line that names its bindings.
 
-    Raises CompileError for code that LINEAR does not have or that indices of 32 bits do not reach,
-    UnsupportedError for types that the adapter does not have, and for more iterations than a driver in software runs."""
+    Raises CompileError for code that LINEAR does not have or that indices of 32 bits do not reach, UnsupportedError for types that the
+    adapter does not have, and for more iterations than a driver in software runs."""
     validate(program)
     program = legal(program, target)
     spec = program.spec
@@ -82,7 +82,7 @@ def render(program: Program, target: Target) -> str:
 
 
 def read_modules(source: str) -> list[PhaseModules]:
-    """The modules in the text that `render` wrote. Raises CompileError for another text."""
+    """Read the modules from the text that `render` wrote. Raises CompileError for any other text."""
     first, *parts = _HEAD.split(source)
     if first or not parts or len(parts) % 4:
         raise CompileError(f"these are no modules of WGSL: {source[:80]!r}")
@@ -92,7 +92,7 @@ def read_modules(source: str) -> list[PhaseModules]:
 
 
 def launch_bytes(spec: ProgramSpec) -> int:
-    """The size of a launch's numbers: begin, end, the variables, where each argument begins."""
+    """Return the size of a launch's numbers: begin, end, the variables, the start of each argument."""
     return 16 * -(-(2 + len(spec.variables) + len(spec.params)) // 4)
 
 
@@ -111,7 +111,7 @@ def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], 
         for memory, end in zip(areas, [*[m.number for m in areas[1:]], nbytes], strict=False):
             head.append(memory.declare_private((end - memory.number) // memory.dtype.itemsize))
     if w.hides:
-        head.append("var<private> unknown: u32;")      # 0, which no compiler knows
+        head.append("var<private> unknown: u32;")      # 0, which compilers do not know
     bindings = [(m.op, m.number) for m in bound]
     builtins = {"group_at": "@builtin(workgroup_id) group_at: vec3<u32>", "grid": "@builtin(num_workgroups) grid: vec3<u32>"}
     if phase.subgroup:
@@ -209,7 +209,7 @@ class _Body:
             w.value.append([f"at{i}"])
 
     def _once(self, src: tuple[int, ...]) -> str | None:
-        """The condition under which a loop runs, once; "" for none; None for a loop that may run more often."""
+        """Return the condition of a loop that runs at most once ("": unconditionally); None for a loop that may run more often."""
         w = self.w
         start, stop = w.code[src[0]], w.code[src[1]]
         if start.op == "BEGIN" and stop.op == "END_":
@@ -230,7 +230,7 @@ class _Body:
 
 
 def groups_of(extent: int, limit: int) -> tuple[int, int]:
-    """The dimensions of a grid of at least so many groups."""
+    """Return the dimensions of a grid with at least this number of groups."""
     if extent <= limit:
         return extent, 1
     rows = -(-extent // limit)

@@ -1,4 +1,4 @@
-"""WGSL registers: how the values of LINEAR stand in a shader.
+"""WGSL registers: how a shader represents the values of LINEAR.
 
     float32 × 4    one vec4<f32>              float32 × 7    a vec4<f32> and a vec3<f32>: its chunks
     int8 × 2       one vec2<i32>, each number wrapped to eight bits after every operation
@@ -33,39 +33,40 @@ FEATURES = {"int64": "int64", "uint64": "int64", "float64": "float64"}
 
 
 def widths(lanes: int) -> list[int]:
-    """The lanes of each chunk of a value."""
+    """Return the lanes of each chunk of a value."""
     return [WIDEST] * (lanes // WIDEST) + ([lanes % WIDEST] if lanes % WIDEST else [])
 
 
 def vector(scalar: str, width: int) -> str:
-    """The type of a chunk."""
+    """Return the type of a chunk."""
     return scalar if width == 1 else f"vec{width}<{scalar}>"
 
 
 def register(dtype: DType, width: int) -> str:
-    """The type of a chunk of values of a dtype."""
+    """Return the type of a chunk of values of a dtype."""
     return vector(REGISTERS[dtype.name], width)
 
 
 def splat(scalar: str, width: int, value: str) -> str:
-    """One scalar in all lanes of a chunk."""
+    """Broadcast a scalar to all lanes of a chunk."""
     return value if width == 1 else f"vec{width}<{scalar}>({value})"
 
 
 def word(value: int, width: int) -> str:
-    """A u32 in all lanes."""
+    """Broadcast a u32 to all lanes."""
     return splat("u32", width, f"{value}u")
 
 
 def lane(chunks: Sequence[str], lanes: int, k: int) -> str:
-    """One lane of a value."""
+    """Return one lane of a value."""
     width = min(WIDEST, lanes - k // WIDEST * WIDEST)
     text = chunks[k // WIDEST]
     return text if width == 1 else f"{text}.{COMPONENTS[k % WIDEST]}"
 
 
 class Facts(NamedTuple):
-    """`hidden`: (instruction, number of an operand) where compilers must not see through the operand. `residue`: of each instruction."""
+    """`hidden`: (instruction, number of an operand) if compilers must not see through the operand. `residue`: the residue of each
+    instruction."""
 
     hidden: frozenset[tuple[int, int]]
     residue: Sequence[Residue]
@@ -74,7 +75,7 @@ class Facts(NamedTuple):
 @dataclass
 class Writer:
     """The text of a phase while it is written. `value[i]`: the chunks of instruction i, each a name or a literal without side effects.
-    `aligned`: whether arguments begin where vectors of 16 bytes may."""
+    `aligned`: whether arguments are aligned to vectors of 16 bytes."""
 
     target: Target
     spec: ProgramSpec
@@ -89,13 +90,13 @@ class Writer:
     hides: bool = False
     uses_half: bool = False
     names: int = 0
-    loaded: list[dict[str, str]] = field(default_factory=lambda: [{}])      # per open block: expression that was read there → its name
+    loaded: list[dict[str, str]] = field(default_factory=lambda: [{}])      # per open block: expression read there → its name
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
 
     def let(self, text: str) -> str:
-        """A name for a value that is computed here."""
+        """Make a name for a value that is computed here."""
         self.names += 1
         self.lines.append(f"{'  ' * self.depth}let t{self.names} = {text};")
         return f"t{self.names}"
@@ -113,7 +114,8 @@ class Writer:
         self.line("}")
 
     def let_once(self, text: str) -> str:
-        """A name for a value that stays the same in this phase: the one that this block, or one around it, has for it."""
+        """Return the name of a value that stays the same in this phase: the name that this or an enclosing block already has for it, or a
+        new one."""
         for block in self.loaded:
             if text in block:
                 return block[text]
@@ -121,16 +123,16 @@ class Writer:
         return self.loaded[-1][text]
 
     def launch_number(self, at: int) -> str:
-        """One of the numbers of a launch: begin, end, the variables, where each argument begins."""
+        """Return one of the numbers of a launch: begin, end, the variables, the start of each argument."""
         return f"launch[{at // WIDEST}].{COMPONENTS[at % WIDEST]}"
 
     def has(self, feature: str) -> bool:
         return feature in self.target.features
 
     def helper(self, name: str, text: Callable[[], str]) -> str:
-        """The name of a function of the module, which is written once."""
+        """Return the name of a function of the module, which is written once."""
         if name not in self.helpers:
-            self.helpers[name] = ""         # its place: before what needs it is written
+            self.helpers[name] = ""         # reserves its place, before the code that needs it
             made = text()
             del self.helpers[name]
             self.helpers[name] = made
@@ -145,7 +147,7 @@ class Writer:
 
     # -- numbers ----------------------------------------------------------------------------------
     def literal(self, dtype: DType, value: Any) -> str:
-        """A scalar constant."""
+        """Write a scalar constant."""
         if dtype.kind == "b":
             return "true" if value else "false"
         if dtype.kind == "f":
@@ -162,7 +164,7 @@ class Writer:
         return f"{number}{'u' if kind == 'u32' else 'lu'}"
 
     def _float(self, dtype: DType, value: float) -> str:
-        value = float(constant(dtype, value))       # a number of 16 bits stands in a register of 32
+        value = float(constant(dtype, value))       # a 16-bit number is in a 32-bit register
         if not math.isfinite(value) or (dtype.bits <= 32 and not np.isfinite(np.float32(value))):
             self.hides = True
             text = f"bitcast<f32>({'0x7fc00000u' if math.isnan(value) else '0x7f800000u' if value > 0 else '0xff800000u'} | unknown)"
@@ -177,7 +179,7 @@ class Writer:
         return f"({text}f)" if text.startswith("-") else f"{text}f"
 
     def hide(self, dtype: DType, width: int, text: str) -> str:
-        """A chunk of floats as one that no compiler knows anything of."""
+        """Hide a chunk of floats from compilers, so that they know nothing of its value."""
         self.hides = True
         if REGISTERS[dtype.name] == "f64":
             return self.let(f"select({text}, -({text}), unknown != 0u)")
@@ -185,12 +187,12 @@ class Writer:
         return self.let(f"bitcast<{vector('f32', width)}>(bitcast<{vector('u32', width)}>({text}) | {bits})")
 
     def constant(self, dtype: DType, width: int, value: Any) -> str:
-        """A constant in all lanes of a chunk."""
+        """Write a constant in all lanes of a chunk."""
         return splat(REGISTERS[dtype.name], width, self.literal(dtype, value))
 
 
 def narrower(dtype: DType) -> str:
-    """The type of 32 bits of the same kind."""
+    """Return the 32-bit type of the same kind."""
     return {"f": dtypes.float32, "i": dtypes.int32, "u": dtypes.uint32}[dtype.kind].name
 
 
