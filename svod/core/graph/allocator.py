@@ -21,10 +21,10 @@ from svod.system.process.memory import usable_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LARGE = 1 << 20             # bytes from which on an array is a block of its own
+LARGE = 1 << 20             # bytes from which on an array has a separate block
 SLACK = 1.25                # a block may be this much larger than the array it is given to
 KEEP_AT_MOST = 1 << 30
-UNKNOWN_MEMORY = 8 << 30     # bytes that are assumed where the system does not tell
+UNKNOWN_MEMORY = 8 << 30     # bytes that are assumed if the system does not report its memory
 BLOCKS = 256                # kept at most, so that looking for one stays cheap
 HUGE_PAGE = 2 << 20
 
@@ -76,7 +76,7 @@ class Allocator:
         return np.asarray(_Block(self, memory, address, nbytes))
 
     def release(self) -> int:
-        """Give what is kept back to the system; how many bytes that were."""
+        """Return the kept memory to the system. Returns the number of bytes."""
         with self._lock:
             released, self.kept = self.kept, 0
             free, self._free = self._free, []
@@ -84,7 +84,7 @@ class Allocator:
         return released
 
     def _map(self, length: int) -> mmap.mmap:
-        """New memory; what is kept goes first where the system has no more."""
+        """Allocate memory; if the system has no more, the kept memory is returned to it first."""
         try:
             return private_memory(length)
         except OSError:

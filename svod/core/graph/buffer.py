@@ -38,7 +38,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def aligned_empty(size: int, dtype: DType) -> Array:
-    """An uninitialised flat array of `size` elements at a multiple of 64 bytes; a large one in memory that is used again."""
+    """Make an uninitialised flat array of `size` elements, aligned to 64 bytes; large arrays reuse freed memory."""
     kind = to_numpy(dtype)
     if size * kind.itemsize >= LARGE:
         return LARGE_ARRAYS.allocate(size * kind.itemsize).view(kind)
@@ -188,8 +188,8 @@ class Buffer:
         self._place, self.shared = _Place(space, memory, frozenset((stream,))), True
 
     def share_on(self, space: Space, stream: int | None) -> Memory:
-        """The memory on a device, which another library can use from now on, on a stream that comes after what svod has begun there; None:
-        on one that is not known."""
+        """The memory on a device, which another library can use from now on, on a stream that waits for the work that svod has issued
+        there; None: on one that is not known."""
         memory = self.memory_on(space)
         assert self._place is not None
         self._place.streams |= {space.lend(memory, stream)}
@@ -197,8 +197,8 @@ class Buffer:
         return memory
 
     def memory_on(self, space: Space, *, content: bool = True) -> Memory:
-        """The memory on a device, with the newest content. It is copied there unless it lies there already; each time, where others than
-        svod can write to the array. `content` False: it need not be there yet."""
+        """The memory on a device, with the newest content. It is copied there unless it is there already; each time, where others than svod
+        can write to the array. `content` False: it need not be there yet."""
         with _placing:
             place = self._place
             if place is None or place.space is not space or (not place.ahead and space.has_lost(place.memory)):
@@ -231,7 +231,7 @@ class Buffer:
                 self._fetch()
 
     def read(self) -> Array:
-        """The newest content, in an array of its own. Raises DeviceError for a `closed` buffer."""
+        """Return the newest content in a new array. Raises DeviceError for a `closed` buffer."""
         with _placing:
             if self._array is not None or not self.is_away:
                 return self.array.copy()
@@ -277,7 +277,7 @@ def streams_of(buffers: Iterable[Buffer]) -> set[int | None]:
 
 
 def buffer_of(node: UOp) -> Buffer:
-    """The storage of a BUFFER node, made (not allocated) when first asked for."""
+    """Return the storage of a BUFFER node, made (but not allocated) at its first use."""
     buffer: Buffer | None = node.remarks.get("buffer")
     if buffer is None:
         if node.op is not Ops.BUFFER:
@@ -352,7 +352,7 @@ def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int, devic
 
 
 def float32_to_bfloat16_bits(values: Array) -> Array:
-    """The uint16 bits of float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
+    """Return the uint16 bits of float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
     bits = np.asarray(values, np.float32, order="C").view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x40)
@@ -360,5 +360,5 @@ def float32_to_bfloat16_bits(values: Array) -> Array:
 
 
 def bfloat16_bits_to_float32(bits: Array) -> Array:
-    """The float32 values of bfloat16 bits; exact."""
+    """Return the float32 values of bfloat16 bits; exact."""
     return np.asarray(bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,4 +1,4 @@
-"""Functions of Python that a plan calls between its kernels: what a graph and a schedule say of them.
+"""Python functions that a plan calls between its kernels, as graphs and schedules represent them.
 
     CUSTOM_FUNCTION(x, …)   arg = ("CALLBACK", (function, results, operands, several, i))     graph: the i-th result of one call
     SINK(STORE(INDEX(PARAM, 0), CUSTOM_FUNCTION(PARAM, …)), …)                       kernel: a STORE for each result that is used
@@ -49,7 +49,8 @@ _functions: weakref.WeakValueDictionary[Hashable, HostFunction] = weakref.WeakVa
 
 
 def host_function(call: Callable[..., Any]) -> HostFunction:
-    """The HostFunction of `call`: the same one for the same function, or method of the same object, while a graph has it."""
+    """Return the HostFunction of `call`: the same one for the same function, or method of the same object, as long as a graph contains
+    it."""
     ident = (id(call.__func__), id(call.__self__)) if isinstance(call, MethodType) else id(call)
     function = _functions.get(ident)
     if function is None:
@@ -61,7 +62,7 @@ def host_function(call: Callable[..., Any]) -> HostFunction:
 
 
 def name_of(call: Callable[..., Any]) -> str:
-    """The name of a function for people: `qr`, `lambda`."""
+    """Return the name of a function for messages: `qr`, `lambda`."""
     inner = call.func if isinstance(call, partial) else call
     return str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")
 
@@ -77,12 +78,12 @@ def is_callback(u: UOp) -> bool:
 
 
 def call_of(u: UOp) -> Hashable:
-    """The part of a node that is equal for all results of one call."""
+    """Return the part of a node that is equal for all results of one call."""
     return u.src, u.arg[1][:-1]
 
 
 def callback_shape(u: UOp, shapes: Sequence[Shape]) -> Shape:
-    """The shape of a result. Raises ShapeError for operands that are not those that the node says."""
+    """Return the shape of a result. Raises ShapeError if the operands differ from the node's description."""
     function, results, operands, _, i = u.arg[1]
     said = [(dtype, shape) for dtype, shape in operands if has_elements(shape)]
     if [(s.dtype, shape) for s, shape in zip(u.src, shapes, strict=True)] != said or not 0 <= i < len(results):
@@ -93,7 +94,7 @@ def callback_shape(u: UOp, shapes: Sequence[Shape]) -> Shape:
 
 
 def without_functions(root: UOp) -> UOp:
-    """A graph with the token and the name of each function in its place: data, to print."""
+    """Replace each function in a graph by its token and name, so that the graph is data that can be printed."""
     done: dict[UOp, UOp] = {}
     for u in root.toposort():
         made = u.replace(src=tuple([done[s] for s in u.src]))
@@ -107,14 +108,14 @@ def _named(u: UOp) -> tuple[Any, ...]:
 
 
 def functions_of(sink: UOp) -> dict[int, HostFunction]:
-    """The functions that a graph calls, by token."""
+    """Return the functions that a graph calls, by token."""
     return {u.arg[1][0].number: u.arg[1][0] for u in sink.walk(Ops.CUSTOM_FUNCTION) if is_callback(u)}
 
 
 # -- schedule ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class HostArray:
-    """One array of a call. `slot`: where its memory is given; None for one without elements, or that nothing reads."""
+    """One array of a call. `slot`: the slot of its memory; None if it has no elements, or if nothing reads it."""
 
     dtype: DType
     shape: Shape

@@ -42,7 +42,7 @@ class Convolution(NamedTuple):
 
     @property
     def last_axis(self) -> int:
-        """The axis of the weight that is to lie last: its channels, or its groups where each has one channel."""
+        """The axis of the weight that should be last in memory: its channels, or its groups if each has one channel."""
         return self.channel_axis if shape_of(self.weight)[self.channel_axis] > 1 else 1
 
     @property
@@ -103,7 +103,7 @@ def _convolution(factor: UOp, weight: UOp) -> Convolution | None:
 
 
 def with_values(sink: UOp, values: Mapping[UOp, UOp]) -> UOp:
-    """The graph with nodes replaced; the others come from where they came from."""
+    """Replace nodes of a graph; the others keep their origin."""
     done: dict[UOp, UOp] = {}
     for u in sink.toposort(gate=lambda n: n not in values):
         src = () if u in values else tuple([done[s] for s in u.src])
@@ -114,7 +114,7 @@ def with_values(sink: UOp, values: Mapping[UOp, UOp]) -> UOp:
 
 
 def channels_last(sink: UOp, wanted: Callable[[UOp], bool]) -> UOp:
-    """The graph with the images and weights of convolutions in this order, where `wanted(image)`."""
+    """Put the images and weights of convolutions in this order if `wanted(image)`."""
     sink = widened_last(sink)       # an image is what lies in memory
     found = {u: c for u, c in convolutions(sink) if wanted(c.image)}
     if not found:
@@ -156,7 +156,7 @@ def _last(u: UOp, axis: int, fill: int = 0) -> UOp:
 
 
 def _filled(u: UOp, c: Convolution, plain: dict[UOp, UOp]) -> UOp:
-    """The convolution `u` over channels of zeros behind its own."""
+    """Pad the channels of the convolution `u` with zeros at the end."""
     x, w = _last(plain[c.image], 1, c.fill), _last(plain[c.weight], c.channel_axis, c.fill)
     padded = c.windows.src[0]
     if padded is not c.image:

@@ -29,14 +29,14 @@ def log_copies(log: CopyLog) -> None:
 
 
 class Waiting(Protocol):
-    """A device whose copies may go on after the call."""
+    """A device with asynchronous copies."""
 
     def wait(self) -> None: ...
 
 
 @contextmanager
 def noted(source: str, to: str, nbytes: int, device: Waiting | None = None) -> Iterator[None]:
-    """Inside, a copy is made. One that fails is not told. `device`: what is waited for before and after, so that the copy alone is
+    """Log the copy that is made inside the context, unless it fails. `device`: waited for before and after, so that only the copy is
     timed."""
     if not _logs:
         yield

@@ -21,20 +21,20 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def find_derived(buffers: Sequence[Buffer], what: Hashable) -> Any:
-    """The result of kind `what` that was computed from the content of `buffers` and is still held; None where there is none."""
+    """Return the result of kind `what` that was computed from the content of `buffers` and still exists, or None."""
     with _lock:
         return _known(buffers).get(_key(buffers, what))
 
 
 def remember_derived(buffers: Sequence[Buffer], what: Hashable, result: Result) -> Result:
-    """Have others find `result`. Returns what they find: the first, where two threads computed it at the same time."""
+    """Cache `result` for `find_derived`. Returns the cached one: the first, if two threads computed it at the same time."""
     with _lock:
         first: Result = _known(buffers).setdefault(_key(buffers, what), result)
         return first
 
 
 def _known(buffers: Sequence[Buffer]) -> Any:
-    """The results that are remembered at the first buffer; an empty dictionary where the content can change unseen."""
+    """Return the results that are cached on the first buffer; an empty dictionary if the content can change without svod's knowledge."""
     if not buffers or any(b.shared and not b.watched for b in buffers):
         return {}
     first = buffers[0]

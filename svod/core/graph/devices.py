@@ -69,7 +69,7 @@ def is_transfer(copy: UOp) -> bool:
 
 
 def device_node(name: str) -> UOp:
-    """The DEVICE of a name."""
+    """Return the DEVICE node of a name."""
     if name != HOST:
         _Devices.are_named = True
     return UOp(Ops.DEVICE, dtypes.void, (), name)

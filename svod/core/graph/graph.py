@@ -51,7 +51,7 @@ def new_memory(dtype: DType, size: int, device: str = HOST) -> UOp:
 
 
 def full(shape: Sequence[int], value: Scalar, dtype: DType) -> UOp:
-    """A constant of `shape`: nothing is stored."""
+    """Make a constant of `shape`, without memory."""
     shape = tuple(shape)
     if value and not isinstance(value, Dim):        # 0.0 equals -0.0
         return _filled(shape, value, dtype)
@@ -88,7 +88,7 @@ def reshape(x: UOp, shape: Sequence[int]) -> UOp:
 
 
 def _with_known(old: Shape, new: Shape) -> Shape:
-    """`new` with its -1 worked out: extents that depend on variables are those of `old`, but for the unknown one."""
+    """Return `new` with its -1 computed: extents that depend on variables are taken from `old`, except the unknown one."""
     left, rest = list(old), []
     for n in new:
         if n in left:
@@ -152,7 +152,7 @@ def pad(x: UOp, pads: Sequence[Pair], fill: Scalar = 0) -> UOp:
 
 
 def shrink(x: UOp, bounds: Sequence[Pair]) -> UOp:
-    """The part `begin <= i < end` of each axis."""
+    """Take the part `begin <= i < end` of each axis."""
     pairs, old = tuple((b, e) for b, e in bounds), shape_of(x)
     if pairs == tuple((0, n) for n in old):
         return x
@@ -208,7 +208,7 @@ def alu(op: Ops, *operands: UOp) -> UOp:
 
 
 def cast(x: UOp, dtype: DType) -> UOp:
-    """Convert elements; x itself where it has that dtype."""
+    """Convert elements; returns x itself if it has that dtype."""
     if dtype == x.dtype:
         return x
     return _made(UOp(Ops.CAST, dtype, (x,)))
@@ -273,7 +273,7 @@ def callback(function: HostFunction, results: Sequence[tuple[DType, Shape]], sev
 
 # -- storage ------------------------------------------------------------------------------------
 def contiguous(x: UOp) -> UOp:
-    """A buffer of its own with x's elements in row-major order."""
+    """Copy x's elements in row-major order to a new buffer."""
     return x if x.op is Ops.CONTIGUOUS or 0 in shape_of(x) else UOp(Ops.CONTIGUOUS, x.dtype, (x,))
 
 
@@ -283,7 +283,7 @@ def detach(x: UOp) -> UOp:
 
 
 def copy(x: UOp, device: str) -> UOp:
-    """x in memory of its own on a device, its own or another."""
+    """Copy x to new memory on the same or another device."""
     return UOp(Ops.COPY, x.dtype, (x, device_node(device)))
 
 
@@ -298,7 +298,7 @@ def assign(target: UOp, value: UOp) -> UOp:
 
 
 def sink(*outputs: UOp) -> UOp:
-    """The roots of one schedule."""
+    """Make the SINK of the roots of one schedule."""
     return UOp(Ops.SINK, dtypes.void, outputs)
 
 

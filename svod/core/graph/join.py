@@ -29,7 +29,7 @@ from svod.core.machine.target import HOST
 
 MOST_SELECTS = 8      # parts that one kernel selects between
 
-Box = tuple[Pair, ...]      # per axis where a part begins and ends
+Box = tuple[Pair, ...]      # per axis the begin and the end of a part
 
 
 def expand_joins(sink: UOp) -> UOp:
@@ -59,7 +59,7 @@ def expand_joins(sink: UOp) -> UOp:
 
 
 def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
-    """The CATs that are stored, and those whose parts are parts of the CAT that alone reads them."""
+    """Return the CATs that are stored, and the ones whose parts become parts of the CAT that is their only reader."""
     readers: dict[UOp, list[UOp]] = {}
     buffered: set[UOp] = set()
     for u in order:
@@ -97,7 +97,7 @@ def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
 
 
 def boxes_of(cat: UOp, inside: set[UOp]) -> list[tuple[UOp, Box]]:
-    """The parts of a CAT, and of the CATs inside it, and where each of them lies."""
+    """List the parts of a CAT, and of the CATs inside it, with their positions."""
     parts: list[tuple[UOp, Box]] = []
     todo: list[tuple[UOp, Box]] = [(cat, tuple((0, n) for n in shape_of(cat)))]
     while todo:
@@ -115,7 +115,7 @@ def boxes_of(cat: UOp, inside: set[UOp]) -> list[tuple[UOp, Box]]:
 
 
 def select_parts(parts: Sequence[tuple[UOp, Box]], cat: UOp) -> UOp:
-    """The concatenation as nested selects between padded parts by the position along the axis of `cat`, the first part outermost."""
+    """Write the concatenation as nested selects between padded parts by the position along the axis of `cat`, the first part outermost."""
     shape, axis = shape_of(cat), cat.arg
     position = graph.iota(shape[axis], dtypes.int32)
     position = graph.expand(graph.reshape(position, [n if i == axis else 1 for i, n in enumerate(shape)]), shape)
@@ -132,7 +132,7 @@ def select_parts(parts: Sequence[tuple[UOp, Box]], cat: UOp) -> UOp:
 
 
 def store_parts(parts: Sequence[tuple[UOp, Box]], buffer: UOp, cat: UOp) -> UOp:
-    """The concatenation as what `buffer` holds after an ASSIGN of each part to its box."""
+    """Write the concatenation as the content of `buffer` after an ASSIGN of each part to its box."""
     whole = graph.reshape(buffer, shape_of(cat))
     assigns = []
     for node, box in parts:

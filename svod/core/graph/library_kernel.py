@@ -76,7 +76,7 @@ def _known(name: str, option: str, options: Sequence[str]) -> None:
 
 
 def shape_of_library_kernel(u: UOp, shapes: Sequence[Shape]) -> Shape:
-    """The shape of a CUSTOM_FUNCTION of the graph level, whose operands have `shapes`."""
+    """Return the shape of a CUSTOM_FUNCTION of the graph level, whose operands have `shapes`."""
     if is_callback(u):
         return callback_shape(u, shapes)
     name, options = u.arg
@@ -84,19 +84,19 @@ def shape_of_library_kernel(u: UOp, shapes: Sequence[Shape]) -> Shape:
 
 
 def library_kernel_of(ast: UOp) -> UOp | None:
-    """The CUSTOM_FUNCTION that a kernel is; None for a kernel that is a nest of loops."""
+    """Return the CUSTOM_FUNCTION of a library kernel; None for a kernel that is a loop nest."""
     value = ast.src[0].src[1] if ast.op is Ops.SINK and len(ast.src) == 1 and ast.src[0].op is Ops.STORE else None
     return value if value is not None and value.op is Ops.CUSTOM_FUNCTION else None
 
 
 def scan_accumulator(combiner: str, dtype: DType) -> DType:
-    """The type a scan with a result of `dtype` is computed in."""
+    """Return the dtype in which a scan with a result of `dtype` is computed."""
     return dtype if combiner in ("MAX", "MIN") else accumulator(dtype)
 
 
 # -- what they cost -----------------------------------------------------------------------------------
 def operations(u: UOp) -> tuple[int, int]:
-    """(operations, those of them that are transcendental functions) of a library kernel of the kernel level."""
+    """Count (operations, transcendental functions among them) of a library kernel of the kernel level."""
     name, options, shapes = u.arg
     elements = math.prod(shapes[0])
     if name == "SCAN":
@@ -112,6 +112,6 @@ def operations(u: UOp) -> tuple[int, int]:
 
 
 def merge_passes(n: int) -> int:
-    """The passes of a merge sort over n elements: ⌈log2 n⌉."""
+    """Return the number of passes of a merge sort over n elements: ⌈log2 n⌉."""
     return (n - 1).bit_length()
 

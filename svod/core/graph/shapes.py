@@ -42,7 +42,7 @@ def shape_of(u: UOp) -> Shape:
 
 
 def size_of(u: UOp) -> int:
-    """Number of elements of a graph node; of the largest, where it depends on variables."""
+    """Return the number of elements of a graph node; the maximum if it depends on variables."""
     return math.prod(upper_shape(shape_of(u)))
 
 
@@ -132,7 +132,7 @@ def _cat_shape(u: UOp) -> Shape:
 
 
 def _beside(shape: Shape, axis: int) -> tuple[int, ...]:
-    """The extents of all axes except `axis`, and the number of axes."""
+    """Return the extents of all axes except `axis`, and the number of axes."""
     return (len(shape), *shape[:axis], *shape[axis + 1:])
 
 
@@ -161,7 +161,7 @@ def _check_symbolic_reshape(old: Shape, new: Shape) -> None:
 def axis_groups(shape: Sequence[int], source: Sequence[int]) -> list[tuple[int, int, int, int]]:
     """Smallest groups of axes (begin, end in shape; begin, end in source) with the same number of elements; 1s go anywhere.
 
-    Raises IndexError where there are none."""
+    Raises IndexError if there are none."""
     groups = []
     i = j = 0
     while i < len(shape) and j < len(source):
@@ -310,7 +310,7 @@ def can_broadcast(old: Shape, new: Shape) -> bool:
 
 
 def broadcast_shapes(name: str, *shapes: Shape, given: Sequence[Shape] | None = None) -> Shape:
-    """The common shape by NumPy's broadcasting rule; ShapeError naming `name` and all shapes where there is none.
+    """The common shape by NumPy's broadcasting rule; raises ShapeError with `name` and all shapes if there is none.
 
     `given`: the operands' shapes in full, where `shapes` are only their leading axes: the error shows them."""
     rank = max((len(s) for s in shapes), default=0)

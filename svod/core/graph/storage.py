@@ -1,4 +1,4 @@
-"""The memory under a graph node: the BUFFER that a view shows elements of, and the versions of its content that assignments leave."""
+"""The memory under a graph node: the BUFFER behind a view, and the versions of its content after assignments."""
 from __future__ import annotations
 
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
@@ -6,7 +6,7 @@ from svod.core.ir.variable import is_symbolic, layout_shape
 
 
 def content_under(view: UOp) -> UOp | None:
-    """The BUFFER or AFTER of which `view` shows elements, each once; None for any other node."""
+    """Return the BUFFER or AFTER behind a `view` that shows each element at most once; None for any other node."""
     while _shows_once(view):
         view = view.src[0]
     return view if view.op in (Ops.BUFFER, Ops.AFTER) else None
@@ -20,14 +20,14 @@ def _shows_once(u: UOp) -> bool:
 
 
 def unassignable(view: UOp) -> str:
-    """The name of the operation for which a view cannot be assigned to."""
+    """Return the name of the operation that makes a view unassignable."""
     while _shows_once(view):
         view = view.src[0]
     return view.op.value
 
 
 def storage_of(content: UOp) -> UOp:
-    """The BUFFER of which a BUFFER or AFTER denotes a version of the content."""
+    """Return the BUFFER of a BUFFER or AFTER, which denotes a version of its content."""
     storage, _ = history_of(content)
     return storage
 

@@ -1,4 +1,4 @@
-"""Three bits on the nodes under a graph node, remembered on it: a graph is not walked in vain."""
+"""Three bits about the nodes below a graph node, cached on it, to avoid useless walks over graphs."""
 from __future__ import annotations
 
 from svod.core.graph.callback import is_callback
@@ -15,7 +15,7 @@ _VARIABLES = frozenset({Ops.DEFINE_VAR, Ops.BIND})
 
 @remembered("traits")
 def traits_of(u: UOp) -> int:
-    """The bits of a graph node and of all that is under it."""
+    """Return the bits of a graph node and all nodes below it."""
     op = u.op
     traits = BUFFERS if op is Ops.BUFFER or op is Ops.UNIQUE or op is Ops.LUNIQUE else 0
     if op in _EFFECTS or is_callback(u):

@@ -1,4 +1,4 @@
-"""16-bit floats that are computed in float32 are widened as late as they can be: what is moved, copied or multiplied has 16 bits.
+"""16-bit floats that are computed in float32 are widened as late as possible: they are moved, copied and multiplied as 16-bit numbers.
 
     WINDOW(PAD(CAST(x)))    →    CAST(WINDOW(PAD(x)))
 """
@@ -30,5 +30,5 @@ _RULES = PatternMatcher([WIDEN_LAST])
 
 
 def widened_last(sink: UOp) -> UOp:
-    """The graph with this rule applied everywhere."""
+    """Apply this rule everywhere in a graph."""
     return graph_rewrite(sink, _RULES) if any(_is_widening(u) for u in sink.toposort()) else sink

@@ -17,7 +17,7 @@ Span = tuple[int, int]      # address of the first byte, and the address after t
 
 
 def span_of(array: Array) -> Span:
-    """The address range of a C-contiguous array."""
+    """Return the address range of a C-contiguous array."""
     start: int = array.__array_interface__["data"][0]
     return start, start + array.nbytes
 
@@ -35,8 +35,8 @@ class WrittenMemory:
         self.move(spans)
 
     def move(self, spans: Mapping[int, Span]) -> dict[int, Span]:
-        """Buffers are at these places from now on. Returns where those that moved were before, as far as known.
-        Raises SharedMemoryError where memory that is written lies under another buffer too; all are where they were then."""
+        """Move buffers to these places. Returns the previous places of the ones that moved, as far as known. Raises SharedMemoryError if
+        written memory overlaps another buffer; nothing has moved then."""
         known = self._spans
         moved = {n: s for n, s in spans.items() if known.get(n) != s}
         before = {n: known[n] for n in moved if n in known}
