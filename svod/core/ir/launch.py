@@ -41,13 +41,13 @@ class Sizes(NamedTuple):
 @dataclass(frozen=True)
 class Launch:
     """The dimensions of a launch as expressions over variables: groups (positions, where `local_size` is None), and positions in a group.
-    Without positions a launch is one call: what it loops over is the code's business."""
+    Without positions a launch is one call, and the code contains its loops."""
 
     global_size: Dims = (ONE, ONE, ONE)
     local_size: Dims | None = (ONE, ONE, ONE)
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, JSON-able: what a launch travels between processes as, within the description of a program."""
+        """Convert to plain JSON-able data, which is sent between processes in the description of a program."""
         from svod.core.ir.serialize import ast_to_data  # a late import: kernels need launches
         return ast_to_data(UOp(Ops.SINK, dtypes.void, (*self.global_size, *(self.local_size or ()))))
 
@@ -169,7 +169,8 @@ def _factors(n: int) -> Iterator[int]:
 
 
 def evaluate_extent(extent: UOp, values: Mapping[str, int]) -> int:
-    """The value of a launch-size expression; it may be negative. IDIV and MOD are floor division and its remainder, as everywhere in svod.
+    """Compute the value of a launch-size expression; it may be negative. IDIV and MOD are floor division and its remainder, as everywhere
+    in svod.
 
     Raises LaunchError for an operation that launch sizes do not have, a constant that is not an integer, a CAST between types that are not
     integers, a variable without a value or outside its bounds, a division by zero, and a value that does not fit 64 bits or its type."""

@@ -54,7 +54,7 @@ def record_origin(node: UOp) -> None:
 
 
 def inherit_origin(node: UOp, old: UOp) -> None:
-    """`node` takes the place of `old` in a rewritten graph: it comes from where `old` came from, unless it has an origin."""
+    """Note that `node` replaces `old` in a rewritten graph: it gets the origin of `old`, unless it has one."""
     origin = old.remarks.get("origin")
     if origin is not None and node.op not in _SHARED:
         node.remarks.setdefault("origin", origin)

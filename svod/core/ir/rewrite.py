@@ -83,7 +83,7 @@ def graph_rewrite(root: UOp, matcher: PatternMatcher) -> UOp:
     """`root` with the rules applied to every node, sources first, until none applies. Without recursion. A node that takes the place of
     another has that one's origin.
 
-    Raises ScheduleError where rules do not come to an end."""
+    Raises ScheduleError if the rules do not terminate."""
     done: dict[UOp, UOp] = {}
     # (node as it was found, node as it is now, whether its sources are finished)
     stack: list[tuple[UOp, UOp, bool]] = [(root, root, False)]

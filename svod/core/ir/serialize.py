@@ -1,10 +1,10 @@
-"""A UOp graph as plain JSON-able data and back, without recursion: what travels to workers and what the database stores.
+"""A UOp graph as plain JSON-able data and back, without recursion: the form that is sent to workers and stored in the database.
 
     ast_to_data(u)  →  {"format": 1, "nodes": [[op, dtype, [source, …], arg], …]}
     data_to_ast(d)  →  the same UOp: hash-consing makes it `is` the original within one process, `key` is equal everywhere
 
-Nodes are listed sources first; a source is the position of an earlier node; the last node is the root. (Pickle follows
-`src` recursively and overflows the stack on deep graphs, and could run code; JSON does neither.)
+Nodes are listed sources first; a source is the position of an earlier node; the last node is the root. (Pickle follows `src` recursively
+and overflows the stack on deep graphs, and could run code; JSON does neither.)
 
 An arg is written as
 

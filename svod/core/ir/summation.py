@@ -38,8 +38,7 @@ SUMMING = ("ADD", "EXPSUM")     # the combiners that add; those of EXPSUM are su
 
 
 def sum_rule(reduce: UOp) -> SumRule | None:
-    """The rule of a REDUCE; None where it adds no floats. A value times a mask counts as a plain sum: all its
-    terms may be equal."""
+    """The rule of a REDUCE; None if it adds no floats. A value times a mask counts as a plain sum: all its terms may be equal."""
     combiner, values = reduce.arg[0], reduce.src[:reduce.arg[1]]
     if combiner not in SUMMING or not values[0].dtype.is_float:
         return None

@@ -54,7 +54,7 @@ def extent_of(r: UOp) -> int:
 # -- bounds -----------------------------------------------------------------------------------------------------------
 @remembered("bounds", lambda u: u.op is not Ops.CAST and u.op is not Ops.RANGE)
 def bounds(u: UOp) -> tuple[int, int]:
-    """(smallest, largest) value `u` can take by interval arithmetic over its leaves. Remembered on the node."""
+    """(smallest, largest) value `u` can take by interval arithmetic over its leaves. Cached on the node."""
     op = u.op
     if op is Ops.CONST:
         return int(u.arg), int(u.arg)
@@ -372,7 +372,7 @@ def _extremum(op: Ops, a: UOp, b: UOp) -> UOp:
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
 def _compare(op: Ops, a: UOp, b: UOp) -> UOp:
-    """a < b or a ≤ b, decided by bounds where they decide; else the variables stand left (or, for a lower bound, right)."""
+    """a < b or a ≤ b, decided by bounds if possible; otherwise the variables stand left (or, for a lower bound, right)."""
     terms, constant = linear(sub(a, b))
     lo, hi = interval(terms, constant)
     slack = 0 if op is Ops.CMPLT else 1  # a ≤ b is a < b + 1
@@ -392,12 +392,12 @@ def _compare(op: Ops, a: UOp, b: UOp) -> UOp:
 
 
 def less(a: UOp, b: UOp) -> UOp:
-    """a < b as a bool UOp; CONST where bounds decide it."""
+    """Make a < b as a bool UOp; CONST if the bounds decide it."""
     return _compare(Ops.CMPLT, a, b)
 
 
 def less_equal(a: UOp, b: UOp) -> UOp:
-    """a ≤ b as a bool UOp; CONST where bounds decide it."""
+    """Make a ≤ b as a bool UOp; CONST if the bounds decide it."""
     return _compare(Ops.CMPLE, a, b)
 
 
@@ -474,7 +474,7 @@ class Affine(NamedTuple):
 
 
 def affine(u: UOp) -> Affine:
-    """The affine part of a canonical index expression and what is not affine in it (see `Affine`). Remembered on the node."""
+    """Return the affine part of a canonical index expression and the rest (see `Affine`). Cached on the node."""
     result: Affine = u.cached("affine", _compute_affine)
     return result
 
@@ -487,7 +487,7 @@ def _compute_affine(u: UOp) -> Affine:
 
 @remembered("ranges", lambda u: u.op is not Ops.STAGE)
 def ranges_of(u: UOp) -> frozenset[UOp]:
-    """The RANGEs that an expression depends on, without those of the stages that it reads. Remembered on the node."""
+    """Return the RANGEs that an expression depends on, without the ranges of the stages that it reads. Cached on the node."""
     if u.op is Ops.RANGE:
         return frozenset((u,))
     if u.op is Ops.STAGE or not u.src:
@@ -593,7 +593,7 @@ def gate_of(valid: Valid) -> UOp:
 
 
 def assuming(u: UOp, valid: Valid) -> UOp:
-    """`u` simplified where `valid` holds: a RANGE that `valid` narrows is narrowed while divisions are simplified."""
+    """Simplify `u` under the condition `valid`: the bounds of a RANGE that `valid` narrows are used while divisions are simplified."""
     narrowed: dict[UOp, UOp] = {}
     for c in valid:
         terms, _ = linear(c.expr)

@@ -103,7 +103,7 @@ def encode(value: Any) -> bytes:
 
 
 def intern_arg(value: Any) -> Any:
-    """A hashable stand-in for `value` that keeps apart what == confuses: 1, 1.0 and True; 0.0 and -0.0; NaN payloads."""
+    """Return a hashable key for `value` that distinguishes values that == treats as equal: 1, 1.0 and True; 0.0 and -0.0; NaN payloads."""
     if isinstance(value, (float, bool)):
         return encode(value)
     if isinstance(value, tuple):
@@ -183,7 +183,7 @@ class UOp:
         return self._key
 
     def cached(self, name: str, compute: Callable[[UOp], Any]) -> Any:
-        """`compute(self)`, remembered on the node under `name`: for facts derived from the immutable content."""
+        """Return `compute(self)`, cached on the node under `name`, for facts derived from the immutable content."""
         remarks = self._cache
         if remarks is None:
             remarks = self._cache = {}
@@ -193,7 +193,7 @@ class UOp:
 
     @property
     def remarks(self) -> dict[str, Any]:
-        """Notes beside the content: facts derived from it (`cached`), storage, the node's origin."""
+        """Additional data of the node: facts derived from its content (`cached`), storage, its origin."""
         if self._cache is None:
             self._cache = {}
         return self._cache

@@ -283,7 +283,7 @@ def show(expr: UOp) -> str:
 
 
 def _shown(u: UOp, texts: Mapping[UOp, str]) -> str:
-    """The text of an expression; `texts` has those of its operands."""
+    """Return the text of an expression; `texts` has the texts of its operands."""
     if u.op is Ops.DEFINE_VAR:
         return str(u.arg[0])
     if u.op is Ops.BIND:

@@ -1,14 +1,14 @@
-"""The reference: what a kernel AST means (docs/ir.md, section 2), computed with NumPy and independent of the lowering.
+"""The reference evaluation of a kernel AST (docs/ir.md, section 2), with NumPy and independent of the lowering.
 
     evaluate(ast, args)                 every element of every output
     evaluate_points(ast, args, points)  the values stored at chosen coordinates, for kernels too large to evaluate whole
 
-`args` are the kernel's buffers by slot: flat arrays in memory form (`svod.core.ir.dtype.to_numpy`; bfloat16 as uint16 bits). They are
-never written. With `exact` (the default: the oracle of verification) sums and products of floats are accumulated in float64 and
-rounded once to the REDUCE's dtype, transcendental functions are rounded correctly or nearly so; without it sums are accumulated in the
-REDUCE's dtype. Integers wrap like the machine's; integer division by zero gives 0; a float cast to an integer that cannot hold it gives
-an unspecified value. Reading a PARAM outside its bounds with an open gate raises CompileError; a stage read outside its ranges gives NaN
-(or 0xA5 bytes), which a WHERE around it has to hide.
+`args` are the kernel's buffers by slot: flat arrays in memory form (`svod.core.ir.dtype.to_numpy`; bfloat16 as uint16 bits). They are never
+written. With `exact` (the default: the oracle of verification) sums and products of floats are accumulated in float64 and rounded once to
+the REDUCE's dtype, transcendental functions are rounded correctly or nearly so; without it sums are accumulated in the REDUCE's dtype.
+Integers wrap like the machine's; integer division by zero gives 0; a float cast to an integer that cannot hold it gives an unspecified
+value. Reading a PARAM outside its bounds with an open gate raises CompileError; a stage read outside its ranges gives NaN (or 0xA5 bytes),
+which a WHERE around it has to hide.
 
 Work is cut into blocks of 2^18 elements, so memory is the stages (`evaluate`) or at most about 200 MB (`evaluate_points`). A float or
 integer sum of products whose operands have ranges of their own is one `numpy.matmul` per block.
@@ -104,7 +104,7 @@ def store_addresses(ast: UOp, points: Sequence[Array], variables: Mapping[str, i
 
 
 def store_extents(ast: UOp, variables: Mapping[str, int] | None = None, *, store: int = 0) -> tuple[int, ...]:
-    """The extents of a STORE's ranges: what coordinates in `evaluate_points` are drawn from."""
+    """Return the extents of a STORE's ranges, from which coordinates for `evaluate_points` are drawn."""
     run = _Evaluation((), variables or {}, True, lazy=True)
     return run.stage(_stores(ast)[store]).extents
 
@@ -135,7 +135,7 @@ def _order(root: UOp) -> list[UOp]:
 
 
 class _Stage:
-    """A STAGE or STORE taken apart: its ranges, what it computes, and its contents once they are known."""
+    """The parts of a STAGE or STORE: its ranges, its expression, and its contents once they are known."""
 
     def __init__(self, node: UOp):
         self.dtype = node.src[0].src[0].dtype if node.op is Ops.STORE else node.dtype

@@ -130,7 +130,7 @@ def _mulacc(a: Array, b: Array, c: Array) -> Array:
 
 
 def dot(acc: Array, x: Array, y: Array, group: int) -> Array:
-    """acc[lane] + Σ x·y over a lane's group of narrow numbers, in held form, as dot instructions of processors compute it.
+    """acc[lane] + Σ x·y over a lane's group of narrow numbers, in held form, as dot instructions of CPUs compute it.
 
     Integers wrap. Of bfloat16 the last product of a group is added first, each sum is rounded to nearest even, and denormal operands,
     products and sums count as zeros of their sign (VDPBF16PS, Intel SDM volume 2)."""
