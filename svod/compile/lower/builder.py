@@ -40,6 +40,8 @@ class Builder:
         self.multiples: dict[int, int] = {}     # value → its `multiple_of`, cached
         self.open_loops: list[int] = []
         self.round = 0
+        self.kept_ops: frozenset[str] = frozenset()     # operations whose instructions are put into `kept`, and written later
+        self.kept: list[Instruction] = []
 
     # -- primitives -----------------------------------------------------------------------------
     @property
@@ -225,7 +227,10 @@ class Builder:
         return self.pure(op, dtype, lanes, src, arg, floor, version)
 
     def store(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-        self._new(op, dtype, lanes, src, arg, self.level)
+        if op in self.kept_ops:
+            self.kept.append(Instruction(op, dtype, lanes, src, arg))
+        else:
+            self._new(op, dtype, lanes, src, arg, self.level)
 
     # -- loops ----------------------------------------------------------------------------------
     def open(self, start: int, stop: int, step: int, init: tuple[int, ...] = ()) -> tuple[int, list[int]]:
@@ -236,14 +241,6 @@ class Builder:
         self.open_loops.append(loop)
         carried = [self._new("CARRY", self.dtype[v], self.num_lanes[v], (loop,), j, self.level) for j, v in enumerate(init)]
         return loop, carried
-
-    def carry(self, loop: int, first: int, number: int) -> int:
-        """Add one more carried value to the innermost loop."""
-        return self._new("CARRY", self.dtype[first], self.num_lanes[first], (loop,), number, self.level)
-
-    def again(self, n: int, src: tuple[int, ...], level: int) -> int:
-        """Repeat an instruction with other operands, at the end of a loop level."""
-        return self._new(self.op[n], self.dtype[n], self.num_lanes[n], src, self.arg[n], level)
 
     def close(self, loop: int, following: tuple[int, ...] = ()) -> list[int]:
         """Close the innermost loop; returns the final carried values."""

@@ -196,10 +196,10 @@ class Packed(NamedTuple):
         return self.padded if dim == self.dim else self.row_padded if dim == self.row_dim else 0
 
 
-def stored_node(r: ResolvedStage, packed: Packed) -> int:
-    """The node of a packed operand that is stored: its value, or what the value was before it was widened."""
+def stored_node(r: ResolvedStage, packed: Packed | None) -> int:
+    """The node of a stage that is stored: its value, or, of a packed operand, what the value was before it was widened."""
     value = r.nodes[r.value]
-    return r.value if value.dtype == packed.dtype else value.src[0]
+    return r.value if packed is None or value.dtype == packed.dtype else value.src[0]
 
 
 class TensorizePlan(NamedTuple):

@@ -266,7 +266,7 @@ class LoopNestMaker:
         if not state.target.bulk_row or copy.vector < 0 or checked:
             return 0
         terms, first = starts[copy.vector]
-        node = r.nodes[r.value if packed is None else stored_node(r, packed)]
+        node = r.nodes[stored_node(r, packed)]
         return rows_in_bulk(node, copy, layout, region, [first, *terms.values()], state.target.bulk_row)
 
     def _region(self, stage: Stage, path: Path) -> tuple[tuple[Lin, ...], tuple[int, ...], MemorySpace]:

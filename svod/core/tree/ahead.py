@@ -1,29 +1,98 @@
 """Ahead: copies into shared memory start several iterations before the one that reads them (PIPELINE).
 
     Loop r0                             Loop r0, s0 and s1 ahead
-      Compute s0                          Reduction …
-      Compute s1                  →
-      Reduction …
+      Compute s0                          prologue: Fetch 0
+      Compute s1                  →       body: Wait, Fetch 1, Begin
+      Reduction …                         Reduction …
 
-Such a copy has several buffers: while an iteration reads one of them, copies for later iterations fill the others."""
+Such a copy has several buffers: while an iteration reads one of them, copies for later iterations fill the others. There is one barrier per
+iteration: after it the data of this iteration is in place, and no thread reads the buffer that is filled next. Copies for iterations past
+the last one repeat its data, which is never read. Asynchronous copies begin after the addresses of an iteration's reads are known. Copies
+that loop over turns, or are guarded, begin at once: what guards them would occupy registers meanwhile.
+
+Instructions that read both operands from shared memory run asynchronously. With four buffers or more, the products of one iteration are
+waited for only after the next iteration has issued its own, and copies start one iteration later.
+
+If the target has bulk copies, each copy moves a whole row, provided that all rows of the stage are long enough, lie inside an argument, and
+begin at multiples of 16 bytes on both sides."""
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
+from svod.core.kernel.group_memory.copy import ASYNC_BYTES, BULK, UNROLLED_TURNS
+from svod.core.kernel.groups import group_of, phase_of
+from svod.core.kernel.intrinsics import stored_node
+from svod.core.kernel.layout import is_exact
+from svod.core.kernel.loop_nest import copied_ahead, products_under_way
 from svod.core.tree.build import TreeMaker
-from svod.core.tree.nodes import Loop, Phase, Span, with_bodies, with_loops
+from svod.core.tree.nodes import (
+    AheadCopy,
+    Begin,
+    Compute,
+    Ends,
+    Fetch,
+    Loop,
+    Phase,
+    Pipeline,
+    Span,
+    Step,
+    Wait,
+    with_bodies,
+    with_loops,
+)
 
 
 def ahead(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Let the copies in all pipelined loops run ahead; phases come back unchanged if the state has no PIPELINE."""
     if maker.state.pipeline is None:
         return phases
-    return tuple([p._replace(launch=with_bodies(partial(with_loops, _ahead), p.launch)) for p in phases])
+    change = partial(with_loops, partial(_ahead, maker))
+    return tuple([p._replace(launch=with_bodies(change, p.launch)) for p in phases])
 
 
-def _ahead(node: Loop) -> Loop:
-    """Move the copies of a loop's body that have several buffers to `Loop.ahead`. A loop of a single iteration stays as it is."""
-    copies = tuple([c for c in node.body.stages if c.nest.buffers > 1])
-    if not copies or node.axis < node.frame.num_outs or node.span is not Span.ALL or node.whole <= 1:
+def _ahead(maker: TreeMaker, node: Loop) -> Loop:
+    """Give a loop the copies of its body that have several buffers, as its `pipeline`. A loop of a single iteration stays as it is."""
+    found = tuple([c for c in node.body.stages if c.nest.buffers > 1])
+    if not found or node.axis < node.frame.num_outs or node.span is not Span.ALL or node.whole <= 1:
         return node
-    return node._replace(body=node.body._replace(stages=tuple([c for c in node.body.stages if c not in copies])), ahead=copies)
+    copies, further = tuple([_copy(maker, node, c) for c in found]), copied_ahead(maker.state, maker.nest)
+    begins = any(c.has_turns or (c.is_async and c.is_guarded) for c in copies)
+    steps: tuple[Step, ...] = (Wait(further - 1), Fetch(further, begins))
+    pipeline = Pipeline(copies, further, products_under_way(maker.state, maker.nest), tuple([Fetch(k, True) for k in range(further)]),
+                        steps if begins else (*steps, Begin()))
+    return node._replace(body=node.body._replace(stages=tuple([c for c in node.body.stages if c not in found])), pipeline=pipeline)
+
+
+def _copy(maker: TreeMaker, loop: Loop, node: Compute) -> AheadCopy:
+    """How the threads of a group copy a stage for a later iteration."""
+    r, copy, layout, target = node.nest.r, node.nest.copy, node.nest.layout, maker.state.target
+    assert copy is not None and layout is not None
+    stored, extents = r.nodes[stored_node(r, maker.layouts.packed.get(node.stage))], [extent for _, extent in node.nest.written]
+    is_unsafe, rows, width = any(r.axes[a] in maker.checks.unsafe for a in stored.deps), node.nest.bulk_rows, copy.part(extents)
+    if rows and (any(a in maker.checks.unsafe for a in r.axes)
+                 or any(n * stored.dtype.itemsize % BULK for n in _moved_back(maker, loop, node.nest.written[copy.vector].start[0]))):
+        rows = 0
+    is_plain = stored.gate < 0 or (r.nodes[stored.alt].kind == "const" and r.nodes[stored.alt].arg == 0)
+    is_async = target.has_async_copies and stored.kind == "load" and is_plain and not rows \
+        and width * stored.dtype.itemsize in ASYNC_BYTES and (width == 1 or layout.strides[copy.vector] == 1)
+    group = group_of(maker.state, maker.placement, phase_of(maker.placement, node.stage))
+    turns, rest = divmod(rows or prod(extents) // width, group.threads)
+    return AheadCopy(node, rows, is_async, turns > UNROLLED_TURNS, rest > 0 or stored.gate >= 0 or is_unsafe)
+
+
+def _moved_back(maker: TreeMaker, loop: Loop, terms: dict[int, int]) -> list[int]:
+    """How far the start of a region, given in rows of the state, is from a multiple of its terms if the last tile of an axis is moved
+    back."""
+    state, found = maker.state, list[int]()
+    for row, c in terms.items():
+        q = state.stage_of_row(row)
+        reader = maker.nest.stages[q]
+        a = reader.r.axes.index(state.rows[row].axis)
+        if q == loop.frame.r.stage.index:
+            if loop.frame.ends(a) is Ends.MOVED_BACK:
+                stride = next(p.stride for p in reader.axes[a] if p.row == row)
+                found.append(c // stride * (loop.frame.bounds[a] - loop.frame.reach(a)))
+        elif a < len(reader.region) and not is_exact(reader.axes[a], reader.region[a]):
+            found.append(1)
+    return found

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -143,6 +144,18 @@ class Frame(NamedTuple):
         shorter = (*(p._replace(extent=1) for p in pieces[:at + 1]), *cut)
         return self._replace(pieces=self._with(a, shorter), bounds=(*self.bounds[:a], rest, *self.bounds[a + 1:]))
 
+    def positions(self, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
+        """The expanded positions of the loops with these roles on these local axes, except the vector: (index per loop, axis → offset)."""
+        rows = [(a, p) for a in axes for p in self.pieces[a]
+                if p.role in kinds and not (a == self.vector_axis and p.row == self.vector_row)]
+        out = []
+        for index in product(*(range(p.extent) for _, p in rows)):
+            offsets: dict[int, int] = {}
+            for i, (a, p) in zip(index, rows, strict=True):
+                offsets[a] = offsets.get(a, 0) + i * p.stride
+            out.append((index, offsets))
+        return out
+
     def _with(self, a: int, pieces: tuple[EmittedLoop, ...]) -> tuple[tuple[EmittedLoop, ...], ...]:
         return (*self.pieces[:a], pieces, *self.pieces[a + 1:])
 
@@ -169,6 +182,66 @@ class Update(NamedTuple):
 
     inner: Inner
     in_block: bool = False
+
+
+# -- pipelined loops --------------------------------------------------------------------------------
+
+class Fetch(NamedTuple):
+    """Prepare the copies for the iteration `ahead` further: compute their addresses, and load into registers what threads cannot copy
+    asynchronously. In the loop, the present iteration reads its own buffers from here on. `begins`: asynchronous copies begin at once."""
+
+    ahead: int
+    begins: bool
+
+
+class Begin(NamedTuple):
+    """Begin part number `part` of the asynchronous copies that are prepared. The last part commits them."""
+
+    part: int = 0
+    parts: int = 1
+
+
+class Wait(NamedTuple):
+    """Wait for all threads, and until all copies but those of the last `left` commits have arrived."""
+
+    left: int
+
+
+class Load(NamedTuple):
+    """Load the operands of some products of the iteration `ahead` further. `products`: their offsets along the local axes."""
+
+    ahead: int
+    products: tuple[tuple[int, ...], ...]
+
+
+Step = Fetch | Begin | Wait | Load
+
+
+class AheadCopy(NamedTuple):
+    """A copy that starts iterations before the one that reads it. `rows`: the number of rows if each is copied in bulk, else 0."""
+
+    compute: Compute
+    rows: int
+    is_async: bool              # Threads start it, and go on.
+    has_turns: bool             # Threads loop over their parts.
+    is_guarded: bool            # Some threads may have no part to copy, or zeros to store.
+
+
+class Pipeline(NamedTuple):
+    """The copies of a pipelined loop, and its steps: before the loop, at the beginning of an iteration, and behind so many products of one.
+    At the end of an iteration is stored what was loaded into registers."""
+
+    copies: tuple[AheadCopy, ...]
+    ahead: int                  # iterations between the start of a copy and the one that reads it
+    under_way: int              # iterations whose products may still run when a later iteration begins
+    prologue: tuple[Step, ...]
+    body: tuple[Step, ...]
+    between: tuple[tuple[int, Step], ...] = ()
+
+    @property
+    def buffers(self) -> int:
+        """The number of buffers of each copy."""
+        return self.copies[0].compute.nest.buffers
 
 
 # -- loops ------------------------------------------------------------------------------------------
@@ -215,7 +288,7 @@ class Loop(NamedTuple):
     blocks: tuple[int, ...] = ()    # sizes, in iterations, of the blocks that are summed apart, innermost first
     window: Window | None = None    # Iterations outside this window would add zeros; they are skipped.
     limits: tuple[Limit, ...] = ()  # Masks; iterations that they mask completely are skipped.
-    ahead: tuple[Compute, ...] = ()     # copies that start iterations before the one that reads them
+    pipeline: Pipeline | None = None    # copies that start iterations before the one that reads them
 
     @property
     def loop(self) -> StageLoop:

@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.tree.ahead import ahead
+from svod.core.tree.between import between
 from svod.core.tree.blocks import blocks
 from svod.core.tree.build import TreeMaker
+from svod.core.tree.early import early
 from svod.core.tree.launch import launch
 from svod.core.tree.nodes import Phase
 from svod.core.tree.skips import skips
@@ -35,6 +37,8 @@ PASSES = (
     TreePass("blocks", "the blocks that long sums are cut into", blocks),
     TreePass("skips", "the iterations that are skipped, as they add nothing", skips),
     TreePass("ahead", "the copies that run ahead of the iterations that read them", ahead),
+    TreePass("between", "the copies that begin between products", between),
+    TreePass("early", "the operands that are loaded before the last products of the iteration before", early),
 )
 
 

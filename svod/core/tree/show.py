@@ -155,7 +155,7 @@ class _Printer:
         if node.loop.piece.extent > 1:
             self._line(depth, self._loop(nest, node))
             depth += 1
-        self._stages(node.ahead, depth)
+        self._stages(tuple([copy.compute for copy in node.pipeline.copies]) if node.pipeline is not None else (), depth)
         inside(node.tails[0].body if node.span is Span.NEVER else node.body, depth)
 
     def _reduction(self, node: Reduction, nest: StageNest, depth: int, target: str) -> None:

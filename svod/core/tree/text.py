@@ -17,17 +17,21 @@ from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import UNROLL, UPCAST
 from svod.core.tree.nodes import (
     Accumulate,
+    Begin,
     Body,
     Compute,
     Ends,
+    Fetch,
     Frame,
     Inner,
     Launch,
+    Load,
     Loop,
     Part,
     Phase,
     Reduction,
     Span,
+    Step,
     Tail,
     Update,
     When,
@@ -112,8 +116,14 @@ class _Text:
         ends = ", the last tile moved back" if frame.ends(a) is Ends.MOVED_BACK or node.is_moved_back else ""
         skips = ", skipping what adds nothing" if node.window is not None or node.limits else ""
         yield depth, f"loop {self._axis(frame, a)}{_by(node.stride)} ({count}){span}{ends}{_blocks(node.blocks)}{skips}"
-        for copy in node.ahead:
-            yield from self._compute(copy, depth + 1, ", ahead")
+        if node.pipeline is not None:
+            for copy in node.pipeline.copies:
+                how = " in bulk" if copy.rows else " by way of registers" if not copy.is_async else ""
+                yield from self._compute(copy.compute, depth + 1, f", ahead{how}")
+            yield depth + 1, f"prologue, i = 0: {', '.join(map(_step, node.pipeline.prologue))}"
+            yield depth + 1, f"each iteration i: {', '.join(map(_step, node.pipeline.body))}"
+            for count, step in node.pipeline.between:
+                yield depth + 1, f"after {count} products: {_step(step)}"
         yield from self._body(node.body, depth + 1)
         for tail in node.tails:
             yield from self._tail(tail, depth)
@@ -139,6 +149,21 @@ def _by(step: int) -> str:
 
 def _when(when: When) -> str:
     return "" if when is When.ANY else f", where {when.value} are left"
+
+
+def _step(step: Step) -> str:
+    """A step of a pipelined loop."""
+    if isinstance(step, Fetch):
+        return f"{'copy' if step.begins else 'prepare copies'} for i{_plus(step.ahead)}"
+    if isinstance(step, Load):
+        return f"load operands of {len(step.products)} products of i{_plus(step.ahead)}"
+    if isinstance(step, Begin):
+        return "begin copies" + f", part {step.part + 1} of {step.parts}" * (step.parts > 1)
+    return f"wait for all commits but {step.left}"
+
+
+def _plus(ahead: int) -> str:
+    return f" + {ahead}" if ahead else ""
 
 
 def _blocks(sizes: tuple[int, ...]) -> str:

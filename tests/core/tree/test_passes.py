@@ -11,6 +11,7 @@ import pytest
 
 from svod import Variable
 from svod.compile.lower.lower import lower
+from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -20,6 +21,8 @@ from svod.core.tree.nodes import Loop, Phase, with_bodies, with_loops
 from svod.core.tree.passes import PASSES, TreePass, loop_tree
 from svod.core.tree.text import format_tree
 from svod.tensor import Tensor
+from tests.compile.cuda.target import card_target
+from tests.compile.lower.test_intrinsics import gemm
 from tests.compile.native import AVX2, AVX512
 from tests.core.corpus import conv, data, kernel_of
 from tests.toy_backend.target import TOY
@@ -128,10 +131,58 @@ def test_skips_of_wide_padding() -> None:
 
 
 def test_copies_ahead() -> None:
+    """One operand is turned by its copy, which no asynchronous copy does."""
     chain = (("LOCAL", "o0", 4), ("LOCAL", "o1", 8), ("TILE", "r0", 4), ("STAGE", "s0", "r0"), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2))
     before, after = (tree(name, data(8, 16) @ data(16, 16), *chain, target=TOY) for name in ("skips", "ahead"))
     assert "copy s0[4, 4], shared\n" in before + "\n" and "ahead" not in before
-    assert "copy s0[4, 4], shared, ahead" in after and "copy s1[8, 4], shared, ahead" in after
+    assert after == dedent("""\
+        phase out, output
+          launch o0 by 4 (2), o1 by 8 (2)
+            reduction
+              loop r0 by 4 (4)
+                copy s0[4, 4], shared, ahead by way of registers
+                copy s1[8, 4], shared, ahead
+                prologue, i = 0: copy for i
+                each iteration i: wait for all commits but 0, copy for i + 1
+                loop r0 (4)
+                  accumulate""")
+
+
+def product_of_tiles(*chain: Opt) -> Scheduler:
+    """Sixteen products an iteration, four for each of the sums of a subgroup."""
+    opts = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), *[Opt(name, axis, 2) for name in ("UPCAST", "LOCAL") for axis in ("o0", "o1")],
+            Opt("TILE", "r0", 4), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), *chain, Opt("PIPELINE", "r0", 2)]
+    return apply_opts(Scheduler(gemm(64, 32, 256, dtypes.bfloat16, dtypes.bfloat16), card_target("sm_80", group_threads=128)), opts)
+
+
+def test_copies_begin_between_products_and_operands_are_loaded_early() -> None:
+    """Behind the fifth and the eighth product, and before the last four."""
+    state = product_of_tiles(Opt("UNROLL", "r0.in2", 0))
+    before, between, early = (format_tree(state.kernel, loop_tree(state, name)) for name in ("ahead", "between", "early"))
+    begins = """
+        after 5 products: begin copies, part 1 of 2
+        after 8 products: begin copies, part 2 of 2
+"""
+    assert "each iteration i: wait for all commits but 0, prepare copies for i + 1, begin copies\n" in before
+    assert f"each iteration i: wait for all commits but 0, prepare copies for i + 1{begins}" in between
+    assert "prologue, i = 0: copy for i, wait for all commits but 0, load operands of 4 products of i\n" in early
+    assert f"each iteration i: prepare copies for i + 1{begins}" + """\
+        after 12 products: load operands of 4 products of i
+        after 12 products: wait for all commits but 0
+        after 12 products: load operands of 4 products of i + 1
+""" in early
+
+
+def test_products_in_a_loop_leave_copies_and_operands_where_they_are() -> None:
+    state = product_of_tiles()
+    assert loop_tree(state, "early") == loop_tree(state, "ahead")
+
+
+def test_steps_stand_in_linear_where_the_tree_has_them() -> None:
+    code = lower(product_of_tiles(Opt("UNROLL", "r0.in2", 0))).code[0]
+    told = [i.op for i in code if i.op in ("LOOP", "WAIT", "BARRIER", "MMA", "COMMIT", "ENDLOOP")]
+    assert told == ["LOOP", "COMMIT", "WAIT", "BARRIER", "LOOP", *["MMA"] * 8, "COMMIT", *["MMA"] * 4, "WAIT", "BARRIER", *["MMA"] * 4,
+                    "ENDLOOP", "WAIT", "ENDLOOP"]
 
 
 def test_parts_of_a_sum() -> None:
@@ -175,7 +226,7 @@ def test_each_pass_changes_some_tree() -> None:
     states = [state_of(data(4, 70) @ data(70, 8), ("UPCAST", "o1", 8), ("UNROLL", "r0", 4)), state_of(data(3, 4096).sum(1)),
               state_of(conv(4, 4, 6, 5, padding=4)),
               state_of(data(8, 16) @ data(16, 16), ("LOCAL", "o0", 4), ("TILE", "r0", 4), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2),
-                       target=TOY)]
+                       target=TOY), product_of_tiles(Opt("UNROLL", "r0.in2", 0))]
     names = ["", *[p.name for p in PASSES]]
     for before, after in pairwise(names):
         assert any(loop_tree(s, before) != loop_tree(s, after) for s in states), after

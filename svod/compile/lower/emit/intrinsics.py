@@ -8,13 +8,14 @@
 Operands are packed in whole groups (`packing`), so there are no partial groups here."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from svod.compile.lower.emit.addresses import Address, Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.packing import SIGN, WORD, Packing
-from svod.compile.lower.emit.state import OpenStage, Staged
+from svod.compile.lower.emit.state import Chunk, OpenStage, Staged
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import Operand, Packed, TensorizePlan
@@ -51,6 +52,8 @@ class Intrinsics:
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values, packing: Packing):
         self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
         self.axes, self.addresses, self.values, self.packing = axes, addresses, values, packing
+        self.loaded: dict[tuple[int, ...], list[int]] = {}      # offsets of a product → its operands, which were loaded before it
+        self.before_product: Callable[[], None] = lambda: None  # what a pipelined loop does between products
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
         """The instruction that computes the sums of this stage; None without one, and in the phase that combines partial results."""
@@ -154,28 +157,45 @@ class Intrinsics:
         """Add the product of the tiles at the current position to `acc`; the threads of a subgroup hold these tiles together."""
         if plan.dot.reads_shared:
             return self.shared_dot(stage, plan, acc)
-        b, dot, group = self.b, plan.dot, self.ctx.group
+        b, dot = self.b, plan.dot
+        self.ctx.group.exchanges = True
+        self.before_product()
+        operands = self.loaded.get(tuple(stage.offsets)) or self.fragments(stage, plan)
+        return b.load("MMA", dot.accumulator, b.num_lanes[acc], (acc, *operands), dot.name, b.level)
+
+    def load(self, stage: OpenStage, products: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], list[int]]:
+        """Load the operands of products before they are computed. Gives them by offsets of the products along the local axes."""
+        plan, offsets, chunk, found = self.plan_of(stage), stage.offsets, stage.chunk, dict[tuple[int, ...], list[int]]()
+        assert plan is not None
+        for one in products:
+            stage.set_position(dict(enumerate(one)), Chunk(0, 1, 1))
+            found[one] = self.fragments(stage, plan)
+        stage.offsets, stage.chunk = offsets, chunk
+        return found
+
+    def fragments(self, stage: OpenStage, plan: TensorizePlan) -> list[int]:
+        """The elements that this thread has of each operand at the current position."""
+        return [self.fragment(stage, plan, number) for number in range(len(plan.operands))]
+
+    def fragment(self, stage: OpenStage, plan: TensorizePlan, number: int) -> int:
+        """The elements that this thread has of an operand at the current position."""
+        b, dot, o, p = self.b, plan.dot, plan.operands[number], plan.packed[number]
         chosen = self.state.dots[stage.index]
         assert chosen is not None and dot.fragments is not None
-        along, values = stage.r.axes.index(chosen.axis), [acc]
-        group.exchanges = True
-        for number, (o, p, down, across) in enumerate(zip(plan.operands, plan.packed, (plan.rows, along), (along, plan.columns),
-                                                          strict=True)):
-            if self.facts.is_held(o.stage):
-                values.append(self.computed_fragment(stage, o, p, dot.fragments[1 + number], (down, across)))
-                continue
-            staged, tile = self.ctx.staged_value(o.stage), self.tile_at(stage, plan, o, (down, across))
-            if b.op[staged.pointer] == "SCRATCH":
-                name = self.kernel.stages[o.stage].name
-                raise KernelOptError(f"stage {name} lies in the memory of one thread; a subgroup holds its tiles")
-            if b.op[staged.pointer] == "SHARED":
-                group.shared.before_reading((b.arg[staged.pointer],))
-            # Loaded in the loop that multiplies, even if the address does not change in it: a fragment hoisted would occupy registers all
-            # the time.
-            values.append(b.load("LOADMATRIX", p.dtype, dot.fragments[1 + number].num_elements, (staged.pointer, *tile.at),
-                                 (tile.const, dot.name, number, *tile.steps, tile.lines), max(staged.floor, b.level), False,
-                                 staged.version))
-        return b.load("MMA", dot.accumulator, b.num_lanes[acc], tuple(values), dot.name, b.level)
+        along = stage.r.axes.index(chosen.axis)
+        sides = (along, plan.columns) if number else (plan.rows, along)
+        if self.facts.is_held(o.stage):
+            return self.computed_fragment(stage, o, p, dot.fragments[1 + number], sides)
+        staged, tile = self.ctx.staged_value(o.stage), self.tile_at(stage, plan, o, sides)
+        if b.op[staged.pointer] == "SCRATCH":
+            name = self.kernel.stages[o.stage].name
+            raise KernelOptError(f"stage {name} lies in the memory of one thread; a subgroup holds its tiles")
+        if b.op[staged.pointer] == "SHARED":
+            self.ctx.group.shared.before_reading((b.arg[staged.pointer],))
+        # Loaded in the loop that multiplies, even if the address does not change in it: a fragment hoisted would occupy registers all the
+        # time.
+        return b.load("LOADMATRIX", p.dtype, dot.fragments[1 + number].num_elements, (staged.pointer, *tile.at),
+                      (tile.const, dot.name, number, *tile.steps, tile.lines), max(staged.floor, b.level), False, staged.version)
 
     def computed_fragment(self, stage: OpenStage, o: Operand, p: Packed, fragment: Fragment, tile: tuple[int, int]) -> int:
         """Compute this thread's elements of an operand that is not stored in memory. `tile`: the local axes of the operand's rows and

@@ -166,7 +166,7 @@ class ReduceLoops:
         whole = node.whole
 
         def run(start: int, stop: int, values: list[int], memory: Memory) -> list[int]:
-            if not node.ahead:
+            if node.pipeline is None:
                 return looped(node.body, start, stop, stride, values, memory)
             return self.copies_ahead.run(stage, node, (start, stop), values, lambda carried: inside(node.body, carried, memory))
 

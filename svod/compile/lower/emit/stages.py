@@ -40,7 +40,7 @@ class Stages:
         intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values, self.packing)
         self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
         self.group_copies = GroupCopies(ctx, self.axes)
-        self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.group_copies, self.packing)
+        self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.group_copies, self.packing, intrinsics)
         self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators, self.copies_ahead)
 
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from operator import ge, itemgetter
 from typing import Any, NamedTuple
 
@@ -136,18 +135,7 @@ class OpenStage:
 
     def positions(self, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
         """The expanded positions of the loops with these roles on these local axes, except the vector: (index per loop, axis → offset)."""
-        rows = []
-        for a in axes:
-            for p in self.pieces[a]:
-                if p.role in kinds and not (a == self.vector_axis and p.row == self.vector_row):
-                    rows.append((a, p))
-        out = []
-        for index in product(*(range(p.extent) for _, p in rows)):
-            offsets: dict[int, int] = {}
-            for i, (a, p) in zip(index, rows, strict=True):
-                offsets[a] = offsets.get(a, 0) + i * p.stride
-            out.append((index, offsets))
-        return out
+        return self.frame.positions(kinds, axes)
 
     def lane_chunks(self) -> tuple[Chunk, ...]:
         if self.vector_axis < 0:

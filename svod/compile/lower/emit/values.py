@@ -11,7 +11,6 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Chunk, Held, OpenStage
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL
-from svod.core.kernel.group_memory.copy import ASYNC_BYTES
 from svod.core.kernel.intrinsics import normal_power, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
@@ -260,35 +259,25 @@ class Values:
             lane = 0
         return Address(start, const, lane, vector)
 
-    def copy_async(self, stage: OpenStage, pointer: int, at: int, const: int) -> bool:
-        """Emit an asynchronous copy of the current position into shared memory; returns False, and emits nothing, if the value is not just
-        a load of an argument. Zeros are stored if its guard fails."""
-        packed, b = self.ctx.facts.packed.get(stage.index), self.b
-        node = stage.r.nodes[stage.r.value if packed is None else stored_node(stage.r, packed)]
+    def copy_async(self, stage: OpenStage, pointer: int, at: int, const: int) -> None:
+        """Emit an asynchronous copy of the current position, of the argument that the stage holds, into shared memory. Zeros are stored if
+        its guard fails."""
+        b, node = self.b, stage.r.nodes[stored_node(stage.r, self.ctx.facts.packed.get(stage.index))]
         width = stage.chunk.width if stage.vector_axis >= 0 else 1
-        if node.kind != "load" or node.linear is None or width * node.dtype.itemsize not in ASYNC_BYTES:
-            return False
-        if node.gate >= 0 and not (stage.r.nodes[node.alt].kind == "const" and stage.r.nodes[node.alt].arg == 0):
-            return False
+        assert node.linear is not None
         source = b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg)
-        start, offset, lane, vector = self.address(stage, node.linear)
-        if (width > 1 and lane != 1) or vector >= 0:
-            return False
+        start, offset, _, _ = self.address(stage, node.linear)
         gate = self.gate(stage, node)
         guard = self.axes.guard(stage, node.deps)
         if guard >= 0:
             gate = guard if gate < 0 else b.alu("AND", dtypes.bool, 1, gate, guard)
-        if gate >= 0 and b.num_lanes[gate] != 1:
-            return False
         inside = gate if gate >= 0 else b.const(dtypes.bool, 1, True)
         stores = stage.stores if stage.stores >= 0 else b.const(dtypes.bool, 1, True)
         b.store("COPY_ASYNC", node.dtype, width, (pointer, at, source, start, stores, inside), (const, offset))
-        return True
 
     def copy_bulk(self, stage: OpenStage, pointer: int, at: int, const: int, counts: int, number: int) -> None:
         """Emit a bulk copy of an argument's row at the current position into shared memory. Its arrival is counted in counter `number`."""
-        b, packed = self.b, self.ctx.facts.packed.get(stage.index)
-        node = stage.r.nodes[stage.r.value if packed is None else stored_node(stage.r, packed)]
+        b, node = self.b, stage.r.nodes[stored_node(stage.r, self.ctx.facts.packed.get(stage.index))]
         assert node.linear is not None
         source = b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg)
         start, offset, _, _ = self.address(stage, node.linear)

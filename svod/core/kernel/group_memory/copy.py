@@ -29,6 +29,10 @@ class GroupCopy(NamedTuple):
     vector: int
     width: int
 
+    def part(self, extents: Sequence[int], is_row: bool = False) -> int:
+        """The number of elements that a thread takes at once: a whole row, a vector, or one if vectors do not divide a row."""
+        return extents[self.vector] if is_row else self.width if self.vector >= 0 and extents[self.vector] % self.width == 0 else 1
+
     def counts(self, extents: tuple[int, ...]) -> tuple[int, ...]:
         """Per dim of `order`, the number of parts that threads take."""
         return tuple(extents[d] // self.width if d == self.vector else extents[d] for d in self.order)

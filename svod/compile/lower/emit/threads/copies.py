@@ -31,7 +31,7 @@ class GroupCopies:
         """Open the stage of a copy of a region. `rows`: each part is a whole row, not a vector."""
         copy = self.ctx.facts.nest.stages[r.stage.index].copy
         assert copy is not None
-        width = extents[copy.vector] if rows else copy.width if copy.vector >= 0 and extents[copy.vector] % copy.width == 0 else 1
+        width = copy.part(extents, rows)
         pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
         if copy.vector >= 0:
             whole = EmittedLoop(NO_ROW, LOOP, extents[copy.vector] // width, width)

@@ -1,0 +1,57 @@
+"""Early: the first operands of the next iteration are loaded before the last products of this one.
+
+    Loop r0                              Loop r0
+      prologue: Fetch 0                    prologue: Fetch 0, Wait, Load of products 0…4
+      body: Wait, Fetch 1            →     body: Fetch 1
+      Accumulate, 16 products              between: after 12: Load of products 12…16, Wait, Load of products 0…4 of 1 further
+                                           Accumulate, 16 products
+
+During the barrier and the loads behind it no thread would multiply; so some products are left to do meanwhile. Copies are committed before,
+and all that the iteration reads of shared memory has been read. The loop carries the operands. The last iteration loads some that are never
+used, of a buffer that holds something. An operand that is no copy of the loop ends where the loop does, so its loop loads nothing early."""
+from __future__ import annotations
+
+from functools import partial
+
+from svod.core.tree.between import products, straight_sums
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.nodes import Accumulate, AheadCopy, Body, Load, Loop, Phase, with_bodies, with_loops
+
+
+def early(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Let all pipelined loops of products load operands early."""
+    if maker.state.pipeline is None:
+        return phases
+    change = partial(with_loops, partial(_early, maker))
+    return tuple([p._replace(launch=with_bodies(change, p.launch)) for p in phases])
+
+
+def _early(maker: TreeMaker, node: Loop) -> Loop:
+    """Let a loop load operands early if it does nothing but copy and multiply, with several products for each accumulator."""
+    found, sums = node.pipeline, straight_sums(node.body)
+    if found is None or not sums or not _is_sum_alone(node.body) or not all(_is_address_alone(copy) for copy in found.copies):
+        return node
+    frame, copied = sums[0].frame, {copy.compute.stage for copy in found.copies}
+    made = products(maker, frame)
+    count, own, given = len(made), len({p.accumulator for p in made}), [p.accumulator for p in made]
+    if not made or count < 2 * own or given != given[:own] * (count // own) \
+            or any(o.stage not in copied for o in maker.layouts.dots[frame.r.stage.index].operands):
+        return node
+    wait, places = found.body[0], tuple([p.offsets for p in made])
+    steps = [(count - own, step) for step in (Load(0, places[-own:]), wait, Load(1, places[:own]))]
+    return node._replace(pipeline=found._replace(prologue=(*found.prologue, wait, Load(0, places[:own])), body=found.body[1:],
+                                                 between=(*found.between, *steps)))
+
+
+def _is_sum_alone(body: Body) -> bool:
+    """Whether a body without a loop has nothing but one sum."""
+    inner = body.inner
+    if isinstance(inner, Loop):
+        return not body.stages and not inner.tails and not inner.blocks and _is_sum_alone(inner.body)
+    return not body.stages and isinstance(inner, Accumulate) and not inner.blocks
+
+
+def _is_address_alone(copy: AheadCopy) -> bool:
+    """Whether threads compute nothing for an asynchronous copy but addresses, from numbers that are not loaded."""
+    loads = [n for n in copy.compute.nest.r.nodes if n.kind in ("load", "read")]
+    return copy.is_async and len(loads) == 1 and not copy.has_turns
