@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
+from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
@@ -21,6 +23,7 @@ from svod.core.kernel.copy_loops import copy_step
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import lay_out, layouts
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.tree.nodes import Ends
 from svod.errors import ProgramTooLong
 from tests.agreement import Case, has_native, run_interpreted, run_native
 from tests.chains import random_state
@@ -347,3 +350,12 @@ def test_streams_into_memory_that_is_not_aligned(shift: int) -> None:
     with LoadedProgram(compile_object(render(program, target), target), symbols) as loaded:
         call_phase(loaded.addresses[0], [room[start:].ctypes.data, x.ctypes.data], (), 0, 0, program.spec.phases[0].extent)
     assert np.array_equal(room[start:start + 256], x + 1) and not room[:start].any() and not room[start + 256:].any()
+
+
+@pytest.mark.parametrize(("extent", "tile", "at", "start"), [(100, 16, 96, 84), (100, 16, 48, 48), (8, 16, 0, 0), (96, 16, 80, 80)])
+def test_a_tile_at_a_constant_position_is_moved_back_as_in_a_loop(extent: int, tile: int, at: int, start: int) -> None:
+    """As after a pass that takes the last iteration out of its loop: no term is left that says where the tile is."""
+    stage: Any = SimpleNamespace(linear={}, opened={0: [({}, at)]}, base={0: ({}, 0)}, bounds=[extent], span=lambda a: tile,
+                                 frame=SimpleNamespace(ends=lambda a: Ends.MOVED_BACK))
+    context: Any = SimpleNamespace(b=None, facts=None, kernel=None)
+    assert Axes(context).start(stage, 0) == ({}, start)

@@ -22,14 +22,17 @@ class Axes:
         self.ctx, self.b, self.facts, self.kernel = ctx, ctx.b, ctx.facts, ctx.kernel
 
     def start(self, stage: OpenStage, a: int) -> Lin:
-        """The start of local axis `a` under the loops opened so far, without the expanded positions: they are added as constants."""
+        """The start of local axis `a` under the loops opened so far, without the expanded positions: they are added as constants. A last
+        tile that is moved back begins so that it ends with the axis, in a loop and at a constant position alike."""
         lin = stage.linear.get(a)
         if lin is None:
             terms, const = sum_lins(stage.opened[a])
-            if terms and stage.frame.ends(a) is Ends.MOVED_BACK:
-                last = stage.bounds[a] - stage.span(a)
-                shifted = self.b.alu("MIN", dtypes.index, 1, self.ssa((terms, const)), self.b.index(max(0, last)))
-                terms, const = {shifted: 1}, 0
+            if stage.frame.ends(a) is Ends.MOVED_BACK:
+                last = max(0, stage.bounds[a] - stage.span(a))
+                if terms:
+                    terms, const = {self.b.alu("MIN", dtypes.index, 1, self.ssa((terms, const)), self.b.index(last)): 1}, 0
+                else:
+                    const = min(const, last)
             base_terms, base_const = stage.base[a]
             lin = stage.linear[a] = add_lins((terms, const), (base_terms, base_const), 1)
         return lin
