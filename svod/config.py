@@ -61,8 +61,9 @@ def _number(low: float, unit: str) -> Accept:
     return Accept(f"a number of {unit} ≥ {low:g}", float, lambda v: _is_number(v) and v >= low)
 
 
-_LEVEL = Accept("an integer from 0 to 5 (text that is not a number is meant for other programs and counts as 0)",
-                lambda text: int(text) if text.isdecimal() else 0, lambda v: v is None or (_is_int(v) and 0 <= v <= 5))
+_LEVEL = _integer(0, none=True)
+_LEVEL_OR_TEXT = _LEVEL._replace(description="an integer ≥ 0 (text that begins like no number is meant for other programs and counts as 0)",
+                                 parse=lambda text: int(text) if text.lstrip("+-.")[:1].isdecimal() else 0)
 
 
 _WORDS = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
@@ -76,7 +77,6 @@ def _parse_switch(text: str) -> bool:
 
 _SWITCH = Accept("0 or 1 (also true/false, yes/no, on/off)", _parse_switch, lambda v: isinstance(v, bool))
 _OPEN_SWITCH = _SWITCH._replace(check=lambda v: v is None or isinstance(v, bool))
-_PROFILE = Accept("0, 1 or 2", int, lambda v: v is None or (_is_int(v) and 0 <= v <= 2))
 _TEXT = Accept("text", str, lambda v: v is None or isinstance(v, str))
 _PATH = Accept("a path", directories.from_start, lambda v: v is None or isinstance(v, (str, os.PathLike)))
 _PATH_OR_NONE = Accept(f"a directory, or {NONE}", lambda t: NONE if t in ("0", NONE) else directories.from_start(t), _PATH.check)
@@ -299,12 +299,12 @@ class PrepareConfig(_Config):
                                   "append the kernels of every prepare to files in this directory; nothing is searched")
     capture_device: str | None = _option("SVOD_CAPTURE_DEVICE", None, _TEXT,
                                          "the device whose kernels are captured, where another one runs the program")
-    debug: int | None = _option("DEBUG", None, _LEVEL,
-                                "what to print of every plan: 1 its kernels, 2 their loops, 3 their ASTs, 4 LINEAR, 5 LLVM IR")
+    debug: int | None = _option("DEBUG", None, _LEVEL_OR_TEXT,
+                                "what to print of every plan: 1 its kernels, 2 their loops, 3 their ASTs, 4 LINEAR, from 5 on LLVM IR")
     dump_after: str | None = _option("SVOD_DUMP_AFTER", None, _TEXT, "passes after which every plan is printed, with commas; "
                                      "see docs/debugging.md")
-    profile: int | None = _option("SVOD_PROFILE", None, _PROFILE, "time every kernel of every run: 1 prints a table when the program ends, "
-                                  "2 each kernel as it runs as well; kernels then run one after the other")
+    profile: int | None = _option("SVOD_PROFILE", None, _LEVEL, "time every kernel of every run: 1 prints a table when the program ends, "
+                                  "from 2 on each kernel as it runs as well; kernels then run one after the other")
     trace: str | None = _option("SVOD_TRACE", None, _PATH,
                                 "write the kernels and copies of every run with their times to this file, for chrome://tracing and "
                                 "Perfetto")

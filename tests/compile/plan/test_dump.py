@@ -62,12 +62,14 @@ def test_levels(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_levels_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, level in (("2", 2), ("true", 0), ("app:*", 0), ("", None)):
+    for text, level in (("2", 2), ("true", 0), ("app:*", 0), ("", None), ("9", 9)):
         monkeypatch.setenv("DEBUG", text)
         assert PrepareConfig.from_env().debug == level
-    monkeypatch.setenv("DEBUG", "9")
-    with pytest.raises(ConfigError, match="0 to 5"):
-        PrepareConfig.from_env()
+    assert passes_of(PrepareConfig(debug=9)) == passes_of(PrepareConfig(debug=5))
+    for text in ("-1", "2.5", ".5", "2x"):
+        monkeypatch.setenv("DEBUG", text)
+        with pytest.raises(ConfigError, match=f"DEBUG='{text}' is not usable; accepted: an integer ≥ 0"):
+            PrepareConfig.from_env()
 
 
 def test_unknown_passes_are_named() -> None:
