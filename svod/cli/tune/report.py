@@ -147,8 +147,8 @@ def _doubt(o: KernelReport) -> str:
 
 
 def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: int) -> list[str]:
-    """The lines of the table of --dry-run: the decision for each kernel, and the gain that the database knows. `estimates`: key → roofline
-    bound in seconds, by the machine's ceilings."""
+    """The lines of the table of --dry-run: the decision for each kernel, and the gain that the database knows. The times are of calls in
+    their plan, with the caches as other kernels leave them. `estimates`: key → roofline bound in seconds, by the machine's ceilings."""
     families = {f: i for i, f in enumerate(dict.fromkeys(r.family for r in rows), 1)}
     lines = []
     for r in rows:
@@ -156,8 +156,8 @@ def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: 
         database = "nothing" if known is None else f"{known:.2f}×"
         lines.append((_named(r, width), _origin_words(r), f"{r.calls:g}", percent(r.share), str(families[r.family]),
                       in_words(r.seconds), in_words(estimates.get(r.key)), database, r.decision))
-    return _fitting(("kernel", "from", "calls", "share", "family", "heuristic", "bound", "database", "plan"), lines, width,
-                    text=("plan",), without=("family", "bound"))
+    return _fitting(("kernel", "from", "calls", "share", "family", "in its plan", "bound", "database", "decision"), lines, width,
+                    text=("decision",), without=("family", "bound"))
 
 
 def size_lines(outcomes: Sequence[KernelReport]) -> list[str]:
