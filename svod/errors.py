@@ -65,6 +65,10 @@ class FormatError(SvodError, ValueError):
     """Data from a file, a database or another process that does not have the form svod writes."""
 
 
+class FileError(SvodError, OSError):
+    """A file that cannot be read or written. `errno` is the number of the system's error."""
+
+
 class StateError(SvodError, KeyError):
     """Parameters that do not fit the module that they are loaded into."""
 

@@ -69,7 +69,7 @@ def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, ou
     lacks, and all nodes that depend on them, on the host (`svod.onnx.fallback`). `device`: the device of the kernels, such as "WEBGPU"; by
     default the device of `config`, else SVOD_DEVICE.
 
-    Raises OnnxError for a file that is no valid model, UnsupportedError, which lists the operators that svod lacks, and OSError."""
+    Raises OnnxError for a file that is no valid model, UnsupportedError, which lists the operators that svod lacks, and FileError."""
     proto, arrays = read_model(source)
     check_runtime(fallback)
     if device is not None:

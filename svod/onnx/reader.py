@@ -20,6 +20,7 @@ from svod.errors import SvodError, UnsupportedError
 from svod.onnx.mapping import small_model
 from svod.onnx.registry import Array
 from svod.onnx.schemas import mistakes_in
+from svod.system.files import open_file
 
 
 class OnnxError(SvodError):
@@ -37,7 +38,7 @@ NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "floa
 
 
 def read_model(source: Source) -> tuple[onnx.ModelProto, Arrays]:
-    """The model, and the `Arrays` of its tensors. Raises OnnxError and OSError."""
+    """The model, and the `Arrays` of its tensors. Raises OnnxError and FileError."""
     if isinstance(source, onnx.ModelProto):
         return _checked(source, "the model"), Arrays(None)
     folder, name, what = None, "", "the model"
@@ -64,8 +65,8 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Arrays]:
 
 
 def _mapped(path: Path) -> memoryview:
-    """The bytes of a file. Raises OSError."""
-    with open(path, "rb") as f:
+    """The bytes of a file. Raises FileError."""
+    with open_file(path) as f:
         return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)) if f.seek(0, 2) else memoryview(b"")
 
 

@@ -58,12 +58,12 @@ class KernelSteps:
         return in_notebook(render_kernel(self.part))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file, whole or not at all, and return its path. Raises OSError, which names the file."""
+        """Write the page to a file, whole or not at all, and return its path. Raises FileError."""
         return write_page(path, render_kernel(self.part))
 
 
 def write_page(path: str | os.PathLike[str], page: str) -> Path:
-    """Write a page to a file, whole or not at all, and return its path. Raises OSError, which names the file."""
+    """Write a page to a file, whole or not at all, and return its path. Raises FileError."""
     path = Path(path)
     write_text(path, page)
     return path

@@ -1,4 +1,6 @@
-"""Writes files that users name. A file is replaced atomically if the system allows that; only regular files are replaced.
+"""Reads and writes files that users name, with errors that name the file and say what to do.
+
+A file is replaced atomically if the system allows that; only regular files are replaced.
 
 A new file gets the mode that the umask leaves; a replaced one keeps its mode and owner. A file is overwritten in place if its directory
 cannot be written, or if it cannot be replaced (it is a mount point, or belongs to another user). A full disk is no reason to overwrite in
@@ -16,18 +18,41 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from svod.errors import FileError
+
+ADVICE = {
+    errno.ENOENT: "make its directory first, or name another place", errno.ENOTDIR: "name a file in a directory",
+    errno.EISDIR: "name a file in it", errno.ENOSPC: "make room, or name a place on another disk",
+    errno.EDQUOT: "make room, or name a place on another disk", errno.ENAMETOOLONG: "give it a shorter name"}
+ADVICE_TO_READ = ADVICE | {errno.ENOENT: "name a file that exists; a relative path counts from the current directory"}
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)      # errors that refuse a new file, or renaming it
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Replace the file `path` by the bytes that `write` writes. A reader sees the old file or the complete new one, unless it can only
-    be overwritten in place. Links are followed; a device or a pipe is written to, not replaced. Raises OSError, which names the file;
-    the old file then stays."""
+    be overwritten in place. Links are followed; a device or a pipe is written to, not replaced. Raises FileError; the old file then
+    stays."""
     try:
         _write(Path(os.path.realpath(path)), write)
     except OSError as e:
-        e.filename = os.fspath(path)    # the error may name no file, or the temporary one
-        raise
+        raise _file_error(path, "written", e) from e
+
+
+def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file to read its bytes. Raises FileError."""
+    try:
+        return open(path, "rb")
+    except OSError as e:
+        raise _file_error(path, "read", e) from e
+
+
+def _file_error(path: str | os.PathLike[str], done: str, error: OSError) -> FileError:
+    """The error for a file that cannot be `done`, which is "read" or "written", from that of the system."""
+    advice = ADVICE_TO_READ if done == "read" else ADVICE
+    new = FileError(f"{os.fspath(path)} cannot be {done}: {error.strerror or error}; "
+                    f"{advice.get(error.errno or 0, f'name a file that may be {done}')}")
+    new.errno = error.errno
+    return new
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -95,5 +120,5 @@ def _write_in_place(path: Path, content: IO[bytes]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, with the guarantees of `write_file`."""
+    """Write `text` to `path`, with the guarantees of `write_file`. Raises FileError."""
     write_file(path, lambda f: f.write(text.encode()))

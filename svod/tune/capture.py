@@ -368,7 +368,7 @@ def read_capture(path: str | os.PathLike[str]) -> Capture:
 
 
 def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
-    """Write a capture as one file that `read_capture` reads. Raises OSError."""
+    """Write a capture as one file that `read_capture` reads. Raises FileError."""
     lines = [header() | ({"command": capture.commands[0]} if capture.commands else {})]
     written: set[tuple[str, str]] = set()
     for plan in capture.plans:

@@ -329,5 +329,5 @@ class HandKernel:
         return kernel_html(repr(self), facts, self.nest)
 
     def object(self, path: str | os.PathLike[str]) -> Path:
-        """Write the object file of the kernel, which `objdump -d` reads, and return its path."""
+        """Write the object file of the kernel, which `objdump -d` reads, and return its path. Raises FileError."""
         return self._form.object(path)

@@ -17,6 +17,7 @@ from svod.cli.tune.waiting import say
 from svod.cli.tune.workers import Workers
 from svod.compile.backend import device_named
 from svod.core.machine.target import HOST
+from svod.errors import FileError
 from svod.system.process.directories import temporary_folder
 from svod.system.quantities import count
 from svod.tune import capture
@@ -76,8 +77,8 @@ class Captured:
         """Write the capture to a file. Returns False if it cannot be written."""
         try:
             capture.write_capture(path, self.content)
-        except OSError as e:
-            say(f"svod-tune: the capture cannot be written to {path}: {e.strerror or e}")
+        except FileError as e:
+            say(f"svod-tune: the capture is not kept: {e}")
             return False
         say(f"svod-tune: the capture is kept in {path}; tune it with {program('svod-tune')} --from {shlex.quote(path)}")
         return True

@@ -19,6 +19,7 @@ from svod.cli.tune.report import dry_table, kernel_table, outcome_json, plan_jso
 from svod.cli.tune.searching import Searches
 from svod.cli.tune.setting import EXIT_NOT_STORED, Setting, TargetWork, has_wider
 from svod.cli.tune.waiting import say, waiting
+from svod.errors import FileError
 from svod.system.files import write_text
 from svod.system.process.directories import temporary, working_directory
 from svod.system.process.streams import columns, was_closed
@@ -65,7 +66,7 @@ class Output:
         except BrokenPipeError:
             raise
         except OSError as e:
-            say(f"svod-tune: {'the standard output' if path == '-' else path} cannot be written: {e.strerror or e}")
+            say(f"svod-tune: {e if isinstance(e, FileError) else f'the standard output cannot be written: {e.strerror}'}")
             return EXIT_NOT_STORED
         return status
 
@@ -88,15 +89,15 @@ class Kept:
             try:
                 directory = folder() or Path()
                 export_unstored(self.db, directory / name)
-            except OSError as e:
-                say(f"svod-tune: {name} cannot be written: {e.strerror or e}")
+            except FileError as e:
+                say(f"svod-tune: {e}")
             else:
                 self.saved = directory / name
                 return
 
     def is_missing(self, result: SessionResult | None) -> bool:
-        """Whether the database could not take the results."""
-        return result is not None and self._has_database and self.db.path is None
+        """Whether there were results that the database could not take."""
+        return result is not None and result.rows > 0 and self._has_database and self.db.path is None
 
     def after_early_end(self, result: SessionResult | None) -> str:
         """Save the results after an early end, and say in words where they are."""
@@ -114,10 +115,12 @@ class Kept:
             return []
         if self.db.path is not None:
             return [f"{count(result.rows, 'measurement')} stored in {self.db.path}"]
-        if self.is_missing(result) or self.db.problem:
-            where = f"they are in {self.saved}" if self.saved is not None else "they are lost"
-            return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
-        return ["the results are not stored: the database is :none:"]
+        if not self._has_database:
+            return ["the results are not stored: the database is :none:"]
+        if not self.is_missing(result):
+            return ["nothing was to be stored"]
+        where = f"they are in {self.saved}" if self.saved is not None else "they are lost"
+        return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
 
 
 def keep_lock(path: str, works: Sequence[TargetWork]) -> bool:
@@ -126,8 +129,8 @@ def keep_lock(path: str, works: Sequence[TargetWork]) -> bool:
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
     try:
         written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works})
-    except OSError as e:
-        say(f"svod-tune: {path} cannot be written: {e.strerror or e}")
+    except FileError as e:
+        say(f"svod-tune: {e}")
         return False
     say(f"svod-tune: the chains of {written} kernels are in {path}; SVOD_LOCK={path} uses them")
     return True

@@ -36,6 +36,7 @@ from svod.core.schedule.kernel_variables import specialize
 from svod.core.tree.passes import PASSES, loop_tree
 from svod.core.tree.show import print_nest
 from svod.core.tree.text import format_tree
+from svod.system.files import write_file
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,9 @@ class KernelForm:
         return self._pair.resources(self._pair.compile(self.source, self.target), self.program.spec, self.target)
 
     def object(self, path: str | os.PathLike[str]) -> Path:
-        """Write the object file of the code that runs to `path`, and return the path. Raises OSError."""
-        path = Path(path)
-        path.write_bytes(self._pair.compile(self.source, self.target))
+        """Write the object file of the code that runs to `path`, and return the path. Raises FileError."""
+        path, code = Path(path), self._pair.compile(self.source, self.target)
+        write_file(path, lambda file: file.write(code))
         return path
 
     @property

@@ -18,7 +18,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.host_item import HostItem
 from svod.compile.plan.plan_parts import kernel_name
 from svod.config import PrepareConfig
-from svod.errors import ConfigError
+from svod.errors import ConfigError, FileError
 from svod.system.forksafe import remake_after_fork
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def run_log(level: int, trace: str | None) -> RunLog:
             log = RunLog(level, trace is not None)
             try:
                 log.write_trace(trace)
-            except OSError as e:
-                raise ConfigError(f"SVOD_TRACE={trace!r} cannot be written: {e.strerror}; name a file in a directory that exists") from None
+            except FileError as e:
+                raise ConfigError(f"SVOD_TRACE={trace!r} is not usable: {e}") from None
             _logs[level, trace] = log
             atexit.register(log.finish, trace)
         return log

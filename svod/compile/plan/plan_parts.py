@@ -181,7 +181,7 @@ class PreparedKernel:
         return self.views.asm()
 
     def object(self, path: str | os.PathLike[str]) -> Path:
-        """Write its object file, which `objdump -d` reads, and return the path. Raises OSError."""
+        """Write its object file, which `objdump -d` reads, and return the path. Raises FileError."""
         return self.views.object(path)
 
     @property

@@ -147,7 +147,7 @@ class RunLog:
         self.write_trace(path)
 
     def write_trace(self, path: str | os.PathLike[str] | None) -> None:
-        """Write the trace so far to `path`; nothing for None. Raises OSError."""
+        """Write the trace so far to `path`; nothing for None. Raises FileError."""
         if path is not None:
             write_text(Path(path), self.trace_json())
 

@@ -51,7 +51,7 @@ def admit(read: Callable[[], R], source: str, record: str, skipped: list[Skipped
 def write_records(path: Path, records: Iterable[Record]) -> int:
     """Write the records to `path`, all or none, in a stable order, so that a diff shows only changes. Returns their number.
 
-    Raises OSError; an older file at `path` is then unchanged."""
+    Raises FileError; an older file at `path` is then unchanged."""
     records = list(records)
     lines = sorted({(r.kind, r.id): canonical(r.to_json()) for r in records}.items())
     targets = sorted({t for r in records if isinstance(t := getattr(r, "target", None), str)})

@@ -20,7 +20,7 @@ from svod.cli.installation import program
 from svod.cli.tune import capturing, ending, plan_checks, setting, workers
 from svod.cli.tune import script as script_module
 from svod.cli.tune.options import TuneOptions
-from svod.errors import ConfigError, TuneError
+from svod.errors import ConfigError, FileError, TuneError
 from svod.system.quantities import seconds as in_words
 from svod.tune.db import Measurement, TuningDB, files
 from svod.tune.db.moving import import_file
@@ -177,7 +177,7 @@ def test_kernels_that_another_process_searches_are_left_to_it(tmp_path: Path, fa
 @pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_status_4(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*a: Any) -> None:
-        raise OSError(28, "No space left on device", str(tmp_path / "r.json"))
+        raise FileError(f"{tmp_path / 'r.json'} cannot be written: No space left on device; make room")
     monkeypatch.setattr(ending, "write_text", full)
     arguments = ("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--json", str(tmp_path / "r.json"))
     for more in (), ("--dry-run",):
