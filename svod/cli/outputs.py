@@ -1,9 +1,11 @@
 """Checks of a command's options before its work begins: output files, databases, numbers."""
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import click
 
 from svod.cli.installation import program
 from svod.errors import ConfigError, DatabaseError
+from svod.system.process.directories import takes_files
 from svod.tune.db import layers
 
 SQLITE_HEADER = b"SQLite format 3\0"
@@ -18,14 +21,34 @@ FORMAT = re.compile(rb'"format"\s*:\s*"([^"]*)"')     # the format that the firs
 HEADER_BYTES = 4096                                   # bytes of a file that are searched for its format
 
 
-class Finite(click.FloatRange):
-    """A number in a range. It refuses nan, which click accepts in every range."""
+class Number(click.FloatRange):
+    """A finite number of a unit, such as "seconds", in a range. The refusal of another value says what is accepted."""
+
+    def __init__(self, unit: str, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.name = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return number
+        with contextlib.suppress(click.BadParameter):
+            number: float = super().convert(value, param, ctx)
+            if math.isfinite(number):
+                return number
+        self.fail(f"{value!r} is not usable; accepted: a number of {self.name} {_limits(self)}", param, ctx)
+
+
+class Count(click.IntRange):
+    """An integer in a range. The refusal of another value says what is accepted."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        with contextlib.suppress(click.BadParameter):
+            number: int = super().convert(value, param, ctx)
+            return number
+        self.fail(f"{value!r} is not usable; accepted: an integer {_limits(self)}", param, ctx)
+
+
+def _limits(range: Number | Count) -> str:
+    """The limits of a range in words. Each range here has a lower one."""
+    return f"{'>' if range.min_open else '≥'} {range.min:g}" + ("" if range.max is None else f", at most {range.max:,.10g}")
 
 
 def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None, stdout: bool = False,
@@ -46,7 +69,7 @@ def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | 
         raise ConfigError(f"{option} {path}: the directory {file.parent} does not exist; make it first")
     if file.exists() and not os.access(file, os.W_OK):
         raise ConfigError(f"{option} {path}: the file cannot be written")
-    if (file.is_file() or not file.exists()) and not os.access(file.resolve().parent, os.W_OK | os.X_OK):
+    if (file.is_file() or not file.exists()) and not takes_files(file.resolve().parent):
         raise ConfigError(f"{option} {path}: the directory {file.resolve().parent} cannot be written")
     if any(r is not None and file.exists() and os.path.exists(r) and file.samefile(r) for r in read):
         raise ConfigError(f"{option} {path}: the command reads this file; name another one to write")
@@ -71,7 +94,13 @@ def check_is_there(plan: layers.DatabasePaths) -> None:
     """Raise DatabaseError if `plan` names databases but none of them exists. Records that ship with svod do not count."""
     files = [p for p in (plan.write, *plan.read) if p is not None]
     if files and not any(p.exists() for p in files):
-        raise DatabaseError(f"there is no database at {files[0]}; {program('svod-tune')} SCRIPT --db {files[0]} makes one")
+        raise DatabaseError(f"there is no database at {files[0]}; {how_to_fill(plan)}")
+
+
+def how_to_fill(plan: layers.DatabasePaths) -> str:
+    """The advice for a database without kernels: the command that finds some."""
+    named = "" if plan.write is None else f" --db {shlex.quote(str(plan.write))}"
+    return f"tune something: {program('svod-tune')} SCRIPT --beam 8{named}"
 
 
 def check_database(spec: str | None) -> None:

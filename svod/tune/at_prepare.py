@@ -264,6 +264,7 @@ class _Work:
 
     def _run(self) -> SessionResult:
         started, beam, compiler = time.monotonic(), self.beam, self.resolved.compiler
+        self.resolved.db.storage.foresee()
         names = {c.kernel: c.name for c in reversed(self.unbound.calls)}
         named = {k.key: names[key] for key, k in self.kernels.items()}
         tasks = self._tasks(names)

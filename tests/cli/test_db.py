@@ -173,13 +173,31 @@ def test_the_database_may_be_named_before_and_behind_the_command(path: Path) -> 
     assert runner.invoke(cli, ["--db", str(other), "list", "--json", "--db", str(path)]).output == run(path, "list", "--json").output
 
 
-@pytest.mark.parametrize("command", [["list"], ["list", "gemm"], ["list", "--json"], ["stats"], ["stats", "--json"]])
-def test_a_database_that_is_not_there_is_said(tmp_path: Path, command: list[str]) -> None:
+MADE_BY = {"import", "merge", "verify"}      # commands that make a database: verify records what it measures of the chains that ship
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands.keys() - MADE_BY))
+def test_a_database_that_is_not_there_is_bad_input(tmp_path: Path, name: str) -> None:
+    asks = cli.commands[name].params[0].name in ("kernel", "what")
+    arguments = ["-o", str(tmp_path / "x.jsonl")] if name == "export" else [GEMM] if asks else []
     other = tmp_path / "other.db"
-    missing = CliRunner().invoke(cli, [*command, "--db", str(other)])
-    said = missing.stderr.strip()
-    assert missing.exit_code == 0 and said.startswith(f"there is no database at {other} yet; ") and said.endswith(f"--db {other}")
-    assert not other.exists() and ("--json" not in command or json.loads(missing.stdout) is not None)
+    missing = CliRunner().invoke(cli, [name, *arguments, "--db", str(other)])
+    assert isinstance(missing.exception, DatabaseError) and not missing.stdout
+    said = str(missing.exception)
+    assert said.startswith(f"there is no database at {other}; tune something: ") and said.endswith(f"--db {other}")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["import records.jsonl", "merge t.db", f"retract {GEMM}", "verify", "rekey", "gc"])
+def test_a_database_that_cannot_be_written_is_said_before_the_work(path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    export(TuningDB.open(path, read_only=True), path.parent / "records.jsonl")
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setattr(files, "takes_files", lambda directory: directory != path.parent)
+    for place in ("t.db", "none.db"):
+        before = sorted(path.parent.iterdir())
+        done = CliRunner().invoke(cli, ["--db", str(path.parent / place), *command.split()])
+        assert isinstance(done.exception, DatabaseError) and f"{path.parent / place} cannot be written" in str(done.exception)
+        assert not done.stdout and sorted(path.parent.iterdir()) == before
 
 
 def test_show(path: Path) -> None:
@@ -314,7 +332,9 @@ def test_export_import_merge_retract_gc(path: Path, tmp_path: Path) -> None:
     (["import", "README-not-there"], "does not exist"),
     (["export"], "Missing option"),
     (["gc", "--older-than", "-1"], "-1"),
-    (["gc", "--older-than", "nan"], "'nan' is not a number"),
+    (["gc", "--older-than", "nan"], "'nan' is not usable; accepted: a number of days ≥ 0"),
+    (["gc", "--older-than", "abc"], "accepted: a number of days ≥ 0"), (["verify", "--budget", "inf"], "a number of seconds ≥ 1"),
+    (["list", "--gain", "abc"], "accepted: a number of times ≥ 0"),
     (["--db", "typo.db", "show", "gemm"], "there is no database at"),
     (["--db", "typo.db", "export", "-o", "empty.jsonl"], "there is no database at"),
     (["retract", GEMM, "--target", "other"], "nothing to retract"),

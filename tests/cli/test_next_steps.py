@@ -138,7 +138,7 @@ def test_what_a_dry_run_recommends_is_so(shell: Shell) -> None:
 
 @pytest.mark.slow
 def test_what_svod_db_recommends_is_so(shell: Shell) -> None:
-    said = shell("svod-db --db t.db list")
+    said = shell("! svod-db --db t.db list")
     [command] = re.findall(r"tune something: (.*)$", said, re.M)
     command = command.replace("SCRIPT", "model.py --workers inline --budget 1")
     assert "stored in" in shell(command) and shell.searches

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from svod import config
-from svod.cli.outputs import check_database, check_is_there, check_output
+from svod.cli.outputs import Count, Number, check_database, check_is_there, check_output
 from svod.compile.backend import backend_named, device_named
 from svod.core.machine.target import HOST, Target
 from svod.errors import DatabaseError, UnsupportedError
@@ -92,8 +92,8 @@ class _RunCommand(click.Command):
 @click.option("--suite", default="core", show_default=True, metavar="NAMES",
               help="Which kernels: core, odd, models, random, gpu; or whole models: onnx, torch; with commas, or all.")
 @click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
-@click.option("--beam", type=click.IntRange(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
-@click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS",
+@click.option("--beam", type=Count(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
+@click.option("--budget", type=Number("seconds", min=1), metavar="SECONDS",
               help="With a beam: most seconds of search for each kernel or model; default: BEAM_KERNEL_BUDGET, of a model 600.")
 @click.option("--heuristic", is_flag=True, help="Use svod's heuristics alone.")
 @click.option("--db-only", is_flag=True,
@@ -102,9 +102,9 @@ class _RunCommand(click.Command):
 @click.option("--peers", default="all", show_default=True, metavar="NAMES", help="Libraries to compare with, with commas; all, or none.")
 @click.option("--device", metavar="NAME", help="The device that svod's kernels run on, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
-@click.option("--seed", type=click.IntRange(min=0),
+@click.option("--seed", type=Count(min=0),
               help="Seed of the operands and of the suite random; default: 0, and with that suite a number drawn now.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="How many kernels the suite random has; default: 20.")
+@click.option("--count", type=Count(min=1), metavar="N", help="How many kernels the suite random has; default: 20.")
 @click.option("--dump-after", metavar="PASSES", help="Print each plan of svod after these passes, like SVOD_DUMP_AFTER.")
 @click.option("--list", "only_list", is_flag=True, help="Only show the kernels of the suite.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")

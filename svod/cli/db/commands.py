@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.installation import program
-from svod.cli.outputs import Finite, check_is_there, check_output
+from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
 from svod.cli.tune.options import TORCH, TuneOptions
 from svod.compile.backend import backend_named, target_with
 from svod.core.ir.serialize import data_to_ast
@@ -46,10 +46,10 @@ from svod.tune.db import (
     TargetFacts,
     TuningDB,
     Verdict,
+    files,
     moving,
     origins_of,
 )
-from svod.tune.db.files import open_for_reading
 from svod.tune.db.records import parse_json
 from svod.tune.db.transfer import FORMAT
 from svod.tune.db.why import describe_searches, explain
@@ -100,7 +100,9 @@ def _say(text: str = "", err: bool = False) -> None:
 CHECKED_ALWAYS = 64 << 20       # every command checks databases below this many bytes for damaged pages
 
 
-def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
+def _open(context: click.Context, *, read_only: bool = True, missing: bool = True) -> TuningDB:
+    """The database of a command. Raises DatabaseError where it cannot be used: where it is damaged, cannot be written, unless `read_only`,
+    or does not exist, unless `missing`."""
     spec = context.obj if context.obj is not None else config.PrepareConfig.env_value("db")
     db = TuningDB.open(spec, read_only=read_only)
     context.call_on_close(db.close)
@@ -110,26 +112,28 @@ def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
             continue
         if not read_only or (path.exists() and path.stat().st_size < CHECKED_ALWAYS):
             _check_whole(path)
-    if db.problem is not None:
-        raise DatabaseError(db.problem)
+    problem = db.problem if read_only else db.storage.obstacle()
+    if problem is not None:
+        raise DatabaseError(problem)
+    if not missing:
+        check_is_there(db.plan)
     return db
 
 
 def _check_whole(path: Path) -> None:
     """Refuse a database with damaged pages, which may have lost any of its records."""
     try:
-        connection = open_for_reading(path)
+        connection = files.open_for_reading(path)
         if connection is None:
             return
         with contextlib.closing(connection):
             answer = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            if answer != "ok":
+                raise sqlite3.DatabaseError(answer)
     except (DatabaseError, OSError, sqlite3.OperationalError):
         return      # a foreign, newer, locked or unreadable file is reported when it is read
     except sqlite3.DatabaseError as e:
-        answer = str(e)
-    if answer != "ok":
-        raise DatabaseError(f"{path} is damaged ({' '.join(answer.split())}): put a copy in its place, or move it away and import what "
-                            "was exported")
+        raise DatabaseError(files.complaint(path, e)) from e
 
 
 def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False) -> str:
@@ -188,7 +192,8 @@ def _print_json(value: Any) -> None:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--from", "origin", metavar="TEXT", help="Only kernels that come from a place with TEXT in it: a script, a module's path.")
 @click.option("--target", metavar="TEXT", help="Only targets with TEXT in their key.")
-@click.option("--gain", type=Finite(min=0.0), metavar="X", help="Only chains at least X times as fast as the heuristic's, as in 1.1.")
+@click.option("--gain", type=Number("times", min=0.0), metavar="X",
+              help="Only chains at least X times as fast as the heuristic's, as in 1.1.")
 @click.option("--sort", "order", type=click.Choice(get_args(Order)), default="time", show_default=True,
               help="First those that take most time in a run of their program, with the greatest gain, that save most of the time, "
                    "by name, or searched last.")
@@ -197,10 +202,10 @@ def _print_json(value: Any) -> None:
 def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | None, target: str | None, gain: float | None, order: Order,
                  as_json: bool) -> None:
     """List kernels and the chains in use: all of them, or those whose names fit NAMEs, which are patterns such as 'gemm*'."""
-    db = _open(context)
+    db = _open(context, missing=False)
     every = winner_rows(db)
     rows = in_order(chosen(every, names=names, origin=origin, target=target, least=gain), order)
-    _say_missing(context, db, bool(every))
+    _say_empty(db, bool(every))
     if as_json:
         _print_json([r._asdict() for r in rows])
     elif every and not rows:
@@ -210,17 +215,12 @@ def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | N
     _report(db.skipped)
 
 
-def _say_missing(context: click.Context, db: TuningDB, has_kernels: bool) -> None:
-    """Say on stderr if the database does not exist or has no kernels, and how to tune some."""
-    path = db.path or db.plan.write
-    if path is not None and not path.exists():
-        state = f"there is no database at {path} yet"
-    elif has_kernels:
-        return
-    else:
-        state = f"no kernels in {path or db.plan.read[0]}" if path is not None or db.plan.read else "the database is :none:"
-    named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
-    _say(f"{state}; tune something: {program('svod-tune')} SCRIPT --beam 8{named}", err=True)
+def _say_empty(db: TuningDB, has_kernels: bool) -> None:
+    """Say on stderr if the database has no kernels, and how to tune some."""
+    if not has_kernels:
+        paths = [path for path in (db.plan.write, *db.plan.read) if path is not None]
+        where = f"no kernels in {paths[0]}" if paths else f"the database is {config.NONE}"
+        _say(f"{where}; {how_to_fill(db.plan)}", err=True)
 
 
 def _complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -382,7 +382,7 @@ def _captured_kernels(options: TuneOptions) -> list[Captured]:
 @click.pass_context
 def stats(context: click.Context, as_json: bool) -> None:
     """Count the user's records and show where they are."""
-    db = _open(context)
+    db = _open(context, missing=False)
     statuses, places = Counter[str](), set[tuple[str, str]]()
     for (kernel, target, status), n in db.tally(Measurement, "kernel", "target", "status").items():
         statuses[status] += n
@@ -401,7 +401,7 @@ def stats(context: click.Context, as_json: bool) -> None:
         "verdicts": {verdict: n for (verdict,), n in db.tally(Verdict, "verdict").items()}, "searches": len(searches),
         "searched_without_a_winner": len(searched.keys() - {(w.kernel, w.target) for w in winners}),
         "skipped": len(db.skipped)}
-    _say_missing(context, db, bool(pairs))
+    _say_empty(db, bool(pairs))
     if as_json:
         _print_json(facts)
         return
@@ -421,8 +421,7 @@ def stats(context: click.Context, as_json: bool) -> None:
 def export(context: click.Context, output: Path, winners: bool, anonymous: bool, kernels: tuple[str, ...]) -> None:
     """Write records to a JSON Lines file that `import` reads on any machine."""
     check_output("-o", output, format=FORMAT)
-    db = _open(context)
-    check_is_there(db.plan)
+    db = _open(context, missing=False)
     wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
     count = moving.export(db, output, wanted, winners_only=winners, anonymous=anonymous)
     _say(f"{count} records written to {output}")
@@ -430,15 +429,15 @@ def export(context: click.Context, output: Path, winners: bool, anonymous: bool,
 
 
 @cli.command("import")
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE...")
+@click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE...")
 @click.pass_context
-def import_files(context: click.Context, files: tuple[Path, ...]) -> None:
+def import_files(context: click.Context, sources: tuple[Path, ...]) -> None:
     """Add the records of JSON Lines files.
 
     Malformed or truncated records are reported and skipped; the others are added, and the exit status is 1. A file without tuning records
     is refused with status 2."""
     db = _open(context, read_only=False)
-    _add(db, files, moving.import_file)
+    _add(db, sources, moving.import_file)
 
 
 @cli.command()
@@ -487,7 +486,7 @@ def retract(context: click.Context, kernel: str, target: str | None, linear: str
 @cli.command()
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option("--all", "every", is_flag=True, help="Also chains that were measured here before.")
-@click.option("--budget", type=Finite(min=1.0), default=600.0, show_default=True, help="Most seconds.")
+@click.option("--budget", type=Number("seconds", min=1.0), default=600.0, show_default=True, help="Most seconds.")
 @click.pass_context
 def verify(context: click.Context, kernels: tuple[str, ...], every: bool, budget: float) -> None:
     """Check the chains of others on this machine, numbers and time, as their first use would: all of them, or those for KERNELs.
@@ -512,7 +511,7 @@ def verify(context: click.Context, kernels: tuple[str, ...], every: bool, budget
 def rekey(context: click.Context) -> None:
     """Give the records of kernels today's keys, where svod has made them differently since. Old records stay."""
     from svod.tune.rekey import rekey as give_keys
-    db = _open(context, read_only=False)
+    db = _open(context, read_only=False, missing=False)
     done = give_keys(db)
     _say(f"{count(done.kernels, 'kernel')} {'have' if done.kernels != 1 else 'has'} another key today; {done.records} records added")
     for key, why in done.failed[:10]:
@@ -523,11 +522,11 @@ def rekey(context: click.Context) -> None:
 
 
 @cli.command()
-@click.option("--older-than", "days", type=Finite(min=0), default=90.0, show_default=True, help="Age in days.")
+@click.option("--older-than", "days", type=Number("days", min=0), default=90.0, show_default=True, help="Age in days.")
 @click.pass_context
 def gc(context: click.Context, days: float) -> None:
     """Remove void claims and old measurements that can no longer decide anything, and make the file smaller."""
-    db = _open(context, read_only=False)
+    db = _open(context, read_only=False, missing=False)
     if db.plan.write is None or not db.plan.write.exists():
         raise DatabaseError(f"there is no database at {db.plan.write or config.NONE}")
     collected = moving.gc(db, days * 86400.0)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from svod import config
-from svod.cli.outputs import Finite, check_database, check_output
+from svod.cli.outputs import Count, Number, check_database, check_output
 from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, LOCK_FORMAT, REPORT_FORMAT, TORCH, TuneOptions
 from svod.cli.tune.waiting import say
 from svod.system.process.directories import working_directory
@@ -34,13 +34,7 @@ class _TuneCommand(click.Command):
             raise click.UsageError(f"{e.format_message().rstrip('.')}; {hint}", ctx) from e
 
 
-class _Seconds(Finite):
-    """The type of options that take a number of seconds above 0."""
-
-    name = "seconds"
-
-    def __init__(self) -> None:
-        super().__init__(min=0.0, min_open=True, max=1e7)
+SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 
 
 @click.command(cls=_TuneCommand, context_settings={"help_option_names": ["-h", "--help"]},
@@ -53,7 +47,7 @@ class _Seconds(Finite):
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does, instead of a script.")
 @click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")
-@click.option("--budget", type=_Seconds(), default=DEFAULT_BUDGET, show_default=True, help="Wall time of the whole command.")
+@click.option("--budget", type=SECONDS, default=DEFAULT_BUDGET, show_default=True, help="Wall time of the whole command.")
 @click.option("--workers", default="ray", show_default=True, metavar="ray:N|local:N|inline",
               help="Who compiles and times candidates; without N one worker per core. Where Ray does not come up, "
                    "and for budgets below 20 s (but for ray:N), local ones do.")
@@ -64,9 +58,9 @@ class _Seconds(Finite):
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--resume", is_flag=True, help="Search only kernels whose last search was ended by its budget, Ctrl-C, an error or a kill.")
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N kernels that take most of the time.")
+@click.option("--top", type=Count(min=1), metavar="N", help="Only the N kernels that take most of the time.")
 @click.option("--only", multiple=True, metavar="KEY", help="Only kernels whose key begins with KEY, or whose name or origin has it.")
-@click.option("--capture-for", type=_Seconds(), help="End the script after this time; without it, after half of the budget, "
+@click.option("--capture-for", type=SECONDS, help="End the script after this time; without it, after half of the budget, "
               "or before that after 30 s without a new kernel.")
 @click.option("--from", "source", metavar="FILE", type=click.Path(),
               help="Tune a capture (a file or directory) instead of running a script.")

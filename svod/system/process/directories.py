@@ -37,11 +37,23 @@ def _below(folder: str | None, path: str) -> str:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether `path` is a writable directory, or could be created: its nearest existing parent is writable. Creates nothing."""
+    """Whether `path` is a writable directory, or could be created: its nearest existing parent is writable. Leaves nothing behind."""
     for p in (path, *path.parents):
         if os.path.exists(p):       # not Path.exists, which raises if a directory on the way may not be searched
-            return os.path.isdir(p) and os.access(p, os.W_OK | os.X_OK)
+            return os.path.isdir(p) and takes_files(p)
     return False
+
+
+def takes_files(directory: Path) -> bool:
+    """Whether a file can be created in a directory; a file without a name is created to find out. The permissions alone say less: root
+    passes all of them, and some file systems, such as /proc, take no files."""
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
 
 
 def user_data() -> Path | None:

@@ -10,14 +10,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from svod.errors import DatabaseError
+from svod.system.process.directories import takes_files
 from svod.system.process.system_files import mounts
 from svod.tune.db import schema
 
 BUSY_SECONDS = 30.0
 OPEN_ATTEMPTS = 8
+SIDE_FILES = ("-wal", "-journal")   # ends of the names of the files in which SQLite keeps changes that the database file lacks
 LEAST_FREE = 1 << 20            # bytes of free disk below which no database is created: the search of one kernel stores about 100 KB
 LONGEST = 1 << 26               # most bytes of one value or row that SQLite accepts; every field of a record is shorter
-SQLITE_MAGIC = b"SQLite format 3\0"
 
 #: The kernel's names of file systems on which WAL's shared memory does not work between machines.
 NETWORK_FILE_SYSTEMS = frozenset({
@@ -25,6 +27,27 @@ NETWORK_FILE_SYSTEMS = frozenset({
     "orangefs", "pvfs2", "panfs", "wekafs", "gfs2", "ocfs2", "coda", "davfs",
     "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.davfs2", "fuse.s3fs",
     "fuse.rclone", "fuse.gcsfuse", "fuse.juicefs", "virtiofs"})
+
+
+class UnwritableDatabase(DatabaseError):
+    """A database of which it shows before the attempt that it cannot be created or written."""
+
+
+CANNOT_OPEN = sqlite3.Error, OSError, schema.NewerSchema, schema.ForeignDatabase, UnwritableDatabase   # errors of opening a database
+
+
+def complaint(path: Path, error: Exception) -> str:
+    """The sentence that tells users why the database at `path` cannot be used, from the error of opening or reading it, and what to do."""
+    if isinstance(error, UnwritableDatabase):
+        return str(error)
+    if isinstance(error, schema.ForeignDatabase):
+        return f"{path} cannot be used: it is not a tuning database of svod: {error}; name another file, or move it away to start a new one"
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        return (f"{path} is damaged and cannot be used ({' '.join(str(error).split())}); put a copy in its place, or move it away and "
+                "import what was exported")
+    if isinstance(error, schema.NewerSchema):
+        return f"{path} cannot be used: {error}"
+    return f"{path} cannot be opened: {(error.strerror if isinstance(error, OSError) else None) or error}"
 
 
 def file_system_type(path: Path, mounts: str) -> str:
@@ -53,9 +76,11 @@ def host_name() -> str:
 
 
 def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
-    """Open the database at `path`, after creating or upgrading it if needed. Raises sqlite3.Error, OSError, NewerSchema, ForeignDatabase.
+    """Open the database at `path`, after creating or upgrading it if needed. Raises the errors of CANNOT_OPEN.
 
     A locked file is tried again: switching to WAL needs exclusive access and ignores the busy timeout."""
+    if (reason := unwritable(path)) is not None:    # SQLite would open it for reading, and leave WAL's side files
+        raise UnwritableDatabase(reason)
     path.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(OPEN_ATTEMPTS):
         conn = _connect(str(path))
@@ -79,18 +104,28 @@ def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection | None:
-    """Open the database at `path` read-only; None if there is none or it is empty. Raises the errors of `open_for_writing`.
+    """Open the database at `path` read-only; None if there is none or it is empty. Raises the errors of CANNOT_OPEN but UnwritableDatabase.
 
-    In a directory that cannot be written SQLite cannot create WAL's side files: the file is then opened as immutable."""
+    The last connection that may write removes WAL's side files, and one that may not leaves them behind. So a file that may be written is
+    opened for that, and told to refuse it. One that may not, and has no side files now, is opened as immutable: what its owner writes
+    meanwhile may go unseen. So is one whose directory cannot be written, where SQLite cannot create side files."""
     if not path.exists() or path.stat().st_size == 0:
         return None
-    uri = path.resolve().as_uri() + "?mode=ro"
-    try:
-        conn, version = _open_uri(uri)
-    except sqlite3.OperationalError:
-        if os.access(path.parent, os.W_OK) or not os.access(path, os.R_OK):
-            raise
-        conn, version = _open_uri(uri + "&immutable=1")
+    path = path.resolve()
+    if on_network(path):
+        modes = ["ro"]
+    elif unwritable(path) is None:
+        modes = ["rw"]
+    else:
+        has_side_files = any(os.path.exists(f"{path}{end}") for end in SIDE_FILES)
+        modes = ["ro", "ro&immutable=1"] if has_side_files else ["ro&immutable=1"]
+    for mode in modes:
+        try:
+            conn, version = _open_uri(f"{path.as_uri()}?mode={mode}")
+            break
+        except sqlite3.OperationalError:
+            if mode is modes[-1] or os.access(path.parent, os.W_OK):
+                raise
     if version == 0:
         conn.close()
         return None
@@ -100,20 +135,20 @@ def open_for_reading(path: Path) -> sqlite3.Connection | None:
 
 
 def unwritable(path: Path) -> str | None:
-    """Why a database at `path` cannot be created or written, judged by permissions and names; None if it can."""
+    """Why a database at `path` cannot be created or written, as far as that shows without doing so; None if it can."""
     existing = path
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
     if existing != path:
-        if not existing.is_dir():
-            return f"{path} cannot be made: {existing} is not a directory"
-        return None if _may_write_in(existing) else f"{path} cannot be made: the directory {existing} cannot be written"
-    if path.exists() and not path.is_file():
-        return f"{path} is no regular file"
+        if not os.path.isdir(existing):
+            return f"{path} cannot be written: it cannot be made, as {existing} is not a directory"
+        return None if takes_files(existing) else f"{path} cannot be written: it cannot be made, as no file can be made in {existing}"
+    if os.path.exists(path) and not os.path.isfile(path):
+        return f"{path} cannot be written: it is no regular file"
     if not os.access(path, os.W_OK):
-        return f"{path} is read-only"
+        return f"{path} cannot be written: it is read-only"
     # SQLite creates its journal files in the same directory
-    return None if _may_write_in(path.parent) else f"{path} cannot be written: its directory is read-only"
+    return None if takes_files(path.parent) else f"{path} cannot be written: its directory is read-only"
 
 
 def full_disk(path: Path) -> str | None:
@@ -128,33 +163,23 @@ def full_disk(path: Path) -> str | None:
     return None
 
 
-def _may_write_in(directory: Path) -> bool:
-    return os.access(directory, os.W_OK | os.X_OK)
-
-
-def is_foreign(path: Path) -> bool:
-    """Whether `path` is a file with content that is not a tuning database of svod. A file that cannot be read counts as ours."""
-    try:
-        with path.open("rb") as f:
-            start = f.read(len(SQLITE_MAGIC))
-    except OSError:
-        return False
-    if start and start != SQLITE_MAGIC:
-        return True
+def foreign(path: Path) -> str | None:
+    """The complaint that `path` is a file with content that is not a tuning database of svod; None: it is one, or cannot be read."""
     try:
         conn = open_for_reading(path)
-    except schema.ForeignDatabase:
-        return True
-    except (sqlite3.Error, OSError, schema.NewerSchema):
-        return False
+    except schema.ForeignDatabase as e:
+        return complaint(path, e)
+    except CANNOT_OPEN:
+        return None
     if conn is not None:
         conn.close()
-    return False
+    return None
 
 
 def _open_uri(uri: str) -> tuple[sqlite3.Connection, int]:
     conn = _connect(uri)
     try:
+        conn.execute("PRAGMA query_only = ON")
         return conn, schema.read_version(conn)
     except BaseException:
         conn.close()

@@ -28,7 +28,7 @@ from svod.system.process import directories
 from svod.tune.db import files
 from svod.tune.db.records import KernelRecord, Measurement, Record, RecordError, Verdict
 from svod.tune.db.remote import Remote
-from svod.tune.db.schema import OWN, SHIPPED, ForeignDatabase, NewerSchema
+from svod.tune.db.schema import OWN, SHIPPED
 from svod.tune.db.transfer import Skipped, admit, open_lines, parse_line
 
 R = TypeVar("R", bound=Record)
@@ -99,7 +99,7 @@ def name_problem(plan: DatabasePaths) -> str | None:
     if plan.problem is not None or plan.write is None:
         return plan.problem
     if os.path.exists(plan.write):
-        return f"{plan.write} is not a tuning database of svod; name another file" if files.is_foreign(plan.write) else None
+        return files.foreign(plan.write)
     return files.unwritable(plan.write)
 
 
@@ -323,7 +323,7 @@ def _open_layer(path: Source, rank: int, report: list[Skipped]) -> Layer | None:
         if path.suffix == ".jsonl":
             return JsonlLayer(path, rank, report)
         conn = files.open_for_reading(path)
-    except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
-        report.append(Skipped(str(path), f"cannot be read: {e}"))
+    except files.CANNOT_OPEN as e:
+        report.append(Skipped(str(path), files.complaint(path, e)))
         return None
     return None if conn is None else SqliteLayer(conn, str(path), rank, report)

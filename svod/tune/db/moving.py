@@ -21,7 +21,6 @@ from svod.errors import DatabaseError
 from svod.tune.db import claims, files, transfer
 from svod.tune.db.records import RECORDS, KernelRecord, Measurement, OriginRecord, Record, Search, TargetFacts, Verdict, anonymised, changed
 from svod.tune.db.schema import ROW_COLUMNS, TEAM, insert_rows, insert_values
-from svod.tune.db.storage import CANNOT_OPEN
 from svod.tune.db.store import TuningDB
 from svod.tune.db.transfer import Skipped
 
@@ -113,9 +112,9 @@ def merge(db: TuningDB, path: Path) -> Merged:
             with closing(conn):
                 for record in RECORDS:
                     yield from _checked_rows(conn, path, record, skipped, known)
-        except CANNOT_OPEN as e:
+        except files.CANNOT_OPEN as e:
             advice = "; svod-db import reads .jsonl files" if path.suffix == ".jsonl" else ""
-            raise DatabaseError(f"{path} cannot be merged: {e}{advice}") from e
+            raise DatabaseError(f"{files.complaint(path, e)}{advice}") from e
     return _take_in(db, read)
 
 

@@ -96,7 +96,12 @@ UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_versio
 
 def read_version(conn: sqlite3.Connection) -> int:
     """The schema's version; 0 for an empty database. Raises NewerSchema, ForeignDatabase, sqlite3.Error."""
-    version = int(conn.execute("PRAGMA user_version").fetchone()[0])
+    try:
+        version = int(conn.execute("PRAGMA user_version").fetchone()[0])
+    except sqlite3.DatabaseError as e:
+        if e.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            raise ForeignDatabase(str(e)) from e
+        raise
     application = int(conn.execute("PRAGMA application_id").fetchone()[0])
     if application == version == 0 and conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         return 0

@@ -22,7 +22,7 @@ from svod.errors import DatabaseError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import files, layers
 from svod.tune.db.records import RECORDS, Record
-from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema, insert_values, write_transaction
+from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, insert_values, write_transaction
 from svod.tune.db.transfer import Skipped
 
 log = logging.getLogger("svod.tune.db")
@@ -30,7 +30,6 @@ log = logging.getLogger("svod.tune.db")
 T = TypeVar("T")
 
 IN_MEMORY = "What is found now is kept in memory"
-CANNOT_OPEN = sqlite3.Error, OSError, NewerSchema, ForeignDatabase
 
 _abandoned: list[Any] = []  # connections inherited through a fork: closing them would drop the parent's locks
 
@@ -77,19 +76,16 @@ class Storage:
             if not path.exists() or path.stat().st_size == 0:
                 return
             conn = files.open_for_reading(path) if self.read_only else files.open_for_writing(path, wal=self.plan.wal)
-        except (NewerSchema, ForeignDatabase) as e:
-            self.give_up(f"{path} cannot be used: {e}", f"It was left as it is. {IN_MEMORY}")
-            return
-        except (sqlite3.Error, OSError) as e:
-            if not isinstance(e, (sqlite3.OperationalError, OSError)):  # e.g. "file is not a database", "malformed"
-                self.give_up(f"{path} cannot be used: {e}; move it away to start a new one", f"It was left as it is. {IN_MEMORY}")
-                return
+        except (sqlite3.OperationalError, OSError, files.UnwritableDatabase) as e:
             try:
                 conn = files.open_for_reading(path)
-            except CANNOT_OPEN as again:
-                self.give_up(f"{path} cannot be opened: {again}")
+            except files.CANNOT_OPEN as again:
+                self.give_up(files.complaint(path, again))
                 return
-            self._unwritable = self._unwritable or f"{path} cannot be written: {e}"
+            self._unwritable = self._unwritable or files.complaint(path, e)
+        except files.CANNOT_OPEN as e:
+            self.give_up(files.complaint(path, e), f"It was left as it is. {IN_MEMORY}")
+            return
         if conn is not None:
             self.own = layers.SqliteLayer(conn, str(path), OWN, self.skipped)
 
@@ -100,6 +96,12 @@ class Storage:
         if self.problem is not None or path is None:
             return self.problem
         return files.unwritable(path) or files.full_disk(path)
+
+    def foresee(self) -> None:
+        """Say before work whose results would be lost that nothing can be stored."""
+        reason = self.obstacle() if self._unwritable is None else self._unwritable
+        if reason:
+            self.give_up(reason)
 
     def give_up(self, text: str, advice: str = IN_MEMORY) -> None:
         """Keep later records in memory, as the file cannot be used."""
@@ -154,10 +156,10 @@ class Storage:
             try:
                 answers.append(ask(layer))
             except sqlite3.Error as e:
-                self.skipped.append(Skipped(layer.name, f"cannot be read: {e}"))
+                self.skipped.append(Skipped(layer.name, files.complaint(Path(layer.name), e)))
                 if layer is self.own:
                     self.own = None
-                    self.give_up(f"{layer.name} cannot be read: {e}", f"It was left as it is. {IN_MEMORY}")
+                    self.give_up(files.complaint(Path(layer.name), e), f"It was left as it is. {IN_MEMORY}")
                 for opened in (self._read, self._shipped):
                     if opened is not None and layer in opened:
                         opened.remove(layer)
@@ -177,9 +179,8 @@ class Storage:
             assert self.plan.write is not None, "a plan without a file is unwritable"
             try:
                 conn = files.open_for_writing(self.plan.write, wal=self.plan.wal)
-            except CANNOT_OPEN as e:
-                reason = f"{e.strerror}: {e.filename}" if isinstance(e, OSError) and e.filename else e
-                self.give_up(f"{self.plan.write} cannot be written: {reason}")
+            except files.CANNOT_OPEN as e:
+                self.give_up(files.complaint(self.plan.write, e))
             else:
                 self.own = layers.SqliteLayer(conn, str(self.plan.write), OWN, self.skipped)
         if self._unwritable is not None or self.own is None:
@@ -243,7 +244,7 @@ class Storage:
                             conn.execute(INSERT[type(r)], insert_values(r, rank))
                 finally:
                     conn.close()
-            except CANNOT_OPEN as e:
+            except files.CANNOT_OPEN as e:
                 log.debug("%s still cannot be written: %s", path, e)
                 return False
             if kept:

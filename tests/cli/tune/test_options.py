@@ -25,9 +25,11 @@ from tests.patience import NEVER
 @pytest.mark.parametrize(("arguments", "said"), [
     (["none.py"], "none.py does not exist"), ([], "no script was given"), (["m.py", "--beam", "0"], "--dry-run"),
     (["m.py", "--epochs", "3"], "svod-tune m.py -- --epochs"), (["m.py", "-x"], "go after --"), (["m.py", "--budget", "0"], "--budget"),
-    (["m.py", "--budget", "many"], "--budget"), (["m.py", "--budget", "nan"], "'nan' is not a number"),
+    (["m.py", "--budget", "many"], "'many' is not usable; accepted: a number of seconds > 0, at most 10,000,000"),
+    (["m.py", "--budget", "nan"], "accepted: a number of seconds > 0"),
+    (["m.py", "--top", "abc"], "'abc' is not usable; accepted: an integer ≥ 1"),
     (["--from", "none.jsonl"], "none.jsonl does not exist"),
-    (["m.py", "--capture-for", "nan"], "not a number"), (["m.py", "--from", "m.py"], "both"),
+    (["m.py", "--capture-for", "nan"], "a number of seconds > 0"), (["m.py", "--from", "m.py"], "both"),
     (["m.py", "--workers", "local:2", "--address", "auto"], "--address auto needs Ray"),
     (["m.py", "--top", "0"], "--top"), (["."], "__main__"), (["-m", "no.such.module"], "there is no module 'no'"),
     (["-m", "m", "--from", "m.py"], "both"), (["weights.pt"], "weights.pt is no text and no program"),

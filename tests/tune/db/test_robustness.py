@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -15,8 +16,9 @@ import pytest
 
 from svod import config
 from svod.errors import DatabaseError
-from svod.tune.db import Measurement, TuningDB, layers
-from svod.tune.db.moving import export_unstored, import_file
+from svod.system.process.directories import takes_files
+from svod.tune.db import Measurement, TuningDB, files, layers
+from svod.tune.db.moving import export_unstored, import_file, merge
 from tests.tune.db.samples import TARGET, screened, winning
 
 K = "k" * 32
@@ -117,6 +119,48 @@ def test_obstacles_show_before_anything_is_written(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "access", lambda at, mode: Path(at) != tmp_path)
     assert "read-only" in obstacle(path) and "cannot be made" in obstacle(tmp_path / "new" / "t.db")
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("begins", [b"", b"SQLite format 3\0"])
+def test_one_text_for_a_file_that_is_no_database(tmp_path: Path, caplog: pytest.LogCaptureFixture, begins: bytes) -> None:
+    path = tmp_path / "t.db"
+    path.write_bytes(begins + b"no database" * 999)
+    said = files.foreign(path)
+    assert said is not None and f"{path} cannot be used: it is not a tuning database of svod" in said
+    assert layers.name_problem(layers.resolve(str(path))) == said
+    for read_only in (True, False):
+        with TuningDB.open(path, read_only=read_only) as db:
+            assert db.problem == said
+    with TuningDB.open(os.pathsep.join([str(tmp_path / "u.db"), str(path)])) as db:
+        assert db.winner(K, TARGET) is None and [s.reason for s in db.skipped] == [said]
+        with pytest.raises(DatabaseError, match=re.escape(said)):
+            merge(db, path)
+
+
+@pytest.mark.parametrize("refused", ["", "t.db", "d"])
+def test_reading_leaves_no_files_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """Whoever reads a database that nobody has open, whether or not the file or its directory may be written, leaves what was there."""
+    path = filled(tmp_path / "d" / "t.db")
+    unwritable = {"": None, "t.db": path, "d": path.parent}[refused]
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda at, mode: access(at, mode) and (Path(at) != unwritable or not mode & os.W_OK))
+    for read_only in (True, False):
+        with TuningDB.open(path, read_only=read_only) as db, TuningDB.open(f"{tmp_path / 'u.db'}{os.pathsep}{path}") as other:
+            assert db.winner(K, TARGET) is not None and other.winner(K, TARGET) is not None
+        assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_directory_in_which_no_file_can_be_made_is_said_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                          caplog: pytest.LogCaptureFixture) -> None:
+    """Its permissions do not show it: they let root pass, and there are file systems without files of users."""
+    assert not takes_files(Path("/proc")) and takes_files(tmp_path) and not any(tmp_path.iterdir())
+    for spec in ("/proc/t.db", "/proc/d/t.db"):
+        assert "cannot be written: it cannot be made, as no file can be made in /proc" in (layers.name_problem(layers.resolve(spec)) or "")
+        with TuningDB.open(spec) as db:
+            db.storage.foresee()
+            assert db.problem is not None and db.path is None and any(spec in w and "kept in memory" in w for w in warnings(caplog))
+            db.record(winning())
+            assert db.winner(K, TARGET) is not None
 
 
 def test_what_cannot_be_stored_is_exported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -259,7 +303,8 @@ import os, resource, sys
 from pathlib import Path
 from svod import PrepareConfig, Tensor
 from svod.errors import SvodError
-from svod.tune.db import Measurement, TuningDB, layers
+from svod.system.process.directories import takes_files
+from svod.tune.db import Measurement, TuningDB, files, layers
 from svod.tune.db.moving import export
 from svod.tune.lock import Locked, write_lock
 from tests.tune.db.samples import TARGET, screened, winning
@@ -305,7 +350,7 @@ def test_files_that_cannot_grow(tmp_path: Path, limit: int) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path), str(limit)], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     *refused, last = done.stdout.splitlines()
-    assert refused == ["OSError", "OSError"] and last.startswith("None "), done.stdout
+    assert refused == ["FileError", "FileError"] and last.startswith("None "), done.stdout
     check = sqlite3.connect(path)
     assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     stored = {linear for (linear,) in check.execute("SELECT linear FROM measurements")}
