@@ -103,7 +103,7 @@ def test_list(path: Path) -> None:
     data = json.loads(run(path, "list", "--json").output)
     assert [d["kernel"] for d in data] == [GEMM, CONV, CONV] and data[0]["chain"][0] == ["UPCAST", "o0", 8]
     empty = run(path.with_name("none.db"), "list")
-    assert empty.exit_code == 0 and "svod-tune SCRIPT" in empty.output and not path.with_name("none.db").exists()
+    assert "svod-tune SCRIPT" in str(empty.exception) and not path.with_name("none.db").exists()
 
 
 def test_the_list_is_filtered_and_ordered(path: Path) -> None:
