@@ -156,7 +156,7 @@ def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: 
         database = "nothing" if known is None else f"{known:.2f}×"
         lines.append((_named(r, width), _origin_words(r), f"{r.calls:g}", percent(r.share), str(families[r.family]),
                       in_words(r.seconds), in_words(estimates.get(r.key)), database, r.decision))
-    return _fitting(("kernel", "from", "calls", "share", "family", "in its plan", "bound", "database", "decision"), lines, width,
+    return _fitting(("kernel", "from", "calls", "share", "family", "in plan", "bound", "database", "decision"), lines, width,
                     text=("decision",), without=("family", "bound"))
 
 
