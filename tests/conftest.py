@@ -59,6 +59,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
     with pytest.MonkeyPatch.context() as patch:
         for name in variables:
             patch.delenv(name, raising=False)
+        # Under this variable each process that a test starts would compile svod anew, which takes a second of processor time.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         if device := request.config.getoption("--device"):
             device_named(device).backend.target()       # raises an error that names the missing device
             patch.setenv("SVOD_DEVICE", device)

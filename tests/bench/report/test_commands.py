@@ -9,19 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from svod.bench import roofline
-from svod.bench.load import MachineLoad
-from svod.compile.cpu.host import host_target
-from tests.bench.example_run import CEILINGS
+from tests.bench.stored_ceilings import store_ceilings
 from tests.cli.test_next_steps import Shell
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+def shell(tmp_path: Path) -> Shell:
     """Run command lines with a separate database, on a machine with known ceilings."""
-    monkeypatch.setattr(roofline, "measure_ceilings", lambda target, threads=None, *, quick=False: CEILINGS)
-    (tmp_path / "data" / "svod").mkdir(parents=True)
-    roofline.cached_ceilings(tmp_path / "data" / "svod" / "ceilings.json", host_target(), watch=lambda: MachineLoad)
+    store_ceilings(tmp_path / "data")
     made = Shell(tmp_path)
     made.env |= {"SVOD_TUNE_DB": "t.db", "BEAM_KERNEL_BUDGET": "4", "BEAM_EXECUTOR": "inline", "SVOD_BENCH_CASE_SECONDS": "0",
                  "SVOD_BENCH_ROUNDS": "6"}

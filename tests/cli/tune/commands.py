@@ -24,6 +24,7 @@ from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.search.confirmation import Finding
 from svod.tune.session import SessionResult
 from svod.tune.workers.executor import InlineExecutor
+from tests.bench.stored_ceilings import store_ceilings
 from tests.patience import NEVER
 from tests.plans import canonical, gemm_then_softmax, scaled
 from tests.tune import search_kernels
@@ -63,9 +64,11 @@ def run(*arguments: str) -> Any:
 
 
 def main(tmp_path: Path, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the console script in a process of its own."""
+    """Run the console script in a process of its own, which knows ceilings of this machine."""
+    store_ceilings(tmp_path / "known")
     return subprocess.run([sys.executable, "-m", "svod.cli.tune", *arguments], capture_output=True, text=True, cwd=tmp_path, check=False,
-                          input=stdin, timeout=NEVER, env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), **env})
+                          input=stdin, timeout=NEVER, env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path),
+                                                          "XDG_DATA_HOME": str(tmp_path / "known"), **env})
 
 
 def compiler() -> Compiler:
