@@ -19,7 +19,7 @@ from svod.core.kernel.kernel import Node
 from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import is_computed_once, is_derived, vector_width
-from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of
+from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of, cut_of
 from svod.core.machine.levels import CACHE_LINE_BYTES
 
 
@@ -164,7 +164,8 @@ class IssuePricer:
             self.loads += 2.0 * accumulators * work.body * sum(len(red.values) for red in self.r.reductions)
         most, least = max(self.loads, self.arithmetic), min(self.loads, self.arithmetic)
         slots = (most + cpu.contention_share * least) / cpu.issued_per_cycle + spills
-        ends = block_ends(self.r, [(a, loop.extent) for a, loop in stage.loops], stage.axes)
+        ends = block_ends(self.r, [(a, loop.extent) for a, loop in stage.loops], stage.axes,
+                          cut_of(work.state, self.r.stage.index))
         overhead = cpu.loop_cycles * (sum(work.runs_of_loop[1:]) + ends) + cpu.block_end_cycles * ends * accumulators
         cycles = max(slots, self._chain(accumulators)) + overhead + store
         per_vector = stage.num_lanes / -(-stage.num_lanes // work.lanes) if stage.vector >= 0 else 1.0

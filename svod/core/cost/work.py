@@ -27,7 +27,7 @@ from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNest, StageNest, stored_bytes
 from svod.core.kernel.placement import EmittedLoop
-from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, Scheduler
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, ReductionParts, Scheduler
 from svod.core.machine.levels import MemorySpace
 
 Coefs = tuple[tuple[int, int], ...]     # (local axis, elements or bytes between neighbours along it)
@@ -250,17 +250,26 @@ def has_constant_lanes(r: ResolvedStage, gate: int, stage: StageNest) -> bool:
     return seen
 
 
-def block_ends(r: ResolvedStage, loops: Sequence[tuple[int, float]], axes: Sequence[Sequence[EmittedLoop]]) -> float:
+def block_ends(r: ResolvedStage, loops: Sequence[tuple[int, float]], axes: Sequence[Sequence[EmittedLoop]],
+               split: ReductionParts | None = None) -> float:
     """How many blocks of additions end in one run of a stage; 0 if its sums are not cut into blocks. `loops`: (local axis, iterations),
-    outermost first; `axes`: all loops per local axis."""
+    outermost first; `axes`: all loops per local axis; `split`: the parts of the reduction, each of which is a sum of its own, if `loops`
+    run through all of them."""
     rule, outs = r.stage.sum_rule, len(r.stage.outs)
     if rule is None:
         return 0.0
     unrolled = math.prod([p.extent for own in axes[outs:] for p in own if p.role == UNROLL])
+    runs = 1.0
+    if split is not None:
+        at = next((k for k, (a, _) in enumerate(loops) if r.axes[a] == split.axis), None)
+        if at is not None:
+            a, n = loops[at]
+            runs = min(float(split.parts), n)
+            loops = [*loops[:at], (a, n / runs), *loops[at + 1:]]
     iterations = [math.ceil(n) if a >= outs else 1 for a, n in loops]
     if math.prod(iterations) * unrolled <= rule.longest:
         return 0.0
-    nest, runs, ends = blocked_nest(rule, iterations, unrolled), 1.0, 0.0
+    nest, ends = blocked_nest(rule, iterations, unrolled), 0.0
     for (_, n), blocked in zip(loops, nest.loops, strict=True):
         ends += runs * sum([-(-n // size) for size in blocked.sizes])
         runs *= n
