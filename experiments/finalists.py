@@ -29,7 +29,7 @@ from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.ir.serialize import ast_to_data
 from svod.core.machine.target import HOST
 from svod.tune.db.records import canonical
-from svod.tune.db.winners import TIE, Standing, best_of
+from svod.tune.db.winners import LEVEL_FACTOR, Standing, best_of
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.workers.start import make_executor
 
@@ -92,7 +92,7 @@ def percent(share: float, digits: int) -> str:
 
 RULES: Mapping[str, Rule] = {
     "the lowest upper end alone": within(1.0),
-    f"within {percent(TIE - 1, 1)} of it the heuristic's own, else the shortest": within(TIE),
+    f"within {percent(LEVEL_FACTOR - 1, 1)} of it the heuristic's own, else the shortest": within(LEVEL_FACTOR),
     "within 0.5 %": within(1.005),
     "within 1 %": within(1.01),
     "within 1 %, the heuristic's own has no precedence": within(1.01, own_first=False),
@@ -148,7 +148,7 @@ def main() -> None:
     for c in stored(args.files) if args.files else confirmations(args):
         found.append(c)
         best = min(range(len(c.finalists)), key=lambda i: c.finalists[i].time)
-        choice = within(TIE)(c.finalists)
+        choice = within(LEVEL_FACTOR)(c.finalists)
         print(f"{c.kernel} (seed {c.seed}): {len(c.finalists)} finalists, the choice takes "
               f"{c.finalists[choice].time / c.finalists[best].time:.3f} times what the fastest takes, "
               f"{c.finalists[choice].time:.3f} times what the heuristic takes", flush=True)

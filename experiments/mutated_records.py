@@ -67,7 +67,7 @@ from svod.errors import KernelOptError, SvodError  # noqa: E402
 from svod.tune import capture, resolved  # noqa: E402
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Record, Search, TargetFacts, TuningDB, Verdict, layers  # noqa: E402
 from svod.tune.db.records import RECORDS, record_from_json  # noqa: E402
-from svod.tune.lock import FORMAT as LOCK_FORMAT  # noqa: E402
+from svod.tune.lock import LOCK_FORMAT as LOCK_FORMAT  # noqa: E402
 
 MEMORY = 8 << 30            # bytes of address space of a worker
 SLOWER = 10.0               # times the heuristic's time: what no record may make of a kernel

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from svod.bench.suites.torch_modules import MODELS, SMALL, compiled, leaves, make
+from svod.bench.suites.torch_modules import MODULE_MAKERS, SMALL, compiled, leaves, make
 
 # -- one model ------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def seconds_of(call: Callable[[], Any], calls: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODULE_MAKERS))
     parser.add_argument("--beam", type=int, default=0)
     parser.add_argument("--budget", type=float, default=60)
     parser.add_argument("--calls", type=int, default=9)
@@ -86,7 +86,7 @@ def main() -> int:
     rows, failed = [], 0
     print("| model | difference | graphs | operations | in PyTorch | plans | first call s | eager ms | svod ms |\n"
           "| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name in given.models or MODELS:
+    for name in given.models or MODULE_MAKERS:
         try:
             row = measure(name, options, given.calls)
         except Exception as error:      # a model that does not run is a row too

@@ -66,13 +66,13 @@ _LEVEL_OR_TEXT = _LEVEL._replace(description="an integer ≥ 0 (text that begins
                                  parse=lambda text: int(text) if text.lstrip("+-.")[:1].isdecimal() else 0)
 
 
-_WORDS = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
+_SWITCH_WORDS = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
 
 def _parse_switch(text: str) -> bool:
-    if text.lower() not in _WORDS:
+    if text.lower() not in _SWITCH_WORDS:
         raise ValueError(text)
-    return _WORDS[text.lower()]
+    return _SWITCH_WORDS[text.lower()]
 
 
 _SWITCH = Accept("0 or 1 (also true/false, yes/no, on/off)", _parse_switch, lambda v: isinstance(v, bool))

@@ -48,7 +48,7 @@ from svod.tune.resolved import database, resolve
 
 _HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK, Ops.RANGE, Ops.BIND, Ops.DEFINE_VAR})
 Told = tuple[str, Callable[[], list[PlanPart]]]      # the text, and a function that makes the steps for the page
-_READ = (Ops.BUFFER, Ops.CALL, Ops.END)      # nodes that a kernel reads from memory instead of computing them
+_READ_OPS = (Ops.BUFFER, Ops.CALL, Ops.END)    # nodes that a kernel reads from memory instead of computing them
 
 
 class Explanation(str):
@@ -164,7 +164,7 @@ def _plan_order(explained: Explained) -> list[int]:
 def _inside(root: UOp, realised: Iterable[UOp]) -> list[UOp]:
     """The nodes that the kernel of `root` computes, up to buffers and the nodes in `realised`, which other kernels store."""
     ends = set(realised) - {root}
-    return [n for n in root.toposort(gate=lambda n: n not in ends and n.op not in _READ) if n not in ends and n.op not in _READ]
+    return [n for n in root.toposort(gate=lambda n: n not in ends and n.op not in _READ_OPS) if n not in ends and n.op not in _READ_OPS]
 
 
 def _graph_lines(explained: Explained, numbers: dict[UOp, int], kernels: dict[UOp | None, int]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 import svod
 from svod import Tensor
-from svod.compile.plan.dump import PASSES
+from svod.compile.plan.dump import PLAN_PASSES
 from svod.core.graph import graph
 from svod.core.graph.shapes import size_of
 from svod.core.ir.uop import Ops
@@ -21,7 +21,7 @@ from tests.bench.example_run import CEILINGS
 from tests.core.corpus import data
 from tests.steps.pages import Element, kernels_of, read_page, steps_in, title_of
 
-ON_A_CPU = [p.name for p in PASSES if p.name != "sass"]     # passes of a compiler without SASS
+ON_A_CPU = [p.name for p in PLAN_PASSES if p.name != "sass"]    # passes of a compiler without SASS
 
 
 @pytest.fixture(autouse=True)

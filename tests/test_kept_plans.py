@@ -12,7 +12,7 @@ import pytest
 
 from svod import PrepareConfig, Tensor
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.core.graph.allocator import LARGE
+from svod.core.graph.allocator import OWN_BLOCK_BYTES
 from svod.tracing import graphs
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -105,7 +105,7 @@ def test_a_kept_plan_holds_no_array() -> None:
 def test_what_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     x = drawn(4)
     state = Tensor(x.copy())
-    for make in (lambda: Tensor(np.ones(LARGE // 4, np.float32)) * 2, lambda: state.assign(state + 1)):
+    for make in (lambda: Tensor(np.ones(OWN_BLOCK_BYTES // 4, np.float32)) * 2, lambda: state.assign(state + 1)):
         make().realize()
         assert not graphs._plans
     (Tensor(x) * 2).realize(PrepareConfig())
@@ -140,6 +140,6 @@ def test_threads() -> None:
 
 @pytest.mark.slow
 def test_the_oldest_goes_first() -> None:
-    for i in range(graphs.LIMIT + 5):
+    for i in range(graphs.MOST_PLANS + 5):
         assert (Tensor(np.ones(2, np.float32)) * (i + 1)).tolist() == [i + 1] * 2
-    assert len(graphs._plans) == graphs.LIMIT
+    assert len(graphs._plans) == graphs.MOST_PLANS

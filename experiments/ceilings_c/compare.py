@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from svod.bench.ceiling_loops import FMA_DTYPES, LEVELS, SAMPLES, CeilingLoops, HugePages, kinds_of, working_set
+from svod.bench.ceiling_loops import FMA_DTYPES, MEMORY_LEVELS, SAMPLES, CeilingLoops, HugePages, kinds_of, working_set
 from svod.bench.race import Ratio, paired_ratio
 from svod.compile.cpu.host import host_target
 from svod.core.machine.target import Target
@@ -79,7 +79,7 @@ def figures(target: Target, counts: Sequence[int]) -> Iterator[Figure]:
         for n in counts:
             yield Figure(f"multiply-add {dtype.name}", n, "GFLOP/s", (f"fma{dtype.bits}",),
                          lambda dtype=dtype, n=n: loops.fma_round(dtype, n).rate(SAMPLES))  # type: ignore[misc]
-    for level in LEVELS:
+    for level in MEMORY_LEVELS:
         for kind in kinds_of(level):
             for n in counts:
                 size = working_set(target, level, n)

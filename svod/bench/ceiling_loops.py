@@ -34,7 +34,7 @@ from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 
-REVISION = 9                    # version of the loops below; figures cached by another version are measured again
+LOOPS_REVISION = 9              # version of the loops below; figures cached by another version are measured again
 UNROLL = 8                      # vectors per iteration of a memory loop
 # (loads per iteration, divisor of the vector's size) of the read loops; the fastest counts. Eight loads are 3 % faster from L1, four are 9
 # % faster from L2, and an AMD Zen 4 reads memory faster with half vectors.
@@ -43,14 +43,14 @@ FMA_TURNS = 1 << 16             # loop iterations of one thread in one launch
 GAP = 16 << 10                  # bytes between the parts of memory of two threads, so that prefetches past a part do not touch the next one
 MAX_MEMORY = 512 << 20          # most bytes of all threads together, unless twice the last-level cache is more
 QUICK_MEMORY = 128 << 20        # bytes of all threads in a quick measurement; a large last-level cache holds part of them
-SAMPLE_SECONDS = 2e-3
+LOOP_SAMPLE_SECONDS = 2e-3
 SHARED_SECONDS = 1e-2  # seconds of a sample with several threads: longer, since the first pass may find its part in another core's cache
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
-INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # on vectors, on tile registers
-TILES = 4                       # tile registers used as accumulators, of 8 in all
+DOT_INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # on vectors, on tile registers
+ACCUMULATOR_TILES = 4           # tile registers used as accumulators, of 8 in all
 STREAMS = {"read": ("read",), "write": ("write", "write_stream"), "copy": ("copy", "copy_stream")}
-LEVELS = ("l1", "l2", "l3", "memory")
+MEMORY_LEVELS = ("l1", "l2", "l3", "memory")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     flops = measure_flops(loops, counts, samples, fma)
     bandwidth: dict[str, dict[str, tuple[float, float]]] = {}
     curve: dict[int, CurvePoint] = {}
-    for level in ("memory",) if quick else LEVELS:
+    for level in ("memory",) if quick else MEMORY_LEVELS:
         kinds = ("read", "copy", "copy_stream") if quick else kinds_of(level)
         sizes = [working_set(target, level, n) for n in counts]
         if quick:
@@ -112,7 +112,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
 def measure_flops(loops: CeilingLoops, counts: Sequence[int], samples: int, fma: Sequence[DType]) -> dict[str, tuple[float, float]]:
     """Flops per second for each number of threads in `counts`: of multiply-adds on types in `fma`, and of dot and matrix instructions."""
     flops = {dtype.name: _both([loops.fma_round(dtype, n).rate(samples) for n in counts]) for dtype in fma}
-    for name in INSTRUCTIONS:
+    for name in DOT_INSTRUCTIONS:
         if tried := [_both([r.rate(samples) for r in rounds]) for rounds in zip(*(loops.rounds_of(name, n) for n in counts), strict=True)]:
             # bfloat16 converted to float32 runs at float32's rate, which on some processors exceeds that of the dot instruction
             one, many = zip(*tried, flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
@@ -140,7 +140,7 @@ def curve_sizes(target: Target, threads: int) -> list[int]:
     sizes = [2 * target.l1, target.l2]
     while 2 * sizes[-1] < last:
         sizes.append(2 * sizes[-1])
-    taken = {working_set(target, level, threads) for level in LEVELS}
+    taken = {working_set(target, level, threads) for level in MEMORY_LEVELS}
     return [s for s in (size // 8192 * 8192 for size in sizes) if s not in taken and s < last]
 
 
@@ -205,7 +205,7 @@ class CeilingLoops:
         if symbol not in self._loaded:
             target = self.target
             if symbol == "nothing":
-                ir = _NOTHING
+                ir = _EMPTY_FUNCTION
             elif symbol.startswith("fma_"):
                 dtype = BY_NAME[symbol.removeprefix("fma_")]
                 ir = _fma_ir(dtype, target.lanes(dtype), self.accumulators, target.has_fma)
@@ -251,12 +251,12 @@ class CeilingLoops:
         extent, turns = threads, FMA_TURNS
         start = np.concatenate([np.frombuffer(tile_shapes(), np.int32), np.zeros(256, np.int32)])
         plan = self._plan(f"tile_{name}", [np.zeros(256 * extent, np.int32), start], dtypes.int32, extent, threads, turns=turns)
-        return Round(plan.repeat, 2.0 * 16 * 16 * 64 / BY_NAME[name].itemsize * TILES * turns * extent)
+        return Round(plan.repeat, 2.0 * 16 * 16 * 64 / BY_NAME[name].itemsize * ACCUMULATOR_TILES * turns * extent)
 
     def rounds_of(self, name: str, threads: int) -> list[Round]:
         """A round for each dot or matrix instruction of the target on operands of type `name`; empty if there is none."""
         target = replace(self.target, uses_intrinsics=True)
-        have = [dot for dot in INSTRUCTIONS.get(name, ()) if dot.runs_on(target)]
+        have = [dot for dot in DOT_INSTRUCTIONS.get(name, ()) if dot.runs_on(target)]
         return [self.tile_round(name, threads) if dot.is_tile else self.dot_round(name, threads) for dot in have]
 
     def best_round(self, dtype: DType, threads: int) -> Round:
@@ -289,7 +289,7 @@ class CeilingLoops:
             def run(passes: int) -> None:
                 plan.set_variables({"bytes": slice_bytes, "passes": passes, "stride": stride})
                 plan.repeat(1)
-            return _settled(run, samples, SAMPLE_SECONDS if threads == 1 else SHARED_SECONDS)
+            return _settled(run, samples, LOOP_SAMPLE_SECONDS if threads == 1 else SHARED_SECONDS)
         seconds = min(seconds_of_pass(*loop) for loop in (READS if kind == "read" else ((UNROLL, 1),)))
         return (2.0 if copies else 1.0) * slice_bytes * threads / seconds
 
@@ -298,7 +298,7 @@ class CeilingLoops:
         return _settled(self._plan("nothing", [np.zeros(1, np.int64)], dtypes.int64, threads, threads).repeat, 10)
 
 
-def _settled(run: Callable[[int], None], samples: int, seconds: float = SAMPLE_SECONDS) -> float:
+def _settled(run: Callable[[int], None], samples: int, seconds: float = LOOP_SAMPLE_SECONDS) -> float:
     """Seconds of one call: the lower quartile of `samples` samples of at least `seconds`."""
     repeats, _ = calibrate(Contestant(run), None, time.perf_counter, seconds)
     times = sorted(time_calls(Contestant(run), repeats) / repeats for _ in range(samples))
@@ -331,7 +331,7 @@ done:
 
 _TURN_BEGINS = "  br label %turn", "turn:", "  %t = phi i64 [ 0, %body ], [ %t.next, %turn ]"
 _TURN_ENDS = "  %t.next = add i64 %t, 1", "  %more = icmp slt i64 %t.next, %count", "  br i1 %more, label %turn, label %outer.end"
-_NOTHING = """
+_EMPTY_FUNCTION = """
 define void @nothing(ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end) #0 {
   ret void
 }
@@ -354,7 +354,7 @@ def _dot_ir(name: str, accumulators: int) -> str:
     """The LLVM IR of AVX-512's dot instruction on operands of type `name`: 16 lanes, each a sum of 2 products of bfloat16 or 4 of int8.
     See `_accumulate_ir`."""
     operand, vector, add = {"bfloat16": ("<32 x bfloat>", "<16 x float>", "fadd"), "int8": ("<64 x i8>", "<16 x i32>", "add")}[name]
-    dot, _ = INSTRUCTIONS[name]
+    dot, _ = DOT_INSTRUCTIONS[name]
     function = f"{dot.llvm}.512"
     return f"declare {vector} @{function}({vector}, {operand}, {operand})" + _accumulate_ir(
         f"dot_{name}", operand, vector, add, 64, accumulators,
@@ -389,13 +389,13 @@ def tile_shapes() -> bytes:
 def _tile_ir(name: str) -> str:
     """The LLVM IR of a loop that adds the product of the operand (16 rows of 64 bytes) with itself to each accumulator. args: (out,
     [configuration, operand]); vars: the number of iterations. out[i] = the 16×16 sums of the first accumulator."""
-    _, tile = INSTRUCTIONS[name]
+    _, tile = DOT_INSTRUCTIONS[name]
     function = tile.llvm
-    operand, other = TILES, TILES + 1
+    operand, other = ACCUMULATOR_TILES, ACCUMULATOR_TILES + 1
     body = ["  call void @llvm.x86.ldtilecfg(ptr %b)", "  %rows = getelementptr i8, ptr %b, i64 64"]
     body += [f"  call void @llvm.x86.tileloadd64(i8 {r}, ptr %rows, i64 64)" for r in (operand, other)]
-    body += [f"  call void @llvm.x86.tilezero(i8 {n})" for n in range(TILES)]
-    body += [*_TURN_BEGINS, *(f"  call void @{function}(i8 {n}, i8 {operand}, i8 {other})" for n in range(TILES)), *_TURN_ENDS]
+    body += [f"  call void @llvm.x86.tilezero(i8 {n})" for n in range(ACCUMULATOR_TILES)]
+    body += [*_TURN_BEGINS, *(f"  call void @{function}(i8 {n}, i8 {operand}, i8 {other})" for n in range(ACCUMULATOR_TILES)), *_TURN_ENDS]
     finish = ["  %o.i = mul i64 %i, 1024", "  %o = getelementptr i8, ptr %a, i64 %o.i",
               "  call void @llvm.x86.tilestored64(i8 0, ptr %o, i64 64)", "  call void @llvm.x86.tilerelease()"]
     declare = "\n".join(["declare void @llvm.x86.ldtilecfg(ptr)", "declare void @llvm.x86.tileloadd64(i8, ptr, i64)",

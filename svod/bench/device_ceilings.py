@@ -3,7 +3,7 @@
     fma      STEPS dependent multiply-adds per element; many threads hide their latency
     matrix   the product of two tiles, repeated TURNS times with the type's largest matrix instruction; operands stay in registers or
              shared memory
-    read     the sum of ROWS rows; each group sums its own columns
+    read     the sum of SUMMED_ROWS rows; each group sums its own columns
     write    one value, stored to every element
     copy     every element times a scalar in memory
 
@@ -40,12 +40,12 @@ from svod.core.schedule.schedule import create_schedule
 from svod.errors import UnsupportedError
 
 STEPS = 128                         # dependent multiply-adds per element
-ROWS = 16
+SUMMED_ROWS = 16
 FMA_ELEMENTS = 1 << 16              # least number of elements of fma; four per thread that the device can hold, if that is more
 TILE, UPCAST = (128, 256), (4, 8)   # rows and columns of a group's tile; matrix tiles per subgroup, in registers
-TOGETHER = 4                        # instructions with operands in shared memory that are issued before waiting for their results
+PRODUCTS_IN_FLIGHT = 4              # instructions with operands in shared memory that are issued before waiting for their results
 GROUPS, TURNS = 8, 1024             # groups per unit of the device; products that each group sums up
-SMALLEST = 256 << 10                # bytes of the smallest working set of the curve
+SMALLEST_SET_BYTES = 256 << 10      # bytes of the smallest working set of the curve
 LARGEST, QUICK = 128 << 20, 32 << 20    # bytes of the largest working set; four times the second cache, if that is more
 SKETCHES = 4                        # number of sketches that are timed besides the heuristic's schedule; the fastest counts
 SAMPLES, QUICK_SAMPLES = 8, 3
@@ -67,7 +67,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
             flops[name] = max(flops[name], flops["float32"])
     largest = QUICK if quick else max(LARGEST, 4 * target.l2)
     curve = {size: CurvePoint(size, *(memory_rate(target, kind, size, samples) for kind in ("read", "copy")))
-             for size in ([largest] if quick else _doubling(SMALLEST, largest))}
+             for size in ([largest] if quick else _doubling(SMALLEST_SET_BYTES, largest))}
     memory = {"read": curve[largest].read, "write": memory_rate(target, "write", largest, samples), "copy": curve[largest].copy}
     return Figures(flops, {"memory": {kind: _twice(rate) for kind, rate in memory.items()}}, _twice(launch_seconds(target, samples)),
                    () if quick else falling(curve[size] for size in sorted(curve)))
@@ -122,7 +122,7 @@ def matrix_ast(dot: Dot, rows: int, columns: int, turns: int) -> UOp:
 
 def depth_of(dot: Dot) -> int:
     """The extent of the reduction axis of one product."""
-    return dot.positions * (TOGETHER if dot.reads_shared else 1)
+    return dot.positions * (PRODUCTS_IN_FLIGHT if dot.reads_shared else 1)
 
 
 def matrix_state(kernel: Kernel, target: Target, dot: Dot, tile: tuple[int, int]) -> Scheduler:
@@ -152,8 +152,9 @@ def memory_rate(target: Target, kind: str, size: int, samples: int) -> float:
 def memory_ast(kind: str, elements: int) -> UOp:
     """The kernel of `kind` that reads and writes `elements` float32 elements in total."""
     if kind == "read":
-        count = elements // (ROWS + 1)
-        return _ast_of(graph.reduce_axis(graph.reshape(graph.buffer(dtypes.float32, ROWS * count), (ROWS, count)), "ADD", (0,)))
+        count = elements // (SUMMED_ROWS + 1)
+        rows = graph.reshape(graph.buffer(dtypes.float32, SUMMED_ROWS * count), (SUMMED_ROWS, count))
+        return _ast_of(graph.reduce_axis(rows, "ADD", (0,)))
     count = elements // (2 if kind == "copy" else 1)
     one = graph.expand(graph.buffer(dtypes.float32, 1), (count,))
     return _ast_of(graph.alu(Ops.MUL, graph.buffer(dtypes.float32, count), one) if kind == "copy" else graph.contiguous(one))

@@ -25,7 +25,7 @@ from svod.compile.cpu.pool import spread
 from svod.system.process.cores import affinity
 
 TASKS = Path("/proc/self/task")
-LOOK_SECONDS = 20e-3        # a contestant runs for at least this long, or once, to find the threads that work
+PLACING_SECONDS = 20e-3     # a contestant runs for at least this long, or once, to find the threads that work
 WORKING_SHARE = 0.1         # least share of the busiest thread's processor time; a thread that uses less is regarded as idle
 
 # the function `placed`, or a replacement in tests
@@ -86,7 +86,7 @@ def distribute(used: Mapping[int, int], cores_of: Mapping[int, Collection[int]],
 def _used_by(contestant: Contestant) -> dict[int, int]:
     """Nanoseconds of processor time of each thread while `contestant` runs."""
     before = _processor_times()
-    warm_up(contestant, LOOK_SECONDS, time.perf_counter)
+    warm_up(contestant, PLACING_SECONDS, time.perf_counter)
     return {thread: t - before.get(thread, 0) for thread, t in _processor_times().items() if t > before.get(thread, 0)}
 
 

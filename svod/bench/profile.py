@@ -36,7 +36,7 @@ from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 
 LEAST_PASSES, MOST_PASSES = 5, 1000
-UNKNOWN = "(no origin)"
+NO_ORIGIN = "(no origin)"
 _FILE_AND_LINE = re.compile(r"(.+):(\d+)")
 
 
@@ -133,7 +133,7 @@ class Profile:
         ranked = sorted(self.kernels, key=lambda k: -k.seconds)
         shown = ranked[:top]
         rows = [(k.name or k.key[:12], duration(k.seconds) if k.seconds else f"< {duration(self.least)}", percent(k.share),
-                 giga(k.flops_per_second), giga(k.bytes_per_second), percent(k.ceiling_share), k.source, k.origin or UNKNOWN)
+                 giga(k.flops_per_second), giga(k.bytes_per_second), percent(k.ceiling_share), k.source, k.origin or NO_ORIGIN)
                 for k in shown]
         out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
                f"{count(self.threads, 'thread')}"]
@@ -251,7 +251,7 @@ def layer_path(origin: str) -> tuple[str, ...]:
     """The layers of a kernel from the outermost to its own: "layer1.0.conv1" → ("layer1", "layer1.0", "layer1.0.conv1");
     "/home/me/model.py:12" → ("model.py", "model.py:12")."""
     if not origin:
-        return (UNKNOWN,)
+        return (NO_ORIGIN,)
     match = _FILE_AND_LINE.fullmatch(origin)
     if match is not None:
         file = Path(match[1]).name

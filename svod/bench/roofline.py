@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from svod.bench.ceiling_loops import REVISION, STREAMS, CurvePoint, Figures
+from svod.bench.ceiling_loops import LOOPS_REVISION, STREAMS, CurvePoint, Figures
 from svod.bench.load import Watch, watch_machine
 from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
@@ -205,7 +205,7 @@ def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, q
 
 
 def _machine(target: Target, threads: int) -> str:
-    return f"{platform.node()}/{target.key}/{threads} threads/revision {REVISION}"
+    return f"{platform.node()}/{target.key}/{threads} threads/revision {LOOPS_REVISION}"
 
 
 def _from_json(data: Any) -> Ceilings | None:

@@ -17,7 +17,7 @@ from svod.system.process.directories import takes_files
 from svod.tune.db import layers
 
 SQLITE_HEADER = b"SQLite format 3\0"
-FORMAT = re.compile(rb'"format"\s*:\s*"([^"]*)"')     # the format that the first line of svod's files names
+FORMAT_FIELD = re.compile(rb'"format"\s*:\s*"([^"]*)"')    # the format that the first line of svod's files names
 HEADER_BYTES = 4096                                   # bytes of a file that are searched for its format
 
 
@@ -76,7 +76,7 @@ def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | 
     start = _beginning(file)
     if start.startswith(SQLITE_HEADER):
         raise ConfigError(f"{option} {path}: this is an SQLite database, which would be lost; name another file")
-    found = FORMAT.search(start)
+    found = FORMAT_FIELD.search(start)
     if format is not None and start and (found is None or found[1] != format.encode()):
         raise ConfigError(f"{option} {path}: this file was not written by {option}, and would be lost; name another one, or remove it "
                           "first")

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-LARGE = 4096            # least bytes of a weight that is not copied
+MAPPED_WEIGHT_BYTES = 4096            # least bytes of a weight that is not copied
 TENSOR = "tensor"
 # The messages that lead to tensors: field number → type of the message in that field.
 _GRAPH: dict[int, Any] = {5: TENSOR}
@@ -30,7 +30,7 @@ def small_model(data: memoryview, name: str) -> bytes:
 def _small(data: memoryview, start: int, end: int, fields: dict[int, Any], name: str) -> bytes:
     out = bytearray()
     for number, begin, inner, last in _fields(data, start, end):
-        kind = fields.get(number) if last - inner >= LARGE else None
+        kind = fields.get(number) if last - inner >= MAPPED_WEIGHT_BYTES else None
         if kind is None:
             out += data[begin:last]
         else:
@@ -41,7 +41,7 @@ def _small(data: memoryview, start: int, end: int, fields: dict[int, Any], name:
 def _tensor(data: memoryview, start: int, end: int, name: str) -> bytes:
     fields = list(_fields(data, start, end))
     raw = [(inner, last) for number, _, inner, last in fields if number == RAW_DATA]
-    if not raw or raw[-1][1] - raw[-1][0] < LARGE or any(number == EXTERNAL_DATA for number, *_ in fields):
+    if not raw or raw[-1][1] - raw[-1][0] < MAPPED_WEIGHT_BYTES or any(number == EXTERNAL_DATA for number, *_ in fields):
         return bytes(data[start:end])
     first, last = raw[-1]
     note = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)

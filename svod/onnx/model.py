@@ -17,7 +17,7 @@ from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.variable import Variable
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx.fallback import Tail, check_runtime
-from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, overridable, read_model, type_name
+from svod.onnx.reader import SUPPORTED_TYPES, Arrays, OnnxError, Source, opsets, overridable, read_model, type_name
 from svod.onnx.values import Undecided, Value, array_of, dtype_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
@@ -27,7 +27,7 @@ from svod.tracing import jit
 log = logging.getLogger("svod.onnx")
 
 Size = int | str | None
-_KINDS = "buif"     # kinds of elements in NumPy's letters; a Python number of one kind converts to each later kind
+_NUMBER_KINDS = "buif"     # kinds of elements in NumPy's letters; a Python number of one kind converts to each later kind
 
 
 class Input(NamedTuple):
@@ -121,7 +121,7 @@ class Model:
         for words, values in (("inputs", self.inputs), ("outputs", self.outputs)):
             narrow = [f"{i.name}: {i.dtype}" for i in values if i.dtype not in (*BY_NAME, "sequence", "optional", "", "undefined")]
             if narrow and (words == "inputs" or self.fallback is None):
-                raise UnsupportedError(f"the {words} {', '.join(narrow)}: {NARROW}")
+                raise UnsupportedError(f"the {words} {', '.join(narrow)}: {SUPPORTED_TYPES}")
         free = {s for i in self.inputs for s in i.shape or () if isinstance(s, str)}
         if unknown := sorted(set(self.dims) - free):
             raise OnnxError(f"the model has no free dimension {', '.join(unknown)}; it has {', '.join(sorted(free)) or 'none'}")
@@ -362,7 +362,8 @@ def _taken(given: Any, wanted: str) -> Any:
     if given is None:
         raise TypeError("got None")
     value = np.asarray(given)
-    if isinstance(given, (bool, int, float, list, tuple)) and value.dtype.kind in _KINDS[:_KINDS.index(BY_NAME[wanted].kind) + 1]:
+    if (isinstance(given, (bool, int, float, list, tuple))
+            and value.dtype.kind in _NUMBER_KINDS[:_NUMBER_KINDS.index(BY_NAME[wanted].kind) + 1]):
         return np.asarray(given, np.dtype(wanted))
     return value
 

@@ -31,7 +31,7 @@ Source = str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto
 
 IR_VERSION = b"\x08"      # the tag of a model's first field, which writers put first
 WITHIN = "(the model itself)"        # stands for the file name in tensors of a model without a file
-NARROW = "svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64"
+SUPPORTED_TYPES = "svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64"
 NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16",
                onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.BOOL: "bool",
                **{getattr(onnx.TensorProto, f"{s}INT{b}"): f"{s.lower()}int{b}" for s in ("", "U") for b in (8, 16, 32, 64)}}
@@ -287,7 +287,7 @@ def _viewed(tensor: onnx.TensorProto, data: memoryview) -> Array:
     if type_name(tensor.data_type) in ("int2", "uint2", "int4", "uint4"):
         return _unpacked(tensor, data)
     if name is None:
-        raise UnsupportedError(f"the tensor {tensor.name!r} has the type {type_name(tensor.data_type)}; {NARROW}")
+        raise UnsupportedError(f"the tensor {tensor.name!r} has the type {type_name(tensor.data_type)}; {SUPPORTED_TYPES}")
     shape = tuple(tensor.dims)
     kind: Any = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if len(data) != math.prod(shape) * np.dtype(kind).itemsize:

@@ -12,7 +12,7 @@ from onnx import defs
 from svod.onnx.values import Value, dtype_of, has_dtype, is_known
 from svod.tensor import Tensor
 
-_WORDS = {"float32": "float", "float64": "double"}      # ONNX's names of types that differ from NumPy's
+_TYPE_WORDS = {"float32": "float", "float64": "double"}      # ONNX's names of types that differ from NumPy's
 
 
 @cache
@@ -63,7 +63,7 @@ def type_mistake(op: str, domain: str, version: int, operands: Sequence[Value]) 
         if not (isinstance(operand, Tensor) or (is_known(operand) and has_dtype(operand))):
             continue
         parameter, name = schema.inputs[min(i, last)], dtype_of(operand).name
-        if f"tensor({_WORDS.get(name, name)})" not in parameter.types:
+        if f"tensor({_TYPE_WORDS.get(name, name)})" not in parameter.types:
             allowed = ", ".join(sorted(t.removeprefix("tensor(").removesuffix(")") for t in parameter.types))
             return f"its operand {parameter.name} is {name}; version {version} of the operator takes {allowed}"
         if parameter.is_homogeneous and seen.setdefault(parameter.type_str, name) != name:

@@ -20,7 +20,7 @@ from svod.tensor import Tensor
 
 Value = Any
 
-_DTYPES = {to_numpy(t): t for t in BY_NAME.values()      # keyed by NumPy's dtypes, because looking up their names is slow
+_FROM_NUMPY = {to_numpy(t): t for t in BY_NAME.values()      # keyed by NumPy's dtypes, because looking up their names is slow
            if t not in (dtypes.bfloat16, dtypes.index, dtypes.void)}
 
 
@@ -64,7 +64,7 @@ def tensor_of(value: Value) -> Tensor:
     if isinstance(value, np.ndarray):
         if value.dtype.name == "bfloat16":
             return Tensor(value.astype(np.float32)).cast(dtypes.bfloat16)
-        if value.dtype not in _DTYPES:
+        if value.dtype not in _FROM_NUMPY:
             raise UnsupportedError(f"values of the type {value.dtype.name}: svod computes with bool, integers of 8 to 64 bits, float16, "
                                    "bfloat16, float32 and float64")
         return Tensor(value)
@@ -73,17 +73,17 @@ def tensor_of(value: Value) -> Tensor:
 
 def has_dtype(array: Array) -> bool:
     """Whether svod computes with the array's element type."""
-    return array.dtype in _DTYPES or array.dtype.name in BY_NAME
+    return array.dtype in _FROM_NUMPY or array.dtype.name in BY_NAME
 
 
 def dtype_of(value: Value) -> DType:
     """The element type of a tensor or an array."""
-    return value.dtype if isinstance(value, Tensor) else _DTYPES.get(value.dtype) or BY_NAME[value.dtype.name]
+    return value.dtype if isinstance(value, Tensor) else _FROM_NUMPY.get(value.dtype) or BY_NAME[value.dtype.name]
 
 
 def is_narrow_integer(array: Array) -> bool:
     """Whether the elements are integers of 2 or 4 bits, in the types of ml_dtypes with one byte each."""
-    return array.dtype not in _DTYPES and array.dtype.name in ("int2", "uint2", "int4", "uint4")
+    return array.dtype not in _FROM_NUMPY and array.dtype.name in ("int2", "uint2", "int4", "uint4")
 
 
 def shape_of(value: Value) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ ALIKE = 0.5             # least similarity (0 to 1) of two lines shown as one ch
 MOST_PAIRS = 4096       # most pairs (removed × added lines) searched for changed lines; larger blocks are shown as removed and added
 CONTEXT = 3             # unchanged lines shown before and after each change
 SHORT = 60              # most lines of a text that is shown without omissions
-_WORDS = re.compile(r"\w+|\s|[^\w\s]")
+_WORD = re.compile(r"\w+|\s|[^\w\s]")
 
 
 class Piece(NamedTuple):
@@ -88,7 +88,7 @@ def _beside(old: str, new: str) -> Row:
     """The row of an old line and the new line that is its counterpart."""
     if old == new:
         return Row("same", (Piece(old, False),), (Piece(new, False),))
-    words, others = _WORDS.findall(old), _WORDS.findall(new)
+    words, others = _WORD.findall(old), _WORD.findall(new)
     before: list[Piece] = []
     after: list[Piece] = []
     for tag, a, a_end, b, b_end in SequenceMatcher(None, words, others, autojunk=False).get_opcodes():
@@ -113,12 +113,12 @@ def _pairs(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
     """Pairs (old position, new position) of similar lines, both ascending: the choice with the largest sum of similarity ratios."""
     if not old or not new or len(old) * len(new) > MOST_PAIRS:
         return []
-    words = [_WORDS.findall(line.strip()) for line in new]
+    words = [_WORD.findall(line.strip()) for line in new]
     # largest sum so far, step in old, step in new
     best: list[list[tuple[float, int, int]]] = [[(0.0, 0, 0)] * (len(new) + 1) for _ in range(len(old) + 1)]
     for i, line in enumerate(old):
         matcher = SequenceMatcher(None, autojunk=False)
-        matcher.set_seq2(_WORDS.findall(line.strip()))
+        matcher.set_seq2(_WORD.findall(line.strip()))
         for j, other in enumerate(words):
             matcher.set_seq1(other)
             ratio = matcher.ratio() if matcher.real_quick_ratio() >= ALIKE else 0.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from svod.compile.plan.dump import PASSES, Subject
+from svod.compile.plan.dump import PLAN_PASSES, Subject
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm
 from svod.compile.plan.plan_parts import PreparedKernel, kernel_name
@@ -83,7 +83,7 @@ def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, fig
     subject, figures = Subject(explained, plan), figures or Figures()
     of_plan: list[Step] = list(first)
     of_kernels: dict[str, list[Step]] = {}
-    for p in PASSES:
+    for p in PLAN_PASSES:
         if p.name in _LATER or (p.reads_graph and explained is None):
             continue
         try:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 MODULES = tuple(importlib.machinery.all_suffixes())     # suffixes of modules: sources, bytecode without a source, compiled extensions
 SUFFIXES = (*MODULES, ".ll", ".json")      # also the data files that code generation reads
-UNCHECKED = 0b01    # flag bit of bytecode that is not compared with its source (PEP 552)
-HEADER = 16         # bytes before the code in a .pyc file: magic number, flags, time and size of the source
+UNCHECKED_FLAG = 0b01    # flag bit of bytecode that is not compared with its source (PEP 552)
+PYC_HEADER_BYTES = 16    # bytes before the code in a .pyc file: magic number, flags, time and size of the source
 
 
 class Source:
@@ -103,10 +103,10 @@ def _executed(path: str) -> bytes:
             compiled = Path(importlib.util.cache_from_source(path)).read_bytes()
         except (OSError, NotImplementedError):
             compiled = b""
-        if compiled[:4] == importlib.util.MAGIC_NUMBER and compiled[4] & 0b11 == UNCHECKED:
-            return compiled[HEADER:]
+        if compiled[:4] == importlib.util.MAGIC_NUMBER and compiled[4] & 0b11 == UNCHECKED_FLAG:
+            return compiled[PYC_HEADER_BYTES:]
     raw = Path(path).read_bytes()
-    return raw[HEADER:] if path.endswith(".pyc") else raw
+    return raw[PYC_HEADER_BYTES:] if path.endswith(".pyc") else raw
 
 
 _SVOD = Source(Path(os.path.abspath(__file__)).parent.parent)

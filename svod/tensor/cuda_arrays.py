@@ -13,7 +13,7 @@ from svod.core.ir.dtype import STORABLE, DType, dtypes, to_numpy
 from svod.errors import DeviceError, DTypeError
 from svod.tensor.dlpack import DEFAULT_STREAM, Shared, row_major
 
-VERSION = 3
+INTERFACE_VERSION = 3
 BFLOAT16 = "|V2"        # NumPy's name for two bytes without a type, which arrays of ml_dtypes use for bfloat16
 _BY_TYPESTR = {BFLOAT16: dtypes.bfloat16, **{to_numpy(d).str: d for d in STORABLE if d != dtypes.bfloat16}}
 
@@ -43,7 +43,7 @@ def memory_of(source: Any) -> tuple[Shared, int, bool]:
 def interface_of(memory: Shared, stream: int) -> dict[str, Any]:
     """Describe memory for a consumer, whose work on it has to follow the work queued on `stream`."""
     typestr = BFLOAT16 if memory.dtype == dtypes.bfloat16 else to_numpy(memory.dtype).str
-    return {"version": VERSION, "shape": memory.shape, "typestr": typestr, "strides": None, "data": (memory.address, False),
+    return {"version": INTERFACE_VERSION, "shape": memory.shape, "typestr": typestr, "strides": None, "data": (memory.address, False),
             "stream": stream}
 
 

@@ -15,12 +15,12 @@ from svod.core.ir.dtype import STORABLE, DType, dtypes, is_dtype_name
 from svod.errors import DeviceError, DTypeError
 
 CPU_KIND, CUDA_KIND = 1, 2      # kDLCPU, kDLCUDA
-CPU = (CPU_KIND, 0)             # the device kDLCPU with number 0
+CPU_DEVICE = (CPU_KIND, 0)             # the device kDLCPU with number 0
 DEFAULT_STREAM, UNTOLD = 1, -1  # DLPack's stream numbers: CUDA's default stream, and "no stream", which requests no synchronisation
 _BFLOAT = 4                     # kDLBfloat
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}       # kDLInt, kDLUInt, kDLFloat, kDLBool, by the kind of a dtype
 _REFUSED = (BufferError, RuntimeError, TypeError, ValueError)      # errors that libraries raise for memory that they cannot share
-_NAME = b"dltensor"   # the name of a capsule that no consumer has taken yet
+_CAPSULE_NAME = b"dltensor"   # the name of a capsule that no consumer has taken yet
 
 
 class _DLTensor(ctypes.Structure):
@@ -115,7 +115,7 @@ def memory_of(source: Any, stream: int | None) -> Shared:
     """Get the memory of an object with `__dlpack__`. The other library makes `stream`, on which svod works, wait for its own work.
     Raises DTypeError for a dtype that svod lacks."""
     capsule = source.__dlpack__() if stream is None else source.__dlpack__(stream=stream)
-    if not _is_capsule(capsule, _NAME):
+    if not _is_capsule(capsule, _CAPSULE_NAME):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: its __dlpack__ returns no capsule of the name dltensor")
     tensor, shape, strides = _contents(capsule)
     dtype = _dtype_of(tensor)
@@ -127,7 +127,7 @@ def memory_of(source: Any, stream: int | None) -> Shared:
 
 def _contents(capsule: Any) -> tuple[_DLTensor, tuple[int, ...], tuple[int, ...]]:
     """(the structure in a capsule that no consumer has taken, its shape, its strides in elements)."""
-    tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.tensor
+    tensor = ctypes.cast(_pointer_of(capsule, _CAPSULE_NAME), ctypes.POINTER(_DLManagedTensor)).contents.tensor
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     return tensor, shape, tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else row_major(shape)
 
@@ -167,7 +167,7 @@ def _bfloat16_bits(source: Any) -> Array | None:
         capsule = source.__dlpack__()
     except _REFUSED:
         return None
-    if not _is_capsule(capsule, _NAME):
+    if not _is_capsule(capsule, _CAPSULE_NAME):
         return None
     tensor, shape, strides = _contents(capsule)
     if (tensor.code, tensor.bits, tensor.lanes) != (_BFLOAT, 16, 1):
@@ -182,7 +182,7 @@ def _bfloat16_bits(source: Any) -> Array | None:
 
 def bfloat16_capsule(bits: Array) -> Any:
     """A capsule over bfloat16 bits, given as uint16."""
-    return capsule_over(Shared(bits.ctypes.data, dtypes.bfloat16, bits.shape, tuple(s // 2 for s in bits.strides), bits), CPU)
+    return capsule_over(Shared(bits.ctypes.data, dtypes.bfloat16, bits.shape, tuple(s // 2 for s in bits.strides), bits), CPU_DEVICE)
 
 
 def capsule_over(memory: Shared, device: tuple[int, int]) -> Any:
@@ -195,4 +195,4 @@ def capsule_over(memory: Shared, device: tuple[int, int]) -> Any:
     tensor = _DLTensor(memory.address, *device, ndim, code, 8 * memory.dtype.itemsize, 1, shape, strides, 0)
     managed = _DLManagedTensor(tensor, None, _release)
     _exported[ctypes.addressof(managed)] = (managed, memory.owner, shape, strides)
-    return _new_capsule(ctypes.addressof(managed), _NAME, None)
+    return _new_capsule(ctypes.addressof(managed), _CAPSULE_NAME, None)

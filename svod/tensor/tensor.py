@@ -148,7 +148,7 @@ class Tensor(Random):
     def __dlpack_device__(self) -> tuple[builtins.int, builtins.int]:
         """DLPack's type and number of the device. Raises DeviceError for memory that other libraries cannot use."""
         if self.device == HOST:
-            return dlpack.CPU
+            return dlpack.CPU_DEVICE
         kind: tuple[builtins.int, builtins.int] | None = space_of(self.device).dlpack_device
         if kind is None:
             raise DeviceError(f"__dlpack__ of a tensor on {self.device}: other libraries cannot use memory there; share t.to('CPU')")
@@ -162,10 +162,10 @@ class Tensor(Random):
         own = self.__dlpack_device__()
         wanted = own if dl_device is None else (builtins.int(dl_device[0]), builtins.int(dl_device[1]))
         if wanted != own:
-            if wanted != dlpack.CPU or copy is False:
+            if wanted != dlpack.CPU_DEVICE or copy is False:
                 raise DeviceError(f"__dlpack__ for DLPack device {wanted}: the tensor is on {self.device}, {own}")
             return self.cpu().__dlpack__(max_version=max_version)
-        if own != dlpack.CPU:
+        if own != dlpack.CPU_DEVICE:
             return dlpack.capsule_over((self.clone() if copy else self)._lent(dlpack.stream_of(stream)), own)
         values = self._values().copy() if copy else self._shared_values()
         if self.dtype == dtypes.bfloat16:

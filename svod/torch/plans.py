@@ -16,7 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from svod.config import PrepareConfig
-from svod.core.graph.allocator import LARGE
+from svod.core.graph.allocator import OWN_BLOCK_BYTES
 from svod.core.graph.storage import base_of
 from svod.core.machine.target import HOST
 from svod.errors import SharedMemoryError, UnsupportedError
@@ -117,8 +117,8 @@ class Plan:
         if captured is not None:
             captured.hold(kept)
             made = captured.result_bytes
-        # whether arguments and results, without kept tensors, reach LARGE bytes
-        self.is_large = made + sum(s.nbytes for _, s in self._loose) >= LARGE
+        # whether arguments and results, without kept tensors, reach OWN_BLOCK_BYTES bytes
+        self.is_large = made + sum(s.nbytes for _, s in self._loose) >= OWN_BLOCK_BYTES
         self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
         self.runs = 0
         self.last = 0                   # number of the function's last call that used this plan

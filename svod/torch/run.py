@@ -20,7 +20,7 @@ from svod.system.process.program import arguments, become
 from svod.system.process.streams import tell
 
 USAGE = "usage: python -m svod.torch.run [--modules] SCRIPT [ARGS] | -m MODULE [ARGS]"
-BACKEND = "svod"
+BACKEND_NAME = "svod"
 MOST_MODULES = 256      # limit of Dynamo's compilations: outermost modules, times the sizes of their arguments
 
 
@@ -59,9 +59,9 @@ def use_svod(torch: Any, modules: bool) -> None:
     from svod.torch.backend import svod_backend
 
     registry = torch._dynamo.backends.registry
-    if BACKEND not in torch._dynamo.list_backends(exclude_tags=()):      # a checkout that is not installed has no entry point
-        registry.register_backend(svod_backend, name=BACKEND)
-    torch.compiler.set_default_backend(BACKEND)
+    if BACKEND_NAME not in torch._dynamo.list_backends(exclude_tags=()):      # a checkout that is not installed has no entry point
+        registry.register_backend(svod_backend, name=BACKEND_NAME)
+    torch.compiler.set_default_backend(BACKEND_NAME)
     if modules:
         compile_outermost(torch)
 
@@ -77,7 +77,7 @@ def compile_outermost(torch: Any) -> None:
         kind.__call__ = original        # inner modules are called as usual: Dynamo recognises that function
         try:
             if self._compiled_call_impl is None and not isinstance(self, torch._dynamo.OptimizedModule):
-                self._compiled_call_impl = torch.compile(function_of(self), backend=BACKEND)
+                self._compiled_call_impl = torch.compile(function_of(self), backend=BACKEND_NAME)
             return original(self, *args, **kwargs)
         finally:
             kind.__call__ = call

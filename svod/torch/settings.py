@@ -13,13 +13,13 @@ from svod.errors import ConfigError
 # the modes of torch.compile; True: kernels are searched
 MODES = {"default": False, "reduce-overhead": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}
 
-OWN = {
+OWN_OPTIONS = {
     "beam": "the width of the search of kernels that the database does not know; 0: none",
     "strict": "an operation that svod lacks is an error, which lists all of them; so is any other graph that PyTorch would have to run",
     "freeze": "weights are constants, packed once; False: they are read anew in every run",
 }
-_SEARCH = {f.name for f in fields(BeamConfig)} - {"width", "debug", *OWN}
-_PREPARE = {f.name for f in fields(PrepareConfig)} - {"optimizer", *OWN}
+_SEARCH = {f.name for f in fields(BeamConfig)} - {"width", "debug", *OWN_OPTIONS}
+_PREPARE = {f.name for f in fields(PrepareConfig)} - {"optimizer", *OWN_OPTIONS}
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,20 @@ class Settings:
 
     @classmethod
     def of(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Settings:
-        """The settings of a mode and of options by name: the keys of `OWN`, and the fields of PrepareConfig and BeamConfig.
+        """The settings of a mode and of options by name: the keys of `OWN_OPTIONS`, and the fields of PrepareConfig and BeamConfig.
 
         Raises ConfigError, which names all modes or options, for an unknown one; UnsupportedError for a device without a backend, and
         DeviceError for a device that this machine lacks."""
         if mode is not None and mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not one of svod's: {', '.join(MODES)}")
         given = dict(options or {})
-        unknown = sorted(given.keys() - OWN.keys() - _SEARCH - _PREPARE)
+        unknown = sorted(given.keys() - OWN_OPTIONS.keys() - _SEARCH - _PREPARE)
         if unknown:
-            known = [*OWN, *_SEARCH, *_PREPARE]
+            known = [*OWN_OPTIONS, *_SEARCH, *_PREPARE]
             near = [n for u in unknown for n in difflib.get_close_matches(str(u), known, 1, 0.7)]
             hint = f" (is it {', '.join(near)}?)" if near else ""
-            raise ConfigError(f"no option is called {', '.join(map(repr, unknown))}{hint}; there are {', '.join(OWN)}; of BeamConfig "
-                              f"{', '.join(sorted(_SEARCH))}; of PrepareConfig {', '.join(sorted(_PREPARE))}")
+            raise ConfigError(f"no option is called {', '.join(map(repr, unknown))}{hint}; there are {', '.join(OWN_OPTIONS)}; of "
+                              f"BeamConfig {', '.join(sorted(_SEARCH))}; of PrepareConfig {', '.join(sorted(_PREPARE))}")
         for name in ("strict", "freeze"):
             if not isinstance(given.get(name, True), bool):
                 raise ConfigError(f"{name}={given[name]!r}: give True or False")

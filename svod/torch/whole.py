@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-MODES = ("linear", "bilinear", "trilinear", "bicubic")
+RESIZE_MODES = ("linear", "bilinear", "trilinear", "bicubic")
 _SCHEMA = "(Tensor x, SymInt[]? size, float[]? scales, str mode, bool corners) -> Tensor"
 
 
@@ -34,7 +34,7 @@ def keep_whole(gm: Any) -> None:
         given = parameters.bind(*node.args, **node.kwargs)
         given.apply_defaults()
         a = given.arguments
-        if a["mode"] not in MODES or a["antialias"] or a["recompute_scale_factor"]:
+        if a["mode"] not in RESIZE_MODES or a["antialias"] or a["recompute_scale_factor"]:
             continue
         spatial = a["input"].meta["example_value"].ndim - 2
         with gm.graph.inserting_before(node):

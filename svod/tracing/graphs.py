@@ -19,11 +19,11 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.result_memory import ResultMemory
 from svod.config import PrepareConfig
 from svod.core.graph import graph
-from svod.core.graph.allocator import LARGE
+from svod.core.graph.allocator import OWN_BLOCK_BYTES
 from svod.core.graph.buffer import Array, buffer_of
 from svod.core.graph.shapes import shape_of
 from svod.core.graph.storage import base_of
-from svod.core.graph.traits import BUFFERS, EFFECTS, VARIABLES, traits_of
+from svod.core.graph.traits import EFFECTS, HAS_BUFFERS, VARIABLES, traits_of
 from svod.core.ir.uop import Ops, UOp, intern_arg
 from svod.errors import LaunchError
 from svod.prepare import Prepared, complete_config, prepare_graph
@@ -32,7 +32,7 @@ from svod.tensor.base import TensorBase, forget_pending
 from svod.tensor.realize import replace_nodes
 from svod.tune.resolved import resolve
 
-LIMIT = 64              # most plans that are kept; the least recently used one is dropped first
+MOST_PLANS = 64         # most plans that are kept; the least recently used one is dropped first
 
 _plans: OrderedDict[Hashable, _Kept] = OrderedDict()
 _lock = Lock()
@@ -68,7 +68,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
         kept = _Kept(prepared, [shape_of(base_of(r)) for r in roots], buffers, config)
         with _lock:
             _plans[key] = kept
-            while len(_plans) > LIMIT:
+            while len(_plans) > MOST_PLANS:
                 _plans.popitem(last=False)
         if kept.run(tensors, roots, buffers):
             return
@@ -88,7 +88,7 @@ def key_of(roots: Sequence[UOp]) -> tuple[Hashable, list[UOp]]:
     for u in whole.toposort(gate=_reads_beyond):
         if u.op is Ops.SINK:
             continue
-        if not traits_of(u) & BUFFERS:
+        if not traits_of(u) & HAS_BUFFERS:
             places[u] = u
             continue
         places[u] = len(entries)
@@ -101,7 +101,7 @@ def key_of(roots: Sequence[UOp]) -> tuple[Hashable, list[UOp]]:
 
 
 def _reads_beyond(u: UOp) -> bool:
-    return u.op is Ops.SINK or (u.op is not Ops.BUFFER and bool(traits_of(u) & BUFFERS))
+    return u.op is Ops.SINK or (u.op is not Ops.BUFFER and bool(traits_of(u) & HAS_BUFFERS))
 
 
 def _may_keep(roots: Sequence[UOp], config: PrepareConfig) -> bool:
@@ -115,7 +115,7 @@ def _is_small(prepared: Prepared) -> bool:
     computation."""
     plan = prepared.plan
     made = sum(b.nbytes for b in plan.buffers if b.has_memory)
-    return made + plan.memory.shared + plan.memory.kept < LARGE and all(map(prepared.is_new, prepared.unbound.outputs))
+    return made + plan.memory.shared + plan.memory.kept < OWN_BLOCK_BYTES and all(map(prepared.is_new, prepared.unbound.outputs))
 
 
 def _bind(plan: ExecutionPlan, numbers: Sequence[int | None], buffers: Sequence[UOp]) -> None:

@@ -47,8 +47,8 @@ from svod.tune.workers.start import make_executor
 log = logging.getLogger("svod")
 
 LEAST_SECONDS = 1.0     # With fewer seconds left of a budget no workers are started.
-CHECK_SECONDS = 0.3     # seconds of the confirmation of one kernel's checked chains
-SETTLE_SECONDS = 2.0    # most seconds for timing a whole plan with the heuristic's and with the tuned chains
+CHAIN_CHECK_SECONDS = 0.3    # seconds of the confirmation of one kernel's checked chains
+PLAN_TIMING_SECONDS = 2.0    # most seconds for timing a whole plan with the heuristic's and with the tuned chains
 SETTLE_SHARE = 0.05     # largest share of the search budget for timing a whole plan
 MOST_SETTLED = 1 << 30  # A plan whose buffers have more bytes is not timed as a whole, as that copies its buffers.
 
@@ -174,7 +174,7 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resol
     tuned = {k: kernels[k] for k, c in choices.items() if c.source in ("beam", "database")}
     if not tuned or bytes_touched(unbound) > MOST_SETTLED or unbound.functions or unbound.copies:
         return found
-    started, seconds = time.monotonic(), min(SETTLE_SECONDS, SETTLE_SHARE * beam.budget)
+    started, seconds = time.monotonic(), min(PLAN_TIMING_SECONDS, SETTLE_SHARE * beam.budget)
     stored = choose_each(tuned, resolved)
 
     def timed() -> BothWays:
@@ -269,7 +269,7 @@ class _Work:
         named = {k.key: names[key] for key, k in self.kernels.items()}
         tasks = self._tasks(names)
         ceilings = None if self.given else self._ceilings()
-        bench = BenchConfig(seconds=CHECK_SECONDS) if self.given else BenchConfig.from_env()
+        bench = BenchConfig(seconds=CHAIN_CHECK_SECONDS) if self.given else BenchConfig.from_env()
         workers = "inline" if beam.executor == "inline" else f"{beam.executor}:{beam.workers}" if beam.workers else beam.executor
         with make_executor(workers, device=compiler.target.device, say=log.warning) as executor, Progress(
                 TextColumn(f"kernels {self.verb}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True),

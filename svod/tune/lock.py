@@ -27,9 +27,9 @@ from svod.system.files import write_text
 
 log = logging.getLogger("svod.tune")
 
-FORMAT = "svod-lock"
-VERSION = 1
-MOST_BYTES = 64 << 20
+LOCK_FORMAT = "svod-lock"
+LOCK_VERSION = 1
+MOST_LOCK_BYTES = 64 << 20
 MOST_CHAIN = 20_000         # most characters of one field; a chain of this length has more than a thousand opts
 
 Chain = tuple[Opt, ...]
@@ -62,7 +62,7 @@ def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Colle
         lines += [x for x in locked_lines(path).values() if (x.kernel, x.target) not in new
                   and (x.target not in searched or x.kernel in searched[x.target])]
     ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
-    text = [{"format": FORMAT, "version": VERSION}, *(x.to_json() for x in ordered)]
+    text = [{"format": LOCK_FORMAT, "version": LOCK_VERSION}, *(x.to_json() for x in ordered)]
     write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
     return len(ordered)
 
@@ -93,8 +93,9 @@ def locked_lines(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Locke
 @lru_cache(maxsize=8)
 def _read(path: str, changed: int, size: int) -> Mapping[tuple[str, str], Locked]:
     """Parse a lock file; cached by path, modification time (`changed`, ns) and size. Raises OSError."""
-    if size > MOST_BYTES:
-        config.log_once(log, logging.WARNING, f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_BYTES >> 20} are read")
+    if size > MOST_LOCK_BYTES:
+        config.log_once(log, logging.WARNING,
+                        f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_LOCK_BYTES >> 20} are read")
         return {}
     header, *rest = Path(path).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     try:
@@ -131,12 +132,12 @@ def _check_header(line: str) -> None:
         data = json.loads(line)
     except (ValueError, RecursionError):
         data = None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    if not isinstance(data, dict) or data.get("format") != LOCK_FORMAT:
         raise ValueError(f'{"this is no lock file of svod, which" if line else "it is empty; a lock file"} begins with '
-                         f'{{"format": "{FORMAT}", …}}')
+                         f'{{"format": "{LOCK_FORMAT}", …}}')
     version = data.get("version")
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
-        raise ValueError(f"it has version {version!r:.20}, this svod reads up to {VERSION}; update svod")
+    if not isinstance(version, int) or not 1 <= version <= LOCK_VERSION:
+        raise ValueError(f"it has version {version!r:.20}, this svod reads up to {LOCK_VERSION}; update svod")
 
 
 def _text(data: Any, name: str) -> str:

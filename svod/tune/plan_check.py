@@ -29,14 +29,14 @@ from svod.core.machine.target import Target
 from svod.system.quantities import seconds as duration
 from svod.tune.measure.plan_sizes import plan_sizes
 
-TOLERANCE = 0.15            # a difference above this share of the promised gain, either way, is explained
+PROMISE_TOLERANCE = 0.15            # a difference above this share of the promised gain, either way, is explained
 WORTH_EXPLAINING = 0.02     # a difference below this share of the plan's time is not explained: plans vary as much by themselves
 MIN_ROUNDS = 7              # least number of interleaved rounds: enough for a confidence interval
 MOST_PASSES = 25            # most passes in which each plan is run kernel by kernel
 EXPLAINED = 3               # most kernels that are named
 MOVED = 1.1                 # a kernel that takes more than this many times its time alone is slowed by the plan
 MOVED_SECONDS = 1e-6        # a kernel that takes only this many seconds longer is not: single calls are not timed more exactly
-UNKNOWN = Ratio(1.0, 0.0, math.inf)
+UNKNOWN_RATIO = Ratio(1.0, 0.0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class InPlan:
     low: float
     high: float
     reason: str = ""
-    ratio: Ratio = UNKNOWN      # tuned time over heuristic's time, both inside the plan
+    ratio: Ratio = UNKNOWN_RATIO    # tuned time over heuristic's time, both inside the plan
 
     @property
     def promised(self) -> float:
@@ -78,7 +78,7 @@ class InPlan:
     @property
     def differs(self) -> bool:
         """Whether its gain inside the plan is larger or smaller than the promised one, beyond noise."""
-        slack = TOLERANCE * abs(self.promised)
+        slack = PROMISE_TOLERANCE * abs(self.promised)
         return self.high < self.promised - slack or self.low > self.promised + slack
 
 
@@ -151,7 +151,7 @@ def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
     if ratio.low <= 0.0:        # too few rounds for an interval say nothing
         return False
     least, most = heuristic * (1.0 - ratio.high), heuristic * (1.0 - ratio.low)
-    return max(least - promised, promised - most) > max(TOLERANCE * abs(promised), WORTH_EXPLAINING * heuristic)
+    return max(least - promised, promised - most) > max(PROMISE_TOLERANCE * abs(promised), WORTH_EXPLAINING * heuristic)
 
 
 def promised_gain(unbound: UnboundPlan, gains: Mapping[str, Gain]) -> float:
@@ -228,7 +228,7 @@ def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence
     low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
     inside = Gain(statistics.median(g.heuristic for g in passes), statistics.median(g.tuned for g in passes))
     timed = [g for g in passes if g.heuristic > 0.0]        # a time below that of an empty call says nothing
-    ratio = paired_ratio([g.tuned for g in timed], [g.heuristic for g in timed]) if timed else UNKNOWN
+    ratio = paired_ratio([g.tuned for g in timed], [g.heuristic for g in timed]) if timed else UNKNOWN_RATIO
     comparison = InPlan(key, calls, alone, inside, calls * low, calls * high, ratio=ratio)
     return replace(comparison, reason=_reason(unbound, comparison, touched, target))
 

@@ -28,7 +28,7 @@ from svod.tune.measure.sizes import Size, work_of
 from svod.tune.session import bound_at
 from svod.tune.unfinished import what_is_left
 
-NO_LIMIT = 1e6              # a budget of at least this many seconds counts as no budget
+UNLIMITED_SECONDS = 1e6     # a budget of at least this many seconds counts as no budget
 _STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
 _STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
 _FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # of several fates of a candidate the last counts
@@ -201,7 +201,7 @@ def _settings(search: Search) -> str:
     if (width := search.config.get("width")) is not None:
         parts.append(f"width {width}")
     budget = _number(search.config.get("budget"))
-    if budget is not None and budget < NO_LIMIT:
+    if budget is not None and budget < UNLIMITED_SECONDS:
         parts.append(f"budget {budget:g} s")
     return ", ".join(p for p in [*parts, search.executor] if p)
 

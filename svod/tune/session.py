@@ -60,7 +60,7 @@ from svod.tune.workers.executor import Executor
 log = logging.getLogger("svod.tune")
 
 STORED_SEEDS = 4              # a search starts from max(this, the width of its beam) chains of the database, if there are so many
-CONFIRM_SHARE = 0.25          # largest share of a session's budget that is reserved for confirmations
+CONFIRMATIONS_SHARE = 0.25    # largest share of a session's budget that is reserved for confirmations
 MIN_CONFIRM_SECONDS = 0.2     # least seconds of the confirmation of one kernel
 OVERRUN = 6.0                 # seconds past its budget after which a session abandons unanswered candidates (`TuneSession._may_overrun`)
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
@@ -241,7 +241,7 @@ class TuneSession:
             # a share of the budget is reserved for the confirmations that are still to come
             ends = sum(CONFIRM_SECONDS + (closing_seconds(s) if isinstance(s, KernelSearch) else 0.0)
                        for s in searches if s.key not in self.result.findings)
-            left = self.budget.left - min(CONFIRM_SHARE * total, ends)
+            left = self.budget.left - min(CONFIRMATIONS_SHARE * total, ends)
             chosen = self.budget.next([s for s in searches if s.round_end < left])
             if chosen is None:
                 break

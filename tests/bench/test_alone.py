@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from svod.bench.load import MachineLoad, read_machine
-from svod.bench.peers import LIBRARIES, PreparedPeer, calls
+from svod.bench.peers import PEER_LIBRARIES, PreparedPeer, calls
 from svod.bench.peers.alone import Alone, AloneError, Done, Order, Process, RemoteContestant
 from svod.bench.results import CaseResult, Run, Settings
 from svod.bench.runner import run_suite
@@ -102,7 +102,7 @@ def test_without_a_reference_there_is_nothing(run: Callable[..., Run]) -> None:
 def test_libraries_without_the_suite_stay_out(run: Callable[..., Run]) -> None:
     case = run({"heuristic": 2e-3, "onnxruntime": 3e-3, "torch": 1e-3, "inductor": 1e-3}).cases[0]
     assert [o.name for o in case.contestants] == ["heuristic", "onnxruntime"]
-    assert all(suite in LIBRARIES[name].suites for suite, name in REFERENCE.items())
+    assert all(suite in PEER_LIBRARIES[name].suites for suite, name in REFERENCE.items())
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import pytest
 from svod.bench import device_ceilings
 from svod.bench.device_ceilings import (
     GROUPS,
-    ROWS,
     STEPS,
+    SUMMED_ROWS,
     TILE,
     TURNS,
     fma_ast,
@@ -48,12 +48,12 @@ def test_the_chain_of_multiply_adds():
     np.testing.assert_allclose(evaluate(kernel.ast, arguments(kernel, x, np.array([0.9])))[0], want, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "elements"), [("read", 13 * (ROWS + 1)), ("copy", 26), ("write", 13)])
+@pytest.mark.parametrize(("kind", "elements"), [("read", 13 * (SUMMED_ROWS + 1)), ("copy", 26), ("write", 13)])
 def test_what_a_kernel_of_memory_moves(kind, elements):
     kernel = Kernel(memory_ast(kind, elements))
     assert sum(p.arg.size for p in kernel.params if p.arg.size > 1) == elements
     data = np.arange(1, elements - 12, dtype=np.float32)
-    want = {"read": lambda: data.reshape(ROWS, 13).sum(0), "copy": lambda: 3 * data, "write": lambda: np.full(13, 3)}[kind]()
+    want = {"read": lambda: data.reshape(SUMMED_ROWS, 13).sum(0), "copy": lambda: 3 * data, "write": lambda: np.full(13, 3)}[kind]()
     np.testing.assert_allclose(evaluate(kernel.ast, arguments(kernel, data, np.array([3], np.float32)))[0], want)
 
 

@@ -41,7 +41,7 @@ def test_figures():
 @pytest.mark.slow
 def test_quick_measurement_of_this_machine():
     c = measure_ceilings(host_target(), quick=True)
-    assert c.quick and set(c.flops) - set(loops.INSTRUCTIONS) == {"float32"} and set(c.bandwidth) == {"memory"}
+    assert c.quick and set(c.flops) - set(loops.DOT_INSTRUCTIONS) == {"float32"} and set(c.bandwidth) == {"memory"}
     figures = [*c.flops["float32"], *(f for pair in c.bandwidth["memory"].values() for f in pair)]
     assert all(1e8 < f < 1e15 for f in figures) and all(0 < d < 1e-2 for d in c.dispatch)
 
@@ -51,7 +51,7 @@ def test_what_holds_a_core_for_a_moment_does_not_spoil_the_arithmetic(monkeypatc
     """The first measurement on all threads has one type's rate disturbed, the second measurement another type's."""
     looks = iter([{"float32": (100.0, 101.0), "float64": (50.0, 99.0)}, {"float32": (98.0, 197.0), "float64": (49.0, 50.0)}])
     monkeypatch.setattr(loops, "measure_flops", lambda *_: next(looks))
-    monkeypatch.setattr(loops, "LEVELS", ())
+    monkeypatch.setattr(loops, "MEMORY_LEVELS", ())
     monkeypatch.setattr(loops, "curve_sizes", lambda *_: [])
     monkeypatch.setattr(loops, "working_set", lambda *_: 1 << 16)
     if quick:
@@ -249,7 +249,7 @@ def test_dot_instructions_have_rates_of_their_own():
 def test_dot_loops_compute_dots(name, product):
     """Accumulator n starts at n; each of 2 turns adds 4 products of bytes, or 2 of bfloat16. Needs the instruction."""
     target = host_target()
-    if not loops.INSTRUCTIONS[name][0].runs_on(target):
+    if not loops.DOT_INSTRUCTIONS[name][0].runs_on(target):
         return
     kernels = loops.CeilingLoops(target)
     start = np.zeros((2 + kernels.accumulators, 64), np.uint8)

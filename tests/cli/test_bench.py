@@ -22,7 +22,7 @@ import svod.bench.roofline
 import svod.bench.suites.cases
 from svod.bench.compare import compare_runs
 from svod.bench.load import MachineLoad
-from svod.bench.peers import LIBRARIES
+from svod.bench.peers import PEER_LIBRARIES
 from svod.bench.results import Run, Speedup, read_run, write_run
 from svod.cli import one_line
 from svod.cli.bench import commands as bench_commands
@@ -42,7 +42,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     monkeypatch.setattr(svod.bench.roofline, "cached_ceilings", lambda path, target, **kw: CEILINGS)
     monkeypatch.setattr(svod.bench.roofline, "known_ceilings", lambda path, target: CEILINGS)
     monkeypatch.setattr(svod.bench.load, "watch_machine", lambda: lambda: MachineLoad())
-    monkeypatch.setattr(bench_commands, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(bench_commands, "LOAD_SECONDS", 0.0)
     monkeypatch.setenv("SVOD_BENCH_CASE_SECONDS", "0")
     monkeypatch.setenv("SVOD_BENCH_ROUNDS", "6")
     monkeypatch.chdir(tmp_path)
@@ -180,7 +180,7 @@ def test_run(call: Call, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_missing_peers_are_said_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "jax", "onnxruntime"):
-        monkeypatch.setitem(LIBRARIES, name, LIBRARIES[name]._replace(needs=(f"no_{name}",)))
+        monkeypatch.setitem(PEER_LIBRARIES, name, PEER_LIBRARIES[name]._replace(needs=(f"no_{name}",)))
     result = call("run", "--suite", "odd", "--kernels", "gemm_255*")
     said = [line for line in result.stderr.splitlines() if line.startswith("left out")]
     assert result.exit_code == 0 and len(said) == 1

@@ -75,7 +75,7 @@ def test_beam_at_prepare_searches_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(at_prepare, "cached_ceilings", lambda *args, **kwargs: None)
     # times of a busy machine are not used, and the kernel is searched again
     monkeypatch.setattr(race, "disturbance", lambda *args: None)
-    monkeypatch.setattr(winners, "SLACK", float("inf"))
+    monkeypatch.setattr(winners, "DRIFT_FACTOR", float("inf"))
     monkeypatch.setattr(winners, "is_slower", lambda *args: False)
     db = str(tmp_path / "t.db")
 

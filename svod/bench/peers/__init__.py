@@ -69,7 +69,7 @@ class Library(NamedTuple):
     suites: tuple[str, ...] = ("kernels",)
 
 
-LIBRARIES = {
+PEER_LIBRARIES = {
     "numpy": Library(("numpy",), "svod.bench.peers.with_numpy", "NumpyPeer"),
     "torch": Library(("torch",), "svod.bench.peers.with_torch", "TorchPeer", ("kernels", "torch")),
     "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime", "OnnxRuntimePeer", ("kernels", "onnx", "torch")),
@@ -84,10 +84,10 @@ def parse_peers(text: str) -> list[str]:
     if names == ["none"]:
         return []
     if names == ["all"]:
-        return list(LIBRARIES)
-    unknown = [n for n in names if n not in LIBRARIES]
+        return list(PEER_LIBRARIES)
+    unknown = [n for n in names if n not in PEER_LIBRARIES]
     if unknown:
-        raise ConfigError(f"there is no peer {', '.join(map(repr, unknown))}; the peers are {', '.join(LIBRARIES)}, or all, or none")
+        raise ConfigError(f"there is no peer {', '.join(map(repr, unknown))}; the peers are {', '.join(PEER_LIBRARIES)}, or all, or none")
     return names
 
 
@@ -98,7 +98,7 @@ def load_peers(names: Sequence[str], threads: int, suites: Collection[str] = ("k
     peers: list[Peer] = []
     infos: list[PeerInfo] = []
     for name in names:
-        library = LIBRARIES[name]
+        library = PEER_LIBRARIES[name]
         if not set(suites) & set(library.suites):
             continue
         missing = [m for m in library.needs if find_spec(m) is None]

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from svod.bench.load import MachineLoad, watch_machine
-from svod.bench.peers import LIBRARIES, Array, Peer, PreparedPeer
+from svod.bench.peers import PEER_LIBRARIES, Array, Peer, PreparedPeer
 from svod.bench.placing import Place
 from svod.bench.results import KernelInfo
 from svod.bench.suites.cases import REFERENCE, Case
@@ -37,7 +37,7 @@ CHILD = "svod.cli.bench.alone"          # the module that a child process runs; 
 PREPARE_SECONDS = 400.0         # most seconds for preparing a case, without the budget of a search
 RUN_SECONDS = 120.0             # most seconds until a run or a sample is answered
 END_SECONDS = 5.0               # seconds in which a child may end by itself before it is killed
-PAUSE_SECONDS = 50e-3           # seconds between contestants, until the idle threads of a library stop spinning
+SPIN_DOWN_SECONDS = 50e-3       # seconds between contestants, until the idle threads of a library stop spinning
 
 
 class AloneError(SvodError):
@@ -145,7 +145,7 @@ class Alone:
     def entered(self, case: Case) -> Iterator[list[Peer]]:
         """Yield the contestants of a case; their processes end with the context."""
         try:
-            yield [AlonePeer(self, name) for name in (*self.config, *(n for n in self.libraries if case.op in LIBRARIES[n].suites))]
+            yield [AlonePeer(self, name) for name in (*self.config, *(n for n in self.libraries if case.op in PEER_LIBRARIES[n].suites))]
         finally:
             for process in self._live:
                 process.end()
@@ -177,7 +177,7 @@ class Alone:
 
     def pause(self) -> None:
         """Wait until idle threads stop spinning."""
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(SPIN_DOWN_SECONDS)
 
     @property
     def place(self) -> Place:

@@ -25,7 +25,7 @@ MAX_POINTS = 400                # most candidates drawn in a search's chart; the
 SLOWEST_SHOWN = 5.0             # multiple of the heuristic's time; slower candidates are drawn at the upper edge
 
 # The symbol of each kind of step, so that kinds differ in shape as well as in colour.
-SYMBOLS: dict[str, str] = {
+STEP_SYMBOLS: dict[str, str] = {
     START: "start", "register tile": "dot", "loops": "square", "staging": "triangle", "cores": "bar", "memory hints": "cross",
     SEVERAL: "diamond"}
 
@@ -435,7 +435,8 @@ def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], flo
     for t in marked or [t for _, t in steps]:
         told = t.raced or t.number in improving
         title = f"{t.number}: {q.seconds(t.seconds)}, {t.kind}{'' if t.raced else ' (screened)'}: {t.chain}" if told else ""
-        shapes.append(Symbol(SYMBOLS[t.kind], f.x.at(x_of(t)), max(3.0, f.up(t.seconds)), slug(t.kind) + " faint" * (not t.raced), title))
+        shapes.append(Symbol(STEP_SYMBOLS[t.kind], f.x.at(x_of(t)), max(3.0, f.up(t.seconds)), slug(t.kind) + " faint" * (not t.raced),
+                             title))
     shapes.append(Text(1, reference + (-6 if reference > 20 else 14), f"heuristic {q.seconds(start)}", "rooftext halo", "end"))
     best = [q.seconds(t.seconds) for _, t in steps]
     gained = f"from {best[0]} to {best[-1]}" if steps else "no candidate was raced"

@@ -17,7 +17,7 @@ from svod.system import quantities as q
 OptText = str
 
 # The kinds of steps from one candidate to the next, by the opts that changed: a search's chart has a colour for each.
-KINDS: Mapping[str, frozenset[str]] = {
+STEP_KINDS: Mapping[str, frozenset[str]] = {
     "register tile": frozenset({"UPCAST", "UNROLL", "LANES", "TC", "HOLD"}),
     "loops": frozenset({"TILE", "ORDER", "SWAP", "PADTO"}),
     "staging": frozenset({"STAGE", "INLINE", "ONLINE", "FLATTEN", "PIPELINE"}),
@@ -25,7 +25,7 @@ KINDS: Mapping[str, frozenset[str]] = {
     "memory hints": frozenset({"STREAM", "PREFETCH"}),
 }
 START, SEVERAL = "start", "several at once"
-KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
+KIND_OF = {op: kind for kind, ops in STEP_KINDS.items() for op in ops}
 
 
 class Fate(NamedTuple):
@@ -171,7 +171,7 @@ class Tuning:
 
 
 def kind_of_step(chain: Sequence[OptText], earlier: Iterable[Sequence[OptText]]) -> str:
-    """The change from the most similar earlier candidate to this one: a name of KINDS, SEVERAL or START.
+    """The change from the most similar earlier candidate to this one: a name of STEP_KINDS, SEVERAL or START.
 
     Opts are in words (`UPCAST(o0, 8)`). A changed amount counts as its opt; a sketch or a seed adds several opts."""
     mine = Counter(chain)

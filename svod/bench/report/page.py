@@ -35,7 +35,7 @@ NO_DATA = ("there is nothing to report: no run was given, and the tuning databas
 # The id of each section and its name in the navigation; `templates/ID.html` renders to "" if its data is missing.
 SECTIONS = (("roofline", "Roofline"), ("speedups", "Speed-ups"), ("next", "What to tune next"), ("cases", "All figures"),
             ("searches", "Candidates"), ("kernels", "Kernels"), ("machine", "Machine"))
-OPEN_KERNELS = 3        # number of kernels whose details are unfolded when the page opens
+UNFOLDED_KERNELS = 3    # number of kernels whose details are unfolded when the page opens
 DRAWN_KERNELS = 60      # number of kernels whose searches are drawn: the page of a large database has to open quickly
 _KINDS = ("read", "write", "write_stream", "copy", "copy_stream")
 
@@ -90,7 +90,7 @@ def _templates(kind: str) -> Environment:
     env = environment("svod.bench.report", escape=kind == "html")
     env.globals.update({name: value for name, value in vars(words).items() if callable(value)},
                        q=q, charts=charts, headline=headline, sections=sections, shapes_of_stack=charts.stacked, FASTER=words.FASTER,
-                       FATES=FATES, NEXT_WIDTH=NEXT_WIDTH, ALL=ALL, BEST_PEER=BEST_PEER, OPEN_KERNELS=OPEN_KERNELS,
+                       FATES=FATES, NEXT_WIDTH=NEXT_WIDTH, ALL=ALL, BEST_PEER=BEST_PEER, OPEN_KERNELS=UNFOLDED_KERNELS,
                        DRAWN_KERNELS=DRAWN_KERNELS, timed_sizes=_timed_sizes, kinds_of=_kinds_of, column=sections.Column)
     env.filters.update(part=lambda x: f"{100 * x:.2f}%", px=lambda y: f"{y:.1f}", opt_words=words.opt_words, in_cell=_in_cell,
                        has_any=lambda values: any(v is not None for v in values), searched=words.search_seconds, fates_words=_fates_words,

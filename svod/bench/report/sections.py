@@ -33,7 +33,7 @@ from svod.system import quantities as q
 
 PEER_CLASSES = ("peer-a", "peer-b", "peer-c", "peer-d", "peer-e", "peer-f")
 NEXT = 6                # number of kernels in "what to tune next"
-CARRIED = ("--device", "--db", "--budget", "--peers")      # options of a run that are copied to the suggested search command
+COPIED_OPTIONS = ("--device", "--db", "--budget", "--peers")    # options of a run that are copied to the suggested search command
 
 
 class Column(NamedTuple):
@@ -287,7 +287,7 @@ def _search_command(case: CaseResult, run: Run) -> str:
     the database may have a result of a wider search already, so the command uses --fresh."""
     settings = run.settings
     drawn = f" --seed {settings.seed} --count {settings.count}" if settings.count is not None and case.suite not in SUITES else ""
-    given = "".join(f" {name} {shlex.quote(value)}" for name, value in _options(settings.command) if name in CARRIED)
+    given = "".join(f" {name} {shlex.quote(value)}" for name, value in _options(settings.command) if name in COPIED_OPTIONS)
     how = f"{2 * settings.beam}" if settings.beam is not None and search_seconds(case) else f"{settings.beam or NEXT_WIDTH} --fresh"
     return f"svod-bench run --suite {case.suite} --kernels {case.name}{drawn}{given} --beam {how}"
 

@@ -99,7 +99,7 @@ def _light(name: str, what: str, size: int = 224) -> OnnxFile:
 
 _PITCH_RANGE = {"fmin": np.float32(50), "fmax": np.float32(1000)}
 
-FILES: tuple[OnnxFile, ...] = (
+ONNX_FILES: tuple[OnnxFile, ...] = (
     OnnxFile("ocr_detection", "rapidocr-onnxruntime", "ch_PP-OCRv4_det_infer.onnx", "text detection, 320×320",
              (lambda rng: {"x": _page(rng, 320, 320)}, lambda rng: {"x": _page(rng, 96, 224)})),
     OnnxFile("ocr_recognition", "rapidocr-onnxruntime", "ch_PP-OCRv4_rec_infer.onnx", "text recognition, 48×160",
@@ -133,12 +133,13 @@ FILES: tuple[OnnxFile, ...] = (
 
 def onnx_cases() -> tuple[Case, ...]:
     """A case for each file, installed or not."""
-    return tuple(whole_model(f.name, f"{f.what} ({f.file})", "onnx", "light" if f.random_weights else "files", f.tolerance) for f in FILES)
+    return tuple(whole_model(f.name, f"{f.what} ({f.file})", "onnx", "light" if f.random_weights else "files", f.tolerance)
+                 for f in ONNX_FILES)
 
 
 def file_named(name: str) -> OnnxFile:
     """The file of a case."""
-    return next(f for f in FILES if f.name == name)
+    return next(f for f in ONNX_FILES if f.name == name)
 
 
 def fitted(feed: Feed, inputs: Sequence[tuple[str, int, bool]]) -> dict[str, Array]:

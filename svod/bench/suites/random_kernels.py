@@ -61,7 +61,7 @@ def random_cases(count: int, seed: int) -> list[Case]:
     deck: list[Kind] = []
     while len(drawn) < count:
         if not deck:
-            deck = draw.shuffled(KINDS)
+            deck = draw.shuffled(DECK)
         kind = deck.pop()
         case = kind(draw)
         while case.name in drawn or not LEAST_SECONDS <= nominal_seconds(case) <= MOST_SECONDS:
@@ -146,7 +146,7 @@ def _vector(d: Draw, kind: str, make: Callable[[str, str, int], Case]) -> Case:
 
 
 # each kind is in the deck as often as in the suite core
-KINDS: list[Kind] = [
+DECK: list[Kind] = [
     _gemm, _gemm, _gemm, _gemm, _linear_gelu, _batched, _gemv, lambda d: _conv(d, 3), lambda d: _conv(d, 1), lambda d: _conv(d, 7),
     _depthwise, lambda d: _matrix(d, "softmax", cases.softmax, 64, 8192), lambda d: _matrix(d, "layer norm", cases.layer_norm, 64, 4096),
     _attention, _sum, lambda d: _sums(d, 1), lambda d: _sums(d, 0), _max_pool, lambda d: _vector(d, "gelu", cases.gelu),

@@ -19,7 +19,7 @@ Result = Array | list[Array]        # the result of a kernel, or the outputs of 
 def reference(case: Case, operands: Sequence[Array]) -> Array:
     """The result of a case for operands drawn by `Case.draw`."""
     wide = [widen(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
-    return np.asarray(FUNCTIONS[case.op](case.options, *wide)).reshape(case.out_shape)
+    return np.asarray(REFERENCES[case.op](case.options, *wide)).reshape(case.out_shape)
 
 
 def widen(array: Array, dtype: str) -> Array:
@@ -106,7 +106,7 @@ def _max_pool2d(options: Mapping[str, Any], x: Array) -> Array:
     return np.asarray(windows.max((4, 5)))
 
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+REFERENCES: Mapping[str, Callable[..., Any]] = {
     "matmul": _matmul,
     "linear_gelu": lambda options, x, w, b: _gelu(options, x @ w.T + b),
     "conv2d": _conv2d,

@@ -28,7 +28,7 @@ def _square(n: int, dtype: str = "float32", *, suite: str = "core") -> Case:
     return cases.matmul(f"gemm_{n}{suffix}", f"GEMM {n}{words}", (n, n), (n, n), dtype, suite=suite, group=group)
 
 
-CORE = (
+CORE_CASES = (
     *map(_square, (256, 512, 1024, 2048)),
     cases.linear_gelu("gemm_bias_gelu", "GEMM + bias + GELU 512×768×3072", 512, 768, 3072),
     cases.matmul("bmm_12", "batched GEMM 12×512×64×512", (12, 512, 64), (12, 64, 512)),
@@ -72,27 +72,27 @@ ODD = (
             neighbour=cases.reduction("row_sum_1m", "row sums of 8×1 M", "sum", (8, 1 << 20), 1)),
 )
 
-MODELS = (
+MODEL_CASES = (
     cases.model("mlp", "perceptron 64×256", "mlp", "Perceptron", (64, 256), (64, 10)),
     cases.model("resnet18", "ResNet-18 1×3×224×224", "resnet18", "ResNet18", (1, 3, 224, 224), (1, 1000)),
     cases.model("bert_block", "BERT base block 1×128×768", "bert_block", "BertBlock", (1, 128, 768), (1, 128, 768)),
     cases.model("gpt2_block", "GPT-2 block 1×256×768", "gpt2_block", "Gpt2Block", (1, 256, 768), (1, 256, 768)),
 )
 
-SUITES: Mapping[str, Sequence[Case]] = {"core": CORE, "odd": ODD, "models": MODELS, "onnx": onnx_cases(), "torch": torch_cases(),
+SUITES: Mapping[str, Sequence[Case]] = {"core": CORE_CASES, "odd": ODD, "models": MODEL_CASES, "onnx": onnx_cases(), "torch": torch_cases(),
                                          GPU: gpu_cases(small=False)}
-ALL = ("core", "odd", "models")         # the suites that "all" stands for: their cases come with svod
-SUITE_NAMES = (*ALL, RANDOM, GPU, "onnx", "torch")
+ALL_SUITES = ("core", "odd", "models")    # the suites that "all" stands for: their cases come with svod
+SUITE_NAMES = (*ALL_SUITES, RANDOM, GPU, "onnx", "torch")
 
 
 def parse_suites(text: str) -> tuple[str, ...]:
-    """Parse names of suites joined by commas; "all" is `ALL`. Raises ConfigError for other names."""
+    """Parse names of suites joined by commas; "all" is `ALL_SUITES`. Raises ConfigError for other names."""
     names = dict.fromkeys(filter(None, (p.strip().lower() for p in text.split(","))))
     unknown = [n for n in names if n not in (*SUITE_NAMES, "all")]
     if unknown or not names:
         what = f"no suite {', '.join(map(repr, unknown))}" if unknown else f"no suite in {text!r}"
-        raise ConfigError(f"there is {what}; the suites are {', '.join(SUITE_NAMES)}, joined by commas, and all: {', '.join(ALL)}")
-    return tuple(dict.fromkeys(s for n in names for s in (ALL if n == "all" else (n,))))
+        raise ConfigError(f"there is {what}; the suites are {', '.join(SUITE_NAMES)}, joined by commas, and all: {', '.join(ALL_SUITES)}")
+    return tuple(dict.fromkeys(s for n in names for s in (ALL_SUITES if n == "all" else (n,))))
 
 
 def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int = RANDOM_COUNT, small: bool = False) -> list[Case]:

@@ -35,14 +35,14 @@ class Scale(NamedTuple):
 
 REAL = Scale(224, 768, 2, 12, 8192, 128)
 SMALL = Scale(64, 64, 2, 4, 200, 24)
-MODELS: dict[str, Callable[[Scale], Made]] = {}
+MODULE_MAKERS: dict[str, Callable[[Scale], Made]] = {}
 TITLES: dict[str, tuple[str, str]] = {}         # name of a model → its group and its title
 
 
 def _model(group: str) -> Callable[[Callable[[Scale], Made]], Callable[[Scale], Made]]:
     """Register a model in the table under its function's name; the docstring is its title."""
     def note(function: Callable[[Scale], Made]) -> Callable[[Scale], Made]:
-        MODELS[function.__name__] = function
+        MODULE_MAKERS[function.__name__] = function
         TITLES[function.__name__] = group, (function.__doc__ or "").rstrip(".")
         return function
     return note
@@ -53,7 +53,7 @@ def make(name: str, scale: Scale) -> Made:
     import torch
 
     _declare_operators(torch)
-    module, args, kwargs = MODELS[name](scale)
+    module, args, kwargs = MODULE_MAKERS[name](scale)
     module.eval()
     for p in module.parameters():
         if not p.any():     # weights of zeros would hide errors in the layers before
@@ -110,7 +110,7 @@ def _vision(name: str, title: str, **options: Any) -> None:
         import torchvision
 
         return getattr(torchvision.models, name)(weights=None, **options), (_image(scale.image),), {}
-    MODELS[name], TITLES[name] = build, ("torchvision", title)
+    MODULE_MAKERS[name], TITLES[name] = build, ("torchvision", title)
 
 
 for _name, _title in (("resnet18", "ResNet-18"), ("resnet50", "ResNet-50"), ("mobilenet_v2", "MobileNet v2"),
@@ -166,7 +166,7 @@ def _encoder(name: str, title: str, kind: str, config: str, options: Options = l
         made = getattr(transformers, kind)(getattr(transformers, config)(**(scale.transformer if common else {}), **options(scale)))
         ids = _ids(scale)
         return made, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    MODELS[name], TITLES[name] = build, ("transformers", title)
+    MODULE_MAKERS[name], TITLES[name] = build, ("transformers", title)
 
 
 def _decoder(name: str, title: str, kind: str, config: str, options: Options) -> None:
@@ -175,7 +175,7 @@ def _decoder(name: str, title: str, kind: str, config: str, options: Options) ->
 
         made = getattr(transformers, kind)(getattr(transformers, config)(**options(scale)))
         return made, (), {"input_ids": _ids(scale), "use_cache": False}
-    MODELS[name], TITLES[name] = build, ("transformers", title)
+    MODULE_MAKERS[name], TITLES[name] = build, ("transformers", title)
 
 
 def _grouped(scale: Scale) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from svod.bench.peers import LIBRARIES, Array, Peer, PreparedPeer, keep_freed_memory
+from svod.bench.peers import PEER_LIBRARIES, Array, Peer, PreparedPeer, keep_freed_memory
 from svod.bench.peers.alone import Done, Order
 from svod.bench.suites.cases import Case
 from svod.bench.suites.onnx_files import file_named, fitted
@@ -70,7 +70,7 @@ def _contestant(order: Order) -> Peer:
         from svod.cli.bench.contestants import SvodContestant
 
         return SvodContestant(order.contestant, order.config)
-    library = LIBRARIES[order.contestant]
+    library = PEER_LIBRARIES[order.contestant]
     made: Peer = getattr(importlib.import_module(library.module), library.peer)(order.threads)
     return made
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TORCH_NEEDS = ("torch", "torchvision", "transformers")
 NEW_SEEDS = 1_000_000   # drawn seeds are below this: short enough to type
-SETTLE_SECONDS = 0.5    # seconds for which the machine's load is watched before a run
+LOAD_SECONDS = 0.5      # seconds for which the machine's load is watched before a run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -363,7 +363,7 @@ def _warn_if_busy(target: Target) -> None:
     from svod.bench.load import watch_machine
 
     seen = watch_machine()
-    time.sleep(SETTLE_SECONDS)
+    time.sleep(LOAD_SECONDS)
     load = seen()
     if load.busy is not None:
         _say(f"warning: the machine is busy ({load.busy}; load average {load.load_average:.1f}); times will be noisy")

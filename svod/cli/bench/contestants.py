@@ -51,7 +51,7 @@ class SvodContestant:
 
     def _prepare(self, config: PrepareConfig, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         if case.alone:
-            return WHOLE[case.op](config, case)
+            return MODEL_PREPARERS[case.op](config, case)
         tensors = [_tensor(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
         given = [t for t, o in zip(tensors, case.operands, strict=True) if not o.weight]
 
@@ -138,7 +138,7 @@ def _facts(plans: Sequence[ExecutionPlan], seconds: float) -> dict[str, Any]:
     return {"kernels": kernels, "identity": tuple((k.key, k.chain) for k in kernels), "prepare_seconds": seconds}
 
 
-WHOLE: Mapping[str, Callable[[PrepareConfig, Case], PreparedPeer]] = {"onnx": _prepare_file, "torch": _prepare_module}
+MODEL_PREPARERS: Mapping[str, Callable[[PrepareConfig, Case], PreparedPeer]] = {"onnx": _prepare_file, "torch": _prepare_module}
 
 
 def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: str | None = None,

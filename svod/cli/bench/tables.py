@@ -15,10 +15,10 @@ from svod.system.process.streams import columns
 from svod.system.quantities import bytes_rate, flops_rate, percent, seconds, spread
 from svod.system.tables import print_table
 
-WIDEST = 140        # width, in characters, from which a table has seconds of search and rates over the round neighbour; used for pipes
-WIDE = 116          # width from which a table has a column for each peer; narrower tables only show the best peer
+SEARCH_TABLE_COLUMNS = 140    # width from which a table has seconds of search and rates over the round neighbour; used for pipes
+PEER_TABLE_COLUMNS = 116      # width from which a table has a column for each peer; narrower tables only show the best peer
 MEDIUM = 98         # width from which a table also shows the times of the heuristic and of the best peer
-NAME = 12           # width of a contestant's name
+NAME_COLUMNS = 12           # width of a contestant's name
 WIDE_INTERVAL = " ~"
 MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
 
@@ -41,15 +41,15 @@ def describe_case(case: CaseResult) -> list[str]:
     bound = f", bound {seconds(case.bound.seconds)} ({case.bound.by})" if case.bound is not None else ""
     lines = [f"{case.name}: {case.title}, {case.dtype}{bound}"]
     for o in case.contestants:
-        lines.append(f"  {o.name:{NAME}} {_describe_outcome(case, o)}".rstrip())
+        lines.append(f"  {o.name:{NAME_COLUMNS}} {_describe_outcome(case, o)}".rstrip())
         if o.search_seconds is not None:
-            lines.append(f"  {'':{NAME}} {seconds(o.search_seconds):>8}  of search")
+            lines.append(f"  {'':{NAME_COLUMNS}} {seconds(o.search_seconds):>8}  of search")
     if case.neighbour is not None:
         n = case.neighbour
         text = f"not timed: {n.why}" if n.rate is None else f"{seconds(n.seconds):>8}  this one has {_rate_words(n.rate)} of its rate"
-        lines.append(f"  {n.name:{NAME}} {text}")
+        lines.append(f"  {n.name:{NAME_COLUMNS}} {text}")
     if case.noisy is not None:
-        lines.append(f"  {'noisy':{NAME}} {case.noisy}")
+        lines.append(f"  {'noisy':{NAME_COLUMNS}} {case.noisy}")
     return lines
 
 
@@ -86,12 +86,12 @@ class _RunColumns:
     @staticmethod
     def of(run: Run, tuned: bool) -> _RunColumns:
         peers = tuple(p.name for p in run.peers if p.version is not None)
-        width = columns(sys.stdout, WIDEST)
+        width = columns(sys.stdout, SEARCH_TABLE_COLUMNS)
         medium = width >= MEDIUM
         return _RunColumns(("heuristic", "tuned") if tuned and medium else ("svod",) if tuned else ("heuristic",),
-                           peers if width >= WIDE else (), bool(peers), width >= WIDE, medium,
-                           width >= WIDEST and any(s.searching is not None for s in run.suites),
-                           width >= WIDEST and any(s.rates is not None for s in run.suites))
+                           peers if width >= PEER_TABLE_COLUMNS else (), bool(peers), width >= PEER_TABLE_COLUMNS, medium,
+                           width >= SEARCH_TABLE_COLUMNS and any(s.searching is not None for s in run.suites),
+                           width >= SEARCH_TABLE_COLUMNS and any(s.rates is not None for s in run.suites))
 
     @property
     def names(self) -> list[str]:

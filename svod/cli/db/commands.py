@@ -51,7 +51,7 @@ from svod.tune.db import (
     origins_of,
 )
 from svod.tune.db.records import parse_json
-from svod.tune.db.transfer import FORMAT
+from svod.tune.db.transfer import EXPORT_FORMAT
 from svod.tune.db.why import describe_searches, explain
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
@@ -420,7 +420,7 @@ def stats(context: click.Context, as_json: bool) -> None:
 @click.pass_context
 def export(context: click.Context, output: Path, winners: bool, anonymous: bool, kernels: tuple[str, ...]) -> None:
     """Write records to a JSON Lines file that `import` reads on any machine."""
-    check_output("-o", output, format=FORMAT)
+    check_output("-o", output, format=EXPORT_FORMAT)
     db = _open(context, missing=False)
     wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
     count = moving.export(db, output, wanted, winners_only=winners, anonymous=anonymous)

@@ -17,8 +17,8 @@ from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, S
 from svod.tune.db.why import no_winner_reason
 
 SHOWN_KEY = 12          # characters of a key that tables show
-MOST_NAME = 20          # most characters of a name that a terminal shows
-INDENT = "    "
+MOST_NAME_CHARACTERS = 20    # most characters of a name that a terminal shows
+DETAIL_INDENT = "    "
 
 Order = Literal["time", "gain", "saved", "name", "latest"]
 
@@ -154,13 +154,13 @@ def print_with_chains(header: Sequence[str], rows: Sequence[Sequence[str]], chai
     width = shutil.get_terminal_size().columns
     lines = text_table(header, rows, right=right, shrink=shrink, width=width)
     print("\n".join(lines[:2]))
-    room = width - len(INDENT)
+    room = width - len(DETAIL_INDENT)
     for line, chain in zip(lines[2:], map(printable, chains), strict=True):
-        print(f"{line}\n{INDENT}{chain if len(chain) <= room else chain[:room - 1] + '…'}")
+        print(f"{line}\n{DETAIL_INDENT}{chain if len(chain) <= room else chain[:room - 1] + '…'}")
 
 
 def _named(r: WinnerRow) -> str:
-    name = r.name if len(r.name) <= MOST_NAME else f"{r.name[:MOST_NAME - 1]}…"
+    name = r.name if len(r.name) <= MOST_NAME_CHARACTERS else f"{r.name[:MOST_NAME_CHARACTERS - 1]}…"
     return f"{name} {r.kernel[:SHOWN_KEY - 4]}".strip()
 
 

@@ -25,7 +25,7 @@ from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.start import make_executor
 
-CONFIRM_SECONDS = 0.5       # seconds of the confirmation of one kernel
+KERNEL_CONFIRM_SECONDS = 0.5    # seconds of the confirmation of one kernel
 
 
 class Checked(NamedTuple):
@@ -44,7 +44,7 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
         before = {t.key: db.ranking(t.key, target.key)[0] for t in tasks}
         what = f"checking {count(len(tasks), 'kernel')}"
         with waiting(what, "svod-db"), make_executor("local", device=target.device, say=say) as executor:
-            bench = config.BenchConfig.from_env(seconds=CONFIRM_SECONDS)
+            bench = config.BenchConfig.from_env(seconds=KERNEL_CONFIRM_SECONDS)
             TuneSession(tasks, target, executor=executor, db=db, config=config.BeamConfig.from_env(width=4), bench=bench,
                         budget=ModelBudget(budget)).run()
         checked += [Checked(t.name, before[t.key], usable_winner(t.kernel, _resolved(target, db))) for t in tasks]

@@ -11,7 +11,7 @@ from svod.cli.installation import program
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
 #: The options that a recommended command repeats from the given one, besides the beam's width and the budget.
-CARRIED = frozenset({"db", "device", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy",
+REPEATED_OPTIONS = frozenset({"db", "device", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy",
                      "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch", "lock_path"})
 REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # formats that --json and --lock write, and may replace
 TORCH = ("compile", "modules", "off")       # values of --torch
@@ -125,7 +125,7 @@ class TuneOptions:
         """A recommended command line: this command's with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
         values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}
         for f in fields(self):
-            if f.name in CARRIED and getattr(self, f.name) != f.default:
+            if f.name in REPEATED_OPTIONS and getattr(self, f.name) != f.default:
                 values[f.name] = getattr(self, f.name)
         subject = [self.script or ""] if self.is_onnx else self.program
         words = [*(subject or ("--from", self.source or ""))]

@@ -19,7 +19,7 @@ from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.confirmation import Finding
 from svod.tune.settle import BothWays, settle
 
-CHECK_SECONDS = 4.0         # most seconds for the check of one plan
+PLAN_CHECK_SECONDS = 4.0    # most seconds for the check of one plan
 KNOWN_CHECK_SECONDS = 1.5   # most seconds for the check of one plan if nothing was searched
 MAX_CHECKS = 3              # most plans that are checked; those that take most of the time are
 CHECK_SHARE = 0.05          # plans below this share of the time are not checked, except the first
@@ -95,7 +95,7 @@ def _time_plan(work: TargetWork, setting: Setting, plan: CapturedPlan) -> BothWa
     tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
     if setting.clock.is_late:
         return None
-    within = min(setting.clock.check_seconds(CHECK_SECONDS if work.wanted else KNOWN_CHECK_SECONDS), setting.clock.left_for_measuring)
+    within = min(setting.clock.check_seconds(PLAN_CHECK_SECONDS if work.wanted else KNOWN_CHECK_SECONDS), setting.clock.left_for_measuring)
     return BothWays(check_plan(plan.unbound, heuristics, tuned, gains, work.target, seconds=within), heuristics, tuned)
 
 

@@ -41,7 +41,7 @@ SAMPLE = 5.0            # seconds between samples of the workers' activity in th
 MINUTE = 60.0
 REFRESH_PER_SECOND = 4  # number of times per second that the live view is redrawn
 WIDTH_NAME = 28         # characters of a kernel's label in a line
-NARROW = 60             # in a terminal with fewer columns only a kernel's name, best time and gain are shown
+NARROW_TERMINAL_COLUMNS = 60    # in a terminal with fewer columns only a kernel's name, best time and gain are shown
 FEWEST_WORKER_ROWS = 3  # rows that the live view always has for workers, however low the terminal is
 
 # status of dropped candidates → words for it; other statuses are shown unchanged
@@ -342,7 +342,7 @@ class LiveProgress(Progress):
 
         table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
         table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=3)
-        narrow = self.console.width < NARROW
+        narrow = self.console.width < NARROW_TERMINAL_COLUMNS
         for name in ("leading", "so far") if narrow else ("share", "heuristic", "leading", "so far"):
             table.add_column(name, justify="right", no_wrap=True, min_width=7)
         if not narrow:

@@ -18,8 +18,8 @@ from svod.tune.db.records import SizeTime
 from svod.tune.plan_check import PlanCheck, name_of
 
 KEY_SHOWN = 8
-NARROW = 90                 # a table for fewer characters per line leaves some of its columns out
-MOST_NAME = 16              # most characters of a name in a narrow table; of the width beyond NARROW names may take half
+NARROW_TABLE_COLUMNS = 90    # a table for fewer characters per line leaves some of its columns out
+NARROW_NAME_CHARACTERS = 16    # most characters of a name in a narrow table; in others names take half of what is beyond that width
 MOST_NAMES = 4              # most kernels that a sentence names
 
 
@@ -80,8 +80,8 @@ def _names(rows: Sequence[SurveyRow]) -> str:
 
 
 def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Ceilings | None, width: int) -> list[str]:
-    """The lines of the table of kernels with a verified chain, and below it lines about the others with the reasons. Below the width NARROW
-    the table has no rates, so that names and keys stay readable."""
+    """The lines of the table of kernels with a verified chain, and below it lines about the others with the reasons. Below the width
+    NARROW_TABLE_COLUMNS the table has no rates, so that names and keys stay readable."""
     verified = [o for o in outcomes if o.verified]
     rows: list[tuple[str, ...]] = []
     marks: set[str] = set()
@@ -112,7 +112,7 @@ def _share_mark(o: KernelReport, ceilings: Ceilings | None) -> str:
 
 def _named(row: SurveyRow, width: int) -> str:
     """A kernel's name and the beginning of its key. The name is cut if the table is too narrow for it, the key never."""
-    most = MOST_NAME + max(0, width - NARROW) // 2
+    most = NARROW_NAME_CHARACTERS + max(0, width - NARROW_TABLE_COLUMNS) // 2
     name = row.name if len(row.name) <= most else f"{row.name[:most - 1]}…"
     return f"{name} {row.key[:KEY_SHOWN]}"
 
@@ -120,8 +120,8 @@ def _named(row: SurveyRow, width: int) -> str:
 def _fitting(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, text: Collection[str],
              without: Collection[str]) -> list[str]:
     """The lines of a table of kernels; none without rows. All columns are numbers, aligned to the right, except the first two and those in
-    `text`. The columns in `without` are left out if the width is below NARROW."""
-    kept = [i for i, name in enumerate(header) if width >= NARROW or name not in without]
+    `text`. The columns in `without` are left out if the width is below NARROW_TABLE_COLUMNS."""
+    kept = [i for i, name in enumerate(header) if width >= NARROW_TABLE_COLUMNS or name not in without]
     right = {name for name in header[2:] if name not in text}
     return text_table([header[i] for i in kept], [[r[i] for i in kept] for r in rows], right=right, width=width, shrink=("from",)) \
         if rows else []

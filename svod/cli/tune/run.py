@@ -49,7 +49,7 @@ from svod.tune.lock import check_replaceable
 from svod.tune.resolved import Resolved
 from svod.tune.workers.start import check_reachable
 
-AT_ONCE = 3                 # the number of Ctrl-C presses that ends the command at once, without waiting
+PRESSES_TO_EXIT = 3         # the number of Ctrl-C presses that ends the command at once, without waiting
 
 
 def tune(options: TuneOptions) -> int:
@@ -91,7 +91,7 @@ class _CtrlC:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.presses += 1
-        if self.run.is_captured and (self.presses >= AT_ONCE or self.run.is_closing):
+        if self.run.is_captured and (self.presses >= PRESSES_TO_EXIT or self.run.is_closing):
             os.write(2, b"\nsvod-tune: ended at once; the database has what was found in finished rounds\n")
             os._exit(EXIT_INTERRUPTED)
         raise KeyboardInterrupt

@@ -27,7 +27,7 @@ from svod.tune.workers.jobs import package_roots
 IDLE_SECONDS = 30.0         # seconds without a new kernel after which the capture counts as complete
 POLL_SECONDS = 0.1          # seconds between looks at the capture
 STOP_SECONDS = 2 * FLUSH_SECONDS + 0.5      # seconds for a script to write its counts of runs and end by itself
-LEAVE_SECONDS = 0.5         # seconds for the processes of a script to end by themselves after it
+SCRIPT_END_SECONDS = 0.5    # seconds for the processes of a script to end by themselves after it
 TERM_SECONDS = 2.0          # seconds between SIGTERM and SIGKILL
 
 Why = Literal["finished", "failed", "time", "share", "idle", "interrupted"]
@@ -138,7 +138,7 @@ def _end_child(child: subprocess.Popen[bytes], directory: Path) -> None:
 def _end_processes(directory: Path) -> int:
     """End the processes that the script has left running, unless they soon end by themselves, as multiprocessing's helpers do. Returns
     their number. They have SVOD_CAPTURE in their environment, which survives daemonising; without /proc none are found."""
-    end = time.monotonic() + LEAVE_SECONDS
+    end = time.monotonic() + SCRIPT_END_SECONDS
     while (pids := processes_with(f"SVOD_CAPTURE={directory}")) and time.monotonic() < end:
         time.sleep(0.05)
     if not pids:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.event_log import EventLog
-from svod.cli.tune.plan_checks import CHECK_SECONDS
+from svod.cli.tune.plan_checks import PLAN_CHECK_SECONDS
 from svod.cli.tune.progress import make_progress
 from svod.cli.tune.setting import Setting, TargetWork
 from svod.cli.tune.survey import SurveyRow, decide
@@ -90,7 +90,7 @@ class Searches:
         tasks, executor = [_task(r) for r in work.wanted], self._workers.ready()
         if "workers" not in clock.phases:
             clock.end_phase("workers")
-        check = clock.check_seconds(CHECK_SECONDS) if any(w.here for w in self._works) else 0.0
+        check = clock.check_seconds(PLAN_CHECK_SECONDS) if any(w.here for w in self._works) else 0.0
         seconds = max(0.0, (clock.left - check) / shares)
         say(f"svod-tune: {work.label}searching {count(len(tasks), 'kernel')} with beam {setting.options.beam} for at most "
             f"{seconds:.0f} s on {executor.description} (Ctrl-C ends the search and keeps what it found)")

@@ -23,7 +23,7 @@ EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED
 GRACE_SECONDS = 15.0        # seconds beyond the budget within which the command has to end
 LATE_SECONDS = 10.0         # seconds beyond the budget after which nothing more is measured
 START_SECONDS = 5.0         # seconds beyond the budget by which workers have to be up
-CLOSE_SECONDS = 2.0         # seconds that are reserved for writing the results
+WRITE_SECONDS = 2.0         # seconds that are reserved for writing the results
 CHECK_PART = 0.15           # the largest share of the budget for a plan check
 CHECK_LEAST = 0.5           # the shortest plan check in seconds, however small the budget
 
@@ -64,7 +64,7 @@ class Clock:
     @property
     def left_for_ending(self) -> float:
         """Seconds that the last steps of the command may take."""
-        return max(0.0, self.left + GRACE_SECONDS - CLOSE_SECONDS)
+        return max(0.0, self.left + GRACE_SECONDS - WRITE_SECONDS)
 
     def leave_half(self) -> None:
         """Extend the end, if necessary, so that at least half of the budget is left from now on."""

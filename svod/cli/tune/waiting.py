@@ -16,7 +16,7 @@ from svod.system.process.streams import is_terminal, tell
 if TYPE_CHECKING:
     from rich.console import Console
 
-SILENCE = 1.0       # seconds of work before a message is printed without a terminal
+QUIET_SECONDS = 1.0    # seconds of work before a message is printed without a terminal
 
 _console: Console | None = None     # the console of the current line, above which other output is printed; None without a line
 
@@ -34,7 +34,7 @@ def waiting(what: str, program: str = "svod-tune") -> Iterator[None]:
     """Show `what` the program is doing while the body of the `with` runs."""
     global _console
     if not is_terminal(sys.stderr):
-        timer = threading.Timer(SILENCE, say, [f"{program}: {what} …"])
+        timer = threading.Timer(QUIET_SECONDS, say, [f"{program}: {what} …"])
         timer.daemon = True
         timer.start()
         try:

@@ -31,14 +31,14 @@ from svod.system.machine_records import add_record, read_records
 ACCUMULATORS = 16       # enough to hide a latency of eight cycles at two instructions per cycle
 TURNS = 40_000
 SAMPLES = 9
-COSTS = tuple(2.0 ** n for n in range(-1, 5))
-REVISION = 1            # version of the loops and of the figures that are derived from their times
+DOT_COSTS = tuple(2.0 ** n for n in range(-1, 5))
+RATES_REVISION = 1            # version of the loops and of the figures that are derived from their times
 
 
 @lru_cache(maxsize=16)
 def measured_cost(name: str) -> float:
-    """Return how many float32 vector multiply-adds this machine does in the time of one instruction `name` of DOTS; one of COSTS. The first
-    call takes 30 ms."""
+    """Return how many float32 vector multiply-adds this machine does in the time of one instruction `name` of DOTS; one of DOT_COSTS. The
+    first call takes 30 ms."""
     return kept_cost(data_dir() / "dot_rates.json", name)
 
 
@@ -46,11 +46,11 @@ def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float
     """Return the cost of an instruction from the records at `path`; otherwise measure it with `measure` (default: `measure_times`) and
     record it."""
     target = host_target()      # LLVM may report the name of a related processor
-    key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {REVISION}"
+    key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {RATES_REVISION}"
 
     def known() -> float | None:
         cost = read_records(path).get(key)
-        return cost if isinstance(cost, float) and cost in COSTS else None
+        return cost if isinstance(cost, float) and cost in DOT_COSTS else None
 
     cost = known()
     if cost is None:
@@ -63,7 +63,7 @@ def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float
 
 
 def cost_of(multiply_adds: float, dots: float) -> float:
-    """Return the element of COSTS nearest to the ratio of the instructions' time to the time of equally many multiply-adds."""
+    """Return the element of DOT_COSTS nearest to the ratio of the instructions' time to the time of equally many multiply-adds."""
     return 2.0 ** min(4, max(-1, round(math.log2(dots / multiply_adds))))
 
 

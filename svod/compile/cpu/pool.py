@@ -23,7 +23,7 @@ import numpy as np
 
 from svod.compile.cpu import runtime as rt
 from svod.config import log_once
-from svod.core.graph.allocator import LARGE, LARGE_ARRAYS, private_memory
+from svod.core.graph.allocator import LARGE_ARRAYS, OWN_BLOCK_BYTES, private_memory
 from svod.errors import LaunchError
 from svod.system.forksafe import remake_after_fork
 from svod.system.process.cores import affinity, physical_core
@@ -51,7 +51,7 @@ class Arena:
     def __init__(self, size: int, stagger: int, touch: bool = True) -> None:
         offset = (17 + 5 * stagger) % 64 * 64
         length = -(-(size + offset) // PAGE) * PAGE
-        self._memory = LARGE_ARRAYS.allocate(length) if length >= LARGE else np.frombuffer(private_memory(length), np.uint8)
+        self._memory = LARGE_ARRAYS.allocate(length) if length >= OWN_BLOCK_BYTES else np.frombuffer(private_memory(length), np.uint8)
         if touch:
             self._memory[::PAGE] = 0
         self.address = int(self._memory.__array_interface__["data"][0]) + offset

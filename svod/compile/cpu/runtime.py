@@ -67,7 +67,7 @@ LAUNCH_ENTRY, LAUNCH_ARGS, LAUNCH_VARS, LAUNCH_BEGIN, LAUNCH_END, LAUNCH_THREADS
 PLAN_BYTES = 64
 PLAN_RECORDS, PLAN_COUNT, PLAN_POOL, PLAN_SCRATCH, PLAN_REPEATS = (8 * i for i in range(5))
 
-SYMBOLS = ("svod_worker", "svod_run_plan", "svod_run_group", "svod_stop", "svod_spin")
+RUNTIME_SYMBOLS = ("svod_worker", "svod_run_plan", "svod_run_group", "svod_stop", "svod_spin")
 
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
@@ -104,7 +104,7 @@ def runtime(cache: ObjectCache | None = None) -> Runtime:
     global _loaded
     with _load_lock:
         if _loaded is None:
-            code = LoadedProgram(native_object("runtime", runtime_ir(host_target().arch), cache), SYMBOLS)
+            code = LoadedProgram(native_object("runtime", runtime_ir(host_target().arch), cache), RUNTIME_SYMBOLS)
             worker, run_plan, run_group, stop, spin = code.addresses
             one, two = ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
             _loaded = Runtime(one(run_plan), two(worker), two(stop), two(spin), run_group, code)

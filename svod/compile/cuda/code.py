@@ -23,7 +23,7 @@ from svod.compile.resources import PhaseResources, resources_of
 from svod.core.machine.target import Target
 from svod.errors import CompileError
 
-MAGIC = b"svodcuda"
+IMAGE_MAGIC = b"svodcuda"
 CUDA_REVISION = 4       # increase it when the code of the same kernel and chain changes only for NVIDIA's GPUs
 CUBIN, PTX = "cubin", "ptx"
 
@@ -40,15 +40,15 @@ class CudaCode:
 
     def pack(self) -> bytes:
         """Return the bytes that `unpack` reads."""
-        return MAGIC + zlib.compress(encode(self))
+        return IMAGE_MAGIC + zlib.compress(encode(self))
 
     @staticmethod
     def unpack(code: bytes) -> CudaCode:
         """Read the code from a binary. Raises CompileError for invalid bytes."""
         try:
-            if not code.startswith(MAGIC):
+            if not code.startswith(IMAGE_MAGIC):
                 raise ValueError("it does not begin as one")
-            return decode(zlib.decompress(code[len(MAGIC):]), type=CudaCode)
+            return decode(zlib.decompress(code[len(IMAGE_MAGIC):]), type=CudaCode)
         except (ValueError, zlib.error, MsgspecError) as e:
             raise CompileError(f"not the code of a program for NVIDIA's GPUs: {e}") from e
 

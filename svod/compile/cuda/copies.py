@@ -23,7 +23,7 @@ from svod.compile.llvm.memory import Handler, address_of
 from svod.compile.llvm.text import Writer, memory_type
 from svod.core.ir.dtype import DType
 
-PREFIX = "llvm.nvvm.cp.async."
+COPY_PREFIX = "llvm.nvvm.cp.async."
 CACHED = {4: "ca.shared.global.4", 8: "ca.shared.global.8", 16: "cg.shared.global.16"}
 
 
@@ -58,7 +58,7 @@ def _copied(w: Writer, nbytes: int, target: str, origin: str, inside: int) -> st
     always = w.code[inside].op == "CONST" and bool(w.code[inside].arg)
     given = [] if always else [("i32", w.temp(f"select i1 {w.value[inside]}, i32 {nbytes}, i32 0"))]
     shared, argument = w.temp(f"addrspacecast ptr {target} to {SHARED}"), w.temp(f"addrspacecast ptr {origin} to {GLOBAL}")
-    return w.call("void", PREFIX + CACHED[nbytes] + ("" if always else ".s"), (SHARED, shared), (GLOBAL, argument), *given)
+    return w.call("void", COPY_PREFIX + CACHED[nbytes] + ("" if always else ".s"), (SHARED, shared), (GLOBAL, argument), *given)
 
 
 _COPY = re.compile(r"  call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)(?:\.s)?"
@@ -66,18 +66,18 @@ _COPY = re.compile(r"  call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.
 MASKED = "llvm.masked.load.v{0}i8.p1"
 SHARED, GLOBAL = "ptr addrspace(3)", "ptr addrspace(1)"
 EXPECT = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
-BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
 ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [$0];"
 TRY = "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.b32 $0, 1, 0, p; }"
 PROXY_FENCE = "fence.proxy.async.shared::cta;"
 MEMCPY = "llvm.memcpy.p3.p1.i64"
-_ROW = re.compile(r'  call void asm sideeffect "' + re.escape(EXPECT) + r'".*\n  call void asm sideeffect "' + re.escape(BULK)
+_ROW = re.compile(r'  call void asm sideeffect "' + re.escape(EXPECT) + r'".*\n  call void asm sideeffect "' + re.escape(BULK_COPY)
                   + r'", "[^"]*"\((ptr addrspace\(3\) %\w+), (ptr addrspace\(1\) %\w+), i32 (\d+), (ptr addrspace\(3\) %\w+)\)')
 
 
 def by_bytes(source: str) -> str:
     """Replace asynchronous copies in the text by loads and stores that require no alignment."""
-    numbers = iter(range(source.count(PREFIX)))
+    numbers = iter(range(source.count(COPY_PREFIX)))
 
     def row(m: re.Match[str]) -> str:
         arrived = f'  call void asm sideeffect "{ARRIVE}", "l,~{{memory}}"({m[4]})'
@@ -104,11 +104,11 @@ def by_bytes(source: str) -> str:
 
 
 def _commit(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    w.call("void", f"{PREFIX}commit.group")
+    w.call("void", f"{COPY_PREFIX}commit.group")
 
 
 def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    w.call("void", f"{PREFIX}wait.group", ("i32", str(arg)))
+    w.call("void", f"{COPY_PREFIX}wait.group", ("i32", str(arg)))
 
 
 def _in_shared(w: Writer, address: str) -> str:
@@ -138,7 +138,7 @@ def _copy_row(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
         target, count = _in_shared(w, places[0]), _in_shared(w, places[2])
         origin = w.temp(f"addrspacecast ptr {places[1]} to ptr addrspace(1)")
         w.lines += [f'  call void asm sideeffect "{EXPECT}", "l,r,~{{memory}}"({SHARED} {count}, i32 {nbytes})',
-                    f'  call void asm sideeffect "{BULK}", "l,l,r,l,~{{memory}}"'
+                    f'  call void asm sideeffect "{BULK_COPY}", "l,l,r,l,~{{memory}}"'
                     f"({SHARED} {target}, ptr addrspace(1) {origin}, i32 {nbytes}, {SHARED} {count})"]
         return ""
     _where(w, stores, copied)

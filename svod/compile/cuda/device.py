@@ -25,10 +25,10 @@ from svod.compile.cuda.targets import DEVICE, Architecture, Card, architecture_o
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, DeviceLost
 
-GRAIN = 512                 # bytes: sizes of memory are rounded up to multiples of this, and large ones to eighths of a power of two
+GRAIN_BYTES = 512                 # bytes: sizes of memory are rounded up to multiples of this, and large ones to eighths of a power of two
 STAGED = 1 << 20            # bytes from which on copies to the host go through pinned memory
-CHUNK = 4 << 20             # bytes of each piece of such a copy, and of a copy to the device
-RING = 3 * CHUNK            # bytes of pinned memory: room for two chunks, wherever the first one begins
+COPY_CHUNK_BYTES = 4 << 20             # bytes of each piece of such a copy, and of a copy to the device
+RING = 3 * COPY_CHUNK_BYTES            # bytes of pinned memory: room for two chunks, wherever the first one begins
 MOST_COPIES = 256           # maximum number of copies that use the ring at the same time
 NAMED = 8                   # maximum number of kernels that an error names
 DEFAULT_STREAM = 1          # CUDA's legacy default stream, by its number in the driver and in DLPack; it exists as long as the device
@@ -36,7 +36,7 @@ DEFAULT_STREAM = 1          # CUDA's legacy default stream, by its number in the
 
 def rounded(nbytes: int) -> int:
     """Round `nbytes` up to the size of a piece of memory."""
-    step = max(GRAIN, 1 << max(0, nbytes.bit_length() - 4))
+    step = max(GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4))
     return max(1, -(-nbytes // step)) * step
 
 
@@ -142,7 +142,7 @@ class Staging:
         while len(self._copies) >= MOST_COPIES or any(b < end and begin < e for b, e, _ in self._copies):
             driver.wait_event(self._copies[0][2])
             self._spare.append(self._copies.popleft()[2])
-        self._next = -(-end // GRAIN) * GRAIN
+        self._next = -(-end // GRAIN_BYTES) * GRAIN_BYTES
         event = self._spare.pop() if self._spare else driver.create_event()
         events: list[int] = []
         try:
@@ -388,7 +388,7 @@ def _take(driver: Driver, host: int, pinned: int, nbytes: int, event: int) -> No
 
 def _parts(nbytes: int) -> list[tuple[int, int]]:
     """List (first byte, bytes) of the chunks of a copy."""
-    return [(start, min(CHUNK, nbytes - start)) for start in range(0, nbytes, CHUNK)]
+    return [(start, min(COPY_CHUNK_BYTES, nbytes - start)) for start in range(0, nbytes, COPY_CHUNK_BYTES)]
 
 
 class Module:

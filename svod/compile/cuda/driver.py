@@ -13,7 +13,7 @@ from typing import Any
 
 from svod.errors import DeviceError, DeviceLost
 
-LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
+DRIVER_LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 OUT_OF_MEMORY = 2
 ATTRIBUTES = {
     "group_threads": 1, "clock": 13, "units": 16, "memory_clock": 36, "memory_bus": 37, "l2": 38, "unit_threads": 39, "major": 75,
@@ -252,12 +252,12 @@ class Driver:
 
 def library_of_driver() -> Any:
     """Load the driver's library. Raises DeviceError, which says what is missing and what to do."""
-    for name in LIBRARIES:
+    for name in DRIVER_LIBRARIES:
         try:
             library = ctypes.CDLL(name)
         except OSError:
             continue
         library.cuGetErrorString.argtypes = (c_int, POINTER(c_char_p))
         return library
-    raise DeviceError(f"there is no NVIDIA driver on this machine ({LIBRARIES[0]}): install it, or only compile, as for an H100 with "
-                      "SVOD_DEVICE=CUDA:sm_90")
+    raise DeviceError(f"there is no NVIDIA driver on this machine ({DRIVER_LIBRARIES[0]}): install it, or only compile, as for an H100 "
+                      "with SVOD_DEVICE=CUDA:sm_90")

@@ -46,14 +46,14 @@ ASSEMBLY: dict[str, str] = {
 """PTX in LLVM IR: a statement → what the architecture must have."""
 
 _ASM = re.compile(r'\basm\b(?: sideeffect)? "([^"]*)"')
-_NAME = re.compile(r"@(llvm\.[\w.]+)")
+_INTRINSIC_NAME = re.compile(r"@(llvm\.[\w.]+)")
 _OVERLOAD = re.compile(r"(llvm\.[a-z]+)\.(?:v\d+)?([a-z]+\d+)")
 
 
 def check_intrinsics(ir: str, arch: str) -> None:
     """Raise CompileError for a call that is not in the list for this architecture."""
     have = {"", *ARCHITECTURES[arch].features}
-    for name in sorted(set(_NAME.findall(ir))):
+    for name in sorted(set(_INTRINSIC_NAME.findall(ir))):
         overloaded = _OVERLOAD.fullmatch(name)
         generic = overloaded is not None and overloaded[2] in GENERIC.get(overloaded[1], ())
         if not generic and SPECIAL.get(name, "none") not in have:

@@ -21,7 +21,7 @@ from svod.compile.llvm.text import SCALAR, Family, Writer, memory_type
 from svod.compile.lower.linear import NO_VALUE
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.machine.isa import DOTS, LINE, TF32, Digit, Fragment
+from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES, TF32, Digit, Fragment
 
 LDMATRIX_LINES = 8      # lines of a matrix
 REGISTER_BYTES = 4
@@ -82,7 +82,7 @@ class Tile:
     def __init__(self, w: Writer, src: tuple[int, ...], arg: Any, elem: str, size: int):
         self.w, self.elem = w, elem
         offset, *_, self.lines = arg
-        self.line = LINE // size
+        self.line = MATRIX_LINE_BYTES // size
         period = LDMATRIX_LINES * self.line * self.lines
         self.rest = offset % period if self.lines > 1 else 0        # elements before the line from which swizzled lines are counted
         self.base = address_of(w, src[0], src[1], offset - self.rest)
@@ -106,7 +106,7 @@ def _starts_lines(w: Writer, i: int) -> bool:
     """Whether the lines of a tile are known to begin at multiples of 16 bytes."""
     _, dtype, _, src, (offset, *_) = w.code[i]
     most = WIDEST_BYTES // dtype.itemsize
-    return all(gcd(w.family.alignment(w, src[0], s, offset, most), WIDEST_BYTES) == LINE for s in src[1:])
+    return all(gcd(w.family.alignment(w, src[0], s, offset, most), WIDEST_BYTES) == MATRIX_LINE_BYTES for s in src[1:])
 
 
 def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -120,7 +120,7 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
     across, along = (rows, columns) if number == 0 else (columns, rows)      # from line to line, and in a line along the sum
     line, kind = (across, "") if along == 1 else (along, ".trans")
     members = tuple(dict.fromkeys((i, w.family.pairs.get(i, i))))
-    if w.code[src[0]].op == "SHARED" and 1 in (along, across if size == 2 else 0) and line * size % LINE == 0 and \
+    if w.code[src[0]].op == "SHARED" and 1 in (along, across if size == 2 else 0) and line * size % MATRIX_LINE_BYTES == 0 and \
             all(_starts_lines(w, m) for m in members):
         _load_lines(w, members, fragment, tile, lane, line, kind)
         return

@@ -18,10 +18,10 @@ from svod.system.process.directories import temporary_folder
 log = logging.getLogger("svod.cuda")
 
 USUAL = Path("/usr/local/cuda/bin")
-LIMIT = 300.0           # seconds
+PTXAS_SECONDS = 300.0    # seconds
 _ENTRY = re.compile(r"Function properties for (\w+)\n\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
                     r"ptxas info\s*: Used (\d+) registers(.*)")
-_SHARED = re.compile(r"(\d+) bytes smem")
+_SHARED_BYTES = re.compile(r"(\d+) bytes smem")
 _VERSION = re.compile(r"V(\d+\.\d+\.\d+)")
 
 
@@ -59,7 +59,7 @@ def ptxas_version() -> str | None:
     if path is None:
         return None
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=LIMIT, check=False).stdout
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=PTXAS_SECONDS, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = _VERSION.search(said)
@@ -91,9 +91,9 @@ def assemble(ptx: str, arch: str) -> tuple[bytes, tuple[KernelReport, ...]]:
         source.write_text(ptx)
         try:
             command = [path, "-v", f"-arch={arch}", str(source), "-o", str(cubin)]
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=PTXAS_SECONDS, check=False)
         except subprocess.TimeoutExpired as e:
-            raise CompileError(f"ptxas took more than {LIMIT:.0f} seconds for {len(ptx.splitlines())} lines of PTX") from e
+            raise CompileError(f"ptxas took more than {PTXAS_SECONDS:.0f} seconds for {len(ptx.splitlines())} lines of PTX") from e
         except OSError as e:
             raise CompileError(f"ptxas could not be run: {e}") from e
         if ran.returncode or not cubin.exists():
@@ -105,7 +105,7 @@ def read_report(said: str) -> tuple[KernelReport, ...]:
     """Parse the output of `ptxas -v` to a report per kernel."""
     reports = []
     for symbol, stack, stores, loads, registers, rest in _ENTRY.findall(said):
-        shared = _SHARED.search(rest)
+        shared = _SHARED_BYTES.search(rest)
         reports.append(KernelReport(symbol, int(registers), int(shared[1]) if shared else 0, int(stack), int(stores), int(loads)))
     return tuple(sorted(reports, key=lambda r: r.symbol))
 
@@ -122,7 +122,7 @@ def disassemble(cubin: bytes) -> str:
         file.write_bytes(cubin)
         command = [path, str(file)] if path.endswith("nvdisasm") else [path, "-sass", str(file)]
         try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=PTXAS_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired) as e:
             raise CompileError(f"{path} could not print the machine code: {e}") from e
     if ran.returncode:

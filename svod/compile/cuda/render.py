@@ -33,7 +33,7 @@ from svod.compile.cuda.matrix import THREAD
 from svod.compile.cuda.targets import GRID, STATIC_SHARED, WIDEST_BYTES
 from svod.compile.cuda.warpgroup import FENCE, Warpgroups
 from svod.compile.cuda.warpgroup import HANDLERS as WARPGROUP_HANDLERS
-from svod.compile.llvm.alu import INSTRUCTIONS
+from svod.compile.llvm.alu import LLVM_INSTRUCTIONS
 from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.render import HANDLERS as COMMON_HANDLERS
 from svod.compile.llvm.render import write_body
@@ -218,7 +218,7 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
 def instructions(target: Target) -> Instructions:
     """Return the instructions that can be printed for an architecture. Ampere and later have an instruction that rounds to bfloat16."""
     halves = frozenset({"float16"})
-    return replace(INSTRUCTIONS, half_casts=halves if target.cpu == "sm_75" else halves | {"bfloat16"}, widened=halves)
+    return replace(LLVM_INSTRUCTIONS, half_casts=halves if target.cpu == "sm_75" else halves | {"bfloat16"}, widened=halves)
 
 
 def legal(program: Program, target: Target) -> Program:

@@ -13,12 +13,12 @@ from svod.errors import DeviceError
 
 DEVICE = "CUDA"
 WARP = 32
-REGISTERS = 255                 # maximum of a thread
+MOST_THREAD_REGISTERS = 255                 # maximum of a thread
 BULK_ROW = 2048                 # bytes from which a row is copied in bulk, a guess: on an H200, 512 are too few, and more were not timed
 WIDEST_BYTES = 16               # bytes of the widest access; arguments are assumed to be aligned to it
 STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more must be requested by the launch
 GRID = ((1 << 31) - 1, 65535, 65535)
-BLOCK = (1024, 1024, 64)
+MOST_BLOCK_THREADS = (1024, 1024, 64)
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -106,11 +106,11 @@ def target_of(architecture: Architecture, card: Card, device: str) -> Target:
     """Return a card of an architecture as a target; `device`: its name, as in SVOD_DEVICE."""
     return Target(
         arch="nvptx64", cpu=architecture.name, features=tuple(sorted(architecture.features)),
-        vector_bytes=16, vector_registers=(REGISTERS - 31) // 4,
+        vector_bytes=16, vector_registers=(MOST_THREAD_REGISTERS - 31) // 4,
         l1=card.unit_cache, l2=card.l2, l3=0, threads=1,
         has_non_temporal=False, has_pow2=True, has_async_copies="cp.async" in architecture.features,
         bulk_row=BULK_ROW if "tma" in architecture.features else 0,
         group_threads=card.group_threads, shared_bytes=card.group_shared, subgroup=WARP,
-        registers_per_thread=REGISTERS, group_registers=card.unit_registers, units=card.units, unit_threads=card.unit_threads,
+        registers_per_thread=MOST_THREAD_REGISTERS, group_registers=card.unit_registers, units=card.units, unit_threads=card.unit_threads,
         unit_groups=card.unit_groups, unit_shared_bytes=card.unit_shared, group_reserved_bytes=card.group_reserved,
-        clock=card.clock, memory_rate=card.memory_rate, device=device, global_limits=GRID, local_limits=BLOCK)
+        clock=card.clock, memory_rate=card.memory_rate, device=device, global_limits=GRID, local_limits=MOST_BLOCK_THREADS)

@@ -23,17 +23,17 @@ from typing import Any
 from svod.compile.cuda.matrix import Matrices
 from svod.compile.llvm.memory import Handler, address_of
 from svod.compile.llvm.text import SCALAR, Writer, register_type
-from svod.compile.lower.linear import NO_VALUE, TOGETHER
+from svod.compile.lower.linear import NO_VALUE, SUBGROUP_OPS
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.machine.isa import DOTS, LINE, Dot
+from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES, Dot
 
 SWIZZLES = {1: 0, 8: 1, 4: 2, 2: 3}     # lines of a row → the highest bits of a descriptor
 WINDOW = (1 << 18) - 1  # largest address of shared memory in a descriptor
 COMMIT, WAIT = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned"
 FENCE = "fence.proxy.async.shared::cta;"
-_KINDS = {dtypes.bfloat16: "bf16", dtypes.float16: "f16", dtypes.int8: "s8", dtypes.float32: "f32", dtypes.int32: "s32"}
-_ENDS = frozenset({"LOOP", "CARRY", "RESULT", *NO_VALUE, *TOGETHER})
+_OPERAND_TYPES = {dtypes.bfloat16: "bf16", dtypes.float16: "f16", dtypes.int8: "s8", dtypes.float32: "f32", dtypes.int32: "s32"}
+_ENDS = frozenset({"LOOP", "CARRY", "RESULT", *NO_VALUE, *SUBGROUP_OPS})
 
 
 def products_together(code: Sequence[Instruction]) -> dict[int, tuple[int, ...]]:
@@ -87,9 +87,9 @@ class Warpgroups(Matrices):
 def _distances(apart: int, lines: int, along_sum: bool) -> tuple[int, int]:
     """Return the leading distance and the stride of an operand whose rows are `apart` bytes from each other along the dim that is divided
     into rows."""
-    eight = 8 * lines * LINE
+    eight = 8 * lines * MATRIX_LINE_BYTES
     if along_sum:
-        return apart if lines == 1 else LINE, eight
+        return apart if lines == 1 else MATRIX_LINE_BYTES, eight
     return (eight, apart) if lines == 1 else (apart, eight)
 
 
@@ -106,8 +106,8 @@ def _descriptor(w: Writer, pointer: int, index: int, side: tuple[int, int, int, 
 
 
 def _instruction(dot: Dot, registers: str, a: str, b: str, across: tuple[bool, bool]) -> str:
-    kind = _KINDS[dot.operands[0]]
-    shape = f"m{dot.rows}n{dot.columns}k{dot.depth}.{_KINDS[dot.accumulator]}.{kind}.{kind}"
+    kind = _OPERAND_TYPES[dot.operands[0]]
+    shape = f"m{dot.rows}n{dot.columns}k{dot.depth}.{_OPERAND_TYPES[dot.accumulator]}.{kind}.{kind}"
     signs = f", 1, 1, {int(across[0])}, {int(across[1])}" if dot.accumulator.is_float else ""
     return f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {a}, {b}, p{signs};"
 

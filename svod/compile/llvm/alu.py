@@ -1,4 +1,4 @@
-"""Elementwise instructions of LINEAR as LLVM text, after legalisation (`INSTRUCTIONS`).
+"""Elementwise instructions of LINEAR as LLVM text, after legalisation (`LLVM_INSTRUCTIONS`).
 
 No operation may become a call of a library function, trap, or have undefined behaviour:
 
@@ -25,7 +25,7 @@ from svod.core.ir.dtype import DType
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 
-INSTRUCTIONS = Instructions(has_short_integers=True, keeps_nans=True, compares_nans=True, compares_bools=True, compares_int64=True,
+LLVM_INSTRUCTIONS = Instructions(has_short_integers=True, keeps_nans=True, compares_nans=True, compares_bools=True, compares_int64=True,
                             extends_by_source=True, rounds_float64=True, splits_lanes=True)
 """What LLVM has everywhere."""
 _ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to an operand → its number
@@ -37,7 +37,7 @@ Core = Callable[[Writer, DType, int, list[str], tuple[int, ...]], str]
 def instructions(target: Target) -> Instructions:
     """The instructions that are printed for CPUs."""
     halves = frozenset({"float16"}) if target.arch != "x86_64" or "f16c" in target.features else frozenset[str]()
-    return replace(INSTRUCTIONS, half_casts=halves, widened=halves)
+    return replace(LLVM_INSTRUCTIONS, half_casts=halves, widened=halves)
 
 
 # -- the operations ---------------------------------------------------------------------------------

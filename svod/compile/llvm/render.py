@@ -36,7 +36,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 SIGNATURE = "ptr noalias readonly %args, ptr noalias readonly %vars, ptr noalias align 64 %scratch, i64 %begin, i64 %end"
-_NAMES = "ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end"
+_PARAMETERS = "ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end"
 
 
 def _begin(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -151,7 +151,7 @@ def _render_phase(spec: PhaseSpec, code: tuple[Instruction, ...], target: Target
     lines += [f"  %low = and i64 {bits}, {target.vector_bytes - 1}", "  %aligned = icmp eq i64 %low, 0",
               "  br i1 %aligned, label %stream, label %plain"]
     for label, name in zip(("stream", "plain"), names, strict=True):
-        lines += [f"{label}:", f"  call void {name}({_NAMES})", "  ret void"]
+        lines += [f"{label}:", f"  call void {name}({_PARAMETERS})", "  ret void"]
     parts = [_render_function(name, spec, body, target, variables, temp_base, declared, "internal ")
              for name, body in zip(names, (code, plain), strict=True)]
     return "\n".join([*parts, *lines, "}", ""])

@@ -12,11 +12,11 @@ from typing import Any
 from svod.compile.llvm.memory import Handler, address_of
 from svod.compile.llvm.text import Writer, refuse
 from svod.core.ir.dtype import DType
-from svod.core.machine.isa import DOTS, TILES
+from svod.core.machine.isa import DOTS, TILE_REGISTERS
 from svod.errors import CompileError
 
 Shape = tuple[int, int]         # rows, bytes of a row
-PREFIX = "llvm.x86."
+X86_PREFIX = "llvm.x86."
 
 
 class _Lifetimes:
@@ -74,9 +74,9 @@ def assign_registers(w: Writer) -> None:
     busy: dict[int, int] = {}           # register → the last instruction that needs its content
     given: dict[int, int] = {}
     for i, shape in tiles.shapes.items():
-        free = [r for r in range(TILES) if busy.get(r, -1) < i and w.tiles.get(r, shape) == shape]
+        free = [r for r in range(TILE_REGISTERS) if busy.get(r, -1) < i and w.tiles.get(r, shape) == shape]
         if not free:
-            raise CompileError(f"a phase needs more than {TILES} tiles at once; fewer of them side by side (UPCAST) would do")
+            raise CompileError(f"a phase needs more than {TILE_REGISTERS} tiles at once; fewer of them side by side (UPCAST) would do")
         register = next((r for r in free if r in w.tiles), free[0])
         w.tiles[register] = shape
         busy[register] = tiles.last.get(i, i)
@@ -101,24 +101,24 @@ def configuration(w: Writer) -> str:
 
 def begin_tiles(w: Writer) -> str:
     """Return the statement at the start of a function with tiles."""
-    w.declared.add(f"declare void @{PREFIX}ldtilecfg(ptr)")
-    return f"  call void @{PREFIX}ldtilecfg(ptr {configuration(w)})"
+    w.declared.add(f"declare void @{X86_PREFIX}ldtilecfg(ptr)")
+    return f"  call void @{X86_PREFIX}ldtilecfg(ptr {configuration(w)})"
 
 
 def end_tiles(w: Writer) -> None:
     """Write the statement at the end of a function with tiles."""
-    w.call("void", f"{PREFIX}tilerelease")
+    w.call("void", f"{X86_PREFIX}tilerelease")
 
 
 def _zero(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    w.call("void", f"{PREFIX}tilezero", ("i8", w.value[i]))
+    w.call("void", f"{X86_PREFIX}tilezero", ("i8", w.value[i]))
 
 
 def _memory(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     offset, _, stride = arg
     name, tile = ("tileloadd64", i) if w.code[i].op == "TILELOAD" else ("tilestored64", src[2])
     address, step = address_of(w, src[0], src[1], offset), str(stride * dtype.itemsize)
-    w.call("void", PREFIX + name, ("i8", w.value[tile]), ("ptr", address), ("i64", step))
+    w.call("void", X86_PREFIX + name, ("i8", w.value[tile]), ("ptr", address), ("i64", step))
 
 
 def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from svod.compile.lower.linear import BOOL, INDEX, LEGAL_INTEGER, LOADS_OPS, POINTERS, STORE_OPS, TOGETHER, format_instruction
+from svod.compile.lower.linear import BOOL, INDEX, LEGAL_INTEGER, LOADS_OPS, POINTERS, STORE_OPS, SUBGROUP_OPS, format_instruction
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops
-from svod.core.machine.isa import DOTS, LINE
+from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES
 from svod.core.spec.values import (
-    FUNCTIONS,
+    OPERATION_VALUES,
     Array,
     apply_alu,
     bitcast,
@@ -245,7 +245,7 @@ class PhaseInterpreter:
                 nest[-1].append(self.barrier(i, tuple(open_loops)))
             elif op == "BULK_WAIT":
                 nest[-1].append(self.bulk_wait(i, tuple(open_loops)))
-            elif op in TOGETHER:
+            elif op in SUBGROUP_OPS:
                 nest[-1].append(self.exchange(i, tuple(open_loops)))
             elif (step := self.step(i)) is not None:
                 nest[-1].append(step)
@@ -284,7 +284,7 @@ class PhaseInterpreter:
             if any(other[1:] != at for other in given):
                 raise self.failed(i, "the threads of a subgroup give different addresses of one tile")
             where = origins[self.thread % len(origins)] + spread
-            where = at[0] + (where if lines == 1 else swizzled(where + at[1], lines, LINE // dtype.itemsize))
+            where = at[0] + (where if lines == 1 else swizzled(where + at[1], lines, MATRIX_LINE_BYTES // dtype.itemsize))
             return hold(memory.array[self.checked(i, memory, where, None, False)], dtype)
         return load
 
@@ -313,14 +313,14 @@ class PhaseInterpreter:
         assert dot.fragments is not None
         result = dot.fragments[0]
         held = [np.array([(r0 + r, c0 + c) for r, c in result.places]) for r0, c0 in result.origins]
-        spread = [in_rows(shape, side, LINE // dtype.itemsize)
+        spread = [in_rows(shape, side, MATRIX_LINE_BYTES // dtype.itemsize)
                   for shape, side, dtype in zip(((dot.rows, dot.depth), (dot.depth, dot.columns)), sides, dot.operands, strict=True)]
 
         def product(given: list[Any]) -> Any:
             acc, *places = given[self.thread % len(given)]
             if any(other[2] != places[1] or other[4] != places[3] for other in given):
                 raise self.failed(i, "the threads of a subgroup give different addresses of one tile")
-            lie = [swizzled(at + where, side[3], LINE // dtype.itemsize)
+            lie = [swizzled(at + where, side[3], MATRIX_LINE_BYTES // dtype.itemsize)
                    for at, where, side, dtype in zip(places[1::2], spread, sides, dot.operands, strict=True)]
             a, b = (hold(memory.array[self.checked(i, memory, where.ravel(), None, False)].reshape(where.shape), dtype)
                     for memory, where, dtype in zip(places[::2], lie, dot.operands, strict=True))
@@ -448,7 +448,7 @@ class PhaseInterpreter:
         uop = Ops[op]
         if (dtype.is_float and dtype.bits == 16) or dtype == dtypes.void:
             return lambda *v: apply_alu(uop, dtype, v)
-        return FUNCTIONS[uop]
+        return OPERATION_VALUES[uop]
 
     def defined_integer(self, i: int, x: Array, y: Array) -> Array:
         """An integer operation that machines define only for some operands. Raises CompileError for a division at which a machine may trap;
@@ -460,7 +460,7 @@ class PhaseInterpreter:
             rest = np.fmod(x, y)
             return np.asarray(rest if op == "REMAINDER" else (x - rest) // y)
         inside = (y >= 0) & (y < dtype.bits)
-        shifted = FUNCTIONS[Ops.SHL if op == "SHL_BELOW" else Ops.SHR](x, np.where(inside, y, 0).astype(y.dtype))
+        shifted = OPERATION_VALUES[Ops.SHL if op == "SHL_BELOW" else Ops.SHR](x, np.where(inside, y, 0).astype(y.dtype))
         return np.where(inside, shifted, np.array(0x5A, x.dtype))
 
     # -- memory ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import BINARY_OPS, COMPARISONS, TERNARY, TRANSCENDENTAL, UNARY
-from svod.core.machine.isa import DOTS, LINE, Dot
+from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES, Dot
 from svod.errors import CompileError
 
 INDEX, BOOL = dtypes.index, dtypes.bool
@@ -34,7 +34,7 @@ BULK_OPS = frozenset({"BULK_BEGIN", "COPY_BULK", "BULK_WAIT", "BULK_END"})
 NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER", "COPY_ASYNC", "COMMIT", "WAIT", *BULK_OPS}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 HELD_OPS = frozenset({"LOADMATRIX", "MMA", "MMASHARED"})      # operate on tiles that the threads of one or several subgroups hold together
-TOGETHER = HELD_OPS | {"SHFL_XOR"}               # instructions that the threads of a subgroup execute together
+SUBGROUP_OPS = HELD_OPS | {"SHFL_XOR"}           # instructions that the threads of a subgroup execute together
 
 
 # -- printing ---------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class _PhaseCheck:
         first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # the initial value of a carried one
         if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
             self.tiles.add(self.at)
-        if op in ("LOCAL_ID", *TOGETHER) or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
+        if op in ("LOCAL_ID", *SUBGROUP_OPS) or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
             self.varying.add(self.at)
 
     def constant(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -229,8 +229,9 @@ class _PhaseCheck:
                      "or 8 lines of a row")
         self.require(len(src) == (2 if lines == 1 else 3), "takes a pointer and an index, and another one of lines that change places")
         if lines > 1:
-            self.require(self.code[src[0]].op == "SHARED" and self.code[src[0]].arg % (8 * lines * LINE) == 0,
-                         f"rows of {lines} lines lie in an area of shared memory that begins at a multiple of {8 * lines * LINE} bytes")
+            self.require(self.code[src[0]].op == "SHARED" and self.code[src[0]].arg % (8 * lines * MATRIX_LINE_BYTES) == 0,
+                         f"rows of {lines} lines lie in an area of shared memory that begins at a multiple of "
+                         f"{8 * lines * MATRIX_LINE_BYTES} bytes")
             self.operand(src[2], INDEX, 1, "index")
         self.require(self.code[src[0]].op in POINTERS - {"SCRATCH"} and self.code[src[0]].dtype == dtype,
                      f"operand %{src[0]} is no pointer to {dtype.name} that a subgroup shares")
@@ -257,10 +258,10 @@ class _PhaseCheck:
             self.require(_are_numbers(side, 4) and side[1] in (0, 1) and side[3] in (1, 2, 4, 8),
                          "the arg is an instruction and, for each operand, an offset, 0 or 1 for the dim that is cut into rows, "
                          "elements from row to row along it, and 1, 2, 4 or 8 lines of a row")
-            line, lines = LINE // own.itemsize, side[3]
+            line, lines = MATRIX_LINE_BYTES // own.itemsize, side[3]
             self.require(side[0] % line == 0 == side[2] % line, "lines begin at multiples of a line")
-            self.require(lines == 1 or self.code[pointer].arg % (8 * lines * LINE) == 0,
-                         f"rows of {lines} lines lie in an area that begins at a multiple of {8 * lines * LINE} bytes")
+            self.require(lines == 1 or self.code[pointer].arg % (8 * lines * MATRIX_LINE_BYTES) == 0,
+                         f"rows of {lines} lines lie in an area that begins at a multiple of {8 * lines * MATRIX_LINE_BYTES} bytes")
 
     def transcendental(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(False, "transcendental operations are expanded by lowering (svod.compile.lower.math)")

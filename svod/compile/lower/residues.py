@@ -25,7 +25,7 @@ class Residue(NamedTuple):
         return gcd(self.modulus, self.remainder + offset)
 
 
-ANY = Residue(1, 0)
+ANY_RESIDUE = Residue(1, 0)
 
 
 def _either(a: Residue, b: Residue) -> Residue:
@@ -58,34 +58,34 @@ def _and(a: Residue, b: Residue) -> Residue:
 
 
 def _quotient(a: Residue, b: Residue) -> Residue:
-    """The residue of a quotient by a constant; ANY if the division may be inexact."""
+    """The residue of a quotient by a constant; ANY_RESIDUE if the division may be inexact."""
     by = abs(b.remainder)
     if b.modulus or not by or a.divisor() % by:
-        return ANY
+        return ANY_RESIDUE
     return Residue(a.modulus // by, a.remainder // b.remainder)
 
 
-_RULES: dict[str, Callable[..., Residue]] = {
+_RESIDUE_RULES: dict[str, Callable[..., Residue]] = {
     "ADD": _sum, "SUB": lambda a, b: _sum(a, _negated(b)), "NEG": _negated,
     "MUL": _product, "MULACC": lambda a, b, c: _sum(_product(a, b), c),
     "MIN": _either, "MAX": _either, "WHERE": lambda c, a, b: _either(a, b), "CAST": lambda a: a, "SPLAT": lambda a: a,
     "AND": _and, "XOR": lambda a, b: Residue(_low_bits(gcd(a.divisor(), b.divisor())), 0),
-    "QUOTIENT": _quotient, "SHR": lambda a, b: ANY if b.modulus else _quotient(a, Residue(0, 1 << b.remainder)),
-    "REMAINDER": lambda a, b: ANY if b.modulus else Residue(gcd(a.modulus, b.remainder), a.remainder),
+    "QUOTIENT": _quotient, "SHR": lambda a, b: ANY_RESIDUE if b.modulus else _quotient(a, Residue(0, 1 << b.remainder)),
+    "REMAINDER": lambda a, b: ANY_RESIDUE if b.modulus else Residue(gcd(a.modulus, b.remainder), a.remainder),
 }
 
 
 def residues(code: Sequence[Instruction]) -> list[Residue]:
-    """The residue of each instruction that computes a scalar integer; ANY for others."""
+    """The residue of each instruction that computes a scalar integer; ANY_RESIDUE for others."""
     known: list[Residue] = []
     for op, dtype, lanes, src, arg in code:
-        residue = ANY
+        residue = ANY_RESIDUE
         if lanes == 1 and dtype.is_int and dtype.bits >= WRAPS:
             if op == "CONST":
                 residue = Residue(0, arg)
             elif op == "LOOP":
                 residue = Residue(gcd(known[src[0]].modulus, arg), known[src[0]].remainder)
-            elif op in _RULES:
-                residue = _RULES[op](*[known[s] for s in src])
+            elif op in _RESIDUE_RULES:
+                residue = _RESIDUE_RULES[op](*[known[s] for s in src])
         known.append(residue)
     return known

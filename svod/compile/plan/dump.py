@@ -6,9 +6,9 @@
     -- linear: gemm_0 (1a64f5090b25) --
     program gemm…
 
-The passes, in the order in which they run, are `PASSES`; the ones after a kernel's loop nest are `kernel_form.KERNEL_PASSES`. Everything is
-computed again for printing, so the dump does not depend on caches; kernels that occur several times are printed once. Graphs and ASTs are
-printed as `svod.core.ir.text` reads them. If a device does not have a stage, the reason is printed instead.
+The passes, in the order in which they run, are `PLAN_PASSES`; the ones after a kernel's loop nest are `kernel_form.KERNEL_PASSES`.
+Everything is computed again for printing, so the dump does not depend on caches; kernels that occur several times are printed once. Graphs
+and ASTs are printed as `svod.core.ir.text` reads them. If a device does not have a stage, the reason is printed instead.
 """
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def dump(passes: Iterable[Pass], sink: UOp, constants: frozenset[UOp], plan: Exe
 def passes_of(config: PrepareConfig) -> list[Pass]:
     """Return the passes that a configuration asks for, in their order. Raises ConfigError for an unknown pass."""
     names = [n.strip() for n in (config.dump_after or "").split(",") if n.strip()]
-    known = {p.name for p in PASSES}
+    known = {p.name for p in PLAN_PASSES}
     unknown = [n for n in names if n not in known]
     if unknown:
-        raise ConfigError(f"SVOD_DUMP_AFTER: there is no pass {unknown[0]!r}; the passes are {', '.join(p.name for p in PASSES)}")
-    return [p for p in PASSES if p.name in names or (p.debug is not None and p.debug <= (config.debug or 0))]
+        raise ConfigError(f"SVOD_DUMP_AFTER: there is no pass {unknown[0]!r}; the passes are {', '.join(p.name for p in PLAN_PASSES)}")
+    return [p for p in PLAN_PASSES if p.name in names or (p.debug is not None and p.debug <= (config.debug or 0))]
 
 
 # -- passes -------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def _memory(s: Subject) -> Iterator[Section]:
     yield Section("", "\n".join([*lines, f"{m.mode}: {amount(m.shared, 'B')} for intermediates, lower bound {amount(m.lower_bound, 'B')}"]))
 
 
-PASSES = (
+PLAN_PASSES = (
     Pass("normalize", "the graph without markers and chains of movement", None, _normalize, reads_graph=True),
     Pass("cut", "the node that each kernel stores, and why it gets a buffer", None, _cut, reads_graph=True),
     Pass("rangeify", "each kernel's AST: movement as index arithmetic", None, _ast_after("rangeify"), reads_graph=True),

@@ -37,8 +37,8 @@ from svod.system.source import generator_digest, is_known
 
 log = logging.getLogger("svod.object_cache")
 
-MAGIC = b"svodobj1"
-HEADER = struct.Struct("<8s16sI")
+ENTRY_MAGIC = b"svodobj1"
+ENTRY_HEADER = struct.Struct("<8s16sI")
 DEFAULT_MAX_BYTES = 1 << 30
 EVICT_TO = 0.8  # share of the limit that is left after eviction, so that not every store has to evict
 
@@ -104,24 +104,24 @@ def pack(key: str, entry: CachedObject) -> bytes:
     """Return the bytes of an entry's file."""
     meta = json.dumps({"key": key, "spec": spec_to_json(entry.spec), "remarks": entry.remarks}, separators=(",", ":")).encode()
     length = struct.pack("<I", len(meta))
-    return MAGIC + _digest(length + meta + entry.code) + length + meta + entry.code
+    return ENTRY_MAGIC + _digest(length + meta + entry.code) + length + meta + entry.code
 
 
 def unpack(key: str, raw: bytes) -> CachedObject:
     """Read the entry from a file's bytes. Raises ValueError if they are damaged, of another format, or of another key."""
-    if len(raw) < HEADER.size:
+    if len(raw) < ENTRY_HEADER.size:
         raise ValueError(f"{len(raw)} bytes are too few for an entry")
-    magic, digest, length = HEADER.unpack_from(raw)
-    if magic != MAGIC:
-        raise ValueError(f"begins with {magic!r}, not {MAGIC!r}")
-    if _digest(raw[HEADER.size - 4:]) != digest:
+    magic, digest, length = ENTRY_HEADER.unpack_from(raw)
+    if magic != ENTRY_MAGIC:
+        raise ValueError(f"begins with {magic!r}, not {ENTRY_MAGIC!r}")
+    if _digest(raw[ENTRY_HEADER.size - 4:]) != digest:
         raise ValueError("the digest does not fit the content")
-    meta = json.loads(raw[HEADER.size:HEADER.size + length])
+    meta = json.loads(raw[ENTRY_HEADER.size:ENTRY_HEADER.size + length])
     if not isinstance(meta, dict) or not isinstance(meta.get("spec"), dict) or not isinstance(meta.get("remarks"), dict):
         raise ValueError("lacks a description of the program")
     if meta.get("key") != key:
         raise ValueError(f"belongs to the key {meta.get('key')!r}")
-    return CachedObject(spec_from_json(meta["spec"]), raw[HEADER.size + length:], meta["remarks"])
+    return CachedObject(spec_from_json(meta["spec"]), raw[ENTRY_HEADER.size + length:], meta["remarks"])
 
 
 def _make_directory(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from svod.compile.plan.plan_parts import address_of
-from svod.core.graph.allocator import LARGE
+from svod.core.graph.allocator import OWN_BLOCK_BYTES
 from svod.core.graph.buffer import Array, aligned_empty
 from svod.core.ir.dtype import DType
 
@@ -33,7 +33,7 @@ class ResultMemory:
         self.shape, self.dtype = shape, dtype
         self._size = math.prod(shape)
         self.nbytes = self._size * dtype.itemsize
-        self._is_small = self.nbytes < LARGE
+        self._is_small = self.nbytes < OWN_BLOCK_BYTES
         self._kept: list[Memory] = []
         self._alone = (0, 0)
 

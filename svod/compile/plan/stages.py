@@ -31,7 +31,8 @@ from svod.errors import CompileError, KernelOptError
 
 STAGES = (Ops.SINK, Ops.DEVICE, Ops.LINEAR, Ops.SOURCE, Ops.BINARY)
 _ARGS = {Ops.DEVICE: str, Ops.LINEAR: Program, Ops.SOURCE: str, Ops.BINARY: bytes}
-_NAMES = {Ops.SINK: "sink stage", Ops.DEVICE: "device", Ops.LINEAR: "linear stage", Ops.SOURCE: "source stage", Ops.BINARY: "binary stage"}
+_STAGE_NAMES = {Ops.SINK: "sink stage", Ops.DEVICE: "device", Ops.LINEAR: "linear stage", Ops.SOURCE: "source stage",
+                Ops.BINARY: "binary stage"}
 
 
 def make_program(sink: UOp, device: str = HOST, explicit: ProgramSpec | None = None) -> UOp:
@@ -60,9 +61,9 @@ def stage_of(program: UOp, op: Ops) -> UOp:
         raise CompileError(f"PROGRAM missing {op.value} stage; `build` makes it")
     stage = program.src[at]
     if stage.op is not op:
-        raise CompileError(f"PROGRAM {_NAMES[op]} must be {op.value} op, got {stage.op.value}")
+        raise CompileError(f"PROGRAM {_STAGE_NAMES[op]} must be {op.value} op, got {stage.op.value}")
     if op is not Ops.SINK and not isinstance(stage.arg, _ARGS[op]):
-        raise CompileError(f"PROGRAM {_NAMES[op]} must hold {_ARGS[op].__name__}, got {type(stage.arg).__name__}")
+        raise CompileError(f"PROGRAM {_STAGE_NAMES[op]} must hold {_ARGS[op].__name__}, got {type(stage.arg).__name__}")
     return stage
 
 

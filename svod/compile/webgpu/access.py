@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from svod.compile.lower.linear import LOADS_OPS, STORE_OPS
 from svod.compile.webgpu.alu import bits_of, from_bits, gathered
-from svod.compile.webgpu.text import COMPONENTS, REGISTERS, WIDEST, Writer, lane, register, vector, widths
+from svod.compile.webgpu.text import CHUNK_LANES, COMPONENTS, REGISTER_TYPES, Writer, lane, register, vector, widths
 from svod.core.ir.dtype import DType
 
 GLOBAL = ("ARG", "TEMP")
@@ -75,8 +75,8 @@ class Memory:
         if op != "LOAD" or lanes != 1 or not self.whole or self.op not in GLOBAL:
             return None
         modulus, remainder = self.w.facts.residue[src[1]]
-        component = (remainder + offset) % WIDEST
-        return (offset - component, component) if modulus % WIDEST == 0 else None
+        component = (remainder + offset) % CHUNK_LANES
+        return (offset - component, component) if modulus % CHUNK_LANES == 0 else None
 
     def is_whole(self, i: int) -> bool:
         """Whether an access is of whole vectors, or of whole words where elements are packed."""
@@ -84,7 +84,7 @@ class Memory:
         if op not in ("LOAD", "STORE") or not self.whole or self.op not in GLOBAL:
             return False
         offset = arg if op == "LOAD" else arg[0]
-        unit = self.per_word if self.is_packed else WIDEST
+        unit = self.per_word if self.is_packed else CHUNK_LANES
         mask = src[3:4] if op == "STORE" else src[2:3]
         scalar_mask = not mask or self.w.code[mask[0]].lanes == 1
         return lanes % unit == 0 and scalar_mask and self.w.facts.residue[src[1]].divisor(offset) % unit == 0
@@ -94,10 +94,10 @@ class Memory:
         """Return the type of the variable's elements."""
         if self.is_packed:
             return "atomic<u32>" if self.is_atomic else "u32"
-        scalar = "f16" if self.is_half else REGISTERS[self.dtype.name]
+        scalar = "f16" if self.is_half else REGISTER_TYPES[self.dtype.name]
         if scalar == "bool":
             return "u32"
-        return vector(scalar, WIDEST) if self.is_vectors else scalar
+        return vector(scalar, CHUNK_LANES) if self.is_vectors else scalar
 
     def declare(self, binding: int) -> str:
         """Declare a variable with a binding."""
@@ -134,7 +134,7 @@ class Memory:
         w, part = self.w, self.part_of(i) if self.is_vectors else None
         if part is None:
             return self.read(_lanes_at(w, i)[0])
-        vector = self.read_whole(_sum(w.value[w.code[i].src[1]][0], part[0]), WIDEST)[0]
+        vector = self.read_whole(_sum(w.value[w.code[i].src[1]][0], part[0]), CHUNK_LANES)[0]
         return f"{vector}.{COMPONENTS[part[1]]}"
 
     def _widened(self, text: str, width: int) -> str:
@@ -171,8 +171,8 @@ class Memory:
         if not self.is_packed:
             first = w.let_once(f"({at}) >> 2u")
             let = w.let if self.stored else w.let_once
-            return [let(self._widened(f"{self.name}[{first} + {k}i]" if k else f"{self.name}[{first}]", WIDEST))
-                    for k in range(lanes // WIDEST)]
+            return [let(self._widened(f"{self.name}[{first} + {k}i]" if k else f"{self.name}[{first}]", CHUNK_LANES))
+                    for k in range(lanes // CHUNK_LANES)]
         first = w.let(f"({at}) >> {self.word_shift}u")
         words = []
         for k in range(lanes // self.per_word):
@@ -190,7 +190,7 @@ class Memory:
         if not self.is_packed:
             first = w.let(f"({at}) >> 2u")
             for k, text in enumerate(chunks):
-                w.line(f"{self.name}[{first}{f' + {k}i' if k else ''}] = {self._narrowed(text, WIDEST)};")
+                w.line(f"{self.name}[{first}{f' + {k}i' if k else ''}] = {self._narrowed(text, CHUNK_LANES)};")
             return
         first = w.let(f"({at}) >> {self.word_shift}u")
         for k in range(lanes // self.per_word):

@@ -20,13 +20,13 @@ from svod.errors import DeviceError
 from svod.system.process.cores import machine_cores
 
 NAME = "WEBGPU"
-BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")     # wgpu's backends (driver interfaces), the best first
-OWN = ("Vulkan", "Metal")       # interfaces that are the only one of their operating system
-KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # kinds of adapters, the best first
+DRIVER_INTERFACES = ("Vulkan", "Metal", "D3D12", "OpenGL")     # wgpu's backends (driver interfaces), the best first
+SYSTEM_INTERFACES = ("Vulkan", "Metal")       # interfaces that are the only one of their operating system
+ADAPTER_KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # kinds of adapters, the best first
 NUMBERS = {"shader-f16": "float16", "shader-f64": "float64", "shader-int64": "int64"}
 """Features of adapters → those of targets."""
-SUBGROUPS = "subgroup"      # wgpu's name of the feature
-WISHED = (*NUMBERS, "timestamp-query", SUBGROUPS)
+SUBGROUP_FEATURE = "subgroup"    # wgpu's name of the feature
+WISHED = (*NUMBERS, "timestamp-query", SUBGROUP_FEATURE)
 LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size", "max-storage-buffers-per-shader-stage", "max-bindings-per-bind-group",
           "max-compute-workgroup-storage-size", "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
           "max-compute-workgroups-per-dimension")
@@ -62,7 +62,8 @@ def _adapters(process: int) -> list[Any]:
 
 def in_order(found: Iterable[Any]) -> list[Any]:
     """Adapters of the interfaces that svod uses, the best first; those that are another way to a card that was listed are the last."""
-    known = sorted((a for a in found if a.info["backend_type"] in BACKENDS), key=lambda a: BACKENDS.index(a.info["backend_type"]))
+    known = sorted((a for a in found if a.info["backend_type"] in DRIVER_INTERFACES),
+                   key=lambda a: DRIVER_INTERFACES.index(a.info["backend_type"]))
 
     def is_another_way(adapter: Any) -> bool:
         """Whether the card is there by a better interface. OpenGL tells no numbers of devices."""
@@ -72,7 +73,7 @@ def in_order(found: Iterable[Any]) -> list[Any]:
 
     def rank(adapter: Any) -> tuple[bool, int]:
         kind = adapter.info["adapter_type"]
-        return is_another_way(adapter), KINDS.index(kind) if kind in KINDS else len(KINDS)
+        return is_another_way(adapter), ADAPTER_KINDS.index(kind) if kind in ADAPTER_KINDS else len(ADAPTER_KINDS)
     return sorted(known, key=rank)
 
 
@@ -102,7 +103,7 @@ def adapter_name(info: Any) -> str:
     different interface than its system's own gets different code: `llvmpipe-opengl`."""
     name = re.sub(r"\([^)]*\)", "", str(info["device"] or info["vendor"]))
     name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or f"{info['vendor_id']:04x}-{info['device_id']:04x}"
-    return name if info["backend_type"] in OWN else f"{name}-{info['backend_type'].lower()}"
+    return name if info["backend_type"] in SYSTEM_INTERFACES else f"{name}-{info['backend_type'].lower()}"
 
 
 def subgroup_of(adapter: Any) -> int:
@@ -110,7 +111,7 @@ def subgroup_of(adapter: Any) -> int:
 
     wgpu says the least and the greatest size, or zeros where it does not pass on what the driver says. Mesa's software driver runs the
     threads of a subgroup in the lanes of a vector register, and says in its name how many bits those have."""
-    if SUBGROUPS not in adapter.features:
+    if SUBGROUP_FEATURE not in adapter.features:
         return 0
     least, greatest = subgroup_sizes(adapter)
     if greatest == 0:

@@ -1,4 +1,4 @@
-"""Elementwise instructions of LINEAR as WGSL expressions, chunk by chunk, after legalisation (`INSTRUCTIONS`).
+"""Elementwise instructions of LINEAR as WGSL expressions, chunk by chunk, after legalisation (`WGSL_INSTRUCTIONS`).
 
 WGSL leaves much open: an implementation may assume that there are no NaNs, and regroup sums, and drivers do. So
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.webgpu.text import (
-    REGISTERS,
-    WIDEST,
+    CHUNK_LANES,
+    REGISTER_TYPES,
     Writer,
     lane,
     refuse,
@@ -26,7 +26,8 @@ from svod.compile.webgpu.text import (
 )
 from svod.core.ir.dtype import DType
 
-INSTRUCTIONS = Instructions(holds_wide=True, half_casts=frozenset({"float16"}), widened=frozenset({"float16", "bfloat16"}), index_bits=32)
+WGSL_INSTRUCTIONS = Instructions(holds_wide=True, half_casts=frozenset({"float16"}), widened=frozenset({"float16", "bfloat16"}),
+                                 index_bits=32)
 """What is printed for every adapter. Mesa 22.3 rounds halves of float64 down, and takes i64(a) < 5 for false, whatever a is; naga extends
 integers by the sign of the result's type."""
 Core = Callable[[Writer, DType, int, list[str], int], str]
@@ -130,7 +131,7 @@ def _where(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
 # -- conversions --------------------------------------------------------------------------------------
 def _cast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     of = w.code[src[0]].dtype
-    is_same = REGISTERS[of.name] == REGISTERS[dtype.name]
+    is_same = REGISTER_TYPES[of.name] == REGISTER_TYPES[dtype.name]
     holds_all = of.is_float == dtype.is_float and (of.bits <= dtype.bits if of.is_float else of.min >= dtype.min and of.max <= dtype.max)
     made = []
     for given, width in zip(w.value[src[0]], widths(lanes), strict=True):
@@ -166,7 +167,7 @@ def from_bits(dtype: DType, text: str) -> str:
     if dtype.kind == "u":
         return text
     if dtype.bits == 32:
-        return f"bitcast<{REGISTERS[dtype.name]}>({text})"
+        return f"bitcast<{REGISTER_TYPES[dtype.name]}>({text})"
     return f"extractBits(bitcast<i32>({text}), 0u, {dtype.bits}u)"
 
 
@@ -220,9 +221,9 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
         wanted = [k if k >= 0 else 0 for k in arg[at:at + width]]
         operand = w.value[src[wanted[0] // n]]
         first = wanted[0] % n
-        same = first % WIDEST == 0 and wanted == list(range(wanted[0], wanted[0] + width)) and wanted[-1] // n == wanted[0] // n
-        if same and min(WIDEST, n - first) == width:
-            chunks.append(operand[first // WIDEST])
+        same = first % CHUNK_LANES == 0 and wanted == list(range(wanted[0], wanted[0] + width)) and wanted[-1] // n == wanted[0] // n
+        if same and min(CHUNK_LANES, n - first) == width:
+            chunks.append(operand[first // CHUNK_LANES])
         else:
             parts = [lane(w.value[src[k // n]], n, k % n) for k in wanted]
             chunks.append(parts[0] if width == 1 else w.let(f"{register(dtype, width)}({', '.join(parts)})"))

@@ -23,8 +23,8 @@ from svod.compile.webgpu.adapter import LIMITS, WISHED, adapter, adapter_target,
 from svod.errors import DeviceError, LaunchError, SvodError
 
 # bytes: minimum distance between the addresses of two buffers, so that addresses beyond the end of a buffer are unused
-GRAIN = 1 << 20
-OWN = 1 << 52               # number of addresses of an adapter; addresses below this are invalid
+ADDRESS_STEP_BYTES = 1 << 20
+ADAPTER_ADDRESSES = 1 << 52               # number of addresses of an adapter; addresses below this are invalid
 STAGING = 32 << 20          # bytes of each piece of a copy
 MOST_BEGUN = 64             # maximum number of submissions without a wait: this limits the memory that they keep alive
 BUFFER_UNIT_BYTES = 16      # sizes of buffers are multiples of it, so the last vector of four elements is complete
@@ -65,7 +65,7 @@ class Device:
         self._submissions = 0                   # number of those submissions
         self.lock = threading.Lock()            # reads by way of the staging buffer take turns
         self._usage = wgpu.BufferUsage
-        self.first: int = (number + 1) * OWN if lost is None else lost.next + GRAIN
+        self.first: int = (number + 1) * ADAPTER_ADDRESSES if lost is None else lost.next + ADDRESS_STEP_BYTES
         self.before = "" if lost is None else lost.lost
         self.next: int = self.first
         self._table = threading.Lock()          # guards the lists of buffers
@@ -162,7 +162,7 @@ class Device:
             with self.trying(f"it was asked for {nbytes} bytes of memory"):
                 buffer = self.wgpu.create_buffer(size=size, usage=usage)
             address = self.next
-            self.next += -(-(size + 1) // GRAIN) * GRAIN
+            self.next += -(-(size + 1) // ADDRESS_STEP_BYTES) * ADDRESS_STEP_BYTES
             self._starts.append(address)
             self._buffers.append((buffer, size))
         return address

@@ -32,7 +32,7 @@ def hidden_operands(code: Sequence[Instruction]) -> frozenset[tuple[int, int]]:
         for k, s in enumerate(src[:WITH_ZERO.get(op, 0)]):
             if code[s].op in CONSTANTS and _has_zero(code[s].arg):
                 hidden.add((i, k))
-        rule = _RULES.get(op)
+        rule = _TERM_RULES.get(op)
         parts = rule(code, terms, src) if rule is not None else []
         shares = len(parts) == 2 and not parts[0].isdisjoint(parts[1])
         found: Terms = frozenset().union(*parts) if parts else frozenset({CONSTANT if op in CONSTANTS else i})
@@ -67,7 +67,7 @@ def _product(code: Sequence[Instruction], terms: Sequence[Terms], a: int, b: int
     return frozenset({("product", min(a, b), max(a, b))})
 
 
-_RULES: dict[str, Callable[[Sequence[Instruction], Sequence[Terms], tuple[int, ...]], list[Terms]]] = {
+_TERM_RULES: dict[str, Callable[[Sequence[Instruction], Sequence[Terms], tuple[int, ...]], list[Terms]]] = {
     "ADD": lambda code, terms, src: [terms[s] for s in src], "SUB": lambda code, terms, src: [terms[s] for s in src],
     "MULACC": lambda code, terms, src: [_product(code, terms, src[0], src[1]), terms[src[2]]],
     "NEG": lambda code, terms, src: [terms[src[0]]], "SPLAT": lambda code, terms, src: [terms[src[0]]],

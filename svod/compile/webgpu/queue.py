@@ -23,29 +23,29 @@ from svod.compile.webgpu.render import OTHER, groups_of, launch_bytes
 from svod.errors import LaunchError
 
 MOST_DISPATCHES = 256       # maximum number of dispatches per submission: drivers abort work that blocks a device for too long
-MOST_TIMED = 256            # maximum number of passes of a run that the device times
+MOST_TIMED_PASSES = 256            # maximum number of passes of a run that the device times
 SLOT = 256                  # bytes between the launches' numbers: offsets of uniform buffers are multiples of it
 
 Launch = tuple[int, int]    # (kernel, phase)
 
 
 class PassClock:
-    """Times passes on the device, without the time between them. If there are more than `MOST_TIMED` passes, only the first ones are timed,
-    and their time is scaled."""
+    """Times passes on the device, without the time between them. If there are more than `MOST_TIMED_PASSES` passes, only the first ones are
+    timed, and their time is scaled."""
 
     def __init__(self, made: Device) -> None:
         self.device, self.passes = made, 0
-        self.queries = made.wgpu.create_query_set(type="timestamp", count=2 * MOST_TIMED)
+        self.queries = made.wgpu.create_query_set(type="timestamp", count=2 * MOST_TIMED_PASSES)
 
     def next_pass(self) -> dict[str, Any]:
         """Return the arguments that time the next pass."""
         n, self.passes = self.passes, self.passes + 1
         return {"timestamp_writes": {"query_set": self.queries, "beginning_of_pass_write_index": 2 * n,
-                                     "end_of_pass_write_index": 2 * n + 1}} if n < MOST_TIMED else {}
+                                     "end_of_pass_write_index": 2 * n + 1}} if n < MOST_TIMED_PASSES else {}
 
     def seconds(self) -> float | None:
         """Return the total seconds of all passes; None if the device gave no times."""
-        timed, made, usage = min(self.passes, MOST_TIMED), self.device, package().BufferUsage
+        timed, made, usage = min(self.passes, MOST_TIMED_PASSES), self.device, package().BufferUsage
         if not timed:
             return 0.0
         buffer = made.wgpu.create_buffer(size=16 * timed, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)

@@ -22,7 +22,7 @@ from svod.compile.lower.linear import LOADS_OPS, POINTERS, STORE_OPS, validate
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.compile.lower.residues import residues
 from svod.compile.webgpu.access import GLOBAL, Memory, load, memories_of, store
-from svod.compile.webgpu.alu import HANDLERS, INSTRUCTIONS
+from svod.compile.webgpu.alu import HANDLERS, WGSL_INSTRUCTIONS
 from svod.compile.webgpu.hidden import hidden_operands
 from svod.compile.webgpu.text import Facts, Writer, register, widths
 from svod.core.machine.target import Target
@@ -53,7 +53,7 @@ class PhaseModules(NamedTuple):
 
 def legal(program: Program, target: Target) -> Program:
     """Reduce the program to instructions that can be printed here."""
-    return legalize(program, INSTRUCTIONS)
+    return legalize(program, WGSL_INSTRUCTIONS)
 
 
 def render(program: Program, target: Target) -> str:

@@ -21,20 +21,20 @@ from svod.core.machine.target import Target
 from svod.core.spec.values import constant
 from svod.errors import CompileError, UnsupportedError
 
-REGISTERS = {
+REGISTER_TYPES = {
     "bool": "bool", "int8": "i32", "int16": "i32", "int32": "i32", "index": "i32", "int64": "i64",
     "uint8": "u32", "uint16": "u32", "uint32": "u32", "uint64": "u64",
     "float16": "f32", "bfloat16": "f32", "float32": "f32", "float64": "f64",
 }
 COMPONENTS = "xyzw"
-WIDEST = 4          # lanes of a chunk
+CHUNK_LANES = 4     # lanes of a chunk
 FEATURES = {"int64": "int64", "uint64": "int64", "float64": "float64"}
 """What the target must have for a type, by the names of `Target.features`."""
 
 
 def widths(lanes: int) -> list[int]:
     """Return the lanes of each chunk of a value."""
-    return [WIDEST] * (lanes // WIDEST) + ([lanes % WIDEST] if lanes % WIDEST else [])
+    return [CHUNK_LANES] * (lanes // CHUNK_LANES) + ([lanes % CHUNK_LANES] if lanes % CHUNK_LANES else [])
 
 
 def vector(scalar: str, width: int) -> str:
@@ -44,7 +44,7 @@ def vector(scalar: str, width: int) -> str:
 
 def register(dtype: DType, width: int) -> str:
     """Return the type of a chunk of values of a dtype."""
-    return vector(REGISTERS[dtype.name], width)
+    return vector(REGISTER_TYPES[dtype.name], width)
 
 
 def splat(scalar: str, width: int, value: str) -> str:
@@ -59,9 +59,9 @@ def word(value: int, width: int) -> str:
 
 def lane(chunks: Sequence[str], lanes: int, k: int) -> str:
     """Return one lane of a value."""
-    width = min(WIDEST, lanes - k // WIDEST * WIDEST)
-    text = chunks[k // WIDEST]
-    return text if width == 1 else f"{text}.{COMPONENTS[k % WIDEST]}"
+    width = min(CHUNK_LANES, lanes - k // CHUNK_LANES * CHUNK_LANES)
+    text = chunks[k // CHUNK_LANES]
+    return text if width == 1 else f"{text}.{COMPONENTS[k % CHUNK_LANES]}"
 
 
 class Facts(NamedTuple):
@@ -124,7 +124,7 @@ class Writer:
 
     def launch_number(self, at: int) -> str:
         """Return one of the numbers of a launch: begin, end, the variables, the start of each argument."""
-        return f"launch[{at // WIDEST}].{COMPONENTS[at % WIDEST]}"
+        return f"launch[{at // CHUNK_LANES}].{COMPONENTS[at % CHUNK_LANES]}"
 
     def has(self, feature: str) -> bool:
         return feature in self.target.features
@@ -152,7 +152,7 @@ class Writer:
             return "true" if value else "false"
         if dtype.kind == "f":
             return self._float(dtype, float(value))
-        kind = REGISTERS[dtype.name]
+        kind = REGISTER_TYPES[dtype.name]
         number = int(value)
         if dtype.name == "index" and not -1 << 31 <= number < 1 << 31:
             raise UnsupportedError(f"the index {number}: {self.target.device} computes indices in 32 bits; use smaller numbers in ranges, "
@@ -181,14 +181,14 @@ class Writer:
     def hide(self, dtype: DType, width: int, text: str) -> str:
         """Hide a chunk of floats from compilers, so that they know nothing of its value."""
         self.hides = True
-        if REGISTERS[dtype.name] == "f64":
+        if REGISTER_TYPES[dtype.name] == "f64":
             return self.let(f"select({text}, -({text}), unknown != 0u)")
         bits = splat("u32", width, "unknown")
         return self.let(f"bitcast<{vector('f32', width)}>(bitcast<{vector('u32', width)}>({text}) | {bits})")
 
     def constant(self, dtype: DType, width: int, value: Any) -> str:
         """Write a constant in all lanes of a chunk."""
-        return splat(REGISTERS[dtype.name], width, self.literal(dtype, value))
+        return splat(REGISTER_TYPES[dtype.name], width, self.literal(dtype, value))
 
 
 def narrower(dtype: DType) -> str:

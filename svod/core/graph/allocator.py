@@ -21,11 +21,11 @@ from svod.system.process.memory import usable_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LARGE = 1 << 20             # bytes from which on an array has a separate block
-SLACK = 1.25                # a block may be this much larger than the array it is given to
+OWN_BLOCK_BYTES = 1 << 20             # bytes from which on an array has a separate block
+LARGEST_BLOCK_SHARE = 1.25                # a block may be this much larger than the array it is given to
 KEEP_AT_MOST = 1 << 30
 UNKNOWN_MEMORY = 8 << 30     # bytes that are assumed if the system does not report its memory
-BLOCKS = 256                # kept at most, so that looking for one stays cheap
+MOST_FREE_BLOCKS = 256                # kept at most, so that looking for one stays cheap
 HUGE_PAGE = 2 << 20
 
 
@@ -97,7 +97,7 @@ class Allocator:
 
     def _find(self, length: int) -> mmap.mmap | None:
         with self._lock:
-            fits = [i for i, m in enumerate(self._free) if length <= len(m) <= SLACK * length]
+            fits = [i for i, m in enumerate(self._free) if length <= len(m) <= LARGEST_BLOCK_SHARE * length]
             if not fits:
                 return None
             memory = self._free.pop(min(reversed(fits), key=lambda i: len(self._free[i])))
@@ -111,7 +111,7 @@ class Allocator:
         try:
             self._free.append(memory)
             self.kept += len(memory)
-            while self.kept > self.limit or len(self._free) > BLOCKS:
+            while self.kept > self.limit or len(self._free) > MOST_FREE_BLOCKS:
                 self.kept -= len(self._free.pop(0))
         finally:
             self._lock.release()

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from svod.core.graph import graph
-from svod.core.graph.allocator import LARGE, LARGE_ARRAYS
+from svod.core.graph.allocator import LARGE_ARRAYS, OWN_BLOCK_BYTES
 from svod.core.graph.copies import noted
 from svod.core.ir.dtype import DType, to_numpy
 from svod.core.ir.uop import Ops, UOp
@@ -40,7 +40,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def aligned_empty(size: int, dtype: DType) -> Array:
     """Make an uninitialised flat array of `size` elements, aligned to 64 bytes; large arrays reuse freed memory."""
     kind = to_numpy(dtype)
-    if size * kind.itemsize >= LARGE:
+    if size * kind.itemsize >= OWN_BLOCK_BYTES:
         return LARGE_ARRAYS.allocate(size * kind.itemsize).view(kind)
     raw = np.empty(size * kind.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

@@ -22,7 +22,7 @@ from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import is_symbolic
 
-LINE = 16       # bytes
+VECTOR_BYTES = 16    # bytes
 _AROUND = Ops.CAST, Ops.EXPAND
 _OF_IMAGES = Ops.PAD, Ops.WINDOW, Ops.CAST, Ops.EXPAND      # operations on images and weights that read them in another order
 
@@ -53,7 +53,7 @@ class Convolution(NamedTuple):
     @property
     def fill(self) -> int:
         """Channels of zeros behind those of an image without groups, up to whole lines."""
-        channels, line = shape_of(self.weight)[self.channel_axis], LINE // self.image.dtype.itemsize
+        channels, line = shape_of(self.weight)[self.channel_axis], VECTOR_BYTES // self.image.dtype.itemsize
         return -channels % line if self.taps > 1 and channels == shape_of(self.image)[1] else 0
 
 

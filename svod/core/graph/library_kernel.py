@@ -35,7 +35,7 @@ from svod.errors import DTypeError, ShapeError, UnsupportedError
 Shape = tuple[int, ...]
 Options = tuple[Any, ...]
 
-SCANS = ("ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN")
+SCAN_OPERATIONS = ("ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN")
 SCATTERS = ("SET", "ADD", "MUL", "MAX", "MIN")
 MOST_ROW = 2 ** 31 - 1     # positions within a row are kept as int32 while it is sorted
 
@@ -49,7 +49,7 @@ def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Se
     if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):
         raise ShapeError(f"{name} of {' and '.join(map(str, shapes))}: it takes operands with {_RANKS[name]} axes that have elements")
     if name == "SCAN":
-        _known(name, options[0], SCANS)
+        _known(name, options[0], SCAN_OPERATIONS)
         return shapes[0]
     if name == "SCATTER":
         base, index, value = shapes

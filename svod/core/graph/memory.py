@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, Buffer
-from svod.core.graph.traits import BUFFERS
+from svod.core.graph.traits import HAS_BUFFERS
 from svod.core.ir.dtype import DType
 from svod.core.ir.uop import Ops, UOp
 
@@ -14,9 +14,9 @@ def node_over(array: Array, dtype: DType, *, shared: bool, given: Array | None) 
     node = graph.buffer(dtype, array.size)
     buffer = Buffer(dtype, array.size, array=array.reshape(-1))
     buffer.given, buffer.shared = given, shared
-    node.remarks.update(buffer=buffer, shape=(array.size,), traits=BUFFERS)
+    node.remarks.update(buffer=buffer, shape=(array.size,), traits=HAS_BUFFERS)
     if array.shape == (array.size,):
         return node
     view = UOp(Ops.RESHAPE, dtype, (node,), array.shape)
-    view.remarks.update(shape=array.shape, traits=BUFFERS)      # the results of `shape_of` and `traits_of`
+    view.remarks.update(shape=array.shape, traits=HAS_BUFFERS)    # the results of `shape_of` and `traits_of`
     return view

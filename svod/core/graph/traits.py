@@ -5,7 +5,7 @@ from svod.core.graph.callback import is_callback
 from svod.core.ir.uop import Ops, UOp, remembered
 from svod.core.ir.variable import Dim
 
-BUFFERS = 1     # a BUFFER: equal graphs over other buffers are other nodes
+HAS_BUFFERS = 1    # a BUFFER: equal graphs over other buffers are other nodes
 EFFECTS = 2     # an assignment or a call: computing the node changes something, or runs Python
 VARIABLES = 4   # a variable, also in a shape
 
@@ -17,7 +17,7 @@ _VARIABLES = frozenset({Ops.DEFINE_VAR, Ops.BIND})
 def traits_of(u: UOp) -> int:
     """Return the bits of a graph node and all nodes below it."""
     op = u.op
-    traits = BUFFERS if op is Ops.BUFFER or op is Ops.UNIQUE or op is Ops.LUNIQUE else 0
+    traits = HAS_BUFFERS if op is Ops.BUFFER or op is Ops.UNIQUE or op is Ops.LUNIQUE else 0
     if op in _EFFECTS or is_callback(u):
         traits |= EFFECTS
     if op in _VARIABLES or (type(u.arg) is tuple and _has_dim(u.arg)):

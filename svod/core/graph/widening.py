@@ -26,9 +26,9 @@ def _move_then_widen(u: UOp, cast: UOp) -> UOp | None:
 
 WIDEN_LAST = Pattern(MOVEMENT - {Ops.EXPAND}, (Pattern(Ops.CAST, name="cast"),), name="u"), _move_then_widen
 """The rule, for a PatternMatcher."""
-_RULES = PatternMatcher([WIDEN_LAST])
+_WIDENINGS = PatternMatcher([WIDEN_LAST])
 
 
 def widened_last(sink: UOp) -> UOp:
     """Apply this rule everywhere in a graph."""
-    return graph_rewrite(sink, _RULES) if any(_is_widening(u) for u in sink.toposort()) else sink
+    return graph_rewrite(sink, _WIDENINGS) if any(_is_widening(u) for u in sink.toposort()) else sink

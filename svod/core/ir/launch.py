@@ -20,11 +20,11 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import BINARY_OPS, Ops, UOp
 from svod.errors import FormatError, LaunchError, SvodError
 
-_BINARY: Mapping[Ops, Callable[[int, int], int]] = {
+_BINARY_FUNCTIONS: Mapping[Ops, Callable[[int, int], int]] = {
     Ops.ADD: lambda a, b: a + b, Ops.SUB: lambda a, b: a - b, Ops.MUL: lambda a, b: a * b,
     Ops.IDIV: lambda a, b: a // b, Ops.MOD: lambda a, b: a % b, Ops.MAX: max,
 }
-_UNARY: Mapping[Ops, Callable[[int], int]] = {Ops.NEG: lambda a: -a, Ops.ABS: abs}
+_UNARY_FUNCTIONS: Mapping[Ops, Callable[[int], int]] = {Ops.NEG: lambda a: -a, Ops.ABS: abs}
 CASTS = (Ops.CAST, Ops.BITCAST)
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 ONE = UOp.const(dtypes.index, 1)
@@ -201,10 +201,10 @@ def _operands(u: UOp) -> tuple[UOp, ...]:
         return u.src[1:]
     if u.op in CASTS or u.op is Ops.AFTER:     # The value does not depend on the other sources.
         return u.src[:1]
-    if u.op in _UNARY or u.op in _BINARY:
+    if u.op in _UNARY_FUNCTIONS or u.op in _BINARY_FUNCTIONS:
         return u.src
     kind = "binary op" if u.op in BINARY_OPS else "op"
-    allowed = ", ".join(op.value for op in (*_BINARY, *_UNARY))
+    allowed = ", ".join(op.value for op in (*_BINARY_FUNCTIONS, *_UNARY_FUNCTIONS))
     raise LaunchError(f"unsupported {kind} in launch-size expression: {u.op.value}; it may use {allowed} of constants and variables")
 
 
@@ -232,7 +232,7 @@ def _compute(u: UOp, operands: Sequence[int], values: Mapping[str, int]) -> int:
         return operands[0]
     if u.op in (Ops.IDIV, Ops.MOD) and not operands[1]:
         raise LaunchError(f"{said}: division by zero")
-    value = _UNARY[u.op](*operands) if u.op in _UNARY else _BINARY[u.op](*operands)
+    value = _UNARY_FUNCTIONS[u.op](*operands) if u.op in _UNARY_FUNCTIONS else _BINARY_FUNCTIONS[u.op](*operands)
     if not _LOWEST <= value <= _HIGHEST:
         raise LaunchError(f"{said} does not fit 64 bits")
     return value

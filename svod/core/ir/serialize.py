@@ -30,7 +30,7 @@ from svod.core.ir.param import Param
 from svod.core.ir.uop import BINARY_OPS, TERNARY, UNARY, Ops, UOp
 from svod.errors import FormatError
 
-FORMAT = 1
+GRAPH_FORMAT = 1
 MAX_NODES = 1_000_000      # a kernel has tens to thousands; more is a damaged or hostile file
 MAX_ARG_DEPTH = 16         # nesting of tuples and dataclasses in one arg
 ARG_TYPES: dict[str, type] = {"Param": Param}      # `svod.core.ir.variable` adds its Dim
@@ -58,14 +58,14 @@ def ast_to_data(root: UOp) -> dict[str, Any]:
         stack.append((u, True))
         below = (*u.src, *_uops_in(u.arg))
         stack.extend((s, False) for s in reversed(below) if s not in position)
-    return {"format": FORMAT, "nodes": nodes}
+    return {"format": GRAPH_FORMAT, "nodes": nodes}
 
 
 def data_to_ast(data: object) -> UOp:
     """The UOp that `ast_to_data` wrote. Raises FormatError, naming the node, for anything it would not have written."""
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    if not isinstance(data, dict) or data.get("format") != GRAPH_FORMAT:
         given = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise FormatError(f"expected a kernel AST of format {FORMAT}, found {given!r}; it was written by another version of svod")
+        raise FormatError(f"expected a kernel AST of format {GRAPH_FORMAT}, found {given!r}; it was written by another version of svod")
     rows = data.get("nodes")
     if not isinstance(rows, list) or not 0 < len(rows) <= MAX_NODES:
         raise FormatError(f"expected 1 to {MAX_NODES} nodes in a kernel AST, found {len(rows) if isinstance(rows, list) else rows!r}")

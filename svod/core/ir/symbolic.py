@@ -24,7 +24,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp, remembered
 
 Terms = dict[UOp, int]
-ZERO = UOp.const(dtypes.index, 0)
+INDEX_ZERO = UOp.const(dtypes.index, 0)
 TRUE = UOp.const(dtypes.bool, True)
 FALSE = UOp.const(dtypes.bool, False)
 
@@ -329,7 +329,7 @@ def mod(a: UOp, b: UOp) -> UOp:
 def floormod(a: UOp, c: int) -> UOp:
     """a % c for a positive Python integer c."""
     if c == 1:
-        return ZERO
+        return INDEX_ZERO
     lo, hi = bounds(a)
     if lo // c == hi // c:
         return shift(a, -(lo // c) * c)
@@ -427,7 +427,7 @@ def logical_not(a: UOp) -> UOp:
 
 
 # -- whole expressions --------------------------------------------------------------------------------------------------
-RULES: dict[Ops, Callable[[UOp, UOp], UOp]] = {
+SIMPLIFIERS: dict[Ops, Callable[[UOp, UOp], UOp]] = {
     Ops.ADD: add, Ops.SUB: sub, Ops.MUL: mul, Ops.IDIV: idiv, Ops.MOD: mod, Ops.MIN: minimum, Ops.MAX: maximum,
     Ops.CMPLT: less, Ops.CMPLE: less_equal, Ops.AND: logical_and, Ops.OR: logical_or,
 }
@@ -455,8 +455,8 @@ def simplify(u: UOp, mapping: Mapping[UOp, UOp] | None = None) -> UOp:
             done[n] = logical_not(done[n.src[0]])
         elif op is Ops.NEG and _is_index(n):
             done[n] = scale(done[n.src[0]], -1)
-        elif op in RULES and (_is_index(n.src[0]) or (op in (Ops.AND, Ops.OR) and n.dtype == dtypes.bool)):
-            done[n] = RULES[op](done[n.src[0]], done[n.src[1]])
+        elif op in SIMPLIFIERS and (_is_index(n.src[0]) or (op in (Ops.AND, Ops.OR) and n.dtype == dtypes.bool)):
+            done[n] = SIMPLIFIERS[op](done[n.src[0]], done[n.src[1]])
         elif n.dtype == dtypes.bool:
             src = tuple(done[s] for s in n.src)
             done[n] = n if src == n.src else n.replace(src=src)

@@ -26,7 +26,7 @@ import re
 import struct
 from typing import Any
 
-from svod.core.ir.serialize import ARG_TYPES, FORMAT, ast_to_data, data_to_ast
+from svod.core.ir.serialize import ARG_TYPES, GRAPH_FORMAT, ast_to_data, data_to_ast
 from svod.core.ir.uop import UOp
 from svod.errors import FormatError
 
@@ -39,7 +39,7 @@ _TOKEN = re.compile(r"""\s*(?:
   | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<mark>[(),=])
 )""", re.VERBOSE)
-_WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
+_LITERALS: dict[str, Any] = {"none": None, "true": True, "false": False}
 
 
 def format_ast(root: UOp) -> str:
@@ -67,7 +67,7 @@ def parse_ast(text: str) -> UOp:
             raise FormatError(f"line {number}: %{len(rows)} is the next node, found %{match[1]}; nodes are numbered from %0 in order")
         sources = [int(s) for s in re.findall(r"\d+", match[4])]
         rows.append([match[2], match[3], sources, None if match[5] is None else _Parser(match[5], number).parse()])
-    return data_to_ast({"format": FORMAT, "nodes": rows})
+    return data_to_ast({"format": GRAPH_FORMAT, "nodes": rows})
 
 
 def _show(arg: Any) -> str:
@@ -150,11 +150,11 @@ class _Parser:
             return [{"nan": "f", "op": "o", "dtype": "d", "hex": "y"}[name], content]
         if text == "(":
             return ["t", *self.elements(depth)]
-        if kind == "word" and text in _WORDS:
-            return _WORDS[text]
+        if kind == "word" and text in _LITERALS:
+            return _LITERALS[text]
         if kind == "word" and text in ARG_TYPES:
             return ["c", text, self.fields(depth)]
-        raise self.wrong(f"{text!r} is not known here; known are {', '.join([*_WORDS, *ARG_TYPES])}, numbers, strings and tuples")
+        raise self.wrong(f"{text!r} is not known here; known are {', '.join([*_LITERALS, *ARG_TYPES])}, numbers, strings and tuples")
 
     def number(self, text: str) -> Any:
         if "inf" in text or any(c in text for c in ".eE"):

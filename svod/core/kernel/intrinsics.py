@@ -20,7 +20,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.contraction import product_of
 from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, Stage
 from svod.core.kernel.scheduler import UPCAST, Scheduler, cut_of
-from svod.core.machine.isa import DOTS, LINE, TILES, Digit, Dot, Fragment
+from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES, TILE_REGISTERS, Digit, Dot, Fragment
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
@@ -138,8 +138,8 @@ def check_tiles(state: Scheduler, stage: int) -> None:
             if state.rows[row].role == UPCAST:
                 results *= state.rows[row].extent
                 wide *= state.rows[row].extent if axis != chosen.rows else 1
-    if results + wide + 1 > TILES:
-        raise KernelOptError(f"{results} tiles side by side and {wide + 1} of operands; the target has {TILES}")
+    if results + wide + 1 > TILE_REGISTERS:
+        raise KernelOptError(f"{results} tiles side by side and {wide + 1} of operands; the target has {TILE_REGISTERS}")
 
 
 @lru_cache(maxsize=64)
@@ -255,8 +255,8 @@ def _whole_tiles(state: Scheduler, r: ResolvedStage, o: Operand, packed: Packed,
     beyond = prod(state.rows[row].extent for row in state.axis_rows[own]) - axes[own].extent
     alone = dims[dim] == LinearIndex(((a, 1),), 0, ())
     return packed._replace(row_dim=dim, row_padded=axes[state.kernel.stages[o.stage].outs[dim]].extent + max(0, beyond),
-                           turns=size == 2 and alone if dot.reads_shared else size > 1, line=LINE // size if dot.reads_shared else 0,
-                           whole_tiles=alone)
+                           turns=size == 2 and alone if dot.reads_shared else size > 1,
+                           line=MATRIX_LINE_BYTES // size if dot.reads_shared else 0, whole_tiles=alone)
 
 
 def held_threads(state: Scheduler, stage: int) -> int:
@@ -310,7 +310,7 @@ def exchanges_results(state: Scheduler, r: ResolvedStage, plan: TensorizePlan) -
     beside *= prod(d.extent for d in results.elements[:-1] if d.columns)
     whole = all(n % LINE_OF_QUAD == 0 for n in (columns.extent, store.const, *[c for a, c in store.coefs if a != plan.columns]))
     return (results.threads[-1], results.run) == (QUAD, RUN) and beside % QUAD.extent == 0 and whole and not store.atoms \
-        and store.coef(plan.columns) == 1 and LINE_OF_QUAD * r.nodes[r.value].dtype.itemsize == LINE
+        and store.coef(plan.columns) == 1 and LINE_OF_QUAD * r.nodes[r.value].dtype.itemsize == MATRIX_LINE_BYTES
 
 
 class DotRate(NamedTuple):

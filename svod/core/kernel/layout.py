@@ -17,12 +17,12 @@ from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, place_stages, span, vector_row
 from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Derived, Scheduler
-from svod.core.machine.isa import LINE as LINE_BYTES
+from svod.core.machine.isa import MATRIX_LINE_BYTES as LINE_BYTES
 from svod.core.machine.levels import CACHE_LINE_BYTES
 
 SET_STRIDE = 2048               # bytes; rows that are a multiple of this apart share sets of the first cache, all or every second
-MOST_LINES = 8                  # most lines in a row of a swizzle: 128 bytes
-WIDE = 2                        # bytes of the numbers for which an instruction transposes lines that lie across the sum
+MOST_SWIZZLE_LINES = 8          # most lines in a row of a swizzle: 128 bytes
+TRANSPOSED_BYTES = 2            # bytes of the numbers for which an instruction transposes lines that lie across the sum
 AREA = 64                       # bytes; areas of shared memory begin at multiples of this
 SWIZZLED = 1024                 # bytes; areas with a swizzle begin at multiples of this
 
@@ -292,7 +292,7 @@ def in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed, l
     inner = order[-1]
     other = packed.row_dim if inner == packed.dim else packed.dim
     whole = -(-extents[inner] // line)
-    lines = min(MOST_LINES, whole & -whole) if packed.whole_tiles else 1
+    lines = min(MOST_SWIZZLE_LINES, whole & -whole) if packed.whole_tiles else 1
     parts, row = whole // lines, line * lines
     outer = (extents[other] + (left_out(extents[other], parts) if lines == 1 < parts else 0)) * row
     strides, size = [0] * len(extents), parts * outer
@@ -311,7 +311,7 @@ def swizzled_lines(layouts: Layouts, s: int, extents: tuple[int, ...]) -> Layout
     packed, order = layouts.packed[s], layouts.orders[s]
     inner, size = order[-1], packed.dtype.itemsize
     dot, number = next((plan.dot, n) for plan in layouts.dots.values() for n, o in enumerate(plan.operands) if o.stage == s)
-    if not packed.whole_tiles or len(order) < 2 or (inner != packed.dim and size != WIDE):
+    if not packed.whole_tiles or len(order) < 2 or (inner != packed.dim and size != TRANSPOSED_BYTES):
         return None
     laid = in_lines(order, extents, packed, LINE_BYTES // size)
     width = dot.depth if inner == packed.dim else (dot.rows, dot.columns)[number]
@@ -321,7 +321,7 @@ def swizzled_lines(layouts: Layouts, s: int, extents: tuple[int, ...]) -> Layout
 def left_out(lines: int, parts: int) -> int:
     """Padding after each part of `lines` 16-byte lines, so that threads that copy neighbouring parts hit different banks: parts begin an
     odd multiple of an eighth, a quarter or half of the banks apart."""
-    apart = max(1, MOST_LINES // parts)
+    apart = max(1, MOST_SWIZZLE_LINES // parts)
     return (apart - lines) % (2 * apart)
 
 

@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
-from svod.core.kernel.group_memory.banks import AT_ONCE, Digit, SharedRead, matrix_read, padded_rows
+from svod.core.kernel.group_memory.banks import THREADS_SERVED_TOGETHER, Digit, SharedRead, matrix_read, padded_rows
 from svod.core.kernel.group_memory.copy import GroupCopy, group_copy, rows_in_bulk
 from svod.core.kernel.group_memory.held import Holders, is_computed_in_place
 from svod.core.kernel.groups import (
@@ -343,7 +343,7 @@ class LoopNestMaker:
             copy = group_copy(r, layout.extents, starts, full, layout.order, copied_width(state, self.layouts, r))
         if packed is not None and packed.line:
             return copy, layout
-        threads = min(self.threads[phase_of(self.placement, s)], AT_ONCE)
+        threads = min(self.threads[phase_of(self.placement, s)], THREADS_SERVED_TOGETHER)
         padded = padded_rows(layout, copy, self._shared_reads(s, layout), threads, stored_bytes(state, self.layouts, s))
         if packed is not None and packed.is_held and copy is not None:
             swizzled = swizzled_lines(self.layouts, s, layout.extents)

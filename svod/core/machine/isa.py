@@ -4,7 +4,7 @@
     acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
 
 A CPU holds a tile in a register. On a GPU the threads of a subgroup hold a tile together, each a `Fragment` of it. An instruction of
-several subgroups reads its operands from shared memory, in lines of `LINE` bytes.
+several subgroups reads its operands from shared memory, in lines of `MATRIX_LINE_BYTES` bytes.
 """
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _wgmma(name: str, accumulator: DType, operand: DType, columns: int) -> Dot:
                depth=32 // operand.itemsize, base_cost=columns / 2, fragments=(results,))
 
 
-LINE = 16           # bytes
+MATRIX_LINE_BYTES = 16    # bytes
 _I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
 TF32 = 11           # significant bits, the first of which is not stored
 DOTS: dict[str, Dot] = {d.name: d for d in (
@@ -220,4 +220,4 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
       for kind, accumulator, operand in (("bf16", dtypes.float32, dtypes.bfloat16), ("f16", dtypes.float32, dtypes.float16),
                                          ("s8", dtypes.int32, _I8))),
 )}
-TILES = 8           # tile registers
+TILE_REGISTERS = 8           # tile registers

@@ -54,8 +54,8 @@ def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords
             done[u] = u.replace(src=(src[0], *recoordinate(u.src[0], src[1:])))
         elif src == u.src:
             done[u] = u
-        elif u.op in sy.RULES and (src[0].dtype == dtypes.index or (u.op is Ops.AND and u.dtype == dtypes.bool)):
-            done[u] = sy.RULES[u.op](*src)
+        elif u.op in sy.SIMPLIFIERS and (src[0].dtype == dtypes.index or (u.op is Ops.AND and u.dtype == dtypes.bool)):
+            done[u] = sy.SIMPLIFIERS[u.op](*src)
         elif u.op is Ops.WHERE and src[0] in (sy.TRUE, sy.FALSE):
             done[u] = src[1] if src[0] is sy.TRUE else src[2]
         elif u.op is Ops.LOAD and len(src) == 3 and src[2] in (sy.TRUE, sy.FALSE):
@@ -247,7 +247,7 @@ def merge_ranges(ast: UOp) -> UOp:
                 extent = 1
                 for r in run:
                     extent *= sy.extent_of(r)
-                    mapping[r] = sy.ZERO
+                    mapping[r] = sy.INDEX_ZERO
                 # every access uses the run as one number, so the last range can represent it
                 merged[run] = mapping[run[-1]] = _marked(sy.make_range(extent, number), run)
                 number += 1
@@ -305,7 +305,7 @@ def merge_apart(ast: UOp, merged: Sequence[Merged]) -> UOp:
             if len(run) == 1:
                 result[whole] = e
                 continue
-            flat = sy.ZERO
+            flat = sy.INDEX_ZERO
             for one in run:
                 flat = sy.add(sy.scale(flat, sy.extent_of(one)), at[one])
             result[whole] = flat

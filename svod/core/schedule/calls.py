@@ -43,7 +43,7 @@ MOST_INVOCATIONS = 1 << 14      # most invocations of one nest of loops, each of
 
 # operations between memory and the CALL that it is an argument of
 _PASSES = frozenset({Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})
-_NAMES = ("BEGIN", "RUN", "END")
+_CALL_NAMES = ("BEGIN", "RUN", "END")
 
 
 class Step(NamedTuple):
@@ -494,7 +494,7 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
 def _check_steps(program: Sequence[Step]) -> None:
     """Raise ScheduleError for a step of an unknown kind, or without the call or the RANGE that its kind needs."""
     for n, (kind, call, loop) in enumerate(program):
-        if kind not in _NAMES or (kind != "BEGIN" and (call is None or call.op is not Ops.CALL)) or (kind != "RUN" and loop is None):
+        if kind not in _CALL_NAMES or (kind != "BEGIN" and (call is None or call.op is not Ops.CALL)) or (kind != "RUN" and loop is None):
             unknown = "CALL" if kind == "RUN" else "CALL or RANGE"
             raise ScheduleError(f"step {n} of a loop of calls, {kind}, references an unknown {unknown}: a BEGIN names a RANGE, a RUN a "
                                 "CALL, an END both")

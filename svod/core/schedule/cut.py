@@ -45,7 +45,7 @@ MAX_POSITIONS = 64        # the same limit for a value that reads no memory, suc
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
 _CAN_END = ELEMENTWISE | {Ops.GATHER, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD}      # operations that may end a deep expression
 Ids = frozenset[int]
-NONE: Ids = frozenset()
+NO_IDS: Ids = frozenset()
 
 
 class Tag(NamedTuple):
@@ -102,7 +102,7 @@ def operations(u: UOp) -> int:
 
 def ids_of(place: Iterable[Coordinate]) -> Ids:
     """All ranges on which the coordinates depend."""
-    return NONE.union(*(ids for ids, _ in place))
+    return NO_IDS.union(*(ids for ids, _ in place))
 
 
 def most_places(uses: Sequence[Use]) -> int:
@@ -263,7 +263,7 @@ def _before_widening(u: UOp) -> UOp:
     return u
 
 
-_NOTHING: Coordinate = (NONE, PLAIN)      # the place of an axis of extent 1
+_NOTHING: Coordinate = (NO_IDS, PLAIN)    # the place of an axis of extent 1
 
 
 def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) -> Place:
@@ -393,7 +393,7 @@ class Cut:
             return
         shape = shape_of(u)
         place = tuple((self.new_range(n), PLAIN) if n != 1 else _NOTHING for n in shape)
-        use = Use(u, place, ids_of(place), NONE, (), None, None)
+        use = Use(u, place, ids_of(place), NO_IDS, (), None, None)
         if u.op is Ops.ASSIGN or u.op is Ops.COPY:
             self.want(u, u.src[-1] if u.op is Ops.ASSIGN else u.src[0], use)
         elif u.op is not Ops.CUSTOM_FUNCTION:   # the operands of a library kernel are roots
@@ -467,7 +467,7 @@ class Cut:
 
     def common_use(self, uses: list[Use]) -> Use:
         """One use that combines all uses of a reduction, for the nodes below it."""
-        return uses[0]._replace(rows=NONE.union(*(use.rows for use in uses)))
+        return uses[0]._replace(rows=NO_IDS.union(*(use.rows for use in uses)))
 
     def descend(self, u: UOp, use: Use) -> None:
         """Pass one use of u on to its sources."""
@@ -485,7 +485,7 @@ class Cut:
             reduce = u.src[0] if u.op is Ops.GEP else u
             shape = shape_of(reduce.src[0])
             place = list(use.place)
-            own = NONE
+            own = NO_IDS
             for a in reduce.arg[1]:
                 if shape[a] != 1:
                     ids = self.new_range(shape[a])
@@ -550,7 +550,7 @@ class Cut:
         it."""
         entry = dict(use.entries)
         # a range that a RESHAPE spread over a broadcast axis and another one is dropped and used at once
-        extra = use.active - used | ({i for i in entry if i in used} if contraction else NONE)
+        extra = use.active - used | ({i for i in entry if i in used} if contraction else NO_IDS)
         own = [] if contraction else list(reduce_extents(u))
         offending = []
         # the broadcast nearest to the reduction may be the one along its row

@@ -88,7 +88,7 @@ def _under(op: Ops) -> Pattern:
     return Pattern(op, (Pattern(op, name="inner"),), name="outer")
 
 
-RULES = PatternMatcher([
+NORMALIZATIONS = PatternMatcher([
     (Pattern(Ops.DETACH, (Pattern(name="x"),)), lambda x: x),
     (Pattern(MOVEMENT, name="u"), _without_change),
     WIDEN_LAST,
@@ -97,10 +97,10 @@ RULES = PatternMatcher([
     (_under(Ops.SHRINK), _shrink_again),
 ])
 STORES = PatternMatcher([(Pattern(Ops.AFTER, name="u"), _stores_as_assigns)])
-_INNER = Pattern(Ops.REDUCE_AXIS, name="inner")
+_INNER_SUM = Pattern(Ops.REDUCE_AXIS, name="inner")
 MERGE_REDUCTIONS = PatternMatcher([
-    (Pattern(Ops.REDUCE_AXIS, (_INNER,), name="outer"), _merge_reductions),
-    (Pattern(Ops.REDUCE_AXIS, (Pattern(Ops.RESHAPE, (_INNER,), name="between"),), name="outer"), _merge_reductions_reshaped),
+    (Pattern(Ops.REDUCE_AXIS, (_INNER_SUM,), name="outer"), _merge_reductions),
+    (Pattern(Ops.REDUCE_AXIS, (Pattern(Ops.RESHAPE, (_INNER_SUM,), name="between"),), name="outer"), _merge_reductions_reshaped),
 ])
 
 
@@ -153,7 +153,7 @@ def normalize(sink: UOp) -> Normalized:
     if any(u.op is Ops.STORE for u in sink.toposort()):
         sink = graph_rewrite(sink, STORES)
     expanded = expand_joins(take_stacks_apart(sink))
-    simplified = graph_rewrite(expanded, RULES)
+    simplified = graph_rewrite(expanded, NORMALIZATIONS)
     readers = Counter(s for u in simplified.toposort() for s in set(u.src))
     for u in simplified.toposort():
         src = tuple([done[s] for s in u.src])

@@ -80,7 +80,7 @@ def reshape_coords(coords: Coords, shape: Shape, source: Shape) -> Coords:
     """Coordinates in `source` of the element at `coords` in its reinterpretation as `shape`. No axis has extent 0."""
     outer = [(c, n) for c, n in zip(coords, shape, strict=True) if n != 1]
     wide = [a for a, n in enumerate(source) if n != 1]
-    result = [sy.ZERO] * len(source)
+    result = [sy.INDEX_ZERO] * len(source)
     for i0, i1, j0, j1 in axis_groups([n for _, n in outer], [source[a] for a in wide]):
         group, extents = outer[i0:i1], [source[a] for a in wide[j0:j1]]
         if len(group) == len(extents) == 1 or [n for _, n in group] == extents:
@@ -94,7 +94,7 @@ def reshape_coords(coords: Coords, shape: Shape, source: Shape) -> Coords:
 
 def flatten(coords: Sequence[UOp], shape: Sequence[int]) -> UOp:
     """The row-major flat index of `coords`."""
-    flat, stride = sy.ZERO, 1
+    flat, stride = sy.INDEX_ZERO, 1
     for c, n in zip(reversed(coords), reversed(shape), strict=True):
         # only the outermost extent may depend on variables, so every stride is constant
         flat, stride = sy.add(flat, sy.scale(c, stride)), stride * upper(n)
@@ -122,12 +122,12 @@ def move_coords(u: UOp, coords: Coords) -> Coords:
     if u.op is Ops.RESHAPE:
         return reshape_coords(coords, shape_of(u), source)
     if u.op is Ops.PERMUTE:
-        moved = [sy.ZERO] * len(arg)
+        moved = [sy.INDEX_ZERO] * len(arg)
         for i, axis in enumerate(arg):
             moved[axis] = coords[i]
         return tuple(moved)
     if u.op is Ops.EXPAND:
-        return tuple(sy.ZERO if n == 1 else c for c, n in zip(coords, source, strict=True))
+        return tuple(sy.INDEX_ZERO if n == 1 else c for c, n in zip(coords, source, strict=True))
     if u.op is Ops.PAD:
         return tuple(moved_by(c, lo, -1) for c, (lo, _) in zip(coords, arg[0], strict=True))
     if u.op is Ops.SHRINK:
@@ -202,7 +202,7 @@ class Rangeifier:
         coords = []
         for n in shape:
             if n == 1:
-                coords.append(sy.ZERO)
+                coords.append(sy.INDEX_ZERO)
             else:
                 coords.append(sy.make_range(n.expr if isinstance(n, Dim) else n, self.next_range))
                 self.next_range += 1
@@ -325,7 +325,7 @@ class Rangeifier:
             context.reduce_ranges = self.fresh(context.reduce_extents)
         context.reduces += 1
         reduced = iter(context.reduce_ranges)
-        coords = tuple(sy.ZERO if n == 1 else next(reduced) if a in axes else c
+        coords = tuple(sy.INDEX_ZERO if n == 1 else next(reduced) if a in axes else c
                        for a, (c, n) in enumerate(zip(r.coords, shape, strict=True)))
         child = r._replace(coords=coords, below=bool(context.reduce_ranges))
         return tuple([self.want(s, child._replace(anchor=find_anchor(s) if child.below else None)) for s in reduce.src])
@@ -346,7 +346,7 @@ class Rangeifier:
             coords = [c for c, n in zip(r.coords, shape, strict=True) if n != 1]
             if r.valid:
                 extents = [n for n in shape if n != 1]
-                coords = [sy.minimum(sy.maximum(c, sy.ZERO), index_of(n - 1)) for c, n in zip(coords, extents, strict=True)]
+                coords = [sy.minimum(sy.maximum(c, sy.INDEX_ZERO), index_of(n - 1)) for c, n in zip(coords, extents, strict=True)]
             self.values[u, r] = outside(r, UOp(Ops.INDEX, u.dtype, (stage, *coords)))
 
     def value(self, u: UOp, r: Read) -> UOp:
@@ -411,7 +411,7 @@ class Rangeifier:
         return UOp(Ops.GEP, u.dtype, (node,), component) if u.op is Ops.GEP else node
 
 
-_ON_INDEX = {op: sy.RULES[op] for op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.CMPLT, Ops.CMPLE)}
+_ON_INDEX = {op: sy.SIMPLIFIERS[op] for op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.CMPLT, Ops.CMPLE)}
 
 
 def elementwise(u: UOp, made: list[UOp]) -> UOp:

@@ -23,7 +23,7 @@ from svod.core.ir.uop import Ops, UOp, encode
 from svod.core.schedule.schedule import Schedule, create_schedule
 from svod.system.forksafe import remake_after_fork
 
-LIMIT = 256     # most schedules kept; the oldest entry goes first
+MOST_SCHEDULES = 256    # most schedules kept; the oldest entry goes first
 
 _Places = tuple[int | UOp, ...]     # per buffer: its number in the graph, or the node itself if the schedule has created it
 
@@ -50,7 +50,7 @@ def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember:
         bare = replace(schedule, calls=tuple(replace(call, args=()) for call in schedule.calls), outputs=())
         with _lock:
             _schedules[digest] = bare, outputs, arguments
-            while len(_schedules) > LIMIT:
+            while len(_schedules) > MOST_SCHEDULES:
                 _schedules.popitem(last=False)
         return schedule
 

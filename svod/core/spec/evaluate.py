@@ -27,7 +27,7 @@ from svod.core.ir.dtype import DType, to_numpy
 from svod.core.ir.uop import ALU, Ops, UOp
 from svod.core.spec.library_kernels import reference
 from svod.core.spec.values import (
-    FUNCTIONS,
+    OPERATION_VALUES,
     Array,
     apply_alu,
     bitcast,
@@ -44,7 +44,7 @@ from svod.errors import CompileError, LaunchError
 
 __all__ = ["evaluate", "evaluate_points", "from_float", "store_addresses", "store_extents", "to_float"]
 
-BLOCK = 1 << 18                # elements of one temporary
+BLOCK_ELEMENTS = 1 << 18       # elements of one temporary
 MATMUL_BLOCK = 1 << 22         # elements of one operand of a contraction
 STAGE_BYTES = 64 << 20         # evaluate_points keeps a whole stage in memory up to here
 MATMUL_GAIN = 30               # a multiply-add inside matmul costs about this much less than one done by blocks
@@ -307,7 +307,7 @@ class _Evaluation:
     def at(self, stage: _Stage, coords: Sequence[Array]) -> Array:
         """A stage's values at vectors of coordinates."""
         count = coords[0].size if coords else 1
-        step = max(1, BLOCK // max(1, math.prod(stage.reduce_extents)))
+        step = max(1, BLOCK_ELEMENTS // max(1, math.prod(stage.reduce_extents)))
         result = np.empty(count, held_dtype(stage.dtype))
         for begin in range(0, count, step):
             part = slice(begin, min(begin + step, count))
@@ -322,7 +322,7 @@ class _Evaluation:
         rank = len(stage.ranges)
         whole = {u: self.contract(stage, u, *pair) for u, pair in stage.factors.items()}
         pending = [u for u in stage.reduces if u not in whole]
-        limit = BLOCK // max(1, math.prod(stage.reduce_extents)) if pending else BLOCK
+        limit = BLOCK_ELEMENTS // max(1, math.prod(stage.reduce_extents)) if pending else BLOCK_ELEMENTS
         for slices in _blocks(stage.extents, _block_sizes(stage.extents, max(1, limit))):
             known = {r: _axis(s, i, rank) for i, (r, s) in enumerate(zip(stage.ranges, slices, strict=True))}
             values = self.block(stage, known, tuple(s.stop - s.start for s in slices), {u: a[slices] for u, a in whole.items()})
@@ -349,7 +349,7 @@ class _Evaluation:
         total: list[Array] = [np.full(shape, v, np.float64 if wide else held_dtype(o.dtype))
                               for v, o in zip(combiner.identity(*(o.dtype for o in operands)), operands, strict=True)]
         outer = {r: v.reshape(v.shape + (1,) * rank) for r, v in known.items() if r.op is Ops.RANGE}
-        limit = max(1, BLOCK // max(1, math.prod(shape)))
+        limit = max(1, BLOCK_ELEMENTS // max(1, math.prod(shape)))
         for slices in _blocks(stage.reduce_extents, _block_sizes(stage.reduce_extents, limit)):
             inner = {r: _axis(s, i, rank) for i, (r, s) in enumerate(zip(stage.reduce_ranges, slices, strict=True))}
             memo = self.values(stage.reduce_orders[u], outer | inner)
@@ -415,7 +415,7 @@ def _contraction_blocks(axes: Sequence[UOp], extents: Sequence[int], arrays: Seq
 
 def _alu(op: Ops, *args: Array) -> Array:
     """The `alu` combiners are applied with: operands that are accumulators keep their own NumPy type, wider or not."""
-    return np.asarray(FUNCTIONS[op](*args))
+    return np.asarray(OPERATION_VALUES[op](*args))
 
 
 def reduce_axes(combiner: Combiner, operands: list[Array], axes: tuple[int, ...], wide: bool) -> list[Array]:

@@ -194,7 +194,7 @@ def _pow(a: Array, b: Array) -> Array:
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
-FUNCTIONS: dict[Ops, Callable[..., Any]] = {
+OPERATION_VALUES: dict[Ops, Callable[..., Any]] = {
     Ops.NEG: np.negative, Ops.ABS: np.abs, Ops.RECIPROCAL: lambda x: np.ones((), x.dtype) / x, Ops.SQRT: np.sqrt, Ops.FLOOR: np.floor,
     Ops.CEIL: np.ceil, Ops.TRUNC: np.trunc, Ops.ROUND: np.rint, Ops.NOT: np.invert,
     Ops.EXP: np.exp, Ops.EXP2: np.exp2, Ops.LOG: np.log, Ops.LOG2: np.log2, Ops.SIN: np.sin, Ops.COS: np.cos, Ops.TANH: np.tanh,
@@ -218,7 +218,7 @@ def apply_alu(op: Ops, dtype: DType, args: Sequence[Array]) -> Array:
     """The result, in held form of the result's `dtype`, of an ALU operation on operands in held form (broadcast together).
 
     Transcendental functions of float32 and narrower are computed in float64 and rounded, so within half an ulp."""
-    function = FUNCTIONS.get(op)
+    function = OPERATION_VALUES.get(op)
     if function is None:
         raise UnsupportedError(f"{op.value} is not an elementwise operation with a NumPy meaning")
     if op in TRANSCENDENTAL and dtype.is_float:

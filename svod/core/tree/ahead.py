@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from svod.core.kernel.group_memory.copy import ASYNC_BYTES, BULK, UNROLLED_TURNS
+from svod.core.kernel.group_memory.copy import ASYNC_BYTES, BULK_BYTES, UNROLLED_TURNS
 from svod.core.kernel.groups import group_of, phase_of
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import is_exact
@@ -71,7 +71,7 @@ def _copy(maker: TreeMaker, loop: Loop, node: Compute) -> AheadCopy:
     stored, extents = r.nodes[stored_node(r, maker.layouts.packed.get(node.stage))], [extent for _, extent in node.nest.written]
     is_unsafe, rows, width = any(r.axes[a] in maker.checks.unsafe for a in stored.deps), node.nest.bulk_rows, copy.part(extents)
     if rows and (any(a in maker.checks.unsafe for a in r.axes)
-                 or any(n * stored.dtype.itemsize % BULK for n in _moved_back(maker, loop, node.nest.written[copy.vector].start[0]))):
+                 or any(n * stored.dtype.itemsize % BULK_BYTES for n in _moved_back(maker, loop, node.nest.written[copy.vector].start[0]))):
         rows = 0
     is_plain = stored.gate < 0 or (r.nodes[stored.alt].kind == "const" and r.nodes[stored.alt].arg == 0)
     is_async = target.has_async_copies and stored.kind == "load" and is_plain and not rows \

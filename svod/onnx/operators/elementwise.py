@@ -10,7 +10,7 @@ import onnx
 
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from svod.errors import UnsupportedError
-from svod.onnx.reader import NARROW, NUMPY_TYPES, type_name
+from svod.onnx.reader import NUMPY_TYPES, SUPPORTED_TYPES, type_name
 from svod.onnx.registry import Node, axis_in, operator
 from svod.tensor import Tensor, where
 
@@ -132,7 +132,7 @@ def svod_type(data_type: int, node: Node) -> DType:
     """The element type for a number in TensorProto's enumeration. Raises UnsupportedError."""
     name = NUMPY_TYPES.get(data_type)
     if name is None:
-        raise UnsupportedError(f"{node} makes {type_name(data_type)}; {NARROW}")
+        raise UnsupportedError(f"{node} makes {type_name(data_type)}; {SUPPORTED_TYPES}")
     return BY_NAME[name]
 
 

@@ -74,7 +74,7 @@ def scatter_elements(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> T
     return put(node, x, axis, wrapped(checked(node, index, x.shape[axis]), x.shape[axis]).cast("int64"), updates)
 
 
-_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+_SCATTER_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor
         return x.scatter(axis, at, updates)
     if x.dtype is dtypes.bool:
         reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
-    return x.scatter_reduce(axis, at, updates, _REDUCTIONS[reduction])
+    return x.scatter_reduce(axis, at, updates, _SCATTER_REDUCTIONS[reduction])
 
 
 @operator("ScatterND", 11, exact=True)

@@ -17,7 +17,7 @@ from svod.tensor.operations.resample import keys_far, keys_near
 from svod.tensor.precision import widened
 
 Taps = list[tuple[Tensor, Tensor]]      # positions along an axis, and their weights
-TIE = 1e-6      # distance up to which onnxruntime treats a position as the middle of two elements
+MIDDLE_DISTANCE = 1e-6      # distance up to which onnxruntime treats a position as the middle of two elements
 
 
 @operator("Upsample", 7)
@@ -128,9 +128,9 @@ def nearest_of(at: Array, mode: str, scale: float) -> Array:
     part = at - low
     match mode:
         case "round_prefer_floor":
-            return np.asarray(low + (part >= 0.5 + TIE))
+            return np.asarray(low + (part >= 0.5 + MIDDLE_DISTANCE))
         case "round_prefer_ceil":
-            return np.asarray(low + (part > 0.5 - TIE))
+            return np.asarray(low + (part > 0.5 - MIDDLE_DISTANCE))
         case "floor":
             return np.asarray(low)
         case "ceil":
@@ -235,7 +235,7 @@ def _bordered(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
     return at
 
 
-KEYS = -0.75    # the parameter of Keys' kernel
+KEYS_PARAMETER = -0.75    # the parameter of Keys' kernel
 
 
 def _grid_taps(mode: str, at: Tensor) -> Taps:
@@ -248,8 +248,8 @@ def _grid_taps(mode: str, at: Tensor) -> Taps:
         return [(low, part.neg().add(1.0)), (low.add(1.0), part)]
     if mode == "cubic":
         rest = part.neg()
-        return [(low.sub(1.0), keys_far(part.add(1.0), KEYS)), (low, keys_near(part, KEYS)),
-                (low.add(1.0), keys_near(rest.add(1.0), KEYS)), (low.add(2.0), keys_far(rest.add(2.0), KEYS))]
+        return [(low.sub(1.0), keys_far(part.add(1.0), KEYS_PARAMETER)), (low, keys_near(part, KEYS_PARAMETER)),
+                (low.add(1.0), keys_near(rest.add(1.0), KEYS_PARAMETER)), (low.add(2.0), keys_far(rest.add(2.0), KEYS_PARAMETER))]
     raise UnsupportedError(f"GridSample with the mode {mode!r}")
 
 

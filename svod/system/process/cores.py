@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from svod.system.process.system_files import ROOT, control_groups, read
+from svod.system.process.system_files import SYSTEM_ROOT, control_groups, read
 
 QUOTA_SECONDS = 1.0     # seconds after which the quota is read again: reading it takes longer than preparing a small kernel
 
@@ -38,7 +38,7 @@ def affinity(thread: int = 0) -> tuple[int, ...]:
     return tuple(range(machine_cores()))
 
 
-def cpu_quota(root: Path = ROOT) -> float | None:
+def cpu_quota(root: Path = SYSTEM_ROOT) -> float | None:
     """CPUs that the tightest quota of this process's control groups (v1 or v2) grants, e.g. 1.5; None without a limit."""
     limits: list[float] = []
     for directory, version in control_groups("cpu", root):
@@ -54,7 +54,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 class Quota:
     """The CPU quota of this process, cached for QUOTA_SECONDS."""
 
-    def __init__(self, root: Path = ROOT, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, root: Path = SYSTEM_ROOT, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock = root, clock
         self._read_at = -float("inf")
         self._cpus: float | None = None
@@ -81,6 +81,6 @@ def usable_cores(limit: int | None = None, cpus: int | None = None, quota: Quota
     return max(1, count)
 
 
-def physical_core(core: int, root: Path = ROOT) -> str:
+def physical_core(core: int, root: Path = SYSTEM_ROOT) -> str:
     """A text that is the same for all hardware threads of one physical core."""
     return read(root / "sys/devices/system/cpu" / f"cpu{core}" / "topology/thread_siblings_list") or str(core)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from svod.system.process.cores import parse_cpu_list
-from svod.system.process.system_files import ROOT, entries, read
+from svod.system.process.system_files import SYSTEM_ROOT, entries, read
 
 FALLBACK_CACHES = (32 << 10, 512 << 10, 8 << 20)  # bytes of l1, l2, l3 if the system does not tell (macOS, some containers)
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux: arch/x86/include/uapi/asm/prctl.h
@@ -21,7 +21,7 @@ def _parse_size(text: str) -> int:
     return int(digits) << (unit or 0) if digits.isdigit() else 0
 
 
-def cache_sizes(root: Path = ROOT, cpu: int = 0) -> tuple[int, int, int]:
+def cache_sizes(root: Path = SYSTEM_ROOT, cpu: int = 0) -> tuple[int, int, int]:
     """Bytes of (l1 data, l2, l3) as seen by `cpu`. l1 and l2 are per core: a cache of several cores is divided by their number. l3 is
     one whole instance, 0 without one. FALLBACK_CACHES replaces sizes that the system does not tell."""
     base = root / "sys/devices/system/cpu" / f"cpu{cpu}"
@@ -43,7 +43,7 @@ def cache_sizes(root: Path = ROOT, cpu: int = 0) -> tuple[int, int, int]:
     return sizes.get(1, l1), sizes.get(2, l2), sizes.get(3, 0)
 
 
-def host_facts(root: Path = ROOT) -> dict[str, str]:
+def host_facts(root: Path = SYSTEM_ROOT) -> dict[str, str]:
     """Facts about this machine that are not part of a target's key. Facts that cannot be read are left out."""
     facts = {"os": platform.system(), "kernel": platform.release(), "hostname": platform.node(), "python": platform.python_version()}
     wanted = {"model name": "model", "microcode": "microcode", "cpu family": "family", "stepping": "stepping", "vendor_id": "vendor"}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path("/")
+SYSTEM_ROOT = Path("/")
 
 
 def read(path: Path) -> str:
@@ -27,7 +27,7 @@ def entries(path: Path, pattern: str) -> list[Path]:
 
 def boot_id() -> str:
     """The id of this machine's current boot; "" if it is not known."""
-    return read(ROOT / "proc/sys/kernel/random/boot_id")
+    return read(SYSTEM_ROOT / "proc/sys/kernel/random/boot_id")
 
 
 def process_namespace() -> str:
@@ -40,14 +40,14 @@ def process_namespace() -> str:
 
 def mounts() -> str:
     """The mounted file systems that this process sees, as text of /proc/self/mountinfo; "" if it cannot be read."""
-    return read(ROOT / "proc/self/mountinfo")
+    return read(SYSTEM_ROOT / "proc/self/mountinfo")
 
 
 def processes_with(setting: str) -> list[int]:
     """Ids of this user's other processes that have `setting` (NAME=VALUE) in their environment; none without /proc."""
     wanted = setting.encode()
     pids = []
-    for entry in entries(ROOT / "proc", "[0-9]*"):
+    for entry in entries(SYSTEM_ROOT / "proc", "[0-9]*"):
         try:
             if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                 pids.append(int(entry.name))
@@ -61,7 +61,7 @@ def processes_of(directory: str) -> list[int]:
     arguments. Empty without /proc."""
     parents: dict[int, int] = {}
     found: set[int] = set()
-    for entry in entries(ROOT / "proc", "[0-9]*"):
+    for entry in entries(SYSTEM_ROOT / "proc", "[0-9]*"):
         with contextlib.suppress(OSError):      # the process has ended meanwhile
             pid = int(entry.name)
             parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
@@ -75,13 +75,13 @@ def processes_of(directory: str) -> list[int]:
 def offer_to_end() -> None:
     """Make this process the first that the system kills when memory runs out. Does nothing if the system does not allow that."""
     try:
-        (ROOT / "proc/self/oom_score_adj").write_text("1000")
+        (SYSTEM_ROOT / "proc/self/oom_score_adj").write_text("1000")
     except OSError:
         return
 
 
 # -- control groups -----------------------------------------------------------------------------------------------------
-def control_groups(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, int]]:
+def control_groups(controller: str, root: Path = SYSTEM_ROOT) -> Iterator[tuple[Path, int]]:
     """Directories of the control groups that limit this process by `controller` ("cpu", "memory"), each with the version of its format
     (1 or 2), from the innermost group outwards."""
     mount = root / "sys/fs/cgroup"

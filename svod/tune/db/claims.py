@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("svod.tune.db")
 
-SILENCE = 30.0   # seconds without a heartbeat after which a claim is void
+CLAIM_EXPIRY_SECONDS = 30.0    # seconds without a heartbeat after which a claim is void
 BEAT = 7.0       # seconds between heartbeats
 
 
@@ -46,7 +46,7 @@ class Holder(NamedTuple):
     token: str
 
 
-COLUMNS = ", ".join(Holder._fields)
+HOLDER_COLUMNS = ", ".join(Holder._fields)
 
 
 def boot_id() -> str:
@@ -58,7 +58,7 @@ def boot_id() -> str:
 
 def is_void(holder: Holder, now: float) -> bool:
     """Whether a claim no longer counts: its heartbeat is more than 30 s away from `now`, or its process on this machine is gone."""
-    if abs(now - holder.heartbeat) > SILENCE:
+    if abs(now - holder.heartbeat) > CLAIM_EXPIRY_SECONDS:
         return True
     if holder.host == socket.gethostname() and holder.boot_id == boot_id() and holder.boot_id:
         try:
@@ -72,12 +72,12 @@ def is_void(holder: Holder, now: float) -> bool:
 
 def standing(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> Holder | None:
     """The holder of a live claim on (kernel, target), or None."""
-    row = conn.execute(f"SELECT {COLUMNS} FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
+    row = conn.execute(f"SELECT {HOLDER_COLUMNS} FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
     return None if row is None else live(row, now)
 
 
 def live(row: sqlite3.Row, now: float) -> Holder | None:
-    """Read a row of `COLUMNS` as a claim. Returns None if the claim is void or the row holds no valid claim."""
+    """Read a row of `HOLDER_COLUMNS` as a claim. Returns None if the claim is void or the row holds no valid claim."""
     try:
         holder: Holder = checked(list(row), Holder, RecordError)
     except RecordError:
@@ -90,7 +90,7 @@ def take(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> str 
     if standing(conn, kernel, target, now) is not None:
         return None
     holder = Holder(kernel, target, socket.gethostname(), boot_id(), os.getpid(), heartbeat=now, since=now, token=uuid.uuid4().hex)
-    conn.execute(f"INSERT OR REPLACE INTO claims({COLUMNS}) VALUES ({', '.join('?' * len(holder))})", holder)
+    conn.execute(f"INSERT OR REPLACE INTO claims({HOLDER_COLUMNS}) VALUES ({', '.join('?' * len(holder))})", holder)
     return holder.token
 
 

@@ -19,7 +19,7 @@ BUSY_SECONDS = 30.0
 OPEN_ATTEMPTS = 8
 SIDE_FILES = ("-wal", "-journal")   # ends of the names of the files in which SQLite keeps changes that the database file lacks
 LEAST_FREE = 1 << 20            # bytes of free disk below which no database is created: the search of one kernel stores about 100 KB
-LONGEST = 1 << 26               # most bytes of one value or row that SQLite accepts; every field of a record is shorter
+MOST_VALUE_BYTES = 1 << 26               # most bytes of one value or row that SQLite accepts; every field of a record is shorter
 
 #: The kernel's names of file systems on which WAL's shared memory does not work between machines.
 NETWORK_FILE_SYSTEMS = frozenset({
@@ -219,5 +219,5 @@ def _connect(name: str) -> sqlite3.Connection:
     conn.row_factory = sqlite3.Row
     conn.text_factory = lambda text: str(text, "utf-8", "replace")      # text that is not UTF-8 makes only its row invalid
     conn.execute("PRAGMA trusted_schema = OFF")
-    conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+    conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE_BYTES)
     return conn

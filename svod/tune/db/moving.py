@@ -150,7 +150,7 @@ def gc(db: TuningDB, older_than: float) -> Collected:
         conn.executemany("INSERT OR REPLACE INTO pruned(kernel, target, before) VALUES (?, ?, ?)", [(*p, horizon) for p in settled])
         removed = conn.executemany("DELETE FROM measurements WHERE kernel = ? AND target = ? AND step != 'confirm' "
                                    "AND status != 'wrong' AND taken_at < ?", [(*pair, horizon) for pair in settled]).rowcount
-        rows = conn.execute(f"SELECT {claims.COLUMNS} FROM claims").fetchall()
+        rows = conn.execute(f"SELECT {claims.HOLDER_COLUMNS} FROM claims").fetchall()
         void = [(row["kernel"], row["target"]) for row in rows if claims.live(row, time.time()) is None]
         conn.executemany("DELETE FROM claims WHERE kernel = ? AND target = ?", void)
         return Collected(removed, len(void))

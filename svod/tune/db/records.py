@@ -90,7 +90,7 @@ ChainData = Annotated[tuple[Annotated[tuple[_Operand | tuple[_Operand, ...], ...
 R = TypeVar("R", bound="Record")
 
 #: Kind of record → its fields in format 1. Each has a column of its own in the database; later fields share the column `extra`.
-COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kind, names in {
+RECORD_COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kind, names in {
     "target": "target facts",
     "kernel": "kernel name ast ast_version structure flops bytes",
     "origin": "kernel origin",
@@ -174,7 +174,7 @@ class Record:
         return {"kind": self.kind, "id": self.id, **self.content()}
 
     def to_row(self) -> dict[str, Any]:
-        columns, values = COLUMNS[self.kind], self.__dict__
+        columns, values = RECORD_COLUMNS[self.kind], self.__dict__
         row = {name: canonical(values[name]) if name in self.json_fields else int(v) if (v := values[name]) is True or v is False else v
                for name in columns}
         later = {name: v for name, v in self.content().items() if name not in columns}
@@ -193,7 +193,7 @@ class Record:
 
     def check_id(self, stored: Any) -> None:
         """Raise RecordError if the id stored with this record is neither its digest in the current format nor that in format 1."""
-        columns = COLUMNS[self.kind]
+        columns = RECORD_COLUMNS[self.kind]
         if stored != self.id and (self.content().keys() - set(columns)
                                   or stored != digest(self.kind, {name: getattr(self, name) for name in columns}, version=1)):
             raise RecordError(f"{self.kind} {stored!r:.40} was altered: its content has the digest {self.id}")
@@ -202,7 +202,7 @@ class Record:
     def from_row(cls: type[R], row: Mapping[str, Any]) -> R:
         """The record in a database row. Raises RecordError for an invalid field. The id is not checked; for untrusted rows `check_id` does
         that."""
-        values: dict[str, Any] = {name: row[name] for name in COLUMNS[cls.kind]}
+        values: dict[str, Any] = {name: row[name] for name in RECORD_COLUMNS[cls.kind]}
         for name in cls.json_fields:
             text = values[name]
             values[name] = parse_json(text if isinstance(text, str) else checked(text, str, RecordError, name), name)

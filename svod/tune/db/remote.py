@@ -30,7 +30,7 @@ ASKED_EVERY = 3600.0        # seconds between requests to the server
 ASKED_AGAIN = 300.0         # seconds until the next request after one that failed, if there is a local copy
 PATIENCE = 5.0              # seconds without a byte after which a request fails
 MOST_SECONDS = 60.0         # longest time of a whole transfer
-MOST_BYTES = 256 << 20
+MOST_DOWNLOAD_BYTES = 256 << 20
 LONGEST_HEADER, CHUNK = 1 << 20, 1 << 16     # most bytes of a file's first line; bytes per read
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -106,7 +106,7 @@ def _check_scheme(url: str) -> None:
 
 
 class _Bounded:
-    """The body of an answer; reading raises ValueError above MOST_BYTES bytes or after MOST_SECONDS seconds."""
+    """The body of an answer; reading raises ValueError above MOST_DOWNLOAD_BYTES bytes or after MOST_SECONDS seconds."""
 
     def __init__(self, answer: Any) -> None:
         self.answer, self.bytes, self.end = answer, 0, time.monotonic() + MOST_SECONDS
@@ -114,8 +114,8 @@ class _Bounded:
     def read(self, size: int = -1, /) -> bytes:
         data: bytes = self.answer.read(size)
         self.bytes += len(data)
-        if self.bytes > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+        if self.bytes > MOST_DOWNLOAD_BYTES:
+            raise ValueError(f"it has more than {MOST_DOWNLOAD_BYTES >> 20} MiB")
         if time.monotonic() > self.end:
             raise ValueError(f"its transfer takes more than {MOST_SECONDS:g} s")
         return data

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from svod.errors import DatabaseError
-from svod.tune.db.records import COLUMNS, RECORDS, Record, RecordError
+from svod.tune.db.records import RECORD_COLUMNS, RECORDS, Record, RecordError
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -54,7 +54,7 @@ def create_version_1(db: Database) -> None:
     nullable = {"time", "anchor", "baseline", "ratio", "ratio_low", "ratio_high", "ended_at"}
     reals = {*nullable, "taken_at", "started_at", "flops", "bytes"}
     for record in RECORDS:
-        columns = {c: int if c in integers else float if c in reals else str for c in ("id", *COLUMNS[record.kind], "layer")}
+        columns = {c: int if c in integers else float if c in reals else str for c in ("id", *RECORD_COLUMNS[record.kind], "layer")}
         db.table(record.table).create(columns, pk="id", not_null=columns.keys() - nullable)
     claims = {"kernel": str, "target": str, "token": str, "host": str, "boot_id": str, "pid": int, "heartbeat": float, "since": float}
     db.table("claims").create(claims, pk=("kernel", "target"), not_null=claims.keys() - {"kernel", "target"})
@@ -148,7 +148,7 @@ def upgrade(conn: sqlite3.Connection) -> None:
 
 
 #: The columns of a record's row in the order in which INSERT takes their values; the layer comes after them.
-ROW_COLUMNS: dict[type[Record], tuple[str, ...]] = {r: ("id", *COLUMNS[r.kind], "extra") for r in RECORDS}
+ROW_COLUMNS: dict[type[Record], tuple[str, ...]] = {r: ("id", *RECORD_COLUMNS[r.kind], "extra") for r in RECORDS}
 
 
 def insert_statement(record: type[Record]) -> str:

@@ -16,7 +16,7 @@ from svod.errors import DatabaseError
 from svod.system.files import write_text
 from svod.tune.db.records import Record, RecordError, canonical, parse_json, record_from_json
 
-FORMAT = "svod-tune-db"
+EXPORT_FORMAT = "svod-tune-db"
 FORMAT_VERSION = 2
 CAPTURE_FORMAT = "svod-capture"     # the format of captures, which users may import by mistake
 
@@ -55,7 +55,7 @@ def write_records(path: Path, records: Iterable[Record]) -> int:
     records = list(records)
     lines = sorted({(r.kind, r.id): canonical(r.to_json()) for r in records}.items())
     targets = sorted({t for r in records if isinstance(t := getattr(r, "target", None), str)})
-    header = canonical({"format": FORMAT, "version": FORMAT_VERSION, "targets": targets})
+    header = canonical({"format": EXPORT_FORMAT, "version": FORMAT_VERSION, "targets": targets})
     write_text(path, "".join(line + "\n" for line in (header, *(text for _, text in lines))))
     return len(lines)
 
@@ -72,8 +72,8 @@ def read_header(line: str, path: Path | str) -> frozenset[str]:
         raise DatabaseError(f"{foreign}: {'it is not text' if isinstance(e, UnicodeEncodeError) else e}") from e
     if isinstance(header, dict) and header.get("format") == CAPTURE_FORMAT:
         raise DatabaseError(f"{foreign} but a capture: tune it with svod-tune --from {path}")
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise DatabaseError(f'{foreign}: its first line is no {{"format": "{FORMAT}", …}}')
+    if not isinstance(header, dict) or header.get("format") != EXPORT_FORMAT:
+        raise DatabaseError(f'{foreign}: its first line is no {{"format": "{EXPORT_FORMAT}", …}}')
     version, targets = header.get("version"), header.get("targets", [])
     if not isinstance(version, int) or version < 1 or not isinstance(targets, list):
         raise DatabaseError(f"{foreign}: its header is malformed")

@@ -32,10 +32,10 @@ from svod.bench.race import Ratio
 from svod.tune.db.records import Chain, Measurement, SizeTime, Verdict
 from svod.tune.db.schema import OWN, SHIPPED
 
-TIE = 1.003         # Upper ends within this factor count as equal (rule 8); docs/measuring.md gives the reason for the number.
+LEVEL_FACTOR = 1.003         # Upper ends within this factor count as equal (rule 8); docs/measuring.md gives the reason for the number.
 MIN_RATIO = 1e-3    # No chain is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery.
 WORST_RATIO = 1.2   # A chain with a larger ratio to the heuristic, in total or at one size of its variables, is not used (rule 6).
-SLACK = 2.0         # The machine may drift: a paired ratio and the ratio of the representative times may differ by this factor.
+DRIFT_FACTOR = 2.0         # The machine may drift: a paired ratio and the ratio of the representative times may differ by this factor.
 
 
 class Standing(NamedTuple):
@@ -49,7 +49,7 @@ class Standing(NamedTuple):
     linear: str
 
 
-def best_of(standings: Sequence[Standing], tie: float = TIE) -> int:
+def best_of(standings: Sequence[Standing], tie: float = LEVEL_FACTOR) -> int:
     """The index of the chain that wins by rules 7 and 8; upper ends within a factor of `tie` count as equal. Raises ValueError for no
     chains."""
     level = min(s.high for s in standings) * tie
@@ -133,8 +133,8 @@ def doubt(m: Measurement) -> str | None:
 
 
 def fits_its_times(ratio: float, time: float, baseline: float) -> bool:
-    """Whether a paired ratio agrees, within a factor of SLACK, with the ratio of the times of a chain and of the heuristic, in seconds."""
-    return ratio / SLACK <= time / baseline <= ratio * SLACK
+    """Whether a paired ratio agrees, within a factor of DRIFT_FACTOR, with the ratio of the seconds of a chain and of the heuristic."""
+    return ratio / DRIFT_FACTOR <= time / baseline <= ratio * DRIFT_FACTOR
 
 
 def is_slower(low: float, ratio: float) -> bool:

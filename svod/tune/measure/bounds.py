@@ -56,7 +56,7 @@ from svod.core.ir.uop import COMPARISONS, Ops, UOp
 from svod.tune.measure.value_ranges import ValueRange, range_of
 
 UNIT = {dtypes.float16: 2.0**-11, dtypes.bfloat16: 2.0**-8, dtypes.float32: 2.0**-24, dtypes.float64: 2.0**-53}
-SMALLEST = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-126, dtypes.float32: 2.0**-126, dtypes.float64: 2.0**-1022}
+SMALLEST_NORMAL = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-126, dtypes.float32: 2.0**-126, dtypes.float64: 2.0**-1022}
 FUNCTION_ULPS = 8.0        # largest error of a function's expansion, in unit roundoffs: 4 ulp
 SAFETY = 2.0               # factor of every bound, as both the program and the reference round
 TINY = 1e-300              # the least divisor, instead of 0
@@ -78,7 +78,7 @@ class ErrorBound(NamedTuple):
         return self.rel == 0.0 and self.abs is None and self.undecidable is None
 
 
-ZERO = ErrorBound()
+NO_ERROR = ErrorBound()
 # the largest magnitude of a value that is certainly an integer; None if the value may not be an integer
 Magnitude = float | None
 
@@ -154,7 +154,7 @@ class _Analysis:
     def _at_pole(self, v: UOp) -> UOp | None:
         """E(v) for a function that is steep at 0: includes the error where a processor flushes denormal numbers to zero."""
         e = self.total(v)
-        return None if e is None else e + _const(SMALLEST[v.dtype])
+        return None if e is None else e + _const(SMALLEST_NORMAL[v.dtype])
 
     def total(self, v: UOp) -> UOp | None:
         """E(v) as one float64 expression; None if it is 0."""
@@ -178,7 +178,7 @@ class _Analysis:
             self.sizes[u] = size
             exact = u.dtype.is_float and size is not None and all(self.bounds[s].is_zero for s in u.src if s in self.bounds)
             exact = exact and not (u.op is Ops.REDUCE and u.arg[0] == "ADD" and self._rounded_factors(u.src[0]))
-            self.bounds[u] = ZERO if exact else self.bound(u)
+            self.bounds[u] = NO_ERROR if exact else self.bound(u)
 
     def _may_be_infinite(self, u: UOp) -> bool:
         if u.op is Ops.CONST:
@@ -272,7 +272,7 @@ class _Analysis:
         if op is Ops.CAST:
             return self._cast(u)
         if not u.src or (all(self.bounds[s].is_zero for s in u.src) and not u.dtype.is_float):
-            return ZERO
+            return NO_ERROR
         if u.dtype.is_float:
             return self._float(u)
         return self._integer(u)
@@ -297,7 +297,7 @@ class _Analysis:
         x = values[0]
         if not u.dtype.is_float:
             e = self._largest(values)
-            return ZERO if e is None else ErrorBound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("ADD", 1)))
+            return NO_ERROR if e is None else ErrorBound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("ADD", 1)))
         unit = UNIT[u.dtype]
         if combiner == "ADD":
             b = self.bounds[x]
@@ -313,7 +313,7 @@ class _Analysis:
             product = UOp(Ops.REDUCE, F64, (grown * _const(1.0 + unit), *ranges), ("MUL", 1))
             return ErrorBound(unit, product - UOp(Ops.REDUCE, F64, (_abs64(x), *ranges), ("MUL", 1)))
         e = self.total(x)
-        return ZERO if e is None else ErrorBound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("MAX", 1)))
+        return NO_ERROR if e is None else ErrorBound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("MAX", 1)))
 
     def _component(self, reduce: UOp) -> ErrorBound:
         """The bound of a component of a REDUCE other than the first, such as the position of an extremum. It is certain where no other
@@ -324,7 +324,7 @@ class _Analysis:
         if combiner not in ("ARGMAX", "ARGMIN") or not all(self.bounds[o].is_zero for o in others):
             return self._unsure([reduce])
         if e is None:
-            return ZERO
+            return NO_ERROR
         value, error = _wide(x) if combiner == "ARGMAX" else _wide(x).alu(Ops.NEG), e * _const(SAFETY)
         least = _hoisted(UOp(Ops.REDUCE, F64, (value - error, *ranges), ("MAX", 1)), ranges)
         rivals = (value + error < least).alu(Ops.WHERE, _const(0.0), _const(1.0))
@@ -341,7 +341,7 @@ class _Analysis:
             return ErrorBound(UNIT[u.dtype] if rounds else 0.0, self.total(x))
         e = self.total(x)
         if e is None:
-            return ZERO
+            return NO_ERROR
         if u.dtype.kind == "b":
             return ErrorBound(0.0, _step(_reaches(_abs64(x), e)))
         return ErrorBound(0.0, _steps(x, e, Ops.TRUNC) if x.dtype.is_float else e)
@@ -353,7 +353,7 @@ class _Analysis:
             flags = self._sign_may_flip(a.src[0])
         else:
             flags = _any(*(self.bounds[s].undecidable for s in u.src), self._may_flip(a, b))
-        return ZERO if flags is None else ErrorBound(0.0, _step(flags))
+        return NO_ERROR if flags is None else ErrorBound(0.0, _step(flags))
 
     def _sign_may_flip(self, x: UOp) -> UOp | None:
         """A bool expression that is true where the sign bit of x is uncertain: near 0, and where x is a computed NaN. None: nowhere."""
@@ -430,7 +430,7 @@ class _Analysis:
             return p._replace(rel=unit, abs=_add(product, p.abs, self.total(src[2])))
         if op in (Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.ROUND):
             e = self.total(src[0])
-            return ZERO if e is None else ErrorBound(0.0, _steps(src[0], e, op))
+            return NO_ERROR if e is None else ErrorBound(0.0, _steps(src[0], e, op))
         if op in (Ops.BITCAST, Ops.IDIV):
             return self._unsure(src)._replace(rel=0.0 if op is Ops.BITCAST else unit)
         if op is Ops.MOD:
@@ -455,7 +455,7 @@ class _Analysis:
 
     def _quotient(self, u: UOp, unit: float) -> ErrorBound:
         a, d = (None, u.src[0]) if u.op is Ops.RECIPROCAL else (u.src[0], u.src[1])
-        ba, bd = self.bounds[a] if a is not None else ZERO, self.bounds[d]
+        ba, bd = self.bounds[a] if a is not None else NO_ERROR, self.bounds[d]
         if ba.abs is None and bd.abs is None:
             return ErrorBound(ba.rel + bd.rel + unit, None)
         ea, ed = self.total(a) if a is not None else None, self._at_pole(d)
@@ -629,7 +629,7 @@ def error_bounds(ast: UOp, integers: int | None = None, significand: int = 0) ->
             continue
         e = e or _const(0.0)
         if value.dtype.is_float:
-            e = e + _const(SMALLEST[value.dtype])
+            e = e + _const(SMALLEST_NORMAL[value.dtype])
         bound = e * _const(SAFETY)
         if undecidable is not None:
             bound = undecidable.alu(Ops.WHERE, _const(math.inf), bound)

@@ -26,7 +26,7 @@ from svod.core.schedule.kernel_variables import specialize
 
 Size = tuple[int, ...]
 
-MOST_TIMED = 4          # most sizes that a kernel is timed at: each costs as much as a kernel of a constant shape
+MOST_TIMED_SIZES = 4    # most sizes that a kernel is timed at: each costs as much as a kernel of a constant shape
 MOST_VERIFIED = 16      # most sizes that a candidate is verified at
 
 
@@ -61,15 +61,15 @@ def sizes_of_variables(variables: Sequence[VariableSpec]) -> tuple[Size, ...]:
 
 
 def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tuple[Size, ...]:
-    """The sizes at which a kernel is timed: at most `MOST_TIMED` of the sizes of its calls, from the least to the largest. Without calls
-    they come from the bounds of the kernel's variables. A kernel without variables has one size, which has no values."""
+    """The sizes at which a kernel is timed: at most `MOST_TIMED_SIZES` of the sizes of its calls, from the least to the largest. Without
+    calls they come from the bounds of the kernel's variables. A kernel without variables has one size, which has no values."""
     own = [int(name[1:]) for name in kernel.variables]      # a variable with only one possible value is a constant of the kernel
     sizes = sorted({s for given in calls for s in sizes_of_variables([given[i] for i in own])}, key=lambda s: (math.prod(s), s))
     if not sizes:
         return sizes_of_variables([VariableSpec(name, low, high) for name, (low, high) in kernel.variables.items()])
-    if len(sizes) <= MOST_TIMED:
+    if len(sizes) <= MOST_TIMED_SIZES:
         return tuple(sizes)
-    return tuple(sizes[round(i * (len(sizes) - 1) / (MOST_TIMED - 1))] for i in range(MOST_TIMED))
+    return tuple(sizes[round(i * (len(sizes) - 1) / (MOST_TIMED_SIZES - 1))] for i in range(MOST_TIMED_SIZES))
 
 
 def variable_names(kernel: Kernel, calls: Sequence[Sequence[VariableSpec]]) -> dict[str, str]:

@@ -28,37 +28,37 @@ class ValueRange(NamedTuple):
     high: float = math.inf
 
 
-ANY = ValueRange()
+ANY_VALUE = ValueRange()
 POSITIVE = ValueRange(0.0)      # zero included
 NEGATIVE = ValueRange(high=0.0)
 POSITIVE_RESULTS = frozenset({Ops.EXP, Ops.EXP2, Ops.SQRT})
 POSITIVE_OF_POSITIVE = frozenset({Ops.RECIPROCAL, Ops.FDIV, Ops.POW})
-WHOLE = {Ops.FLOOR: np.floor, Ops.CEIL: np.ceil, Ops.TRUNC: np.trunc, Ops.ROUND: np.rint}
+ROUNDINGS = {Ops.FLOOR: np.floor, Ops.CEIL: np.ceil, Ops.TRUNC: np.trunc, Ops.ROUND: np.rint}
 
 
 def range_of(u: UOp, known: Mapping[UOp, ValueRange]) -> ValueRange:
     """The interval of a node's values. `known`: the intervals of its sources."""
     if u.op is Ops.CONST:
-        return ANY if math.isnan(u.arg) else ValueRange(float(u.arg), float(u.arg))
+        return ANY_VALUE if math.isnan(u.arg) else ValueRange(float(u.arg), float(u.arg))
     if not u.dtype.is_float:
-        return ValueRange(0.0, 1.0) if u.dtype.kind == "b" or u.op in COMPARISONS else ANY if u.dtype.is_signed else POSITIVE
+        return ValueRange(0.0, 1.0) if u.dtype.kind == "b" or u.op in COMPARISONS else ANY_VALUE if u.dtype.is_signed else POSITIVE
     src = [known[s] for s in u.src]
     if u.op in (Ops.STAGE, Ops.INDEX) and u.src[0].op is not Ops.PARAM:
         return src[0]
     if u.op is Ops.GEP:
-        return src[0] if u.arg == 0 else ANY
+        return src[0] if u.arg == 0 else ANY_VALUE
     if u.op is Ops.REDUCE:
         return _reduced(u.arg[0], src[0])
     if u.op in POSITIVE_RESULTS or (u.op in POSITIVE_OF_POSITIVE and all(r.low >= 0 for r in src)):
         return POSITIVE
     if u.op is Ops.MOD:     # MOD has the sign of the divisor
-        return ValueRange(0.0, src[1].high) if src[1].low >= 0 else ANY
+        return ValueRange(0.0, src[1].high) if src[1].low >= 0 else ANY_VALUE
     low, high = _ends(u, src)
     return ValueRange(_rounded(low, u.dtype, -math.inf), _rounded(high, u.dtype, math.inf))
 
 
 def _ends(u: UOp, src: list[ValueRange]) -> tuple[float, float]:
-    """The ends of the interval of a node's exact result, before rounding; ANY for an operation without a rule here."""
+    """The ends of the interval of a node's exact result, before rounding; ANY_VALUE for an operation without a rule here."""
     op = u.op
     if op is Ops.NEG:
         return -src[0].high, -src[0].low
@@ -67,8 +67,8 @@ def _ends(u: UOp, src: list[ValueRange]) -> tuple[float, float]:
         return max(0.0, a.low, -a.high), max(-a.low, a.high)
     if op is Ops.CAST:
         return src[0]
-    if op in WHOLE:
-        return float(WHOLE[op](src[0].low)), float(WHOLE[op](src[0].high))
+    if op in ROUNDINGS:
+        return float(ROUNDINGS[op](src[0].low)), float(ROUNDINGS[op](src[0].high))
     if op is Ops.WHERE:
         return min(src[1].low, src[2].low), max(src[1].high, src[2].high)
     if op is Ops.MAX:
@@ -84,7 +84,7 @@ def _ends(u: UOp, src: list[ValueRange]) -> tuple[float, float]:
     if op is Ops.MULACC:
         low, high = _product(u.src[0] is u.src[1], *src[:2])
         return low + src[2].low, high + src[2].high
-    return ANY
+    return ANY_VALUE
 
 
 def _product(is_square: bool, a: ValueRange, b: ValueRange) -> tuple[float, float]:
@@ -95,7 +95,7 @@ def _product(is_square: bool, a: ValueRange, b: ValueRange) -> tuple[float, floa
 
 def _reduced(combiner: str, x: ValueRange) -> ValueRange:
     if combiner in ("ADD", "MUL"):
-        return POSITIVE if x.low >= 0 else NEGATIVE if combiner == "ADD" and x.high <= 0 else ANY
+        return POSITIVE if x.low >= 0 else NEGATIVE if combiner == "ADD" and x.high <= 0 else ANY_VALUE
     return x
 
 

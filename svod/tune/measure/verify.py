@@ -61,7 +61,7 @@ LONG_SUM = 1 << 12               # number of terms from which a sum counts as lo
 PROBE_POINTS = 64                # points at which an interval of inputs is tried
 DRAWN = 1_000_003                # most elements that are drawn for one array; longer arrays repeat them
 KEPT_BYTES = 256 << 20           # the inputs of all sets are kept if they have at most this many bytes
-BLOCK = 1 << 15                  # elements compared at a time
+COMPARED_ELEMENTS = 1 << 15      # elements compared at a time
 TINY = 1e-300                    # used as the divisor where the tolerance is 0
 
 Run = Callable[[Sequence[Array]], None]
@@ -179,7 +179,7 @@ def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
         rng = np.random.default_rng((inputs.seed, p.arg.slot))
         drawn = min(p.arg.size, DRAWN)
         if p.arg.slot in kernel.outs and p.arg.slot not in read:
-            part = np.full(min(drawn, BLOCK) * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8).view(to_numpy(p.dtype))
+            part = np.full(min(drawn, COMPARED_ELEMENTS) * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8).view(to_numpy(p.dtype))
         else:
             part = draw(bits_of.get(p.arg.slot, p.dtype), drawn, inputs, rng, p.arg.vmin, p.arg.vmax, divides).view(to_numpy(p.dtype))
         contents.append(Repeated(part, p.arg.size))
@@ -346,8 +346,8 @@ class Reference:
         is_wanted = np.zeros(args[ast.src[store].src[0].src[0].arg.slot].size, np.bool_)
         is_wanted[flat] = True
         chosen = []
-        for start in range(0, math.prod(extents), BLOCK):
-            numbers = np.arange(start, min(start + BLOCK, math.prod(extents)))
+        for start in range(0, math.prod(extents), COMPARED_ELEMENTS):
+            numbers = np.arange(start, min(start + COMPARED_ELEMENTS, math.prod(extents)))
             addresses = store_addresses(ast, np.unravel_index(numbers, extents), store=store, args=args)
             chosen.append(numbers[is_wanted[addresses]])
         return list(np.unravel_index(np.concatenate(chosen), extents))
@@ -385,7 +385,8 @@ def _same_bytes(a: Array, b: Array) -> bool:
     whole = a.size - a.size % 8
     wide_a, wide_b = a[:whole].view(np.uint64), b[:whole].view(np.uint64)
     return (np.array_equal(a[whole:], b[whole:])
-            and all(np.array_equal(wide_a[i:i + BLOCK], wide_b[i:i + BLOCK]) for i in range(0, wide_a.size, BLOCK)))
+            and all(np.array_equal(wide_a[i:i + COMPARED_ELEMENTS], wide_b[i:i + COMPARED_ELEMENTS])
+                    for i in range(0, wide_a.size, COMPARED_ELEMENTS)))
 
 
 def _is_near(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> bool:
@@ -425,10 +426,10 @@ def beyond(got: Array, want: Array, tolerance: Array | float | None, dtype: DTyp
     are in memory form and have the same length."""
     total, exact = 0, True
     positions, excesses = [np.zeros(0, np.int64)], [np.zeros(0)]
-    for start in range(0, got.size, BLOCK):
-        a, b = got[start:start + BLOCK], want[start:start + BLOCK]
+    for start in range(0, got.size, COMPARED_ELEMENTS):
+        a, b = got[start:start + COMPARED_ELEMENTS], want[start:start + COMPARED_ELEMENTS]
         exact = exact and a.dtype == b.dtype and _same_bytes(np.ascontiguousarray(a), np.ascontiguousarray(b))
-        limit = tolerance[start:start + BLOCK] if isinstance(tolerance, np.ndarray) and tolerance.ndim else tolerance
+        limit = tolerance[start:start + COMPARED_ELEMENTS] if isinstance(tolerance, np.ndarray) and tolerance.ndim else tolerance
         if relative:
             size = np.abs(to_float(b, dtype).astype(np.float64))
             limit = np.maximum(0.0 if limit is None else limit, relative * np.where(np.isfinite(size), size, 0.0))

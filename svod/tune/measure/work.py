@@ -38,7 +38,7 @@ from svod.tune.measure.verify import Baseline, verify
 from svod.tune.workers.child import step_limit
 from svod.tune.workers.jobs import machine_name
 
-LOOK_SECONDS = 0.05          # seconds for which the first call of `machine_facts` watches the machine's load
+LOAD_WATCH_SECONDS = 0.05    # seconds for which the first call of `machine_facts` watches the machine's load
 # the facts of `host_facts` that `machine_facts` reports
 ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")
 
@@ -109,7 +109,7 @@ def machine_facts(item: str | None, context: None) -> dict[str, Any]:
     global _load_since_last_look
     if _load_since_last_look is None:
         _load_since_last_look = watch_machine()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(LOAD_WATCH_SECONDS)
     load = _load_since_last_look()
     _load_since_last_look = watch_machine()
     host = host_facts()

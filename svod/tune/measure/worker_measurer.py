@@ -18,7 +18,7 @@ from svod.config import BeamConfig, BenchConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
-from svod.tune.db.winners import TIE, WORST_RATIO
+from svod.tune.db.winners import LEVEL_FACTOR, WORST_RATIO
 from svod.tune.measure.candidate import Candidate, Status
 from svod.tune.measure.context import Setup
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, MachineChanged, RaceResult, Screened, Verification
@@ -308,7 +308,7 @@ class WorkerMeasurer:
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
         rounds = self.confirm_rounds(candidates, seconds)
-        item = ([c.built for c in candidates], rounds, self.bench.precision, seconds, self.config.seed, TIE)
+        item = ([c.built for c in candidates], rounds, self.bench.precision, seconds, self.config.seed, LEVEL_FACTOR)
         slowest = max(c.seconds for c in candidates)
         limit = seconds + CONFIRM_EXTRA + 10 * len(self.sizes) * rounds * slowest * len(candidates)
         outcome = self._run("confirm_candidates", [item], "bench", limit)[0]
@@ -321,7 +321,7 @@ class WorkerMeasurer:
         share = seconds / max(1, len(candidates) - 1)
         for i, c in enumerate(candidates[1:], 1):
             rounds = self.confirm_rounds([candidates[0], c], share)
-            item = ([candidates[0].built, c.built], rounds, self.bench.precision, share, self.config.seed, TIE)
+            item = ([candidates[0].built, c.built], rounds, self.bench.precision, share, self.config.seed, LEVEL_FACTOR)
             limit = share + CONFIRM_EXTRA_ALONE + 10 * len(self.sizes) * rounds * max(candidates[0].seconds, c.seconds)
             [outcome] = self._run("confirm_candidates", [item], "bench", limit)
             answers[i] = outcome.value[1] if outcome.ok else failure_of(outcome)

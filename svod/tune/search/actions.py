@@ -41,7 +41,7 @@ from svod.errors import KernelOptError
 
 WHOLE = 0
 MAX_UNROLL = 32
-BUFFERS = (2, 3)        # the numbers of buffers that PIPELINE is tried with, for copies that run ahead of a loop
+PIPELINE_BUFFERS = (2, 3)    # the numbers of buffers that PIPELINE is tried with, for copies that run ahead of a loop
 MAX_PARTS = 64          # most parts that SPLITK divides a reduction into
 MAX_WASTE = 1.25        # An amount that increases the work by more than this factor, by rounding up the extent, is not tried.
 TILE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -189,7 +189,7 @@ def _group_actions(state: Scheduler, row: Loop, kind: str) -> Iterator[Opt]:
         for n in group_amounts(row.extent, MAX_PARTS):
             yield Opt("SPLITK", row.name, n)
         if any(isinstance(place, int) and state.rows[place] is row for place in state.place):
-            for n in BUFFERS:
+            for n in PIPELINE_BUFFERS:
                 yield Opt("PIPELINE", row.name, n)
 
 

@@ -21,7 +21,7 @@ from svod.config import BeamConfig
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import KernelOptError, TuneError
 from svod.tune.measure.candidate import Candidate
-from svod.tune.search.features import COSTS, features
+from svod.tune.search.features import NUM_COST_FEATURES, features
 
 LEAST_SAMPLES = 32         # measurements of the running search that a model needs if the database has no evidence
 EVIDENCE_WEIGHT = 0.2      # weight of a measurement of another search; one of the running search has weight 1
@@ -96,8 +96,8 @@ class LearnedCost:
 
 
 def relative(of: Sequence[float], anchor: Sequence[float]) -> tuple[float, ...]:
-    """The features `of` a state, the first COSTS of them as differences from those of the state `anchor`."""
-    return (*(a - b for a, b in zip(of[:COSTS], anchor[:COSTS], strict=True)), *of[COSTS:])
+    """The features `of` a state, the first NUM_COST_FEATURES of them as differences from those of the state `anchor`."""
+    return (*(a - b for a, b in zip(of[:NUM_COST_FEATURES], anchor[:NUM_COST_FEATURES], strict=True)), *of[NUM_COST_FEATURES:])
 
 
 def evidence_of(state: Scheduler, heuristic: Scheduler, ratio: float) -> Evidence | None:

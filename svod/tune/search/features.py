@@ -1,8 +1,8 @@
 """The features of a kernel's state that a learned cost model reads: a vector of the same length for every kernel and device.
 
-The first COSTS features are predicted costs, which grow with the kernel: a model reads them relative to those of the heuristic's chain.
-Then come numbers of loops and operations of the stage with the most work, per core or thread, and numbers of the decisions that the state
-has made.
+The first NUM_COST_FEATURES features are predicted costs, which grow with the kernel: a model reads them relative to those of the
+heuristic's chain. Then come numbers of loops and operations of the stage with the most work, per core or thread, and numbers
+of the decisions that the state has made.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import log2
 from svod.compile.backend import backend_named
 from svod.core.kernel.scheduler import INLINE, ROOT, Scheduler
 
-COSTS = 6
+NUM_COST_FEATURES = 6
 NAMES = (
     "cycles", "scratch_bytes", "flops", "bytes_moved", "flops_per_cycle", "bytes_per_cycle", "accumulators",
     "lanes", "results", "summed_together", "iterations", "innermost", "summed", "loops", "loops_around", "times", "loads_per_operation",

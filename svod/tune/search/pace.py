@@ -4,7 +4,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-CHUNK = 24                     # Candidates are built and screened in chunks of this size.
+CHUNK_CANDIDATES = 24          # Candidates are built and screened in chunks of this size.
 FIRST_CHUNK = 6                # The first chunk is smaller if the time is limited, as the pace is not known yet.
 ROUND_ENDS = 3                 # The end of the next round is predicted from the ends of this many latest rounds.
 COMPILE_FLOOR_SECONDS, COMPILE_FACTOR = 1.0, 20   # The compile deadline is max(1 s, 20 × the median so far).
@@ -43,7 +43,7 @@ class Pace:
     def chunk_size(self, seconds: float) -> int:
         """The number of candidates that can be built within `seconds`."""
         if seconds == float("inf"):
-            return CHUNK
+            return CHUNK_CANDIDATES
         if self.building == 0.0:
             return FIRST_CHUNK
-        return max(1, min(CHUNK, int(seconds / self.building)))
+        return max(1, min(CHUNK_CANDIDATES, int(seconds / self.building)))

@@ -31,10 +31,10 @@ from svod.errors import DeviceLost, FormatError
 from svod.system.process.memory import usable_memory
 from svod.system.process.signals import default
 from svod.system.process.system_files import offer_to_end
-from svod.tune.workers.forkserver import CLOSED, ForkServer, ServerLost, open_log, read_log, socket_pair
+from svod.tune.workers.forkserver import CLOSED_DESCRIPTOR, ForkServer, ServerLost, open_log, read_log, socket_pair
 from svod.tune.workers.jobs import MAX_MESSAGE, Outcome, decode, encode, resolve_job
 
-HEADER = struct.Struct("<Q")
+MESSAGE_HEADER = struct.Struct("<Q")
 YOUNG_OBJECTS = 50_000      # new objects before a garbage collection: with Python's default, 700, collections take 1/4 of lowering's time
 BACKSTOP = 5.0              # seconds after the deadline at which a child whose parent is gone or stopped kills itself
 MAX_FILE = 32 << 20         # bytes a child may write to one file, its log included
@@ -72,14 +72,14 @@ class WasStopped(TimeoutError):
 
 
 def send_frame(sock: socket.socket, payload: bytes) -> None:
-    sock.sendall(HEADER.pack(len(payload)))
+    sock.sendall(MESSAGE_HEADER.pack(len(payload)))
     sock.sendall(payload)
 
 
 def receive_frame(sock: socket.socket, until: float | None = None) -> bytearray:
     """The next frame. Raises EOFError at the end, TimeoutError when time.monotonic() passes `until`, FormatError for a bad length,
     WasStopped where this process did not run for a while before `until` passed."""
-    (size,) = HEADER.unpack(_receive(sock, HEADER.size, until))
+    (size,) = MESSAGE_HEADER.unpack(_receive(sock, MESSAGE_HEADER.size, until))
     if size > MAX_MESSAGE + 4096:
         raise FormatError(f"a frame of {size} bytes; the limit is {MAX_MESSAGE}")
     return _receive(sock, size, until)
@@ -267,9 +267,9 @@ class Child:
     def close(self) -> None:
         """End the process and close the log. Idempotent."""
         self.stop()
-        if self._log != CLOSED:
+        if self._log != CLOSED_DESCRIPTOR:
             os.close(self._log)
-            self._log = CLOSED
+            self._log = CLOSED_DESCRIPTOR
 
     def _start(self) -> None:
         ours, theirs = socket_pair()

@@ -61,8 +61,8 @@ MAX_ATTEMPTS = 3            # an item is `lost` after this many workers were los
 YIELD_SECONDS = 5.0         # longest pause of a compile item while another process times on these cores
 OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
 OVERDUE_POLL = 1.0          # seconds between looks for overdue items
-CLOSE_SECONDS = 2.0         # seconds that workers have to end before the fork server is killed
-CLOSED = Outcome("lost", kind="closed")
+WORKER_END_SECONDS = 2.0         # seconds that workers have to end before the fork server is killed
+CLOSED_OUTCOME = Outcome("lost", kind="closed")
 SWITCH_SECONDS = 5e-4       # Python's thread switch interval while an executor is open; the default, 5 ms, delays every item
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
 
@@ -497,7 +497,7 @@ class DispatchingExecutor(Executor):
                 again = [t for t in retry if not t.settled and not t.running]
                 if self.closing:
                     for task in again:
-                        self._settle(task, CLOSED)
+                        self._settle(task, CLOSED_OUTCOME)
                 else:
                     self._queues[carrier.kind].extend_left(again)
                     if again:
@@ -530,7 +530,7 @@ class DispatchingExecutor(Executor):
             self._set_aside(carrier, reason(e))
             return [], list(tasks)
         # a worker that `close` has killed reports a crash: the item ends as closed
-        return [(t, CLOSED if self.closing and o.status == "crash" else o) for t, o in zip(tasks, outcomes, strict=True)], []
+        return [(t, CLOSED_OUTCOME if self.closing and o.status == "crash" else o) for t, o in zip(tasks, outcomes, strict=True)], []
 
     def _brought_up(self, carrier: Carrier) -> bool:
         """Wait until a carrier's worker is up; the carrier has no items meanwhile. Returns False if that will never be."""
@@ -626,7 +626,7 @@ class DispatchingExecutor(Executor):
             self._queues = {"compile": Waiting(), "bench": Waiting()}
             self._changed.notify_all()
             for task in pending:
-                self._settle(task, CLOSED)
+                self._settle(task, CLOSED_OUTCOME)
         self._ending.set()
         for thread, carrier in self._threads:
             while thread.is_alive() and not self.abandoned:
@@ -638,9 +638,9 @@ class DispatchingExecutor(Executor):
         atexit.unregister(self.close)
 
     def _limit_end(self) -> None:
-        """Once `close` has begun, call `_abort` if the carriers have not ended within CLOSE_SECONDS. The body of a thread."""
+        """Once `close` has begun, call `_abort` if the carriers have not ended within WORKER_END_SECONDS. The body of a thread."""
         self._ending.wait()
-        if not self._ended.wait(CLOSE_SECONDS):
+        if not self._ended.wait(WORKER_END_SECONDS):
             self._abort()
 
     def _abort(self) -> None:

@@ -27,7 +27,7 @@ from svod.system.process.signals import interrupt_blocked
 from svod.system.process.streams import above_standard
 from svod.tune.workers.jobs import WorkerConfig, identity, mismatch, package_roots
 
-CLOSED = -1               # stands for the descriptor of a file that was closed
+CLOSED_DESCRIPTOR = -1    # stands for the descriptor of a file that was closed
 START_DEADLINE = 300.0    # seconds until the server must have said hello, also with a cold disk and on a very busy machine
 REQUEST_DEADLINE = 15.0   # seconds for one request; a fork takes milliseconds
 CLOSE_DEADLINE = 2.0      # seconds that a server has to end before it is killed
@@ -194,6 +194,6 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._log != CLOSED:
+        if self._log != CLOSED_DESCRIPTOR:
             os.close(self._log)
-            self._log = CLOSED
+            self._log = CLOSED_DESCRIPTOR

@@ -46,7 +46,7 @@ SESSION_PREFIX = "svod-ray-"
 OWNER = "owner"             # the file in a session's directory that the owner of the session keeps locked
 MAX_TEMP = 40               # longest path of a temporary directory: Ray's socket paths stay under the system's limit of 107
 OUTER_GRACE = 15.0          # an actor that has not answered this many seconds after the deadlines of all its items is killed
-CHUNK = 4                   # most compile items in one call of an actor, as each call costs both processes about a millisecond
+ITEMS_PER_CALL = 4                   # most compile items in one call of an actor, as each call costs both processes about a millisecond
 LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an actor
 MAX_START_FAILURES = 3      # a carrier is given up once this many of its actors in a row have died before their first answer
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
@@ -54,7 +54,7 @@ PENDING_NOTICE = 10.0       # seconds that an actor waits for a place on a node 
 PLACE_SECONDS = 60.0        # seconds for a cluster to start the first worker of a kind, or a new one when the last is lost
 BENCH = "bench"             # name of the Ray resource that marks nodes whose machines time; any amount of it
 BENCH_SHARE = 0.001         # units of BENCH that a bench worker takes; tiny, as the machine lock makes drivers take turns anyway
-LEAVE_SECONDS = 15.0        # seconds for the connection to a cluster to end
+DISCONNECT_SECONDS = 15.0    # seconds for the connection to a cluster to end
 OWN_LEAVE_SECONDS = 4.0     # seconds for an embedded Ray to stop before its processes are killed
 HEAD_SECONDS = 20.0         # seconds without an answer of the head after which a cluster is given up: after 60 s Ray ends this process
 PROBE_SECONDS = 2.0         # time limit of one attempt to reach the head
@@ -234,7 +234,7 @@ class _RayCarrier:
     def __init__(self, owner: RayExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind
         self.name = name
-        self.chunk = CHUNK if kind == "compile" else 1
+        self.chunk = ITEMS_PER_CALL if kind == "compile" else 1
         self._owner = owner
         self._ray = owner.ray
         self._actor: Any = None
@@ -549,7 +549,7 @@ class RayExecutor(DispatchingExecutor):
             # only disconnects, in a thread: if the cluster's head is gone, this may hang
             leaving = threading.Thread(target=self.ray.shutdown, name="ray_disconnect", daemon=True)
             leaving.start()
-            leaving.join(PROBE_SECONDS if self.abandoned else LEAVE_SECONDS)
+            leaving.join(PROBE_SECONDS if self.abandoned else DISCONNECT_SECONDS)
         self._quiet.restore()
 
 

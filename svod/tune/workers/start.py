@@ -14,7 +14,7 @@ from svod.tune.workers.jobs import WorkerConfig
 
 log = logging.getLogger("svod.tune")
 RAY_START_DEADLINE = 15.0   # seconds that Ray has to start before the local executor is used instead
-CLOSE_SECONDS = 5.0         # seconds that `ExecutorStart.close` waits for an executor that is still starting
+START_WAIT_SECONDS = 5.0    # seconds that `ExecutorStart.close` waits for an executor that is still starting
 
 
 def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = HOST,
@@ -86,6 +86,6 @@ class ExecutorStart:
     def close(self) -> None:
         """End the executor. One that is still starting ends itself when it is up, or with this process. Idempotent."""
         self._closed = True
-        if self._done.wait(CLOSE_SECONDS):
+        if self._done.wait(START_WAIT_SECONDS):
             with contextlib.suppress(Exception):    # an executor that did not start needs no end; `result` raises the error
                 self.result().close()

@@ -17,9 +17,9 @@ from svod.bench.race import Ratio
 from svod.bench.report import charts
 from svod.bench.report.data import (
     FATES,
-    KINDS,
     SEVERAL,
     START,
+    STEP_KINDS,
     Course,
     TimedSize,
     Trial,
@@ -51,12 +51,12 @@ def model_run() -> Run:
 
 
 def test_every_opt_has_a_kind() -> None:
-    assert sorted(op for ops in KINDS.values() for op in ops) == sorted(OPTS)
+    assert sorted(op for ops in STEP_KINDS.values() for op in ops) == sorted(OPTS)
 
 
 def trials() -> tuple[Trial, ...]:
     found = [Trial(1, 0.1, 4e-3, START, True, "UPCAST(o0, 8)")]
-    for n, kind in enumerate([*KINDS, SEVERAL], 2):
+    for n, kind in enumerate([*STEP_KINDS, SEVERAL], 2):
         found.append(Trial(n, 1.0 + n // 4, 5e-3 / n, kind, n % 2 == 0, f"UPCAST(o0, {n})"))
     return tuple(found)
 

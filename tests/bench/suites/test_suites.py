@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from svod import Tensor
-from svod.bench.peers import LIBRARIES, Peer, load_peers, parse_peers
+from svod.bench.peers import PEER_LIBRARIES, Peer, load_peers, parse_peers
 from svod.bench.suites import cases as kinds
 from svod.bench.suites.cases import Case, CaseOperand
 from svod.bench.suites.gpu_kernels import GPU, gpu_cases, is_gpu
 from svod.bench.suites.random_kernels import LEAST_SECONDS, MOST_SECONDS, is_prime, nominal_seconds, random_cases
-from svod.bench.suites.reference import FUNCTIONS, largest_error, reference, widen
-from svod.bench.suites.suites import ALL, SUITES, select_cases
+from svod.bench.suites.reference import REFERENCES, largest_error, reference, widen
+from svod.bench.suites.suites import ALL_SUITES, SUITES, select_cases
 from svod.cli.bench.contestants import svod_contestants
 from svod.compile.cpu.host import host_target
 from svod.core.ir.dtype import BY_NAME
@@ -27,7 +27,7 @@ from svod.errors import ConfigError, UnsupportedError
 from svod.tune import at_prepare as search
 from svod.tune.session import SessionResult
 
-EVERY = [c for name in ALL for c in SUITES[name]]      # test_whole_models.py has the others
+EVERY = [c for name in ALL_SUITES for c in SUITES[name]]    # test_whole_models.py has the others
 OF_GPU = [*SUITES[GPU], *gpu_cases(small=True)]
 # every operation at extents that nothing divides, and 1
 SMALL = [
@@ -203,7 +203,7 @@ def test_largest_error() -> None:
 
 # -- everyone computes the same ---------------------------------------------------------------------
 
-INSTALLED = [name for name, library in LIBRARIES.items() if all(find_spec(m) is not None for m in library.needs)]
+INSTALLED = [name for name, library in PEER_LIBRARIES.items() if all(find_spec(m) is not None for m in library.needs)]
 CONTESTANTS: list[Any] = [*svod_contestants("heuristic", None), *load_peers(INSTALLED, 1)[0]]
 KNOWN_GAPS = {("numpy", "brain"): "bfloat16", ("numpy", "gelu"): "erf", ("numpy", "linear"): "erf",
               ("onnxruntime", "brain"): "NOT_IMPLEMENTED", ("numpy", "attention_brain"): "bfloat16",
@@ -235,7 +235,7 @@ def test_kernels_of_svod_come_from_their_case() -> None:
 
 
 def test_all_operations_have_a_reference() -> None:
-    assert {c.op for c in (*EVERY, *OF_GPU)} == set(FUNCTIONS) and {c.op for c in SMALL} == set(FUNCTIONS) - {"model"}
+    assert {c.op for c in (*EVERY, *OF_GPU)} == set(REFERENCES) and {c.op for c in SMALL} == set(REFERENCES) - {"model"}
 
 
 def test_models_are_computed_by_every_installed_library() -> None:
@@ -284,14 +284,14 @@ def test_what_is_unknown_is_answered_with_what_exists(suite: str, pattern: str, 
 
 def test_parse_peers() -> None:
     assert parse_peers("numpy, torch,numpy") == ["numpy", "torch"]
-    assert parse_peers("all") == list(LIBRARIES) and parse_peers("none") == parse_peers("") == []
+    assert parse_peers("all") == list(PEER_LIBRARIES) and parse_peers("none") == parse_peers("") == []
     with pytest.raises(ConfigError, match=r"'tvm'.*numpy, torch, onnxruntime, jax"):
         parse_peers("numpy,tvm")
 
 
 def test_a_missing_library_is_left_out_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LIBRARIES, "torch", LIBRARIES["torch"]._replace(needs=("no_such_module",)))
-    monkeypatch.setitem(LIBRARIES, "jax", LIBRARIES["jax"]._replace(needs=("numpy",), module="svod.no_such_module"))
+    monkeypatch.setitem(PEER_LIBRARIES, "torch", PEER_LIBRARIES["torch"]._replace(needs=("no_such_module",)))
+    monkeypatch.setitem(PEER_LIBRARIES, "jax", PEER_LIBRARIES["jax"]._replace(needs=("numpy",), module="svod.no_such_module"))
     peers, infos = load_peers(["torch", "numpy", "jax"], 1)
     assert [p.name for p in peers] == ["numpy"]
     assert [i.missing for i in infos][:2] == ["no_such_module is not installed", None]

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from svod.bench.suites.onnx_files import FILES, OnnxFile, file_named, fitted, onnx_cases
-from svod.bench.suites.torch_modules import MODELS, REAL, SMALL, leaves, make, torch_cases
+from svod.bench.suites.onnx_files import ONNX_FILES, OnnxFile, file_named, fitted, onnx_cases
+from svod.bench.suites.torch_modules import MODULE_MAKERS, REAL, SMALL, leaves, make, torch_cases
 from svod.errors import UnsupportedError
 
 
@@ -34,7 +34,7 @@ def test_a_missing_file_says_what_to_install(package: str) -> None:
         OnnxFile("x", package, "model.onnx", "", ()).find()
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+@pytest.mark.parametrize("file", ONNX_FILES, ids=lambda f: f.name)
 def test_inputs_of_a_seed_are_the_same(file: OnnxFile) -> None:
     for draw in file.sizes:
         first, second = draw(np.random.default_rng(3)), draw(np.random.default_rng(3))
@@ -61,4 +61,4 @@ def test_a_module_of_a_seed_is_the_same(name: str) -> None:
         module, args, kwargs = make(name, SMALL)
         with torch.inference_mode():
             results.append(leaves(module(*args, **kwargs)))
-    assert name in MODELS and all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert name in MODULE_MAKERS and all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -263,11 +263,11 @@ def test_sizes_are_told_with_the_names_that_the_user_gave() -> None:
 
 
 def test_waiting_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(waiting, "SILENCE", 60.0)
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 60.0)
     with waiting.waiting("starting the workers"):
         waiting.say("a line")
     assert capsys.readouterr().err == "a line\n", "what ends soon says nothing"
-    monkeypatch.setattr(waiting, "SILENCE", 0.0)
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.0)
     told = threading.Event()
     monkeypatch.setattr(waiting, "say", lambda text: (print(text, file=sys.stderr), told.set()))
     with waiting.waiting("starting the workers"):

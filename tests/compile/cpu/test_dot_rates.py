@@ -13,7 +13,7 @@ import pytest
 
 from svod.compile.cpu import dot_rates
 from svod.compile.cpu.backend import BACKEND
-from svod.compile.cpu.dot_rates import ACCUMULATORS, COSTS, cost_of, kept_cost, turns
+from svod.compile.cpu.dot_rates import ACCUMULATORS, DOT_COSTS, cost_of, kept_cost, turns
 from svod.compile.cpu.host import host_target, make_target
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
@@ -74,7 +74,7 @@ def test_the_loop_as_it_is_timed(name: str) -> None:
                                    (2e-4, 1e-6, 0.5), (1e-4, 1.0, 16.0)])
 def test_the_nearest_power_of_two(times: tuple[float, float, float]) -> None:
     multiply_adds, dots, cost = times
-    assert cost_of(multiply_adds, dots) == cost and cost in COSTS
+    assert cost_of(multiply_adds, dots) == cost and cost in DOT_COSTS
 
 
 def test_the_loops_are_long_beside_a_call() -> None:

@@ -19,7 +19,7 @@ def test_the_object_is_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(rt, "compile_object", fail)
     assert rt.native_object("runtime", rt.runtime_ir(rt.host_target().arch), cache) == first
-    assert all(LoadedProgram(first, rt.SYMBOLS).addresses)
+    assert all(LoadedProgram(first, rt.RUNTIME_SYMBOLS).addresses)
 
 
 def test_other_architectures_compile():

@@ -6,7 +6,7 @@ import pytest
 from svod.bench.suites import cases
 from svod.bench.suites.cases import Case
 from svod.bench.suites.reference import difference, reference
-from svod.bench.suites.suites import CORE
+from svod.bench.suites.suites import CORE_CASES
 from svod.cli.bench.contestants import SvodContestant
 from svod.config import PrepareConfig
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
@@ -28,7 +28,7 @@ NARROW = [name for name in SMALL if name.startswith("gemm_1024_")]
 
 
 def test_each_case_of_the_suite_has_a_small_one() -> None:
-    assert [(c.name, c.op) for c in CORE] == [(c.name, SMALL[c.name].op) for c in CORE] and len(SMALL) == len(CORE)
+    assert [(c.name, c.op) for c in CORE_CASES] == [(c.name, SMALL[c.name].op) for c in CORE_CASES] and len(SMALL) == len(CORE_CASES)
 
 
 def check_case(case: Case) -> str:

@@ -94,10 +94,10 @@ class _OnHost:
         self.t = t
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CPU
+        return dlpack.CPU_DEVICE
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self.t.__dlpack__(dl_device=dlpack.CPU)
+        return self.t.__dlpack__(dl_device=dlpack.CPU_DEVICE)
 
 
 def test_all_types_are_shared(fake: FakeDriver) -> None:

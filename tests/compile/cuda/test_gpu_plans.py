@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from svod import Tensor, Variable, jit
-from svod.bench.suites.suites import CORE
+from svod.bench.suites.suites import CORE_CASES
 from svod.compile.backend import Device, backend_named
 from svod.compile.cuda.backend import Cuda
 from svod.compile.cuda.code import CudaCode
@@ -49,7 +49,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CORE, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CORE_CASES, ids=lambda c: c.name)
 def test_the_core_suite(case: object, gpu: Device) -> None:
     check_case(case)        # type: ignore[arg-type]
 

@@ -24,7 +24,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.machine.isa import DOTS, LINE
+from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES
 from svod.core.machine.levels import MemorySpace
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
@@ -88,14 +88,14 @@ def test_neither_copies_nor_loads_meet_in_a_bank(block: int, transposed: bool) -
     kernel = gemm(64, 64, 256, BF16, BF16, transposed=transposed)
     state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", block), *STAGED)
     check(Case(kernel, 1), state)
-    assert matrices and all(len({int(at) // LINE % 8 for at in eight}) == 8 for eight in matrices)
+    assert matrices and all(len({int(at) // MATRIX_LINE_BYTES % 8 for at in eight}) == 8 for eight in matrices)
     of_thread: dict[int, list[int]] = {}
     for thread, to, _ in started:
         of_thread.setdefault(thread, []).append(to)
     threads = sorted(of_thread)
     for k in range(0, len(threads), 8):
         for at_once in zip(*[of_thread[t] for t in threads[k:k + 8]], strict=True):
-            assert len({at // LINE % 8 for at in at_once}) == 8
+            assert len({at // MATRIX_LINE_BYTES % 8 for at in at_once}) == 8
     layouts = [stage.layout for stage in loop_nest(state).stages.values() if stage.space is MemorySpace.SHARED]
     assert len(layouts) == 2 and all(layout is not None and layout.swizzle is not None and not layout.row_pad for layout in layouts)
 

@@ -89,7 +89,7 @@ def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("combiner", ["ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN"])
 def test_scans_in_chunks(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "ALONE", 4)
-    monkeypatch.setattr(chunks, "LEVELS", (8, 70))      # one, two and three levels of totals
+    monkeypatch.setattr(chunks, "LEVEL_POSITIONS", (8, 70))    # one, two and three levels of totals
     position = combiner.startswith("ARG")
     for source in ("float32", "int32")[:1 + (combiner == "ADD")]:
         x = make(shape, source, 7, special=combiner not in ("ADD", "MUL"))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from svod.compile.plan.dump import PASSES, passes_of
+from svod.compile.plan.dump import PLAN_PASSES, passes_of
 from svod.config import NONE, PrepareConfig
 from svod.core.ir.text import parse_ast
 from svod.core.ir.uop import Ops
@@ -31,7 +31,7 @@ def sections(text: str) -> list[tuple[str, str]]:
     return [(h, c.strip("\n")) for h, c in zip(parts[::2], parts[1::2], strict=True)]
 
 
-@pytest.mark.parametrize("name", [p.name for p in PASSES])
+@pytest.mark.parametrize("name", [p.name for p in PLAN_PASSES])
 def test_each_pass_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = sections(dumped(capsys, model(), dump_after=name))
     assert found and all(h.split(":")[0] == name and content for h, content in found)
@@ -78,7 +78,7 @@ def test_unknown_passes_are_named() -> None:
 
 
 def test_kernels_that_occur_twice_and_plans_without_any(capsys: pytest.CaptureFixture[str]) -> None:
-    every = ",".join(p.name for p in PASSES)
+    every = ",".join(p.name for p in PLAN_PASSES)
     assert "no kernels" in dumped(capsys, data(4).reshape(2, 2), dump_after=every)
     x, w = data(16, 16), data(16, 16)
     twice = [h for h, _ in sections(dumped(capsys, ((x @ w).contiguous() @ w), dump_after=every)) if h.startswith("linear")]

@@ -17,7 +17,7 @@ import pytest
 
 from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
 from svod.compile.plan import object_cache
-from svod.compile.plan.object_cache import MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
+from svod.compile.plan.object_cache import ENTRY_MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
 from svod.core.ir.dtype import STORABLE, dtypes
 from svod.core.ir.launch import ONE, Launch
 from svod.core.ir.uop import UOp
@@ -95,7 +95,7 @@ def test_a_digest_that_fits_does_not_excuse_wrong_content(tmp_path: Path) -> Non
         text = json.dumps(meta).encode()
         payload = struct.pack("<I", len(text)) + text + b"code"
         with pytest.raises(ValueError):
-            unpack(KEY, MAGIC + hashlib.blake2b(payload, digest_size=16).digest() + payload)
+            unpack(KEY, ENTRY_MAGIC + hashlib.blake2b(payload, digest_size=16).digest() + payload)
 
 
 @pytest.mark.parametrize(("umask", "file", "folder"),

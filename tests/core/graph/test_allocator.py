@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from svod import Tensor
-from svod.core.graph.allocator import HUGE_PAGE, LARGE, LARGE_ARRAYS, Allocator, private_memory
+from svod.core.graph.allocator import HUGE_PAGE, LARGE_ARRAYS, OWN_BLOCK_BYTES, Allocator, private_memory
 from svod.core.graph.buffer import aligned_empty
 from svod.core.ir.dtype import dtypes
 
@@ -125,7 +125,7 @@ def test_a_child_forked_while_the_lock_is_held_allocates() -> None:
 
 
 def test_results_of_realize_come_from_there() -> None:
-    n = LARGE // 4
+    n = OWN_BLOCK_BYTES // 4
     x = Tensor(np.ones(n, np.float32))
     y = (x + 1).realize()
     where = address(np.asarray(y, copy=False))

@@ -149,7 +149,7 @@ def test_reshape_coordinates_keep_the_flat_index(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.choice([1, 2, 12, 30, 48, 60]))
     shape, source = random_shape(rng, n), random_shape(rng, n)
-    coords = tuple(sy.ZERO if e == 1 else sy.make_range(e, i) for i, e in enumerate(shape))
+    coords = tuple(sy.INDEX_ZERO if e == 1 else sy.make_range(e, i) for i, e in enumerate(shape))
     moved = reshape_coords(coords, shape, source)
     assert len(moved) == len(source)
     assert all(sy.vmin(c) >= 0 and sy.vmax(c) < e for c, e in zip(moved, source, strict=True))

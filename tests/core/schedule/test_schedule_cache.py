@@ -102,7 +102,7 @@ def test_outputs_that_are_buffers_of_the_graph(made: list[UOp]) -> None:
 
 
 def test_off_means_off_and_the_first_in_goes_first(made: list[UOp], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_cache, "LIMIT", 2)
+    monkeypatch.setattr(schedule_cache, "MOST_SCHEDULES", 2)
     for n in (2, 2):
         schedule_of(graph.sink((ones(n) + 1).uop), remember=False)
     assert len(made) == 2 and not schedule_cache._schedules

@@ -15,7 +15,7 @@ from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.param import Param
 from svod.core.ir.uop import Ops, UOp
 from svod.core.spec.evaluate import evaluate, evaluate_points, from_float, store_addresses, store_extents, to_float
-from svod.core.spec.values import FUNCTIONS, apply_alu, fma64
+from svod.core.spec.values import OPERATION_VALUES, apply_alu, fma64
 from svod.errors import CompileError, LaunchError, UnsupportedError
 
 f32, index = dtypes.float32, dtypes.index
@@ -114,7 +114,7 @@ def test_integer_gemm_wraps() -> None:
 
 def test_contraction_is_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("svod.core.spec.evaluate.MATMUL_BLOCK", 1 << 9)
-    monkeypatch.setattr("svod.core.spec.evaluate.BLOCK", 1 << 8)
+    monkeypatch.setattr("svod.core.spec.evaluate.BLOCK_ELEMENTS", 1 << 8)
     test_gemm(33, 47, 65)
     test_softmax(9, 700)
     test_convolution(2, 3, 4, 9, 3, 2)
@@ -183,7 +183,7 @@ def test_attention_by_points() -> None:
 @pytest.mark.parametrize("name, function", [("ARGMAX", np.argmax), ("ARGMIN", np.argmin)])
 @pytest.mark.parametrize("block", [1 << 18, 2])
 def test_argmax_is_the_first_and_nan_wins(name: str, function: object, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("svod.core.spec.evaluate.BLOCK", block)
+    monkeypatch.setattr("svod.core.spec.evaluate.BLOCK_ELEMENTS", block)
     x = np.array([[1, 3, 3, 2, 1], [np.nan, 9, np.nan, 0, 1], [0, 1, np.nan, 9, -9], [-np.inf] * 5, [np.inf] * 5, [5] * 5], np.float32)
     rows, cols = x.shape
     a, b, i, k = (rng(n) for n in (rows, cols, rows, cols))
@@ -202,7 +202,7 @@ def test_combiners(name: str) -> None:
     combiner = get_combiner(name)
 
     def alu(op: Ops, *args: np.ndarray) -> np.ndarray:
-        return np.asarray(FUNCTIONS[op](*args))
+        return np.asarray(OPERATION_VALUES[op](*args))
 
     dtype = dtypes.int64 if name in ("AND", "OR", "ADD", "MUL") else dtypes.float64
     values = [-3, 0, 5, 5] if dtype.is_int else [-np.inf, -1.0, 2.0, 2.0, np.inf, np.nan]

@@ -54,7 +54,7 @@ def test_a_silent_claim_is_void_and_its_owner_learns_it(path: Path) -> None:
     with TuningDB.open(path) as a, TuningDB.open(path) as b:
         claim = a.claims.take(K, TARGET)
         assert claim is not None
-        edit(path, f"UPDATE claims SET heartbeat = heartbeat - {claims.SILENCE - 2}")
+        edit(path, f"UPDATE claims SET heartbeat = heartbeat - {claims.CLAIM_EXPIRY_SECONDS - 2}")
         assert b.claims.take(K, TARGET) is None
         edit(path, "UPDATE claims SET heartbeat = heartbeat - 4")
         assert b.claims.holder(K, TARGET) is None
@@ -112,7 +112,7 @@ def test_the_claim_of_a_dead_process_is_void_at_once(path: Path) -> None:
 def test_another_host_or_boot_counts_until_it_is_silent(path: Path) -> None:
     now = time.time()
     there = claims.Holder(K, TARGET, "elsewhere", "boot", 1 << 22, now, now, "t")
-    assert not claims.is_void(there, now + claims.SILENCE - 1) and claims.is_void(there, now + claims.SILENCE + 1)
+    assert not claims.is_void(there, now + claims.CLAIM_EXPIRY_SECONDS - 1) and claims.is_void(there, now + claims.CLAIM_EXPIRY_SECONDS + 1)
 
 
 def test_a_process_of_another_container_counts_until_it_is_silent() -> None:

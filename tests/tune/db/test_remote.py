@@ -129,7 +129,7 @@ def test_a_server_that_sends_on_to_plain_http_is_refused(tmp_path: Path, server:
 
 
 def test_what_is_too_large_is_refused(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "MOST_BYTES", 100)
+    monkeypatch.setattr(remote, "MOST_DOWNLOAD_BYTES", 100)
     found, skipped = winner(tmp_path, server.url)
     assert found is None and "MiB" in skipped[0].reason and not Remote(server.url).exists()
 

@@ -11,7 +11,7 @@ from svod.errors import DatabaseError
 from svod.tune.db import TuningDB, layers
 from svod.tune.db.files import open_for_reading, open_for_writing
 from svod.tune.db.moving import merge
-from svod.tune.db.records import COLUMNS, RECORDS
+from svod.tune.db.records import RECORD_COLUMNS, RECORDS
 from svod.tune.db.schema import APPLICATION_ID, SCHEMA_VERSION, UPGRADES, ForeignDatabase, NewerSchema, read_version
 from tests.tune.db.make_version import CONTENT, KERNEL
 from tests.tune.db.samples import OTHER, TARGET
@@ -118,7 +118,7 @@ def test_the_columns_of_a_table_are_the_fields_of_its_record(tmp_path: Path) -> 
     conn = open_for_writing(tmp_path / "t.db", wal=True)
     for record in RECORDS:
         columns = [row["name"] for row in conn.execute(f"PRAGMA table_info({record.table})")]
-        assert columns == ["id", *COLUMNS[record.kind], "layer", "extra"] and set(COLUMNS[record.kind]) <= set(record.types)
+        assert columns == ["id", *RECORD_COLUMNS[record.kind], "layer", "extra"] and set(RECORD_COLUMNS[record.kind]) <= set(record.types)
     query = layers.SELECT_DECIDING.format(place="kernel = ? AND target = ? AND ", most=5)
     plan = conn.execute(f"EXPLAIN QUERY PLAN {query}", ("k", "t")).fetchall()
     assert "measurements_deciding" in plan[0]["detail"], "a look-up does not read what was only screened"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from svod.errors import DatabaseError
 from svod.tune.db import SHIPPED, TEAM, Measurement, OriginRecord, Record, Skipped, TargetFacts, TuningDB, derive_winner, layers
 from svod.tune.db.moving import export, import_file, merge
-from svod.tune.db.records import COLUMNS, RECORDS, digest
+from svod.tune.db.records import RECORD_COLUMNS, RECORDS, digest
 from svod.tune.db.transfer import read_records, write_records
 from tests.tune.db.make_version import CONTENT
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
@@ -179,7 +179,7 @@ def test_files_of_an_older_and_of_a_newer_svod_keep_their_identity(tmp_path: Pat
     newer = [{**confirmed(0.4, "nn").to_json(), "power": 65.0, "rounds": [3, 4]}, {**verdict(linear="nn").to_json(), "trust": "lab"}]
     for line in newer:
         line["id"] = digest(str(line["kind"]), {k: v for k, v in line.items() if k not in ("kind", "id")})
-    first = [{"kind": r.kind, **{n: getattr(r, n) for n in COLUMNS[r.kind]}} for r in (confirmed(0.5, "oo"), verdict(linear="oo"))]
+    first = [{"kind": r.kind, **{n: getattr(r, n) for n in RECORD_COLUMNS[r.kind]}} for r in (confirmed(0.5, "oo"), verdict(linear="oo"))]
     for line in first:
         line["id"] = digest(line["kind"], {k: v for k, v in line.items() if k not in ("kind", "id")}, version=1)
     for name, version, lines in (("newer", 2, newer), ("first", 1, first)):

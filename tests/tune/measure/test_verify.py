@@ -16,7 +16,7 @@ from svod.core.spec.values import from_float, to_float
 from svod.tune.measure import verify as module
 from svod.tune.measure.bounds import error_bounds, summation_factor
 from svod.tune.measure.verify import (
-    BLOCK,
+    COMPARED_ELEMENTS,
     Baseline,
     GuardedBuffers,
     InputSet,
@@ -511,7 +511,7 @@ def test_compare_tells_nan_infinity_and_zero_apart() -> None:
 
 
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.int32])
-@pytest.mark.parametrize("size", [1, 7, BLOCK - 1, 2 * BLOCK + 5])
+@pytest.mark.parametrize("size", [1, 7, COMPARED_ELEMENTS - 1, 2 * COMPARED_ELEMENTS + 5])
 def test_compare_finds_one_wrong_element_in_any_block(dtype: DType, size: int) -> None:
     rng = np.random.default_rng(size)
     want = draw(dtype, size, InputSet("x", "reals", 1.0, 2.0, 0), rng)

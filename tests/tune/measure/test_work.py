@@ -134,5 +134,5 @@ def test_the_load_is_that_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -
     for seconds in (0.0, 0.25, 0.5):
         clock[0] += seconds
         steals.append(work.machine_facts("CPU", None)["steal"])
-    assert pauses == [work.LOOK_SECONDS]
-    assert steals == [work.LOOK_SECONDS, 0.25, 0.5]
+    assert pauses == [work.LOAD_WATCH_SECONDS]
+    assert steals == [work.LOAD_WATCH_SECONDS, 0.25, 0.5]

@@ -23,7 +23,7 @@ from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.search.actions import default_actions
 from svod.tune.search.cost_models import LEAST_SAMPLES, LearnedCost, evidence_of, make_cost_model
 from svod.tune.search.evidence import MOST_OF_A_KERNEL, evidence_from
-from svod.tune.search.features import COSTS, NAMES, features
+from svod.tune.search.features import NAMES, NUM_COST_FEATURES, features
 from svod.tune.search.strategies.registry import check_strategy
 from svod.tune.workers.executor import InlineExecutor
 from tests.compile.cuda.target import card_target
@@ -173,7 +173,8 @@ def test_a_search_leaves_evidence_that_the_next_one_begins_with(db: TuningDB) ->
         found = session._evidence
         assert 10 < len(found) <= MOST_OF_A_KERNEL
         assert all(len(e.features) == len(NAMES) and e.ratio > 0 for e in found)
-        assert any(all(abs(x) < 1e-9 for x in e.features[:COSTS]) and e.ratio == pytest.approx(1) for e in found), "the heuristic's chain"
+        assert any(all(abs(x) < 1e-9 for x in e.features[:NUM_COST_FEATURES]) and e.ratio == pytest.approx(1)
+                   for e in found), "the heuristic's chain"
         session.run()
         assert {s.config["cost_model"] for s, _ in db.select(Search, BASE.kernel.key)} == {"learned"}
         assert replayed_session(db, executor, BASE.kernel)._evidence == [], "the analytic model reads none"

@@ -15,7 +15,7 @@ from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Verdict, derive_winner
-from svod.tune.db.winners import TIE
+from svod.tune.db.winners import LEVEL_FACTOR
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Failure, Lowered, RaceResult, Screened
 from svod.tune.search.confirmation import finish, result
@@ -36,7 +36,7 @@ def test_a_search_ends_with_something_no_slower_than_the_heuristic() -> None:
     assert found.verified and found.confirmed
     assert found.seconds <= found.heuristic_seconds
     highs = {c.digest: answer.high for c, answer in found.finalists}
-    assert highs[found.winner.digest] <= TIE * min(highs.values())
+    assert highs[found.winner.digest] <= LEVEL_FACTOR * min(highs.values())
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:

@@ -229,7 +229,7 @@ class TestLocal:
             assert executor.run(f"{JOBS}:echo", [7], kind="compile", deadline=NEVER)[0].value == 7
 
     def test_a_fork_server_that_stands_still_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(executor_module, "CLOSE_SECONDS", 0.2)
+        monkeypatch.setattr(executor_module, "WORKER_END_SECONDS", 0.2)
         monkeypatch.setattr(forkserver, "CLOSE_DEADLINE", 0.2)
         with LocalExecutor(1, CONFIG, "TEST") as executor:
             executor.wait_until_ready()

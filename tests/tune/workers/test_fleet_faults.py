@@ -19,7 +19,7 @@ from svod.tune.search.confirmation import Finding
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.executor import Executor, InlineExecutor
 from svod.tune.workers.jobs import WorkerConfig
-from svod.tune.workers.ray_executor import CHUNK, TOKEN
+from svod.tune.workers.ray_executor import ITEMS_PER_CALL, TOKEN
 from svod.tune.workers.start import make_executor
 from tests.patience import NEVER, wait_until
 from tests.tune.ray_nodes import PORT, Node, another_version, workers_of
@@ -111,5 +111,5 @@ def test_a_search_in_which_everything_fails_is_the_clean_search(tmp_path: Path, 
     screened = Counter(m.linear for m in rows if m.step == "screen")
     assert len(screened) > CANDIDATES // 2 and set(screened.values()) == {1}
     assert {"crash", "timeout", "error"} <= {m.status for m in rows}
-    assert trace.repeated <= 2 * 2 * CHUNK, "what two workers held, each at most once more than once"
+    assert trace.repeated <= 2 * 2 * ITEMS_PER_CALL, "what two workers held, each at most once more than once"
     thaws.join()

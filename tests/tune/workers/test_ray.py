@@ -299,7 +299,7 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
         cluster.remove_node(node)
         done += list(batch)
         assert sorted(i for i, _ in done) == list(range(60)) and {o.status for _, o in done} == {"ok"}
-        assert sum(o.attempts > 1 for _, o in done) <= 2 * ray_executor.CHUNK
+        assert sum(o.attempts > 1 for _, o in done) <= 2 * ray_executor.ITEMS_PER_CALL
         # the others still work, and the next call is answered as well
         assert [o.status for o in executor.run(f"{JOBS}:sleep", [0.0] * 9, kind="compile", deadline=NEVER)] == ["ok"] * 9
 

@@ -23,7 +23,7 @@ from svod.compile.lower.linear import ARITY, COMPARES
 from svod.compile.lower.program import Program
 from svod.core.ir.dtype import DType, dtypes
 
-ELEMENTWISE = frozenset(ARITY) - {"WHERE"}
+LANEWISE = frozenset(ARITY) - {"WHERE"}
 STAYS_INTEGER = frozenset({"AND", "OR", "XOR", "MAX", "MIN"}) | COMPARES
 """Operations of integers whose results are of the operands' type without wrapping."""
 STAYS_FLOAT = frozenset({"MAX", "MIN", "FLOOR", "CEIL", "TRUNC", "ROUND", "NEG", "ABS"}) | COMPARES
@@ -62,7 +62,7 @@ def _rule(n: Instructions, op: str, of: DType) -> Rule | None:
     """The rule for an operation whose first operand has type `of`; None if it is printed as it is."""
     if op in ("CAST", "BITCAST"):
         return cast if op == "CAST" else bitcast
-    if op not in ELEMENTWISE:
+    if op not in LANEWISE:
         return None
     if (op in _KEEPS_WHOLE and not of.is_float) or (op == "ABS" and of.kind in "ub"):
         return _operand

@@ -27,9 +27,9 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 ALONE = 256                     # most positions of a row that is one chunk
-LEVELS = (1 << 12, 1 << 21)     # most positions for one level of totals, and for two
+LEVEL_POSITIONS = (1 << 12, 1 << 21)     # most positions for one level of totals, and for two
 MANY = 1 << 16                  # number of columns that fills a device
-SCANS = SumRule(16, 16)         # rule for chains of sums that are rounded to the type of the result
+SCAN_SUMS = SumRule(16, 16)         # rule for chains of sums that are rounded to the type of the result
 
 
 def lower_by_chunks(node: UOp, target: Target) -> Program:
@@ -47,7 +47,7 @@ def lengths_of(n: int, columns: int) -> tuple[list[int], int]:
     other."""
     if n <= ALONE or columns >= MANY:
         return [n], n
-    levels = 1 + sum(n > most for most in LEVELS)
+    levels = 1 + sum(n > most for most in LEVEL_POSITIONS)
     chunk = next(k for k in range(int(n ** (1 / (levels + 1))), n + 1) if k ** (levels + 1) >= n)
     lengths = [n]
     while lengths[-1] > chunk:
@@ -113,7 +113,7 @@ class _Chunks:
                 carry = tuple([b.choose(is_first, zero, b.get(t, before)) for zero, t in zip(carry, above.sums, strict=True)])
             end = b.least(b.plus(begin, self.chunk), b.index(length))
             if self.operator.rounds_sums:
-                state = in_blocks(begin, end, blocked_loop(SCANS, self.chunk, 1).sizes, base, exists, carry)
+                state = in_blocks(begin, end, blocked_loop(SCAN_SUMS, self.chunk, 1).sizes, base, exists, carry)
             else:
                 state = tuple(b.loop(begin, end, lambda i, *carried: position(i, base, exists, (), carried), *carry))
             if not scans:

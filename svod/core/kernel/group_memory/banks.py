@@ -12,7 +12,7 @@ from svod.core.kernel.group_memory.copy import GroupCopy
 from svod.core.kernel.layout import Layout
 
 BANKS, BANK_BYTES = 32, 4       # number of banks, and bytes that one bank delivers per access
-AT_ONCE = 32                    # threads whose accesses of one word each are served together
+THREADS_SERVED_TOGETHER = 32    # threads whose accesses of one word each are served together
 
 
 class Access(NamedTuple):
@@ -27,7 +27,7 @@ class Access(NamedTuple):
 def conflicts(access: Access, itemsize: int) -> float:
     """The bank cycles that one access of the threads takes, times its weight."""
     nbytes = access.width * itemsize
-    at_once = max(1, AT_ONCE * BANK_BYTES // max(nbytes, BANK_BYTES))
+    at_once = max(1, THREADS_SERVED_TOGETHER * BANK_BYTES // max(nbytes, BANK_BYTES))
     total = 0
     for first in range(0, len(access.elements), at_once):
         words = {(e * itemsize + b) // BANK_BYTES for e in access.elements[first:first + at_once] for b in range(0, nbytes, BANK_BYTES)}

@@ -17,7 +17,7 @@ from svod.core.kernel.required import Lin
 
 ASYNC_BYTES = (4, 8, 16)     # bytes that a thread may copy asynchronously at once
 UNROLLED_TURNS = 8      # most turns of a copy that are emitted as straight-line code
-BULK = 16               # bytes; addresses and lengths of bulk copies are multiples of this
+BULK_BYTES = 16         # bytes; addresses and lengths of bulk copies are multiples of this
 MOST_BULK = 1 << 20     # limit, in bytes and in copies, of what one counter of arrivals can count
 
 
@@ -141,8 +141,8 @@ def _along(n: Node, src: list[Along], nodes: list[Node], width: int) -> Along | 
 
 def rows_in_bulk(node: Node, copy: GroupCopy, layout: Layout, extents: Sequence[int], start: Iterable[int], least: int) -> int:
     """The number of rows of a region if each row can be one bulk copy; else 0. A row must have `least` bytes or more, and begin at a
-    multiple of `BULK` bytes both in the argument that `node` loads and in shared memory. `start`: numbers that divide the terms of the
-    region's first position along its rows."""
+    multiple of `BULK_BYTES` bytes both in the argument that `node` loads and in shared memory. `start`: numbers that divide the terms of
+    the region's first position along its rows."""
     inner, size = copy.vector, node.dtype.itemsize
     if node.kind != "load" or node.linear is None or node.linear.atoms or node.gate >= 0 or inner < 0 or layout.tiled >= 0 \
             or layout.swizzle is not None or layout.strides[inner] != 1 or node.linear.coef(inner) != 1:
@@ -151,5 +151,5 @@ def rows_in_bulk(node: Node, copy: GroupCopy, layout: Layout, extents: Sequence[
     for d, extent in enumerate(extents):
         if d != inner:
             apart += [node.linear.coef(d), layout.strides[d] if extent > 1 else 0]
-    fits = extents[inner] * size >= least and prod(extents) * size < MOST_BULK and all(n * size % BULK == 0 for n in apart)
+    fits = extents[inner] * size >= least and prod(extents) * size < MOST_BULK and all(n * size % BULK_BYTES == 0 for n in apart)
     return prod(extents) // extents[inner] if fits else 0

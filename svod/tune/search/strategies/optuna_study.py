@@ -41,7 +41,7 @@ log = logging.getLogger("svod.tune")
 STARTS = 2             # trials start from the STARTS × width fastest states
 MOST_ADDED = 3         # the most opts that a trial adds
 VAIN_TRIALS = 10       # most trials per candidate of a round; a round may then have fewer candidates
-NONE = "-"
+NO_CHANGE = "-"
 STORAGE_ERRORS = (optuna.exceptions.OptunaError, SQLAlchemyError, ImportError, ValueError, OSError)
 
 
@@ -87,8 +87,8 @@ class OptunaStudy(Proposer):
 
         state = starts[choose("start", tuple(starts))]
         changes = self.changes_of(state)
-        place = choose("change", (NONE, *changes))
-        if place != NONE:
+        place = choose("change", (NO_CHANGE, *changes))
+        if place != NO_CHANGE:
             state = changes[place][choose(f"{place} to", tuple(changes[place]))]
         for number in range(choose("opts", tuple(range(MOST_ADDED + 1)))):
             kinds: dict[str, dict[str, Opt]] = {}

@@ -1,6 +1,6 @@
 """Random: chains of random opts, from the untouched kernel and from the seeds. Nothing is predicted and nothing is learned.
 
-    propose   walks of 1 to LONGEST steps; a step is a random opt of the default grid, each kind of opt as likely as another;
+    propose   walks of 1 to WALK_STEPS steps; a step is a random opt of the default grid, each kind of opt as likely as another;
               half of the walks begin at the untouched kernel, half at one of the seeds
 """
 from __future__ import annotations
@@ -13,7 +13,7 @@ from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import Proposer
 
-LONGEST = 8            # most steps of a walk
+WALK_STEPS = 8            # most steps of a walk
 VAIN_WALKS = 20        # most walks per candidate of a round; a round may then have fewer candidates
 
 
@@ -42,6 +42,6 @@ class RandomWalks(Proposer):
     def walk(self) -> None:
         """Queue the end of one walk if it is new."""
         state = self.random.choice([self.base, self.random.choice(self.starts)])
-        for _ in range(self.random.randint(1, LONGEST)):
+        for _ in range(self.random.randint(1, WALK_STEPS)):
             state = self.step(state) or state
         self.enqueue(state, Origin.WALK)

@@ -14,7 +14,7 @@ from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.lower.legal.legalize import legalize
 from svod.compile.lower.linear import ARITY, COMPARES, FLOAT_ONLY, LEGAL_INTEGER, validate
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
-from svod.compile.webgpu.alu import INSTRUCTIONS as WEBGPU_INSTRUCTIONS
+from svod.compile.webgpu.alu import WGSL_INSTRUCTIONS as WEBGPU_INSTRUCTIONS
 from svod.core.ir.dtype import BY_NAME, STORABLE, DType, dtypes, to_numpy
 from svod.core.spec.values import from_float, hold
 from svod.errors import CompileError

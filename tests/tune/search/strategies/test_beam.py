@@ -11,7 +11,7 @@ from svod.core.cost.cost import tiling_family
 from svod.core.cost.cpu import cost_of
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.tune.db.winners import TIE
+from svod.tune.db.winners import LEVEL_FACTOR
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure
 from svod.tune.search.actions import default_actions
@@ -189,7 +189,7 @@ def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> Non
     for narrow, wide in ((4, 6), (4, 8)):
         assert traces[wide][:len(traces[narrow])] == traces[narrow] and len(traces[wide]) > len(traces[narrow])
         assert best[wide] <= best[narrow]
-        assert ends[wide] <= ends[narrow] * TIE, "of level winners the shorter is taken"
+        assert ends[wide] <= ends[narrow] * LEVEL_FACTOR, "of level winners the shorter is taken"
 
 
 def test_what_a_wider_beam_takes_in_was_raced_before_and_is_verified() -> None:
