@@ -1,11 +1,12 @@
-"""Large arrays: memory that went out of use is used again, so that its pages need not be made anew.
+"""An allocator of large arrays that reuses freed memory, which saves the page faults of fresh memory.
 
-A fresh page costs about a quarter of a microsecond per 4 KiB, several times what a kernel needs to fill it: an output of 64 MB takes 5 ms
-to compute and 8 ms to fault in. Arrays of a megabyte or more therefore lie in blocks of their own that come back when the last view of
-them is gone, and are handed out again, the most recently used first, to arrays of nearly their size. Smaller ones are the C library's.
+A fresh page of 4 KiB costs about a quarter of a microsecond, several times what a kernel needs to fill it: an output of 64 MB takes 5 ms
+to compute and 8 ms to fault in. Each array of a megabyte or more therefore lies in a separate block. The block returns to the allocator
+when the last view of the array is gone, and is handed out again to an array of nearly its size, the most recently used block first.
+Smaller arrays come from the C library.
 
-What is kept is bounded (`Allocator.limit`); what has not been used for longest goes back to the system first. Pages are made when they are
-first touched, so an array that is never used takes no memory.
+The kept memory is bounded (`Allocator.limit`): the least recently used block goes back to the system first. The system makes a page when
+it is first touched, so an array that is never used takes no memory.
 """
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ from svod.system.process.memory import usable_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-OWN_BLOCK_BYTES = 1 << 20             # bytes from which on an array has a separate block
-LARGEST_BLOCK_SHARE = 1.25                # a block may be this much larger than the array it is given to
-KEEP_AT_MOST = 1 << 30
-UNKNOWN_MEMORY = 8 << 30     # bytes that are assumed if the system does not report its memory
-MOST_FREE_BLOCKS = 256                # kept at most, so that looking for one stays cheap
-HUGE_PAGE = 2 << 20
+OWN_BLOCK_BYTES = 1 << 20       # bytes from which on an array has a separate block
+LARGEST_BLOCK_SHARE = 1.25      # a block may be this much larger than the array it is given to
+KEEP_AT_MOST = 1 << 30          # bytes
+UNKNOWN_MEMORY = 8 << 30        # bytes that are assumed if the system does not report its memory
+MOST_FREE_BLOCKS = 256          # most free blocks that are kept: a search looks at all of them
+HUGE_PAGE = 2 << 20             # bytes
 
 
 def private_memory(length: int) -> mmap.mmap:
-    """`length` zero bytes, page-aligned, that a forked child gets a copy of (an anonymous mmap of Python's is shared by default)."""
+    """Map `length` zero bytes, page-aligned. A forked child gets a copy of them (Python's anonymous mmap is shared by default)."""
     return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -42,7 +43,8 @@ def want_huge_pages(memory: mmap.mmap) -> None:
 
 
 class _Block:
-    """Mapped memory. NumPy holds it as the base of the arrays over it; after the last one it returns to its allocator."""
+    """Mapped memory of one array. NumPy keeps this object as the base of the array and its views; when the last of them is gone, the
+    memory returns to the allocator."""
 
     __slots__ = ("__array_interface__", "allocator", "memory", "nbytes")
 
@@ -55,17 +57,18 @@ class _Block:
 
 
 class Allocator:
-    """Usable from several threads. Blocks come back at any time, also while the collector runs inside `allocate`."""
+    """An allocator of mapped memory that keeps freed blocks. Threads may share it. A block may come back at any time, also while the
+    garbage collector runs inside `allocate`."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit              # bytes kept for reuse
-        self.kept = 0
+        self.limit = limit              # most bytes that are kept for reuse
+        self.kept = 0                   # bytes that are kept now
         self._free: list[mmap.mmap] = []        # least recently used first
         self._lock = threading.Lock()
         remake_after_fork(self, "_lock", threading.Lock)
 
     def allocate(self, nbytes: int) -> Array:
-        """`nbytes` uninitialised bytes that begin at a multiple of the page size; flat uint8. Raises MemoryError."""
+        """Return `nbytes` uninitialised bytes, a flat uint8 array that begins at a multiple of the page size. Raises MemoryError."""
         length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = self._find(length)
         if memory is None:
@@ -84,7 +87,7 @@ class Allocator:
         return released
 
     def _map(self, length: int) -> mmap.mmap:
-        """Allocate memory; if the system has no more, the kept memory is returned to it first."""
+        """Map new memory. If the system refuses, the kept memory is returned to it and the request is repeated."""
         try:
             return private_memory(length)
         except OSError:
@@ -105,7 +108,7 @@ class Allocator:
             return memory
 
     def _take_back(self, memory: mmap.mmap) -> None:
-        # Without waiting: the thread that holds the lock may be this one, inside a collection.
+        # Does not wait for the lock: this thread may hold it already, if the garbage collector runs inside `allocate`.
         if len(memory) > self.limit or not self._lock.acquire(blocking=False):
             return
         try:

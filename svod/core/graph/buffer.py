@@ -1,14 +1,14 @@
-"""Storage of BUFFER nodes: a flat NumPy array, memory of a device, or both. Each is allocated when first asked for.
+"""Storage of BUFFER nodes: a flat NumPy array, memory of a device, or both. Each is allocated at its first use.
 
     buffer.array                the content on the host, copied from the device if it is newer there
     buffer.memory_on(space)     the content on a device, copied there if it is newer on the host
-    buffer.written_on(space)    kernels wrote it there: the host's array is older now, and copied only if somebody has it
+    buffer.written_on(space)    notes that kernels wrote the content on a device; the host's array is updated if there is one
 
-A Buffer belongs to one BUFFER UOp and lives as long as somebody holds that UOp: a tensor, a plan or a graph that still needs the content
-holds the node. Memory that svod allocates begins at a multiple of 64 bytes, a cache line and the widest vector register; memory taken over
-from NumPy begins where NumPy put it. A file is mapped (`map_file`) and its parts become buffers without being read.
+A Buffer belongs to one BUFFER UOp and lives as long as that UOp: a tensor, a plan or a graph that still needs the content holds the node.
+Memory that svod allocates begins at a multiple of 64 bytes, which is a cache line and the widest vector register. Memory of a user's NumPy
+array begins at any address. A file is mapped (`map_file`), and parts of it become buffers without being read.
 
-A device whose kernels read the host's memory needs no copies; it is not a `Space` in this sense.
+A device whose kernels read the host's memory needs no copies and has no `Space`.
 """
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from svod.core.machine.target import HOST
 from svod.errors import DeviceError
 from svod.system.forksafe import remake_after_fork
 
-ALIGNMENT = 64
-PIECE = 32 << 20        # bytes that are copied to a device at a time: of a mapped file no more than this is in memory
+ALIGNMENT = 64          # bytes
+PIECE = 32 << 20        # bytes that are copied to a device at a time; no more than this of a mapped file is in memory meanwhile
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,14 +48,14 @@ def aligned_empty(size: int, dtype: DType) -> Array:
 
 
 class Memory(Protocol):
-    """Memory of a device. It is freed with the object."""
+    """A block of a device's memory, which is freed when this object is."""
 
     @property
     def address(self) -> int: ...
 
 
 class Space(Protocol):
-    """The memory of a device that does not read the host's (`svod.compile.backend.Backend`)."""
+    """The separate memory of a device whose kernels cannot read the host's memory (`svod.compile.backend.Backend`)."""
 
     @property
     def label(self) -> str: ...
@@ -72,8 +72,9 @@ Streams = frozenset[int | None]
 
 
 class _Place:
-    """The memory of a Buffer on a device. `version`: of the content that was copied there. `ahead`: the host's array is older, or there is
-    none. `streams`: those on which another library reads and writes the memory, None: one that is not known."""
+    """The memory of a Buffer on a device. `version`: the `Buffer.version` of the content that was last copied there. `ahead`: whether the
+    device has the only up-to-date content: the host's array is older, or there is none. `streams`: the streams on which another library
+    reads and writes the memory; None in it stands for an unknown stream."""
 
     __slots__ = ("ahead", "memory", "space", "streams", "version")
 
@@ -86,28 +87,29 @@ remake_after_fork(sys.modules[__name__], "_placing", threading.RLock)
 
 
 class Buffer:
-    """`size` elements of `dtype`. bfloat16 is held as the uint16 of its bits. `device`: what the graph says; the content of a buffer of the
-    CPU may lie on another device too, where it was computed."""
+    """Storage of `size` elements of `dtype`; bfloat16 elements are stored as the uint16 of their bits. `device`: the device that the BUFFER
+    node names. The content of a buffer of the CPU may also lie on another device, if it was computed there."""
 
     __slots__ = ("__weakref__", "_address", "_array", "_place", "_source", "closed", "derived", "device", "dtype", "given", "read_only",
                  "shared", "size", "version", "watched")
 
     def __init__(self, dtype: DType, size: int, device: str = HOST, array: Array | None = None) -> None:
-        """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
+        """Create the storage. `array`: memory to use (flat, C-contiguous, of the right type and size; shared, not copied); None: memory is
+        allocated at the first use.
 
         Raises DeviceError for an array that does not fit."""
         self.dtype, self.size, self.device = dtype, size, device
         self.read_only = False
-        self.closed = ""        # why there is no memory to be had, while there is none; binding an array opens the buffer
+        self.closed = ""        # reason why the buffer has no memory (`close`); "" for an open buffer
         self.version = 0        # number of writes by svod that were noted (`svod.core.graph.changes`)
-        self.watched = 0        # number of captures that hold what was computed from the content
-        self.given: Array | None = None     # the array of the user's that lies in this memory
+        self.watched = 0        # number of captures that hold results computed from the content
+        self.given: Array | None = None     # the user's array whose memory this is, if it is one
         self.derived: weakref.WeakValueDictionary[Any, Any] | None = None       # see `svod.core.graph.derived`
-        self.shared = False     # others than svod can write to the memory, and nothing tells
-        self._address: int | None = None        # the address of `_array`; None until it is asked for
+        self.shared = False     # whether code outside svod can write to the memory without svod noticing
+        self._address: int | None = None        # the address of `_array`; None until the first use of `address`
         self._array: Array | None = None
-        self._source: Array | None = None       # bytes to copy the content from when the memory is first asked for
-        self._place: _Place | None = None       # the place of the content on a device
+        self._source: Array | None = None       # bytes from which the content is copied when the memory is first used
+        self._place: _Place | None = None       # the memory on a device, if there is any
         if array is not None:
             self.bind(array)
 
@@ -131,8 +133,8 @@ class Buffer:
 
     @property
     def array(self) -> Array:
-        """The flat array that is the memory, allocated now (uninitialised) if need be, with the newest content. From now on it is written
-        whenever the buffer is. Raises DeviceError for a `closed` buffer."""
+        """The flat array on the host with the newest content; allocated now (uninitialised) if there is none. From now on every write to
+        the buffer updates it. Raises DeviceError for a `closed` buffer."""
         if self._place is not None and self._place.ahead:
             self._fetch()
         if self._array is None:
@@ -155,7 +157,7 @@ class Buffer:
         return self._address
 
     def bind(self, array: Array) -> None:
-        """Make `array` the memory: a user's array, or a piece of an arena. A read-only array makes the buffer read-only."""
+        """Use `array`, a user's array or a slice of an arena, as the memory. A read-only array makes the buffer read-only."""
         kind = to_numpy(self.dtype)
         if array.dtype != kind or array.shape != (self.size,) or not array.flags.c_contiguous:
             layout = "" if array.flags.c_contiguous else ", not contiguous"
@@ -165,17 +167,18 @@ class Buffer:
         self.read_only = not array.flags.writeable
 
     def bind_bytes(self, source: Array) -> None:
-        """Hold what is in `source`, flat uint8 that lies anywhere: copied when the memory is first asked for, read-only."""
+        """Take the content from `source`, a flat uint8 array at any alignment, which is copied when the memory is first used. The buffer
+        becomes read-only."""
         if source.dtype != np.uint8 or source.shape != (self.nbytes,):
             raise DeviceError(f"the content of {self.nbytes} bytes: got {source.dtype} of shape {source.shape}")
         self._array, self._source, self.read_only, self._place = None, source, True, None
 
     def close(self, reason: str) -> None:
-        """Let go of the host's memory; asking for it is a DeviceError with `reason` until an array is bound, or `open` is called."""
+        """Release the host's memory. Until `bind` or `open` is called, using it raises DeviceError with `reason`."""
         self._array, self.closed = None, reason
 
     def open(self, array: Array | None) -> None:
-        """Undo `close`, with the host's memory of before."""
+        """Undo `close`. `array`: the host's memory that `close` released; None if there was none."""
         if array is not None:
             self.bind(array)
         else:
@@ -183,13 +186,13 @@ class Buffer:
 
     # -- on a device ------------------------------------------------------------------------------
     def place(self, space: Space, memory: Memory, stream: int | None) -> None:
-        """Be memory of another library on a device, which uses it on a stream, None: one that is not known. It writes there, so what was
-        read of the memory before counts for nothing."""
+        """Use `memory`, which belongs to another library on a device, as the memory of this buffer. `stream`: the stream on which that
+        library uses it, None if unknown. The library may write to it at any time, so the buffer counts as `shared` from now on."""
         self._place, self.shared = _Place(space, memory, frozenset((stream,))), True
 
     def share_on(self, space: Space, stream: int | None) -> Memory:
-        """The memory on a device, which another library can use from now on, on a stream that waits for the work that svod has issued
-        there; None: on one that is not known."""
+        """Return the memory on a device, for another library to use from now on. `stream`: the stream on which it uses the memory, None if
+        unknown; a known stream waits for the work that svod has issued on the device."""
         memory = self.memory_on(space)
         assert self._place is not None
         self._place.streams |= {space.lend(memory, stream)}
@@ -197,8 +200,8 @@ class Buffer:
         return memory
 
     def memory_on(self, space: Space, *, content: bool = True) -> Memory:
-        """The memory on a device, with the newest content. It is copied there unless it is there already; each time, where others than svod
-        can write to the array. `content` False: it need not be there yet."""
+        """Return the memory on a device. The newest content is copied there unless the device has it; if the buffer is `shared` and no
+        capture watches it, it is copied at each call. `content` False: return the memory without copying the content."""
         with _placing:
             place = self._place
             if place is None or place.space is not space or (not place.ahead and space.has_lost(place.memory)):
@@ -220,8 +223,8 @@ class Buffer:
         place.version = self.version
 
     def written_on(self, space: Space, *, copy: bool = True) -> None:
-        """Kernels of the device have written the content. The array on the host, which a user may have, is written too, if there is one.
-        `copy` False: it is written when it is next asked for."""
+        """Note that kernels of a device have written the content. The host's array, which a user may hold, is updated now if there is one;
+        with `copy` False it is updated at its next use."""
         with _placing:
             place = self._place
             if place is None or place.space is not space:
@@ -240,13 +243,14 @@ class Buffer:
             return made
 
     def forget_copies(self) -> None:
-        """Drop results computed from the content, and its copy on a device: others may write to the array from now on."""
+        """Drop cached results computed from the content and its copy on a device, because code outside svod may write to the array from now
+        on."""
         self.derived = None
         if self._place is not None and not self._place.ahead:
             self._place.version = -1
 
     def _fetch(self) -> None:
-        """Copy the content to the host."""
+        """Copy the content from the device to the host's array if the device's content is newer."""
         with _placing:
             place = self._place
             if place is None or not place.ahead:
@@ -272,12 +276,13 @@ class Buffer:
 
 
 def streams_of(buffers: Iterable[Buffer]) -> set[int | None]:
-    """The streams on which other libraries use memory of buffers on a device; None: one that is not known. Asked in each run of a plan."""
+    """Return the streams on which other libraries use the buffers' memory on a device; None in it stands for an unknown stream. Called in
+    each run of a plan."""
     return {stream for b in buffers if (place := b._place) is not None and place.streams for stream in place.streams}
 
 
 def buffer_of(node: UOp) -> Buffer:
-    """Return the storage of a BUFFER node, made (but not allocated) at its first use."""
+    """Return the storage of a BUFFER node; the Buffer is made at the first call, without allocating memory."""
     buffer: Buffer | None = node.remarks.get("buffer")
     if buffer is None:
         if node.op is not Ops.BUFFER:
@@ -287,10 +292,9 @@ def buffer_of(node: UOp) -> Buffer:
 
 
 def buffer_from_numpy(array: Array, dtype: DType) -> UOp:
-    """A new BUFFER node over `array`'s elements in row-major order, as `dtype`.
+    """Make a BUFFER node of `array`'s elements in row-major order, as `dtype`; for bfloat16 `array` holds the uint16 of the bits.
 
-    Shares the memory of a C-contiguous array of that type (and then sees later writes to it); copies any other. bfloat16
-    takes the uint16 of its bits."""
+    A C-contiguous array of that type is shared, so later writes to it are seen; any other array is copied."""
     own = np.ascontiguousarray(array, dtype=to_numpy(dtype))
     node = graph.buffer(dtype, own.size)
     node.remarks["buffer"] = buffer = Buffer(dtype, own.size, array=own.reshape(-1))
@@ -300,10 +304,10 @@ def buffer_from_numpy(array: Array, dtype: DType) -> UOp:
 
 
 def map_file(path: str | os.PathLike[str]) -> Array:
-    """The bytes of a file, mapped: flat uint8, read-only. Nothing is read before it is used, and what was read can be dropped again by the
-    system. The file must not be cut short while the array or a buffer over it lives: the system ends a process that reads beyond it.
+    """Map a file: returns its bytes as a flat, read-only uint8 array. The system reads a page when it is first used, and may drop it again.
+    The file must not be truncated while the array or a buffer over it lives: the system kills a process that reads beyond the end.
 
-    Raises DeviceError for what cannot be opened or mapped."""
+    Raises DeviceError if the file cannot be opened or mapped."""
     try:
         with open(path, "rb") as file:
             empty = os.fstat(file.fileno()).st_size == 0
@@ -315,8 +319,8 @@ def map_file(path: str | os.PathLike[str]) -> Array:
 
 
 def give_back(array: Array) -> None:
-    """Let the system have the memory of a part of a mapped file that will not be read soon. Later reads get it from the file again.
-    Nothing happens for an array that is no part of a read-only mapping."""
+    """Tell the system that it may drop the pages of `array`, a part of a mapped file that will not be read soon. A later read loads them
+    from the file again. Does nothing for an array that is not part of a read-only mapping."""
     base: Any = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -330,12 +334,11 @@ def give_back(array: Array) -> None:
 
 
 def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int, device: str = HOST) -> UOp:
-    """A new, read-only BUFFER node over `size` elements of `dtype` that lie `offset` bytes into `mapped` (what `map_file` gives),
-    little-endian. Nothing is copied, unless the elements do not lie at multiples of their size: such a buffer is copied when its memory is
-    first asked for.
+    """Make a read-only BUFFER node over `size` little-endian elements of `dtype`, `offset` bytes into `mapped` (the result of `map_file`).
+    Nothing is copied if the elements are aligned to their size; otherwise the content is copied when the buffer's memory is first used.
 
-    The memory is ordinary CPU memory that fills itself from the file, so kernels read it in place; on a `device` DISK:path it is only
-    copied from. Raises DeviceError for bytes outside `mapped`."""
+    Kernels read the mapped memory in place as they read any CPU memory; a buffer on a `device` DISK:path is only a source of copies. Raises
+    DeviceError for bytes outside `mapped`."""
     nbytes = size * dtype.itemsize
     if offset < 0 or size < 0 or offset + nbytes > mapped.size:
         raise DeviceError(f"{size} elements of {dtype.name} at byte {offset} end at byte {offset + nbytes}; there are {mapped.size}")

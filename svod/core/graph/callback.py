@@ -1,14 +1,14 @@
-"""Python functions that a plan calls between its kernels, as graphs and schedules represent them.
+"""Calls of Python functions between the kernels of a plan: their nodes in graphs and their kernels in schedules.
 
     CUSTOM_FUNCTION(x, …)   arg = ("CALLBACK", (function, results, operands, several, i))     graph: the i-th result of one call
     SINK(STORE(INDEX(PARAM, 0), CUSTOM_FUNCTION(PARAM, …)), …)                       kernel: a STORE for each result that is used
 
-`results` and `operands` are a pair (dtype, shape) per array; those without elements are no sources and have no PARAM. `several`: the
-function returns a tuple of results, however many. In a graph `function` is a `HostFunction`, in a schedule its token and name, so that
-schedules that are remembered keep nobody's function alive. A token stands for one function of one process, as the UNIQUE of a BUFFER for
-its memory: it is not a digest of code, and nothing that has one is written to a file.
+`results` and `operands` have a pair (dtype, shape) for each array; an operand without elements is no source and has no PARAM. `several`:
+whether the function returns a tuple of results (also a tuple of one). In a graph `function` is a `HostFunction`; in a schedule it is the
+number of its token and its name, so that a cached schedule does not keep the function alive. A token number stands for one function of one
+process, as a UNIQUE stands for the memory of a BUFFER: it is not a digest of code, so schedules with one are never written to a file.
 
-Nodes that call one function with the same operands for the same results are one call.
+Nodes with the same function, operands and result types denote one call.
 """
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ _tokens = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Token:
-    """The stand-in of a function in the arg of a node: one object, and one number, per function. `name`: for people."""
+    """The identity of a function in the arg of a node: one Token and one number for each function. `name` appears in messages only."""
 
     number: int
     name: str
 
 
 class HostFunction(Token):
-    """A function that a graph calls, as `host_function` makes it. A node with it keeps the function alive."""
+    """A Python function that a graph calls; made by `host_function`. A node that holds it keeps the function alive."""
 
     call: Callable[..., Any]
 
 
-_functions: weakref.WeakValueDictionary[Hashable, HostFunction] = weakref.WeakValueDictionary()     # by the identity of the function
+_functions: weakref.WeakValueDictionary[Hashable, HostFunction] = weakref.WeakValueDictionary()     # key: the id of the function
 
 
 def host_function(call: Callable[..., Any]) -> HostFunction:
-    """Return the HostFunction of `call`: the same one for the same function, or method of the same object, as long as a graph contains
-    it."""
+    """Return the HostFunction of `call`. As long as a graph contains it, the same function (or method of the same object) gives the same
+    HostFunction."""
     ident = (id(call.__func__), id(call.__self__)) if isinstance(call, MethodType) else id(call)
     function = _functions.get(ident)
     if function is None:
         made = HostFunction(next(_tokens), name_of(call))
         object.__setattr__(made, "call", call)
-        # setdefault: two threads that need it at once agree on one
+        # setdefault: two threads that make a HostFunction of one function at the same time get the same object
         function = _functions.setdefault(ident, made)
     return function
 
@@ -78,7 +78,7 @@ def is_callback(u: UOp) -> bool:
 
 
 def call_of(u: UOp) -> Hashable:
-    """Return the part of a node that is equal for all results of one call."""
+    """Return a key of the call that a node is a result of; it is equal for all results of one call."""
     return u.src, u.arg[1][:-1]
 
 
@@ -115,7 +115,8 @@ def functions_of(sink: UOp) -> dict[int, HostFunction]:
 # -- schedule ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class HostArray:
-    """One array of a call. `slot`: the slot of its memory; None if it has no elements, or if nothing reads it."""
+    """One operand or result of a call. `slot`: the slot of its memory; None for an array without elements and for a result that is not
+    used."""
 
     dtype: DType
     shape: Shape
@@ -124,7 +125,7 @@ class HostArray:
 
 @dataclass(frozen=True)
 class HostCall:
-    """A call of a function, as a kernel of a schedule says it. `several`: it returns a tuple of results."""
+    """A call of a Python function, read from its kernel in a schedule. `several`: whether the function returns a tuple of results."""
 
     function: HostFunction
     results: tuple[HostArray, ...]
@@ -133,18 +134,19 @@ class HostCall:
 
     @property
     def stored_results(self) -> int:
-        """The number of results with memory, which have the first slots."""
+        """The number of results that have memory; they occupy the first slots."""
         return sum(a.slot is not None for a in self.results)
 
     @property
     def stored(self) -> tuple[HostArray, ...]:
-        """The arrays with memory, by slot."""
+        """The results and operands that have memory, in the order of their slots."""
         arguments = [a for a in (*self.results, *self.operands) if a.slot is not None]
         return tuple(sorted(arguments, key=lambda a: a.slot or 0))
 
 
 def callback_ast(results: Sequence[UOp], params: Sequence[UOp]) -> UOp:
-    """The kernel of one call: `results` are the nodes of it that are used, `params` a PARAM for each of them, then for each source."""
+    """Make the kernel of one call. `results`: the nodes of its used results; `params`: a PARAM for each of them, then one for each
+    operand."""
     stores = []
     for u, param in zip(results, params, strict=False):
         value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[len(results):]), (CALLBACK, _named(u)))
@@ -154,13 +156,13 @@ def callback_ast(results: Sequence[UOp], params: Sequence[UOp]) -> UOp:
 
 
 def calls_back(ast: UOp) -> bool:
-    """Whether a kernel is a call of a function."""
+    """Whether a kernel is a call of a Python function."""
     return ast.op is Ops.SINK and bool(ast.src) and ast.src[0].op is Ops.STORE and is_callback(ast.src[0].src[1])
 
 
 def host_call(ast: UOp, functions: Mapping[int, HostFunction]) -> HostCall:
-    """The call of a kernel that calls a function of Python. `functions`: by token, as the graph has them. Raises ScheduleError for
-    another."""
+    """Read the call from the kernel of a Python function. `functions`: the functions of the graph, by token number. Raises ScheduleError if
+    the kernel's function is not among them."""
     value = ast.src[0].src[1]
     number, name, results, operands, several, _ = value.arg[1]
     if number not in functions:

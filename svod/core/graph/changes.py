@@ -1,7 +1,7 @@
-"""What changed that a captured function may have read: memory that svod wrote, and attributes that were replaced.
+"""A process-wide count of changes that may outdate a captured function: writes to memory by svod, and replaced attributes.
 
-A buffer counts the writes to it (`Buffer.version`). `changes.count` grows with every write to a buffer that somebody watches, and with
-every other change that svod sees. So a caller that remembers the count knows by one comparison that nothing changed.
+Each buffer counts the writes to it (`Buffer.version`). `changes.count` grows with every write to a buffer that a capture watches, and with
+every other change that svod sees. So a caller that stored the count learns by one comparison that nothing has changed since.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from svod.core.graph.buffer import Buffer
 
 
 class _Changes:
-    """The number of changes so far. It may grow twice for one change, and never stays for one."""
+    """The number of changes so far. Each change raises it by at least one."""
 
     __slots__ = ("count",)
 
@@ -23,12 +23,12 @@ changes = _Changes()
 
 
 def note_change() -> None:
-    """A value that a captured function may have read was replaced."""
+    """Count the replacement of a value that a captured function may have read."""
     changes.count += 1
 
 
 def note_writes(buffers: Iterable[Buffer]) -> None:
-    """The content of the buffers was written."""
+    """Count a write to the content of each buffer."""
     for buffer in buffers:
         buffer.version += 1
         if buffer.watched:
@@ -36,6 +36,6 @@ def note_writes(buffers: Iterable[Buffer]) -> None:
 
 
 def share(buffer: Buffer) -> None:
-    """From now on others than svod can write to the memory of a buffer."""
+    """Mark the memory of a buffer as writable by code outside svod from now on."""
     buffer.shared, buffer.given = True, None
     note_writes([buffer])

@@ -1,12 +1,12 @@
-"""Convolutions whose channels lie last in memory: what matrix instructions want, whose operands are rows along the sum.
+"""Convolutions with channels last in memory: matrix instructions load rows along the summed axis, which is the channels.
 
     conv(x, w), x (N, C, Y, X), w (O, C, I, J)          conv(x', w')
                                                         x' = PERMUTE(CONTIGUOUS(PERMUTE(x)))      lies as (N, Y, X, C)
                                                         w' = PERMUTE(CONTIGUOUS(PERMUTE(w)))      lies as (O, I, J, C)
 
-A value that a kernel computes is stored in this order, also where it is pooled, so that between two convolutions nothing is copied.
-Arguments are copied once. Where a row of channels is no multiple of 16 bytes, a convolution with several taps reads a copy that is filled
-with zeros.
+An image that a kernel computes is stored in this order, also if a pooling reads it, so that nothing is copied between two convolutions.
+Arguments are copied once. If a row of channels is not a multiple of 16 bytes, a convolution with several taps reads a copy whose rows are
+padded with zeros.
 """
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from svod.core.ir.variable import is_symbolic
 
 VECTOR_BYTES = 16    # bytes
 _AROUND = Ops.CAST, Ops.EXPAND
-_OF_IMAGES = Ops.PAD, Ops.WINDOW, Ops.CAST, Ops.EXPAND      # operations on images and weights that read them in another order
+_OF_IMAGES = Ops.PAD, Ops.WINDOW, Ops.CAST, Ops.EXPAND      # readers that take the rearranged copy of an argument
 
 
 class Convolution(NamedTuple):
-    """A sum of products of windows and weights. `image`: what the windows and their padding are of, (N, C, …); `windows`: the node;
-    `weight`: (1, groups if there are some, O, C, 1…, taps…)."""
+    """A sum of products of windows and weights. `image`: the value under the windows and their padding, of shape (N, C, …); `windows`: the
+    WINDOW node; `weight`: shape (1, groups if there are some, O, C, 1…, taps…)."""
 
     image: UOp
     windows: UOp
@@ -37,7 +37,7 @@ class Convolution(NamedTuple):
 
     @property
     def channel_axis(self) -> int:
-        """The axis of the weight along its channels."""
+        """The axis of the weight that runs along the input channels."""
         return len(shape_of(self.weight)) - 2 * len(self.windows.arg) - 1
 
     @property
@@ -52,13 +52,13 @@ class Convolution(NamedTuple):
 
     @property
     def fill(self) -> int:
-        """Channels of zeros behind those of an image without groups, up to whole lines."""
+        """The number of zero channels that pad a row to a multiple of 16 bytes; 0 for one tap or with groups."""
         channels, line = shape_of(self.weight)[self.channel_axis], VECTOR_BYTES // self.image.dtype.itemsize
         return -channels % line if self.taps > 1 and channels == shape_of(self.image)[1] else 0
 
 
 def convolutions(sink: UOp) -> Iterator[tuple[UOp, Convolution]]:
-    """Each REDUCE_AXIS of a graph that is a convolution, with its operands."""
+    """Find the REDUCE_AXIS nodes of a graph that are convolutions; yields each with its operands."""
     for u in sink.toposort():
         if u.op is Ops.REDUCE_AXIS and u.arg[0] == "ADD" and u.src[0].op is Ops.MUL:
             for one, other in (u.src[0].src, u.src[0].src[::-1]):
@@ -75,7 +75,7 @@ def _below(u: UOp, ops: tuple[Ops, ...]) -> UOp:
 
 
 def _image_of(windows: UOp) -> UOp | None:
-    """The image under windows over all axes behind (N, C), and under their padding; None for any other node."""
+    """Return the image under a WINDOW over all axes after (N, C), and under its PAD if there is one; None for any other node."""
     if windows.op is not Ops.WINDOW:
         return None
     padded = windows.src[0]
@@ -85,7 +85,8 @@ def _image_of(windows: UOp) -> UOp | None:
 
 
 def _convolution(factor: UOp, weight: UOp) -> Convolution | None:
-    """`factor`: windows with an axis of one position for what comes out of the convolution, (N, groups if there are some, 1, C, …)."""
+    """Return the convolution of two factors of a product; None if they form none. `factor`: the windows, of shape (N, groups if there are
+    some, 1, C, …), in which the 1 is the axis of the output channels."""
     windows = _below(factor, (Ops.CAST, Ops.RESHAPE))
     image = _image_of(windows)
     if image is None:
@@ -103,7 +104,7 @@ def _convolution(factor: UOp, weight: UOp) -> Convolution | None:
 
 
 def with_values(sink: UOp, values: Mapping[UOp, UOp]) -> UOp:
-    """Replace nodes of a graph; the others keep their origin."""
+    """Replace the nodes that `values` names by their values there; nodes that are rebuilt keep their origin."""
     done: dict[UOp, UOp] = {}
     for u in sink.toposort(gate=lambda n: n not in values):
         src = () if u in values else tuple([done[s] for s in u.src])
@@ -114,8 +115,8 @@ def with_values(sink: UOp, values: Mapping[UOp, UOp]) -> UOp:
 
 
 def channels_last(sink: UOp, wanted: Callable[[UOp], bool]) -> UOp:
-    """Put the images and weights of convolutions in this order if `wanted(image)`."""
-    sink = widened_last(sink)       # an image is what lies in memory
+    """Store the images and weights of convolutions with their channels last, for each convolution with `wanted(image)` true."""
+    sink = widened_last(sink)       # so that the image of a convolution is the 16-bit value in memory, not its float32 copy
     found = {u: c for u, c in convolutions(sink) if wanted(c.image)}
     if not found:
         return sink
@@ -144,7 +145,7 @@ def channels_last(sink: UOp, wanted: Callable[[UOp], bool]) -> UOp:
 
 
 def _last(u: UOp, axis: int, fill: int = 0) -> UOp:
-    """A value that lies in memory with `axis` last, with `fill` zeros behind each row of it. Nothing is copied that lies so."""
+    """Return a value equal to u that is stored with `axis` last and padded with `fill` zeros at the end of `axis`."""
     shape, inner = shape_of(u), shape_of(u.src[0]) if u.op is Ops.RESHAPE else ()
     if shape[axis] > 1 and [n for n in shape if n != 1] == [n for n in inner if n != 1]:
         place = [a for a, n in enumerate(inner) if n != 1][sum(n != 1 for n in shape[:axis])]

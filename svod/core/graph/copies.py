@@ -1,6 +1,6 @@
-"""Copies between the memory of the host and of devices, and the logs that are told of them.
+"""Timing of copies between the memory of the host and of devices, for the logs that registered for it.
 
-    with noted("CPU", "CUDA:1", nbytes):        told to every log that has asked: what the body takes by the host's clock, which it waits by
+    with noted("CPU", "CUDA:1", nbytes):        every registered log gets the seconds that the body took by the host's clock
         ...
 """
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Protocol
 
 
 class CopyLog(Protocol):
-    """A log that is told of copies (`svod.compile.plan.run_log.RunLog`)."""
+    """A log that receives an entry for each copy (`svod.compile.plan.run_log.RunLog`)."""
 
     def add_copy(self, source: str, to: str, start: float, seconds: float, nbytes: int) -> None:
-        """A copy that was made from the memory of one device to that of another: when it began, on the clock `time.perf_counter`, what it
-        took, and its bytes."""
+        """Record a finished copy of `nbytes` bytes from device `source` to device `to`. `start`: its begin on the clock
+        `time.perf_counter`; `seconds`: its duration."""
 
 
 _logs: weakref.WeakSet[CopyLog] = weakref.WeakSet()
 
 
 def log_copies(log: CopyLog) -> None:
-    """Tell `log` of all copies of this process from now on, as long as it lives."""
+    """Register `log`: all copies of this process are recorded in it from now on, as long as it lives."""
     _logs.add(log)
 
 
@@ -36,8 +36,8 @@ class Waiting(Protocol):
 
 @contextmanager
 def noted(source: str, to: str, nbytes: int, device: Waiting | None = None) -> Iterator[None]:
-    """Log the copy that is made inside the context, unless it fails. `device`: waited for before and after, so that only the copy is
-    timed."""
+    """Time the copy in the body and record it in every log, unless the body raises. `device`: a device whose queued work is waited for
+    before and after the body, so that only the copy is timed."""
     if not _logs:
         yield
         return

@@ -1,7 +1,7 @@
-"""Results computed once from the content of buffers, for all plans: weights in the order that a kernel wants, constants folded.
+"""A cache, shared by all plans, of results computed from the content of buffers: weights rearranged for a kernel, folded constants.
 
-A result is remembered at the first of its buffers as long as it is held elsewhere. It is found while the content is the same: svod has not
-written to it since, and nothing else can write to the memory unseen.
+A result is cached on the first of its buffers by a weak reference, so it lives only as long as a plan holds it. It is found as long as the
+contents are unchanged: svod has not written to the buffers since, and code outside svod cannot write to them without svod noticing.
 """
 from __future__ import annotations
 

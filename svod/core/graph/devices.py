@@ -1,6 +1,6 @@
-"""The devices that graph nodes' values are on, and values of several devices.
+"""The device on which the value of a graph node is computed, and values that have parts on several devices.
 
-A value is on the device of the memory that it is computed from; one that reads no memory can be computed anywhere.
+A value is computed on the device of the memory that it reads; a value that reads no memory can be computed on any device.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from svod.errors import DeviceError
 
 
 class _Devices:
-    """Whether any node of this process is on another device than the host: before, there is nothing to check."""
+    """Whether this process has made a DEVICE node for a device other than the host. Until then devices need no checks."""
 
     are_named = False
 
@@ -21,8 +21,8 @@ _NO_VALUE = frozenset({Ops.DEVICE, Ops.UNIQUE, Ops.LUNIQUE})
 
 @remembered("device")
 def device_of(u: UOp) -> str | None:
-    """The device that a graph node's value is on: that of the memory that it is computed from. None for a value that reads no memory, which
-    can be computed anywhere. Raises DeviceError for a node that is computed from values of two devices."""
+    """Return the device on which a graph node is computed: the device of the memory that it reads. None for a value that reads no memory,
+    which can be computed on any device. Raises DeviceError for a node whose operands are on two devices."""
     if u.op is Ops.BUFFER or u.op is Ops.COPY:
         name: str = u.src[1].arg
         return name
@@ -45,7 +45,7 @@ def device_of(u: UOp) -> str | None:
 
 
 def readers_devices(sink: UOp) -> dict[UOp, set[str]]:
-    """By value that reads no memory the devices of its readers; the host for one without readers."""
+    """Map each value that reads no memory to the devices of its readers; an output of `sink` counts as read on the host."""
     found: dict[UOp, set[str]] = {}
     for u in reversed(list(sink.toposort())):
         own = device_of(u) if u.op is not Ops.SINK else HOST
@@ -57,14 +57,14 @@ def readers_devices(sink: UOp) -> dict[UOp, set[str]]:
 
 @remembered("stack")
 def stack_of(u: UOp) -> UOp | None:
-    """An MSTACK that a value of several devices is computed from, part by part; None for a value of one device."""
+    """Return an MSTACK that a value of several devices is computed from; None for a value of one device."""
     if u.op is Ops.MSTACK:
         return u
     return None if u.op in (Ops.MSELECT, Ops.CALL, Ops.END) else next((found for s in u.src if (found := stack_of(s)) is not None), None)
 
 
 def is_transfer(copy: UOp) -> bool:
-    """Whether a COPY moves a value from one device to another. What reads no memory is computed where the copy is to be."""
+    """Whether a COPY moves a value from one device to another. A source that reads no memory is computed on the target device instead."""
     return device_of(copy.src[0]) not in (None, copy.src[1].arg)
 
 

@@ -1,11 +1,11 @@
 """The constructors that Tensor operations build graphs with (docs/ir.md, section 1).
 
-A constructor normalises its argument (negative axes, a -1 in a shape), drops what changes nothing (a reshape to the same shape, a
-permutation of a permutation) and returns a valid node or raises ShapeError with the operation and the shapes: `shapes` checks each node.
+A constructor normalises its arguments (negative axes, a -1 in a shape), makes no node for an operation without effect (a reshape to the
+same shape) and merges a movement with the same movement below it (a permutation of a permutation). It returns a valid node, which
+`svod.core.graph.shapes` checks, or raises ShapeError with the operation and the shapes.
 
-Nodes without elements do not survive: a constructor whose result has an extent 0 returns a zero CONST expanded to that
-shape, and one that consumes such a node (a reduction, PAD, GATHER) returns the constant it comes to. So a graph whose
-outputs have elements holds no node without elements.
+A graph whose outputs have elements contains no node without elements: a constructor whose result has an extent 0 returns a zero CONST
+expanded to that shape, and one whose operand has no elements (a reduction, PAD, GATHER) returns the constant that it equals.
 """
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _made(u: UOp) -> UOp:
 
 # -- sources ------------------------------------------------------------------------------------
 def buffer(dtype: DType, size: int, device: str = HOST) -> UOp:
-    """A new BUFFER, different from every other: storage of `size` elements. Shape `(size,)`."""
+    """Make a BUFFER with new storage of `size` elements. Shape `(size,)`. Each call makes a different node."""
     unique = UOp(Ops.UNIQUE, dtypes.void, (), next(_unique_ids))
     return UOp(Ops.BUFFER, dtype, (unique, device_node(device)), size)
 
 
 def new_memory(dtype: DType, size: int, device: str = HOST) -> UOp:
-    """A BUFFER for `assign`, different from every other. Each computation of the assigned value gets new memory for it."""
+    """Make a BUFFER to `assign` to that gets new memory each time the assigned value is computed. Each call makes a different node."""
     unique = UOp(Ops.LUNIQUE, dtypes.void, (), f"memory{next(_unique_ids)}")
     return UOp(Ops.BUFFER, dtype, (unique, device_node(device)), size)
 
@@ -64,13 +64,13 @@ def _filled(shape: Shape, value: Scalar, dtype: DType) -> UOp:
 
 
 def iota(n: int, dtype: DType = dtypes.int32) -> UOp:
-    """0, 1, … n-1. Shape `(n,)`."""
+    """Make the vector 0, 1, … n-1. Shape `(n,)`."""
     return full((0,), 0, dtype) if n == 0 else UOp(Ops.IOTA, dtype, (), n)
 
 
 # -- movement -----------------------------------------------------------------------------------
 def reshape(x: UOp, shape: Sequence[int]) -> UOp:
-    """Row-major reinterpretation; one entry may be -1 and is worked out."""
+    """View x's elements, in row-major order, in another shape. One extent may be -1: it is computed from the others."""
     new, old = tuple(shape), shape_of(x)
     if -1 in new:
         if is_symbolic(old) or is_symbolic(new):
@@ -104,7 +104,7 @@ def _with_known(old: Shape, new: Shape) -> Shape:
 
 
 def permute(x: UOp, axes: Sequence[int]) -> UOp:
-    """Axis i of the result is axis `axes[i]` of x."""
+    """Permute the axes of x: axis i of the result is axis `axes[i]` of x."""
     rank = len(shape_of(x))
     order = tuple(axis_of("permute", a, rank) for a in axes)
     result = _made(UOp(Ops.PERMUTE, x.dtype, (x,), order))
@@ -121,14 +121,15 @@ def expand(x: UOp, shape: Sequence[int]) -> UOp:
     result = UOp(Ops.EXPAND, x.dtype, (x,), new)
     shape_of(result)
     if 0 in new:
-        # built by hand: full() comes here, too
+        # not by full(), which calls this function
         zero = UOp.const(x.dtype, 0)
         return UOp(Ops.EXPAND, x.dtype, (reshape(zero, (1,) * len(new)),), new)
     return expand(x.src[0], new) if x.op is Ops.EXPAND else result
 
 
 def broadcast(x: UOp, shape: Sequence[int], name: str = "expand") -> UOp:
-    """x to `shape` by NumPy's rule: missing leading axes are added, axes of extent 1 repeated. Errors name `name`."""
+    """Broadcast x to `shape` by NumPy's rule: missing leading axes are added, axes of extent 1 repeated. `name`: the operation that errors
+    name."""
     new, old = tuple(shape), shape_of(x)
     if new == old:
         return x
@@ -141,7 +142,7 @@ def broadcast(x: UOp, shape: Sequence[int], name: str = "expand") -> UOp:
 
 
 def pad(x: UOp, pads: Sequence[Pair], fill: Scalar = 0) -> UOp:
-    """`(before, after)` elements of `fill` around each axis."""
+    """Pad each axis: `pads` has a pair (before, after) for each, the numbers of elements `fill` to add."""
     pairs = tuple((lo, hi) for lo, hi in pads)
     const = UOp.const(x.dtype, fill)
     result = UOp(Ops.PAD, x.dtype, (x,), (pairs, const.arg))
@@ -177,7 +178,7 @@ def window(x: UOp, windows: Sequence[tuple[int, int, int, int]]) -> UOp:
 
 
 def gather(x: UOp, index: UOp, axis: int) -> UOp:
-    """`numpy.take(x, index, axis)`; an index outside `[0, n)` reads 0."""
+    """Take elements of x as `numpy.take(x, index, axis)` does, but an index outside `[0, n)` gives 0."""
     axis = axis_of("gather", axis, len(shape_of(x)))
     result = UOp(Ops.GATHER, x.dtype, (x, index), axis)
     shape = shape_of(result)
@@ -196,7 +197,7 @@ def cat(nodes: Sequence[UOp], axis: int) -> UOp:
 
 # -- computation --------------------------------------------------------------------------------
 def alu(op: Ops, *operands: UOp) -> UOp:
-    """An elementwise node over operands of one shape and, but for the condition of a WHERE, one dtype. Comparisons give bool.
+    """Make an elementwise node. The operands have one shape and one dtype, except the bool condition of a WHERE. Comparisons give bool.
 
     Raises ShapeError and DTypeError."""
     values = operands[1:] if op is Ops.WHERE else operands
@@ -220,9 +221,9 @@ def bitcast(x: UOp, dtype: DType) -> UOp:
 
 
 def reduce_axis(x: UOp, combiner: str, axes: Sequence[int]) -> UOp:
-    """Reduce `axes` by a combiner of one component (`svod.core.ir.combiner`); they stay with extent 1. The result has x's dtype.
+    """Reduce `axes` by a combiner of one component (`svod.core.ir.combiner`). Reduced axes keep extent 1; the result has x's dtype.
 
-    No elements give the combiner's identity."""
+    A reduction over no elements gives the combiner's identity."""
     order = normalize_axes(f"REDUCE_AXIS {combiner}", tuple(axes), len(shape_of(x)))
     if not order:
         return x
@@ -234,9 +235,9 @@ def reduce_axis(x: UOp, combiner: str, axes: Sequence[int]) -> UOp:
 
 
 def arg_reduce(value: UOp, index: UOp, combiner: str, axes: Sequence[int]) -> UOp:
-    """ARGMAX or ARGMIN over pairs (value, index): the index of the first extreme value. NaN counts as the extreme.
+    """Reduce pairs (value, index) by ARGMAX or ARGMIN: gives the index of the first extreme value; NaN counts as the extreme.
 
-    The axes stay with extent 1; the result has the index's dtype. Raises ShapeError where there is nothing to choose from."""
+    Reduced axes keep extent 1; the result has the index's dtype. Raises ShapeError for a reduction over no elements."""
     shape = shape_of(value)
     order = normalize_axes(f"REDUCE_AXIS {combiner}", tuple(axes), len(shape))
     result = UOp(Ops.REDUCE_AXIS, value.dtype, (value, index), (combiner, order))
@@ -248,7 +249,7 @@ def arg_reduce(value: UOp, index: UOp, combiner: str, axes: Sequence[int]) -> UO
 
 
 def library_kernel(name: str, options: tuple[bool | int | str, ...], dtype: DType, *operands: UOp) -> UOp:
-    """A library kernel (`svod.core.graph.library_kernel`) over operands that get buffers of their own. The result has `dtype`.
+    """Make a library kernel (`svod.core.graph.library_kernel`). Each operand is stored in a buffer first. The result has `dtype`.
 
     Raises ShapeError for operands whose extents depend on variables."""
     for x in operands:
@@ -261,8 +262,8 @@ def library_kernel(name: str, options: tuple[bool | int | str, ...], dtype: DTyp
 
 
 def callback(function: HostFunction, results: Sequence[tuple[DType, Shape]], several: bool, *operands: UOp) -> tuple[UOp, ...]:
-    """The results of a function of Python (`svod.core.graph.callback`), called when they are computed. Operands get buffers of their own,
-    with the strides of their largest shapes; results without elements are constants."""
+    """Make the results of a Python function (`svod.core.graph.callback`) that a plan calls when it computes them. Each operand is stored in
+    a buffer first, with the strides of its largest shape; a result without elements is a constant."""
     given = tuple([(x.dtype, shape_of(x)) for x in operands])
     sources = tuple([x if is_padding_view(x) else copy(x, device_of(x) or HOST) if is_symbolic(shape_of(x)) else contiguous(x)
                      for x in operands if 0 not in shape_of(x)])
@@ -278,7 +279,7 @@ def contiguous(x: UOp) -> UOp:
 
 
 def detach(x: UOp) -> UOp:
-    """Identity."""
+    """Make a DETACH of x: the same value; DETACH is the identity."""
     return UOp(Ops.DETACH, x.dtype, (x,))
 
 
@@ -288,8 +289,9 @@ def copy(x: UOp, device: str) -> UOp:
 
 
 def assign(target: UOp, value: UOp) -> UOp:
-    """The flat content of a buffer after `value` was written to `target`, a view of it. A read of the buffer that does not go through
-    this node, in the same schedule, is of the old content. Raises ScheduleError for a target that is not a view of a buffer."""
+    """Write `value` to `target`, a view of a buffer; returns the flat content of the buffer after the write. In the same schedule, reads of
+    the buffer that do not go through the returned node see the old content. Raises ScheduleError for a target that is not a view of a
+    buffer."""
     written = on_one_device(UOp(Ops.ASSIGN, target.dtype, (target, value)))
     shape_of(written)
     content = content_under(target)
@@ -303,7 +305,8 @@ def sink(*outputs: UOp) -> UOp:
 
 
 def storage_view(buffer: UOp, shape: Shape) -> UOp:
-    """A BUFFER of `storage_size` elements as a value of `shape`, row-major; where extents vary with the strides of the largest shape."""
+    """View a BUFFER of `storage_size` elements as a row-major value of `shape`. If extents depend on variables, the strides are those of
+    the largest shape."""
     if shape_of(buffer) == shape:
         return buffer
     whole = UOp(Ops.RESHAPE, buffer.dtype, (buffer,), layout_shape(shape))
@@ -311,7 +314,8 @@ def storage_view(buffer: UOp, shape: Shape) -> UOp:
 
 
 def part_of_memory(u: UOp) -> tuple[UOp, int] | None:
-    """The BUFFER or AFTER of which u is a contiguous part, in its order, and the element at which it begins; None for any other node."""
+    """Return (the BUFFER or AFTER of which u is a contiguous part in the same order, u's first element in it); None if u is no such
+    part."""
     first = 0
     while u.op not in (Ops.BUFFER, Ops.AFTER):
         if u.op not in (Ops.RESHAPE, Ops.DETACH, Ops.SHRINK) or is_symbolic(shape_of(u)) or is_symbolic(shape_of(u.src[0])):

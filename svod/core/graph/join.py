@@ -1,15 +1,15 @@
-"""Concatenation without CAT: as selects in the kernel that reads it, or as one buffer that each part is stored into.
+"""The pass that replaces each CAT by selects in the kernel that reads it, or by one buffer that each part is stored into.
 
     CAT(x (3), y (2)) * z   →   WHERE(i < 3, PAD(x, after 2), PAD(y, before 3)) * z
 
     CONTIGUOUS(CAT(x, y))   →   AFTER(BUFFER b, ASSIGN(SHRINK(b, 0…3), x), ASSIGN(SHRINK(b, 3…5), y))
 
-The first costs every element a select per part and no memory; it is fused like any elementwise work. The second is a kernel per part that
-writes its slice of the buffer (svod.core.schedule.schedule), and costs every element one store, however many parts there are. So what gets
-a buffer anyway (an output, CONTIGUOUS) is stored, and what would pass an element through more than MOST_SELECTS of nested selects is.
-Nothing is added up, so NaN, -0.0 and bools pass through.
+Selects cost each element a select per part and no memory; they are fused as any elementwise operation. A buffer needs a kernel per part,
+which writes its slice of the buffer (svod.core.schedule.schedule), and costs each element one store, however many parts there are. So a CAT
+is stored if it gets a buffer anyway (an output, the source of a CONTIGUOUS), or if a read would pass through more than MOST_SELECTS nested
+selects; all others become selects. No parts are added up, so NaN, -0.0 and bools keep their bits.
 
-It stands first in `normalize`: the rules that follow simplify what it leaves.
+The pass comes first in `normalize`, because later rules simplify its selects and paddings.
 """
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import is_symbolic
 from svod.core.machine.target import HOST
 
-MOST_SELECTS = 8      # parts that one kernel selects between
+MOST_SELECTS = 8      # most parts that one kernel selects between
 
-Box = tuple[Pair, ...]      # per axis the begin and the end of a part
+Box = tuple[Pair, ...]      # position of a part: (begin, end) along each axis
 
 
 def expand_joins(sink: UOp) -> UOp:
-    """`sink` without CAT."""
+    """Return `sink` with every CAT replaced."""
     order = sink.toposort()
     if not any(u.op is Ops.CAT for u in order):
         return sink
@@ -59,7 +59,7 @@ def expand_joins(sink: UOp) -> UOp:
 
 
 def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
-    """Return the CATs that are stored, and the ones whose parts become parts of the CAT that is their only reader."""
+    """Return (the CATs that are stored, the CATs that are merged into the CAT that is their only reader)."""
     readers: dict[UOp, list[UOp]] = {}
     buffered: set[UOp] = set()
     for u in order:
@@ -77,7 +77,7 @@ def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
         if u.op is Ops.CAT:
             selects[u] = sum(selects[s] for s in u.src)
             if is_symbolic(shape_of(u)):
-                continue    # The begins of its parts depend on variables.
+                continue    # never stored: the offsets of its parts depend on variables
             if u in buffered or (selects[u] > MOST_SELECTS and not extends(u)):
                 stored.add(u)
                 selects[u] = 1
@@ -86,7 +86,7 @@ def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
         else:
             selects[u] = 1
     inside: set[UOp] = set()
-    goes_to: dict[UOp, UOp] = {}     # the CAT that a CAT is built as a part of
+    goes_to: dict[UOp, UOp] = {}     # the outermost CAT that a merged CAT becomes a part of
     for u in reversed(order):
         if u.op is Ops.CAT and u not in buffered:
             reader = readers[u][0]

@@ -1,25 +1,25 @@
-"""Library kernels (scans, sorting, scatter): loops that carry a value from one position to the next, so no nest of independent iterations.
+"""Library kernels (scans, sorting, scatter). Their loops carry values from one iteration to the next, so they are no loop nests for opts.
 
     CUSTOM_FUNCTION(x, …)   arg = (name, options)                          graph: operands and result have the shapes below
     CUSTOM_FUNCTION(PARAM, …)   arg = (name, options, operand shapes)      kernel: the value of its only STORE, which has no ranges
 
 | name | options | operands | result |
 | --- | --- | --- | --- |
-| SCAN | combiner | x (o, n, k) | (o, n, k): along n, what the positions up to each one combine to |
+| SCAN | combiner | x (o, n, k) | (o, n, k): along n, the combination of all elements up to and including each position |
 | ARGSORT | descending | x (r, n) | (r, n): positions in order; equal elements keep theirs, a NaN is the largest |
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
 | SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
 
 A CUSTOM_FUNCTION may also be a function of Python (`svod.core.graph.callback`).
 
-A library kernel has one form: its operands are buffers, nothing is fused into it, it takes no opts and there is nothing to search.
+A library kernel has one form: its operands are buffers, nothing is fused into it, it takes no opts, and no search tunes it.
 `svod.compile.lower.library` writes its loops. SCAN costs one combination per element, ARGSORT n·log2(n) comparisons per row (merge sort),
-TOPK n·log2(k), SCATTER one combination per value. This module says what they cost; `svod.core.spec.library_kernels` what they mean, in
-NumPy.
+TOPK n·log2(k), SCATTER one combination per value. This module has the shapes and the costs; `svod.core.spec.library_kernels` defines the
+results in NumPy.
 
-Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last of equals; a
-NaN is one. Reductions of SCATTER: SET (the last wins), ADD, MUL, MAX, MIN. A negative index counts from the end; what is still outside
-is left out.
+Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last one of equal
+elements; a NaN counts as the extremum. Reductions of SCATTER: SET (the last value wins), ADD, MUL, MAX, MIN. A negative index of SCATTER
+counts from the end; values whose index is out of range are skipped.
 """
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "ARGSORT": (2,), "TOPK": (2,
 
 
 def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
-    """The shape of a library kernel's result. Raises ShapeError, DTypeError, and UnsupportedError for an unknown name or option."""
+    """Return the shape of a library kernel's result. Raises ShapeError, DTypeError, and UnsupportedError for an unknown name or option."""
     if name not in _RANKS:
         raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join(_RANKS)}")
     if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):
@@ -96,7 +96,7 @@ def scan_accumulator(combiner: str, dtype: DType) -> DType:
 
 # -- what they cost -----------------------------------------------------------------------------------
 def operations(u: UOp) -> tuple[int, int]:
-    """Count (operations, transcendental functions among them) of a library kernel of the kernel level."""
+    """Return (number of operations, number of transcendental functions among them) of a library kernel of the kernel level."""
     name, options, shapes = u.arg
     elements = math.prod(shapes[0])
     if name == "SCAN":

@@ -1,4 +1,4 @@
-"""The graph node of an array: a BUFFER over its memory in the array's shape, made for every array that enters a graph, so made fast."""
+"""Construction of graph nodes over NumPy arrays; it runs for every array that enters a graph, so it has to be fast."""
 from __future__ import annotations
 
 from svod.core.graph import graph
@@ -9,8 +9,9 @@ from svod.core.ir.uop import Ops, UOp
 
 
 def node_over(array: Array, dtype: DType, *, shared: bool, given: Array | None) -> UOp:
-    """A new BUFFER over `array`, reshaped to its shape: C-contiguous, aligned, of the NumPy type that holds `dtype`, with an element or
-    more. `shared`: others than svod can write to the array; `given`: they can by this array and its views only."""
+    """Make a BUFFER over the memory of `array`, reshaped to its shape. `array`: C-contiguous, aligned, of the NumPy type of `dtype`, with
+    at least one element. `shared`: whether code outside svod can write to its memory. `given`: the only array, with its views, through
+    which such code can write; None if there is no such array."""
     node = graph.buffer(dtype, array.size)
     buffer = Buffer(dtype, array.size, array=array.reshape(-1))
     buffer.given, buffer.shared = given, shared

@@ -1,7 +1,7 @@
-"""Shapes of graph nodes (docs/ir.md, section 1): what each operation makes of its sources' shapes, and which it refuses.
+"""Shape inference and validation of graph nodes (docs/ir.md, section 1): one rule for each operation.
 
-`shape_of(u)` infers the shape of a graph node from its sources and caches it on the node. A shape is a tuple of ints, or of Dims where
-extents depend on variables (`svod.core.ir.variable`). `shape_of` does all validation, so the same rules check a node built by hand and a
+`shape_of(u)` infers the shape of a graph node from its sources and caches it on the node. A shape is a tuple of ints; an extent that
+depends on variables is a Dim (`svod.core.ir.variable`). `shape_of` does all validation, so the same rules check a node built by hand and a
 node built by a constructor of `graph`.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SAME_SHAPE_OPS = frozenset({Ops.CONTIGUOUS, Ops.COPY, Ops.DETACH, Ops.CAST, Ops
 
 
 def shape_of(u: UOp) -> Shape:
-    """The shape of a graph node. Raises ShapeError for a malformed node and for one that has no shape (SINK, DEVICE, …)."""
+    """Return the shape of a graph node. Raises ShapeError for a malformed node and for a node that has no shape (SINK, DEVICE, …)."""
     cache = u._cache
     if cache is not None:
         shape: Shape | None = cache.get("shape")
@@ -47,7 +47,7 @@ def size_of(u: UOp) -> int:
 
 
 def storage_size(u: UOp) -> int:
-    """Number of elements of a buffer that holds a graph node (`storage_view`)."""
+    """Return the number of elements of a buffer that stores a graph node's value (`storage_view`)."""
     return math.prod(layout_shape(shape_of(u)))
 
 
@@ -112,7 +112,8 @@ def _after_shape(u: UOp) -> Shape:
 
 
 def _check_written_under_after(d: UOp) -> None:
-    """Raise ScheduleError for a source of an AFTER that is not an ASSIGN, a whole STORE, a CALL or the END of one."""
+    """Check a source of an AFTER. Raises ScheduleError unless it is an ASSIGN, a STORE of a view and a value, a CALL, or the END of a
+    CALL."""
     if d.op is Ops.END and (not d.src or d.src[0].op not in (Ops.CALL, Ops.END)):
         raise ScheduleError(f"AFTER names a BUFFER and an END that must wrap a CALL, found {d.src[0].op.value if d.src else 'nothing'}")
     if d.op not in (Ops.ASSIGN, Ops.STORE, Ops.CALL, Ops.END):
@@ -146,7 +147,8 @@ def _reshape_shape(u: UOp) -> Shape:
 
 
 def _check_symbolic_reshape(old: Shape, new: Shape) -> None:
-    """Refuse a reshape that splits or merges axes other than outside an extent that depends on variables."""
+    """Raise ShapeError for a reshape that merges or splits a group of axes in which an extent that depends on variables is not
+    outermost."""
     outer, inner = ([n for n in shape if n != 1] for shape in (new, old))
     try:
         for i0, i1, j0, j1 in axis_groups(outer, inner):
@@ -159,9 +161,10 @@ def _check_symbolic_reshape(old: Shape, new: Shape) -> None:
 
 
 def axis_groups(shape: Sequence[int], source: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """Smallest groups of axes (begin, end in shape; begin, end in source) with the same number of elements; 1s go anywhere.
+    """Match runs of axes of two shapes that have the same number of elements, as short as possible: a list of (begin, end in `shape`,
+    begin, end in `source`). An axis of extent 1 may be in any run, or in none.
 
-    Raises IndexError if there are none."""
+    Raises IndexError if the shapes cannot be matched."""
     groups = []
     i = j = 0
     while i < len(shape) and j < len(source):
@@ -284,7 +287,7 @@ def _shapes(nodes: Sequence[UOp]) -> str:
 
 
 def axis_of(name: str, axis: int, rank: int) -> int:
-    """An axis as a number ≥ 0. Raises ShapeError with `name` for one out of range."""
+    """Return an axis as a number ≥ 0. Raises ShapeError, which names the operation `name`, for an axis out of range."""
     if not isinstance(axis, SupportsIndex):
         raise ShapeError(f"{name}: {axis!r} is not an axis: give ints")
     axis = operator.index(axis)
@@ -294,7 +297,8 @@ def axis_of(name: str, axis: int, rank: int) -> int:
 
 
 def normalize_axes(name: str, axes: int | Sequence[int] | None, rank: int) -> Shape:
-    """Axes as a sorted tuple of ints ≥ 0; None means all. Raises ShapeError with `name` for an axis out of range or given twice."""
+    """Return axes as a sorted tuple of ints ≥ 0; None means all axes. Raises ShapeError, which names the operation `name`, for an axis out
+    of range or given twice."""
     if axes is None:
         return tuple(range(rank))
     given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
@@ -310,9 +314,10 @@ def can_broadcast(old: Shape, new: Shape) -> bool:
 
 
 def broadcast_shapes(name: str, *shapes: Shape, given: Sequence[Shape] | None = None) -> Shape:
-    """The common shape by NumPy's broadcasting rule; raises ShapeError with `name` and all shapes if there is none.
+    """Return the common shape by NumPy's broadcasting rule. Raises ShapeError, which names the operation `name` and all shapes, if there is
+    none.
 
-    `given`: the operands' shapes in full, where `shapes` are only their leading axes: the error shows them."""
+    `given`: the full shapes of the operands for the error, if `shapes` has only their leading axes."""
     rank = max((len(s) for s in shapes), default=0)
     result = [1] * rank
     for shape in shapes:

@@ -13,7 +13,7 @@ def content_under(view: UOp) -> UOp | None:
 
 
 def _shows_once(u: UOp) -> bool:
-    """Whether u is a view that shows elements of its source, none of them twice."""
+    """Whether u is a view each of whose elements is a different element of its source."""
     if u.op is Ops.WINDOW:
         return all(dilation * (size - 1) < stride for _, size, stride, dilation in u.arg)
     return u.op is Ops.DETACH or (u.op in MOVEMENT and u.op not in (Ops.EXPAND, Ops.PAD))
@@ -27,7 +27,7 @@ def unassignable(view: UOp) -> str:
 
 
 def storage_of(content: UOp) -> UOp:
-    """Return the BUFFER of a BUFFER or AFTER, which denotes a version of its content."""
+    """Return the BUFFER under a BUFFER or AFTER; an AFTER denotes a later version of the BUFFER's content."""
     storage, _ = history_of(content)
     return storage
 
@@ -38,7 +38,7 @@ def is_made_anew(storage: UOp) -> bool:
 
 
 def history_of(content: UOp) -> tuple[UOp, int]:
-    """(storage, how many AFTERs led to this content). Remembered on the node."""
+    """Return (the BUFFER, the number of AFTERs between it and `content`). Cached on the node."""
     later: list[UOp] = []
     node = content
     while node.op is Ops.AFTER and not (node._cache and "history" in node._cache):
@@ -52,15 +52,15 @@ def history_of(content: UOp) -> tuple[UOp, int]:
 
 
 def base_of(u: UOp) -> UOp:
-    """The node under the RESHAPEs and DETACHes of u, and under a `storage_view`: the BUFFER of a realised tensor, the AFTER of one that
-    was assigned to, or the node that computes it."""
+    """Return the node under the RESHAPEs, DETACHes and `storage_view`s of u: the BUFFER of a realised tensor, the AFTER of a tensor that
+    was assigned to, or the node that computes the value."""
     while u.op is Ops.RESHAPE or u.op is Ops.DETACH or is_padding_view(u):
         u = u.src[0]
     return u
 
 
 def is_padding_view(u: UOp) -> bool:
-    """Whether u is the used part of a buffer that has room for the largest shape, or of what an assignment leaves of one."""
+    """Whether u is the used part of a BUFFER or AFTER that has room for the largest shape of a symbolic shape (`graph.storage_view`)."""
     return (u.op is Ops.SHRINK and is_symbolic([e for _, e in u.arg]) and u.src[0].op is Ops.RESHAPE
             and u.src[0].src[0].op in (Ops.BUFFER, Ops.AFTER)
             and all(type(b) is int and b == 0 for b, _ in u.arg)
@@ -68,5 +68,6 @@ def is_padding_view(u: UOp) -> bool:
 
 
 def is_kernel_store(u: UOp) -> bool:
-    """Whether u is a STORE of a kernel, to an element of a PARAM. Under an AFTER it orders nothing: whoever calls the kernel does."""
+    """Whether u is a STORE of the kernel level, which writes an element of a PARAM. Under an AFTER such a STORE implies no order: the
+    caller of the kernel orders it."""
     return u.op is Ops.STORE and bool(u.src) and u.src[0].op is Ops.INDEX and u.src[0].src[0].op is Ops.PARAM

@@ -1,8 +1,8 @@
-"""The memory that a plan writes and that was there before: no other buffer of the plan may lie there, because reads and writes are ordered
-buffer by buffer, as if their memory were apart.
+"""A check that no other buffer of a plan overlaps memory that the plan writes: a plan orders reads and writes buffer by buffer, so it
+assumes that buffers do not share memory.
 
-    y += x, where y has bytes 0 … 400 and x 400 … 800    as it should be
-    the same, x moves to 396 … 796                        an error
+    y += x, with y in bytes 0 … 400 and x in bytes 400 … 800    accepted
+    the same, with x in bytes 396 … 796                         SharedMemoryError
 """
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def span_of(array: Array) -> Span:
 
 
 class WrittenMemory:
-    """The places of a plan's buffers, by their numbers, and the buffers that it writes. A buffer that is not written is found in the
-    written ones in logarithmic time: calls whose arguments are elsewhere each time look only at these."""
+    """The address ranges of a plan's buffers, by buffer number, and the set of written buffers. Moving a buffer that is only read costs one
+    binary search among the written buffers, so calls whose arguments have new addresses each time are cheap to check."""
 
     def __init__(self, spans: Mapping[int, Span], written: Iterable[int]) -> None:
-        """`written`: of numbers; they may be without a span. Raises SharedMemoryError as `move` does."""
+        """`written`: the numbers of the written buffers, also of buffers that have no span yet. Raises SharedMemoryError as `move` does."""
         self._written = frozenset(written)
         self._spans: dict[int, Span] = {}
         self._order: list[tuple[int, int, int]] = []        # begin, end and number of each written buffer
@@ -35,8 +35,8 @@ class WrittenMemory:
         self.move(spans)
 
     def move(self, spans: Mapping[int, Span]) -> dict[int, Span]:
-        """Move buffers to these places. Returns the previous places of the ones that moved, as far as known. Raises SharedMemoryError if
-        written memory overlaps another buffer; nothing has moved then."""
+        """Set the address ranges of buffers. Returns the previous ranges of the buffers that moved, if they had one. Raises
+        SharedMemoryError if written memory would overlap another buffer; then no range has changed."""
         known = self._spans
         moved = {n: s for n, s in spans.items() if known.get(n) != s}
         before = {n: known[n] for n in moved if n in known}
@@ -64,7 +64,8 @@ class WrittenMemory:
             raise
 
     def _refuse(self, number: int, begin: int, end: int) -> None:
-        """Raise SharedMemoryError for a buffer under a written one. Those are apart, so the last to begin before its end is nearest."""
+        """Raise SharedMemoryError if a buffer overlaps a written one. Written buffers do not overlap each other, so only the last one that
+        begins before `end` needs a comparison."""
         at = bisect_left(self._begins, end) - 1
         if at >= 0 and begin < end and self._order[at][1] > begin:
             first, last, written = self._order[at]
