@@ -1,16 +1,16 @@
-"""The combiners of REDUCE, as data: components, identities, and one definition of the combination for every level.
+"""The combiners of REDUCE: their components, identity, and the combination of two partial results, defined once for all IR levels.
 
-`combine` is written against an abstract `alu(op, *values)`, so that the NumPy evaluator, the UOp level and the LINEAR builder
-share it; comparisons passed to `alu` give bools, everything else the type of its (branch) operands. Every combiner here is
-associative and commutative (floating-point rounding aside), so partial results may be combined in any order.
+`combine` calls an abstract `alu(op, *values)`, so that the NumPy evaluator, the UOp level and the LINEAR builder share it. A comparison
+by `alu` gives a bool; any other operation gives the type of its operands (a WHERE, that of its branches). Every combiner is associative
+and commutative except for floating-point rounding, so partial results may be combined in any order.
 
 | name | components | meaning |
 | --- | --- | --- |
 | ADD, MUL | 1 | sum, product |
 | MAX, MIN | 1 | extremum; a NaN propagates |
-| AND, OR | 1 | of bools, or bitwise of integers |
-| ARGMAX, ARGMIN | 2 | (value, index): the extremum and where it stands; of equal values the first; NaN is the extremum, as in NumPy |
-| EXPSUM | 3 | (maximum, sum, sum): sums of what exp(maximum) was taken out of; those of the smaller maximum are scaled down, then added |
+| AND, OR | 1 | logical for bools, bitwise for integers |
+| ARGMAX, ARGMIN | 2 | (value, index) of the extremum; of equal values the first; a NaN is the extremum, as in NumPy |
+| EXPSUM | 3 | (m, s, t): a maximum m, and two sums divided by exp(m); sums are scaled from the smaller m to the larger one, then added |
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from svod.core.ir.uop import Ops
 from svod.errors import UnsupportedError
 
 V = TypeVar("V")
-Alu = Callable[..., Any]  # alu(op: Ops, *values: V | float) -> V; a number is a constant of the type of the value before it
+Alu = Callable[..., Any]  # alu(op: Ops, *values: V | float) -> V; a number among the values is a constant of the preceding value's type
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Combiner:
 
     name: str
     components: int
-    op: Ops              # the elementwise operation on the first component: MAX for ARGMAX
+    op: Ops              # the elementwise operation that combines the first components, such as MAX for ARGMAX
 
     def read_for(self, component: int) -> tuple[int, ...]:
-        """The components of both operands that a component of the combination is computed from."""
+        """Return the components of the two partial results from which a component of their combination is computed."""
         return (0, component) if self.components == 3 else tuple(range(self.components))
 
     def identity(self, *types: DType) -> tuple[bool | int | float, ...]:
-        """The neutral element for components of these dtypes, as Python scalars of each dtype's kind.
+        """Return the neutral element for components of these dtypes, as Python scalars of each dtype's kind.
 
-        The neutral index of ARGMAX and ARGMIN is the largest one, so that a real element wins every tie against it."""
+        ARGMAX and ARGMIN have the largest index as neutral index, so that a real element wins every tie against it."""
         if len(types) != self.components:
             raise UnsupportedError(f"{self.name} combines {self.components} component(s), asked for the identity of {len(types)}")
         first = _scalar(types[0], _IDENTITY[self.op](types[0]))
@@ -50,14 +50,14 @@ class Combiner:
         return (first,) if self.components == 1 else (first, types[1].max)
 
     def combine(self, a: tuple[V, ...], b: tuple[V, ...], alu: Alu, *, nan: bool = True) -> tuple[V, ...]:
-        """The combination of two partial results. `nan=False` promises that the first component holds no NaN (integers)
-        and saves the comparisons that look for it; it makes a difference to ARGMAX and ARGMIN only."""
+        """Combine two partial results. `nan=False` promises that no first component is a NaN (as for integers), which saves the comparisons
+        that detect NaNs; it only affects ARGMAX and ARGMIN."""
         if self.components == 1:
             return (alu(self.op, a[0], b[0]),)
         if self.components == 3:
             return _combine_scaled(a, b, alu)
         (av, ai), (bv, bi) = a, b
-        # "b is not at most a" is also true when either is NaN; it counts as better only if a itself is ordered
+        # For ARGMAX: "not b <= a" is also true if a or b is NaN. So b is better only if a is not NaN (a == a).
         lo, hi = (av, bv) if self.op is Ops.MAX else (bv, av)
         if nan:
             better = alu(Ops.AND, alu(Ops.NOT, alu(Ops.CMPLE, hi, lo)), alu(Ops.CMPEQ, av, av))
@@ -70,7 +70,7 @@ class Combiner:
 
 
 def _combine_scaled(a: tuple[V, ...], b: tuple[V, ...], alu: Alu) -> tuple[V, ...]:
-    """Combine partial EXPSUMs. Where the maxima are equal, infinite ones too, neither side is scaled: their difference may be NaN."""
+    """Combine partial EXPSUMs. If the maxima are equal, neither side is scaled: the difference of two infinite maxima would be NaN."""
     scale = alu(Ops.EXP, alu(Ops.SUB, alu(Ops.MIN, a[0], b[0]), alu(Ops.MAX, a[0], b[0])))
     first, second = alu(Ops.CMPLT, a[0], b[0]), alu(Ops.CMPLT, b[0], a[0])
     of_a, of_b = alu(Ops.WHERE, first, scale, 1.0), alu(Ops.WHERE, second, scale, 1.0)
@@ -95,7 +95,7 @@ COMBINERS: dict[str, Combiner] = {c.name: c for c in (
 
 
 def get_combiner(name: str) -> Combiner:
-    """The combiner of that name. Raises UnsupportedError that lists the known ones."""
+    """Return the combiner called `name`. Raises UnsupportedError, which lists the known names, for any other name."""
     try:
         return COMBINERS[name]
     except KeyError:

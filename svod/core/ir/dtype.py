@@ -15,7 +15,8 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """An element type, the only one of its name: equality is identity. `kind` is one of 'b' (bool), 'u', 'i', 'f'; `bits` its width."""
+    """An element type. There is one object for each name, so equality is identity. `kind`: 'b' (bool), 'u' (unsigned), 'i' (signed) or
+    'f' (float); `bits`: its width."""
 
     name: str
     kind: str
@@ -58,11 +59,11 @@ class DType:
         return f"dtypes.{self.name}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return to_dtype, (self.name,)   # element types are singletons, in every process
+        return to_dtype, (self.name,)   # pickled by name, so that each process keeps one object for each name
 
 
 class dtypes:
-    """The element types by name. `index` is the 64-bit integer of index arithmetic and never stored."""
+    """The element types by name. `index` is the 64-bit integer type of index arithmetic; no buffer has it."""
 
     bool = DType("bool", "b", 1)
     int8, int16, int32, int64 = (DType(f"int{b}", "i", b) for b in (8, 16, 32, 64))
@@ -85,7 +86,8 @@ BY_NAME: dict[str, DType] = {d.name: d for d in (*STORABLE, dtypes.index, dtypes
 
 
 def to_dtype(value: object) -> DType:
-    """The DType for a DType, a name ('float32'), a NumPy dtype, or PyTorch's of the same name. Raises TypeError for anything else."""
+    """Convert a DType, a name ('float32'), a NumPy dtype, or a PyTorch dtype of the same name to a DType. Raises TypeError for any other
+    value."""
     if isinstance(value, DType):
         return value
     if isinstance(value, np.dtype) and value in _OF_NUMPY:
@@ -104,7 +106,7 @@ def to_dtype(value: object) -> DType:
 
 
 def is_dtype_name(name: str) -> bool:
-    """Whether a string names a dtype, svod's or NumPy's."""
+    """Whether a string is the name of a svod dtype, or NumPy's name of one."""
     try:
         to_dtype(name)
     except TypeError:
@@ -117,12 +119,12 @@ _OF_NUMPY = {n: d for d, n in _NUMPY.items() if d not in (dtypes.bfloat16, dtype
 
 
 def to_numpy(dtype: DType) -> np.dtype:
-    """The NumPy dtype that holds `dtype`. bfloat16 has none: it travels as the uint16 of its bits."""
+    """Return the NumPy dtype in which elements of `dtype` are stored. NumPy has no bfloat16: such elements are the uint16 of their bits."""
     return _NUMPY[dtype]
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The common type of two operands; the rule is in the module's docstring."""
+    """Return the common type of two operands by the promotion rule in the docstring of this module."""
     if a == b:
         return a
     if a.is_float or b.is_float:
@@ -142,7 +144,8 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def accumulator(dtype: DType) -> DType:
-    """The type sums and products of `dtype` are accumulated in: float32 for 16-bit floats, 32 bits for narrow integers."""
+    """Return the type in which sums and products of `dtype` are accumulated: float32 for 16-bit floats, int32 or uint32 for narrow
+    integers, int32 for bool, otherwise `dtype`."""
     if dtype.is_float:
         return dtypes.float32 if dtype.bits < 32 else dtype
     if dtype.kind == "b":

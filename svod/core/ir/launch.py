@@ -1,12 +1,12 @@
-"""Numbers of launches: expressions over variables, worked out when they have their values.
+"""Integer expressions over variables that are evaluated before a launch, when the variables have their values.
 
     n*2 + 1, n in [1, 64]        {"n": 5} → 11        {"n": 0} → error: outside its bounds
 
-The turns of a loop of calls are one, what variables of calls are bound to (`svod.core.schedule.calls`), what an extent comes to
-(`svod.core.ir.variable`), and the dimensions of a launch (`Launch`, made by `svod.core.schedule.thread_indices`). It consists of the
-operations below and nothing else: what decides how much memory is touched is kept so small that it can be read. Arithmetic is that of
-64-bit integers, and what leaves them, or the integers that it is CAST to, is an error instead of another number. How often compiled loops
-run is plain data, made from such expressions (`svod.compile.lower.program.Count`).
+Such an expression gives the iterations of a loop of calls and the values that calls bind to variables (`svod.core.schedule.calls`), the
+extents of shapes (`svod.core.ir.variable`), and the dimensions of a launch (`Launch`, made by `svod.core.schedule.thread_indices`). Because
+these numbers decide how much memory a launch touches, only the few operations below are allowed, so that the code can be checked by
+reading. Arithmetic is that of 64-bit integers; a value that overflows them, or the integer type that it is CAST to, is an error and does
+not wrap. The iteration counts of compiled loops are plain data made from such expressions (`svod.compile.lower.program.Count`).
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Dims = tuple[UOp, UOp, UOp]
 
 
 class Sizes(NamedTuple):
-    """Launch dimensions as numbers. `local` None: positions are counted as they are, without groups."""
+    """Launch dimensions as numbers. `local_size` None: the launch has no groups, and `global_size` counts positions."""
 
     global_size: tuple[int, int, int]
     local_size: tuple[int, int, int] | None
@@ -40,20 +40,20 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """The dimensions of a launch as expressions over variables: groups (positions, where `local_size` is None), and positions in a group.
-    Without positions a launch is one call, and the code contains its loops."""
+    """The dimensions of a launch as expressions over variables. `global_size`: the number of groups, or of positions if `local_size` is
+    None; `local_size`: the number of positions in a group. With all dimensions 1 a launch is one call, whose code contains all loops."""
 
     global_size: Dims = (ONE, ONE, ONE)
     local_size: Dims | None = (ONE, ONE, ONE)
 
     def to_data(self) -> dict[str, Any]:
-        """Convert to plain JSON-able data, which is sent between processes in the description of a program."""
-        from svod.core.ir.serialize import ast_to_data  # a late import: kernels need launches
+        """Convert to JSON-able data, in which form it is sent between processes as part of a program's description."""
+        from svod.core.ir.serialize import ast_to_data  # a late import, which avoids an import cycle
         return ast_to_data(UOp(Ops.SINK, dtypes.void, (*self.global_size, *(self.local_size or ()))))
 
     @staticmethod
     def from_data(data: object) -> Launch:
-        """The launch behind `to_data`. Raises FormatError for data that is none."""
+        """Rebuild a launch from the data of `to_data`. Raises FormatError for any other data."""
         from svod.core.ir.serialize import data_to_ast
         extents = data_to_ast(data).src
         if len(extents) not in (3, 6):
@@ -71,7 +71,7 @@ class Launch:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The names of the variables that it depends on, sorted, without those that it binds."""
+        """The names of the variables on whose values the dimensions depend, sorted; a variable that a BIND gives a value is left out."""
         todo = [*self.global_size, *(self.local_size or ())]
         seen: set[UOp] = set()
         while todo:
@@ -82,7 +82,8 @@ class Launch:
         return tuple(sorted({u.arg[0] for u in seen if u.op is Ops.DEFINE_VAR}))
 
     def at(self, values: Mapping[str, int]) -> Sizes:
-        """The dimensions for these values of the variables. Raises LaunchError as `evaluate_extent` does, and below 1."""
+        """Compute the dimensions from the values of the variables. Raises LaunchError for a dimension below 1, and as `evaluate_extent`
+        does."""
         def numbers(dims: Dims) -> tuple[int, int, int]:
             x, y, z = (evaluate_dimension(k, extent, values) for k, extent in enumerate(dims))
             return x, y, z
@@ -93,7 +94,7 @@ ONCE = Launch()
 
 
 def evaluate_dimension(index: int, extent: UOp, values: Mapping[str, int]) -> int:
-    """The value of a launch dimension. Raises LaunchError."""
+    """Compute launch dimension number `index`. Raises LaunchError if it is not positive, and as `evaluate_extent` does."""
     value = evaluate_extent(extent, values)
     if value <= 0:
         raise LaunchError(_not_positive(index, value))
@@ -105,11 +106,12 @@ def _not_positive(index: int, value: int) -> str:
 
 
 def fit_dimensions(extents: Sequence[UOp], most: Sequence[int | None], limits: Sequence[int]) -> Dims:
-    """`extents` as three dimensions within `limits`, of as many positions. `most`: the largest value of each, None where it has none.
+    """Arrange `extents` as three launch dimensions within `limits`, with the same number of positions. `most`: the largest value of each
+    extent; None if it has no bound.
 
-    Neighbours are multiplied where there are more than three; of the ways that fit, the one with the smallest largest dimension. Where none
-    fits, the factors of all extents are shared out, dimension 0 as large as it may be. Raises LaunchError where that cannot be done either:
-    an extent that depends on variables is not divided, and a prime is not either."""
+    If there are more than three extents, or one exceeds its limit, neighbouring extents are multiplied; among the fitting ways the one
+    whose largest dimension is smallest is taken. If none fits and all extents are constants, their prime factors are redistributed, with
+    dimension 0 as large as possible. Raises LaunchError if that fails too; an extent that depends on variables is never split."""
     for k, m in enumerate(most):
         if m is not None and m <= 0:
             raise LaunchError(_not_positive(k, m))
@@ -132,7 +134,7 @@ def _three(extents: list[UOp]) -> Dims:
 
 
 def _runs(count: int, parts: int, start: int = 0) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The ways to cut 0 … count-1 into at most `parts` runs (first, end)."""
+    """Yield each way to cut 0 … count-1 into at most `parts` runs (first, end)."""
     if start == count:
         yield ()
     elif parts:
@@ -142,7 +144,7 @@ def _runs(count: int, parts: int, start: int = 0) -> Iterator[tuple[tuple[int, i
 
 
 def _split(sizes: Sequence[int], limits: Sequence[int]) -> tuple[int, int, int] | None:
-    """Three numbers within the limits with the product of the sizes; None if there are none."""
+    """Find three numbers within `limits` whose product is the product of `sizes`; None if there are none."""
     total = math.prod(sizes)
     divisors = {1}
     for size in sizes:
@@ -157,7 +159,7 @@ def _split(sizes: Sequence[int], limits: Sequence[int]) -> tuple[int, int, int] 
 
 
 def _factors(n: int) -> Iterator[int]:
-    """The prime factors of n, each as often as it divides n."""
+    """Yield the prime factors of n with their multiplicity."""
     f = 2
     while f * f <= n:
         while n % f == 0:
@@ -188,13 +190,13 @@ def evaluate_extent(extent: UOp, values: Mapping[str, int]) -> int:
 
 
 def check_bounds(name: str, value: int, low: int, high: int, error: type[SvodError] = LaunchError) -> None:
-    """Raise `error` for a value of a variable outside its bounds, which are inclusive."""
+    """Check the value of variable `name`. Raises `error` unless low ≤ value ≤ high."""
     if not low <= value <= high:
         raise error(f"variable {name}={value} is outside bounds [{low}, {high}]")
 
 
 def _operands(u: UOp) -> tuple[UOp, ...]:
-    """The sources that the value of a node is computed from."""
+    """Return the sources from which the value of a node is computed. Raises LaunchError for an operation that launch sizes do not have."""
     if u.op in (Ops.CONST, Ops.DEFINE_VAR):
         return ()
     if u.op is Ops.BIND:

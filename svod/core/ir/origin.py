@@ -1,7 +1,7 @@
-"""Origins of graph nodes: a module path, or the user's file and line.
+"""Origins of graph nodes: the module path or the line of user code that made a node.
 
-An origin is a remark beside the graph, never part of a node's identity: the same expression written twice is one node and
-keeps the origin that was recorded first. Tensor operations record; the kernel cut and reports read.
+An origin is an annotation and not part of a node's identity: the same expression written twice is one node, which keeps the origin that was
+recorded first. Tensor operations record origins; the pass that cuts a graph into kernels, and reports, read them.
 """
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 _scope: ContextVar[str] = ContextVar("svod_scope", default="")
 _internal_files: dict[str, bool] = {}
 
-# nodes that many expressions share: an origin of one would be wrong for the others
+# operations whose nodes many expressions share: the origin of one expression would be wrong for the others
 _SHARED = frozenset({Ops.BUFFER, Ops.CONST, Ops.IOTA})
 
 
 @contextmanager
 def scope(path: str) -> Iterator[None]:
-    """Nodes made inside come from the module `path`; scopes nest, joined by a dot.
+    """Set the origin of the nodes that are made in the body to the module `path`. Paths of nested scopes are joined by a dot.
 
     with svod.scope("layer1.0"):
         with svod.scope("conv1"):
@@ -38,14 +38,15 @@ def scope(path: str) -> Iterator[None]:
 
 
 def record_origin(node: UOp) -> None:
-    """Remember that `node`, and the sources below it that have no origin yet along its first operands, was made here."""
+    """Record the current scope or line of user code as the origin of `node`, and of the chain of first operands below it up to the first
+    node that has an origin."""
     if node.op in _SHARED or "origin" in node.remarks:
         return
     origin: str | tuple[str, int] | None = _scope.get() or _caller()
     if origin is None:
         return
     while True:
-        node.remarks["origin"] = origin     # put into words only when asked for
+        node.remarks["origin"] = origin     # `origin_of` formats it
         if not node.src:
             return
         node = node.src[0]
@@ -61,8 +62,8 @@ def inherit_origin(node: UOp, old: UOp) -> None:
 
 
 def origin_of(node: UOp) -> str | None:
-    """`"layer1.0.conv1"` or `"model.py:12"` (the path as Python knows it, with bytes that are not UTF-8 as `\\udcff`), or None for a node
-    without a recorded origin."""
+    """Return the origin of a node as text: `"layer1.0.conv1"`, or `"model.py:12"` with the path as Python reports it (a byte that is not
+    UTF-8 appears as `\\udcff`). None for a node without a recorded origin."""
     origin = node.remarks.get("origin")
     if origin is None:
         return None
@@ -71,7 +72,7 @@ def origin_of(node: UOp) -> str | None:
 
 
 def _caller() -> tuple[str, int] | None:
-    """File and line of the innermost frame outside this package; None if there is none."""
+    """Return (file, line) of the innermost stack frame outside this package; None if there is none."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 class Param:
     """The arg of a PARAM: a flat buffer of `size` elements passed as argument `slot`.
 
-    `constant` marks a weight of the plan, which root stages may pack once. `vmin`/`vmax` bound the
-    integers it holds, where known (indices of a gather), so that test inputs can be drawn inside them."""
+    `constant`: whether it is a weight of the plan, whose rearranged copy may be made once and kept. `vmin`, `vmax`: bounds of the integers
+    in the buffer if they are known (indices of a gather), within which test inputs are drawn; None otherwise."""
 
     slot: int
     size: int

@@ -6,9 +6,9 @@
     ])
     simplified = graph_rewrite(graph, RULES)
 
-A pattern without `ops` matches any node. Equal names must be the same node. The operands of a commutative operation are tried
-in both orders. A rule's function gets the named nodes as keyword arguments; it returns the node that takes the place of the match, or None
-to decline.
+A pattern without `ops` matches any node. Patterns with the same name must match the same node. The operands of a commutative operation are
+tried in both orders. A rule's function gets the named nodes as keyword arguments; it returns the node that replaces the match, or None to
+leave the match as it is.
 """
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from svod.core.ir.uop import COMMUTATIVE, Ops, UOp
 from svod.errors import ScheduleError
 
 Bindings = dict[str, UOp]
-REWRITE_LIMIT = 10_000     # rewrites of one node: more means that two rules undo each other
+REWRITE_LIMIT = 10_000     # most rewrites of one node: more than that means that two rules undo each other
 
 
 class Pattern:
-    """A form that nodes may have. `src`: patterns for exactly these sources; None: any sources."""
+    """A pattern for nodes. `ops`: the operations that match, None for any; `src`: one pattern for each source, None for any sources;
+    `name`: the name under which the rule's function gets the node."""
 
     __slots__ = ("name", "ops", "src")
 
@@ -32,7 +33,8 @@ class Pattern:
         self.src, self.name = src, name
 
     def matches(self, u: UOp, bound: Bindings) -> Iterator[Bindings]:
-        """The ways u fits, each as `bound` extended by the names of this pattern."""
+        """Yield each way in which u matches, as `bound` extended by the named nodes of this pattern. `bound`: nodes that are named
+        already."""
         if self.ops is not None and u.op not in self.ops:
             return
         if self.name is not None:
@@ -67,7 +69,7 @@ class PatternMatcher:
         self.by_op: dict[Ops, list[Rule]] = {}
 
     def rewrite(self, u: UOp) -> UOp | None:
-        """The node that the first applicable rule makes of u; None if no rule applies or changes it."""
+        """Apply the first rule that changes u; returns the new node, or None if no rule changes it."""
         rules = self.by_op.get(u.op)
         if rules is None:
             rules = self.by_op[u.op] = [(p, f) for p, f in self.rules if p.ops is None or u.op in p.ops]
@@ -80,12 +82,12 @@ class PatternMatcher:
 
 
 def graph_rewrite(root: UOp, matcher: PatternMatcher) -> UOp:
-    """`root` with the rules applied to every node, sources first, until none applies. Without recursion. A node that takes the place of
-    another has that one's origin.
+    """Apply the rules to every node of a graph, sources first, until none applies; returns the new root. A node that replaces another
+    inherits its origin. Works without recursion, so deep graphs do not overflow Python's stack.
 
     Raises ScheduleError if the rules do not terminate."""
     done: dict[UOp, UOp] = {}
-    # (node as it was found, node as it is now, whether its sources are finished)
+    # (node of the original graph, its current replacement, whether the sources of the replacement are finished)
     stack: list[tuple[UOp, UOp, bool]] = [(root, root, False)]
     count: dict[UOp, int] = {}
     while stack:

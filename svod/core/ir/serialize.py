@@ -1,10 +1,10 @@
-"""A UOp graph as plain JSON-able data and back, without recursion: the form that is sent to workers and stored in the database.
+"""Conversion of UOp graphs to JSON-able data and back, without recursion: the form in which kernels go to workers and to the database.
 
     ast_to_data(u)  →  {"format": 1, "nodes": [[op, dtype, [source, …], arg], …]}
     data_to_ast(d)  →  the same UOp: hash-consing makes it `is` the original within one process, `key` is equal everywhere
 
-Nodes are listed sources first; a source is the position of an earlier node; the last node is the root. (Pickle follows `src` recursively
-and overflows the stack on deep graphs, and could run code; JSON does neither.)
+Nodes are listed sources first; a source is the position of an earlier node; the last node is the root. (Pickle would recurse along `src`,
+overflow the stack on deep graphs, and could run code; JSON does neither.)
 
 An arg is written as
 
@@ -16,7 +16,7 @@ An arg is written as
     UOp                                     ["u", position of an earlier node]
     dataclass in `ARG_TYPES`                ["c", class name, {field: value, …}]; fields at their defaults are left out
 
-What is read may come from a file or another machine: everything is checked, and `FormatError` says what is wrong.
+The data may come from a file or another machine, so `data_to_ast` checks all of it; FormatError says what is wrong.
 """
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from svod.core.ir.uop import BINARY_OPS, TERNARY, UNARY, Ops, UOp
 from svod.errors import FormatError
 
 GRAPH_FORMAT = 1
-MAX_NODES = 1_000_000      # a kernel has tens to thousands; more is a damaged or hostile file
-MAX_ARG_DEPTH = 16         # nesting of tuples and dataclasses in one arg
-ARG_TYPES: dict[str, type] = {"Param": Param}      # `svod.core.ir.variable` adds its Dim
+MAX_NODES = 1_000_000      # most nodes of a graph: a kernel has tens to thousands, so more means a damaged or hostile file
+MAX_ARG_DEPTH = 16         # deepest nesting of tuples and dataclasses in one arg
+ARG_TYPES: dict[str, type] = {"Param": Param}      # dataclasses that may be args; `svod.core.ir.variable` adds Dim
 
 _OPS: dict[str, Ops] = {op.value: op for op in Ops}
 _ARITY: dict[Ops, int] = {op: n for ops, n in ((UNARY, 1), (BINARY_OPS, 2), (TERNARY, 3)) for op in ops}
@@ -41,7 +41,7 @@ _ARITY |= {Ops.CAST: 1, Ops.BITCAST: 1, Ops.GEP: 1, Ops.CONST: 0, Ops.PARAM: 0}
 
 
 def ast_to_data(root: UOp) -> dict[str, Any]:
-    """`root` and everything it reaches as JSON-able data (see the module's docstring). Deterministic: equal graphs give equal data.
+    """Convert `root` and all nodes below it to JSON-able data (see the module's docstring). Equal graphs give equal data.
 
     Raises FormatError for an arg that has no stable form."""
     position: dict[UOp, int] = {}
@@ -62,7 +62,8 @@ def ast_to_data(root: UOp) -> dict[str, Any]:
 
 
 def data_to_ast(data: object) -> UOp:
-    """The UOp that `ast_to_data` wrote. Raises FormatError, naming the node, for anything it would not have written."""
+    """Rebuild a UOp from the data of `ast_to_data`. Raises FormatError, which names the node, for data that `ast_to_data` does not
+    write."""
     if not isinstance(data, dict) or data.get("format") != GRAPH_FORMAT:
         given = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise FormatError(f"expected a kernel AST of format {GRAPH_FORMAT}, found {given!r}; it was written by another version of svod")
@@ -90,7 +91,7 @@ def data_to_ast(data: object) -> UOp:
 
 
 def _uops_in(arg: Any) -> list[UOp]:
-    """The UOps inside an arg, in order; args are shallow (MAX_ARG_DEPTH), so recursion is safe."""
+    """List the UOps inside an arg, in order. Recursive, as args are nested at most MAX_ARG_DEPTH deep."""
     if isinstance(arg, UOp):
         return [arg]
     cls = ARG_TYPES.get(type(arg).__name__)
@@ -142,7 +143,7 @@ def _data_to_arg(data: Any, nodes: list[UOp], n: int, depth: int) -> Any:
 
 
 def _text_to_arg(tag: Any, text: str, n: int) -> Ops | DType | bytes | float | None:
-    """An operation, a dtype, bytes or a float that a tagged string says; None for another tag or an unknown name."""
+    """Decode a tagged string to an operation, a dtype, bytes or a float; None for another tag or an unknown name."""
     if tag == "o":
         return _OPS.get(text)
     if tag == "d":

@@ -1,4 +1,4 @@
-"""Integer arithmetic on index expressions: bounds, one canonical form, division and modulo, validity.
+"""Integer arithmetic on index expressions: bounds, the canonical form, division and modulo, and conditions on their values.
 
 An index expression is a UOp of dtype index over the leaves RANGE, DEFINE_VAR, BIND and CAST(integer value → index). Its canonical
 form is a sum `ADD(MUL(atom, const), …, const)`: equal atoms collected, atoms in a fixed order, the constant last. An
@@ -7,9 +7,9 @@ hash-consed, two expressions that have the same canonical form are the same obje
 
     ((i*12 + j*3 + k) // 3) % 4        with  j < 4, k < 3     becomes     j
 
-Division is Python's (floor; the sign of MOD is that of the divisor). The rules for `x // c` and `x % c` with constant c > 0:
-terms that c divides leave the division; a common factor of all terms and c is cancelled; and where x = d*a + r with d | c and
-0 ≤ r < d, `x // c = a // (c/d)` and `x % c = d*(a % (c/d)) + r`. Sums recombine `c*(x // c) + x % c = x`.
+Division is Python's: IDIV rounds down, and MOD has the sign of the divisor. The rules for `x // c` and `x % c` with constant c > 0:
+terms that are multiples of c are divided separately; a common factor of all terms and c is cancelled; and if x = d*a + r with d | c and
+0 ≤ r < d, then `x // c = a // (c/d)` and `x % c = d*(a % (c/d)) + r`. In sums, `c*(x // c) + x % c` becomes x.
 
 The arg of a DEFINE_VAR begins with `(name, vmin, vmax)`.
 """
@@ -36,7 +36,7 @@ def const(value: int) -> UOp:
 
 
 def make_range(extent: int | UOp, axis: int) -> UOp:
-    """RANGE 0 … extent-1 with axis id `axis`; an extent that depends on variables is an index expression."""
+    """Make a RANGE 0 … extent-1 with axis id `axis`. `extent`: an int, or an index expression if it depends on variables."""
     return UOp(Ops.RANGE, dtypes.index, (extent if isinstance(extent, UOp) else const(extent),), axis)
 
 
@@ -46,7 +46,7 @@ def is_symbolic(r: UOp) -> bool:
 
 
 def extent_of(r: UOp) -> int:
-    """The extent of a RANGE; the largest of one that depends on variables."""
+    """Return the extent of a RANGE; its largest value if it depends on variables."""
     end = r.src[0]
     return int(end.arg) if end.op is Ops.CONST else vmax(end)
 
@@ -54,7 +54,7 @@ def extent_of(r: UOp) -> int:
 # -- bounds -----------------------------------------------------------------------------------------------------------
 @remembered("bounds", lambda u: u.op is not Ops.CAST and u.op is not Ops.RANGE)
 def bounds(u: UOp) -> tuple[int, int]:
-    """(smallest, largest) value `u` can take by interval arithmetic over its leaves. Cached on the node."""
+    """Return (lower bound, upper bound) of the values of `u`, by interval arithmetic over its leaves. Cached on the node."""
     op = u.op
     if op is Ops.CONST:
         return int(u.arg), int(u.arg)
@@ -105,7 +105,7 @@ def vmax(u: UOp) -> int:
 
 # -- canonical sums ---------------------------------------------------------------------------------------------------
 def linear(u: UOp) -> tuple[Terms, int]:
-    """(coefficient of each atom, constant) of a *canonical* expression. The dict belongs to the node: do not change it."""
+    """Return (the coefficient of each atom, the constant) of a *canonical* expression. The dict is cached on the node: do not change it."""
     cache = u._cache
     if cache is not None and "linear" in cache:
         linear_form: tuple[Terms, int] = cache["linear"]
@@ -118,7 +118,7 @@ def _compute_linear(u: UOp) -> tuple[Terms, int]:
     if u.op is Ops.CONST:
         return {}, int(u.arg)
     if u.op is Ops.ADD:
-        # canonical sums lean left: walk down the spine
+        # a canonical sum is a left-leaning tree of ADDs: collect its right operands
         terms: Terms = {}
         constant = 0
         node = u
@@ -146,7 +146,7 @@ def _order(atom: UOp) -> tuple[int, int, bytes]:
 
 
 def build(terms: Mapping[UOp, int], constant: int = 0) -> UOp:
-    """The canonical expression of Σ coefficient*atom + constant. Atoms must be canonical themselves."""
+    """Make the canonical expression of Σ coefficient*atom + constant. The atoms must be canonical."""
     live = {a: k for a, k in terms.items() if k}
     if len(live) > 1 and any(a.op is Ops.MOD for a in live):
         live, constant = _recombine(live, constant)
@@ -161,7 +161,7 @@ def build(terms: Mapping[UOp, int], constant: int = 0) -> UOp:
 
 
 def _recombine(terms: Terms, constant: int) -> tuple[Terms, int]:
-    """k*c*(x // c) + k*(x % c) = k*x, as long as it applies."""
+    """Replace k*c*(x // c) + k*(x % c) by k*x wherever it occurs among the terms."""
     changed = True
     while changed:
         changed = False
@@ -186,7 +186,7 @@ def _recombine(terms: Terms, constant: int) -> tuple[Terms, int]:
 
 
 def interval(terms: Mapping[UOp, int], constant: int = 0) -> tuple[int, int]:
-    """Bounds of Σ coefficient*atom + constant."""
+    """Return (lower bound, upper bound) of Σ coefficient*atom + constant."""
     lo = hi = constant
     for atom, k in terms.items():
         a, b = bounds(atom)
@@ -233,7 +233,7 @@ def shift(a: UOp, k: int) -> UOp:
 
 
 def mul(a: UOp, b: UOp) -> UOp:
-    """a * b; a product with a constant stays a sum, another is an atom with its operands in order."""
+    """a * b. A product with a constant is distributed over the sum; any other product is an atom with its operands in canonical order."""
     if b.op is Ops.CONST:
         return scale(a, int(b.arg))
     if a.op is Ops.CONST:
@@ -243,9 +243,10 @@ def mul(a: UOp, b: UOp) -> UOp:
 
 
 def _divide(terms: Terms, constant: int, c: int) -> tuple[Terms, int, Terms, int]:
-    """Σ = c*(quotient) + remainder, by terms: (quotient terms, constant, remainder terms, constant in [0, c)).
+    """Split Σ coefficient*atom + constant into c*quotient + remainder, term by term.
 
-    Coefficients of the remainder are below c in size, so that x // c and x % c divide the same expression."""
+    Returns (terms of the quotient, its constant, terms of the remainder, its constant in [0, c)). Coefficients of the remainder are smaller
+    than c in absolute value."""
     quotient: Terms = {}
     remainder: Terms = {}
     for atom, k in terms.items():
@@ -259,7 +260,9 @@ def _divide(terms: Terms, constant: int, c: int) -> tuple[Terms, int, Terms, int
 
 
 def _peel(terms: Terms, constant: int, c: int) -> tuple[int, Terms, int, Terms, int] | None:
-    """A divisor d of c, 1 < d < c, such that Σ = d*a + r with 0 ≤ r < d: (d, a terms, a constant, r terms, r constant)."""
+    """Find the largest divisor d of c, 1 < d < c, such that the sum is d*a + r with 0 ≤ r < d.
+
+    Returns (d, terms of a, constant of a, terms of r, constant of r); None if there is no such divisor."""
     for d in sorted({gcd(k, c) for k in terms.values()}, reverse=True):
         if d <= 1 or d >= c:
             continue
@@ -271,7 +274,7 @@ def _peel(terms: Terms, constant: int, c: int) -> tuple[int, Terms, int, Terms, 
 
 
 def idiv(a: UOp, b: UOp) -> UOp:
-    """a // b (floor)."""
+    """a // b, rounded down. Raises ZeroDivisionError for the constant 0."""
     if b.op is not Ops.CONST:
         return UOp(Ops.IDIV, dtypes.index, (a, b))
     c = int(b.arg)
@@ -301,7 +304,7 @@ def floordiv(a: UOp, c: int) -> UOp:
 def _floordiv_rest(r: Terms, rc: int, c: int) -> UOp:
     common = gcd(c, *r.values())
     if common > 1:
-        # every term is a multiple of `common`, so the constant's remainder cannot carry
+        # every term is a multiple of `common`, so dividing the constant by it, rounded down, does not change the quotient
         return floordiv(build({a: k // common for a, k in r.items()}, rc // common), c // common)
     peeled = _peel(r, rc, c)
     if peeled is not None:
@@ -317,7 +320,7 @@ def _floordiv_rest(r: Terms, rc: int, c: int) -> UOp:
 
 
 def mod(a: UOp, b: UOp) -> UOp:
-    """a % b (the sign of b)."""
+    """a % b, with the sign of b. Raises ZeroDivisionError for the constant 0."""
     if b.op is not Ops.CONST:
         return UOp(Ops.MOD, dtypes.index, (a, b))
     c = int(b.arg)
@@ -372,7 +375,8 @@ def _extremum(op: Ops, a: UOp, b: UOp) -> UOp:
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
 def _compare(op: Ops, a: UOp, b: UOp) -> UOp:
-    """a < b or a ≤ b, decided by bounds if possible; otherwise the variables stand left (or, for a lower bound, right)."""
+    """Make a < b or a ≤ b. If the bounds do not decide it, the result is `terms < constant` or `constant ≤ terms`, with the first
+    coefficient of the terms positive."""
     terms, constant = linear(sub(a, b))
     lo, hi = interval(terms, constant)
     slack = 0 if op is Ops.CMPLT else 1  # a ≤ b is a < b + 1
@@ -416,7 +420,7 @@ def logical_or(a: UOp, b: UOp) -> UOp:
 
 
 def logical_not(a: UOp) -> UOp:
-    """not a; comparisons are turned round."""
+    """not a. The negation of a comparison is the opposite comparison: not a < b becomes b ≤ a."""
     if a is TRUE or a is FALSE:
         return FALSE if a is TRUE else TRUE
     if a.op is Ops.CMPLT:
@@ -439,9 +443,9 @@ def _is_index(u: UOp) -> bool:
 
 
 def simplify(u: UOp, mapping: Mapping[UOp, UOp] | None = None) -> UOp:
-    """The canonical form of an index expression or gate, with the leaves (or whole nodes) in `mapping` replaced first.
+    """Return the canonical form of an index expression or a gate, after the nodes in `mapping` were replaced.
 
-    CAST(value → index) is a leaf whose value is left alone; in a gate, comparisons of values are left alone too."""
+    CAST(value → index) is a leaf: the value below it is not simplified. In a gate, comparisons of values are not simplified either."""
     replaced: Mapping[UOp, UOp] = mapping or {}
     done: dict[UOp, UOp] = {}
     for n in u.toposort(gate=lambda n: n not in replaced and n.op is not Ops.CAST):
@@ -466,7 +470,7 @@ def simplify(u: UOp, mapping: Mapping[UOp, UOp] | None = None) -> UOp:
 
 
 class Affine(NamedTuple):
-    """`Σ coefficients[leaf]*leaf + Σ atoms[atom]*atom + constant`; leaves are RANGE and DEFINE_VAR, atoms the rest."""
+    """The sum `Σ coefficients[leaf]*leaf + Σ atoms[atom]*atom + constant`. Leaves are RANGEs and DEFINE_VARs; atoms are all other nodes."""
 
     coefficients: dict[UOp, int]
     constant: int
@@ -474,7 +478,7 @@ class Affine(NamedTuple):
 
 
 def affine(u: UOp) -> Affine:
-    """Return the affine part of a canonical index expression and the rest (see `Affine`). Cached on the node."""
+    """Split a canonical index expression into its affine part and its other atoms (see `Affine`). Cached on the node."""
     result: Affine = u.cached("affine", _compute_affine)
     return result
 
@@ -503,9 +507,9 @@ def ranges_of(u: UOp) -> frozenset[UOp]:
 
 # -- validity -----------------------------------------------------------------------------------------------------------
 class Constraint(NamedTuple):
-    """lo ≤ expr ≤ hi for an expression without constant, its first coefficient positive and no common factor.
+    """The condition lo ≤ expr ≤ hi; None as `lo` or `hi` means no limit on that side.
 
-    None means no limit on that side."""
+    `expr`: a canonical sum without constant, whose first coefficient is positive and whose coefficients have no common factor."""
 
     expr: UOp
     lo: int | None
@@ -517,7 +521,8 @@ Valid = tuple[Constraint, ...]
 
 
 def constrain(valid: Valid, expr: UOp, lo: int | None, hi: int | None) -> Valid | None:
-    """`valid` and lo ≤ expr ≤ hi; None if that is never true. Limits that bounds imply are dropped."""
+    """Add the condition lo ≤ expr ≤ hi to `valid`. Returns None if the conjunction is never true. A limit that the bounds of `expr` imply
+    is dropped."""
     terms, constant = linear(expr)
     lo = None if lo is None else lo - constant
     hi = None if hi is None else hi - constant
@@ -540,7 +545,7 @@ def constrain(valid: Valid, expr: UOp, lo: int | None, hi: int | None) -> Valid 
 
 
 def _primitive(terms: dict[UOp, int], lo: int | None, hi: int | None) -> tuple[dict[UOp, int], int | None, int | None]:
-    """The same constraint with coefficients that have no common factor, the first of them positive."""
+    """Normalise lo ≤ Σ terms ≤ hi: coefficients without a common factor, the first one positive."""
     common = gcd(*terms.values())
     if common > 1:
         terms = {a: k // common for a, k in terms.items()}
@@ -553,14 +558,14 @@ def _primitive(terms: dict[UOp, int], lo: int | None, hi: int | None) -> tuple[d
 
 
 def _tighter(a: int | None, b: int | None, choose: Callable[[int, int], int]) -> int | None:
-    """The limit that `choose` takes of two; None is no limit."""
+    """Combine two limits by `choose` (min or max); None stands for no limit."""
     if a is None or b is None:
         return b if a is None else a
     return choose(a, b)
 
 
 def conjoin(a: Valid, b: Valid) -> Valid | None:
-    """Both; None if they exclude each other."""
+    """Return the conjunction of two conditions; None if they exclude each other."""
     result: Valid | None = a
     for c in b:
         if result is None:
@@ -570,7 +575,7 @@ def conjoin(a: Valid, b: Valid) -> Valid | None:
 
 
 def conjuncts(gate: UOp) -> list[UOp]:
-    """The operands of a tree of ANDs, each once."""
+    """List the operands of a tree of ANDs, each once."""
     seen: dict[UOp, None] = {}
     todo = [gate]
     while todo:
@@ -582,7 +587,7 @@ def conjuncts(gate: UOp) -> list[UOp]:
 
 
 def gate_of(valid: Valid) -> UOp:
-    """The bool UOp of a conjunction; TRUE for ()."""
+    """Make the bool UOp of a conjunction; TRUE for ()."""
     gate = TRUE
     for c in valid:
         if c.lo is not None:
@@ -593,7 +598,7 @@ def gate_of(valid: Valid) -> UOp:
 
 
 def assuming(u: UOp, valid: Valid) -> UOp:
-    """Simplify `u` under the condition `valid`: the bounds of a RANGE that `valid` narrows are used while divisions are simplified."""
+    """Simplify `u` under the condition `valid`: divisions are simplified with the narrower bounds that `valid` gives RANGEs."""
     narrowed: dict[UOp, UOp] = {}
     for c in valid:
         terms, _ = linear(c.expr)

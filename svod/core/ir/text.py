@@ -1,4 +1,4 @@
-"""A UOp graph as text that people read and svod reads back: `format_ast`, `parse_ast`.
+"""The readable text form of UOp graphs: `format_ast` writes it, `parse_ast` reads it back.
 
     %0 = PARAM float32 [Param(slot=0, size=35)]
     %1 = CONST index [7]
@@ -7,16 +7,16 @@
     %9 = STORE void %4, %8, %2
     %10 = SINK void %9
 
-A line per node: its number, operation and dtype, its operands, and its argument in brackets where it has one. Operands stand above; the
-last line is the root. What follows `;` is not read. An argument is written as
+Each line has a node's number, operation, dtype and operands, and its argument in brackets if it has one. Operands are nodes of earlier
+lines; the last line is the root. Text after `;` is a comment. An argument is written as
 
-    1, -2, true, "text", none               themselves, as in JSON but for none
-    1.0, 1e-05, inf, -inf, nan:7ff8…        floats; of a NaN its bits
+    1, -2, true, "text", none               as in JSON, except none, which JSON calls null
+    1.0, 1e-05, inf, -inf, nan:7ff8…        floats; a NaN is written as its bits
     (1, "ADD"), (3,), ()                    tuples
     Param(slot=0, size=35), Dim(expr=%3)    dataclasses of `svod.core.ir.serialize.ARG_TYPES`; fields at their defaults are left out
     op:ADD, dtype:float32, %3, hex:00ff     operations, dtypes, nodes above, bytes
 
-The content is that of `svod.core.ir.serialize`, which also checks it: text and JSON say the same, and `parse_ast(format_ast(u)) is u`.
+The text has the same content as the data of `svod.core.ir.serialize`, which also checks it: `parse_ast(format_ast(u)) is u`.
 """
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LITERALS: dict[str, Any] = {"none": None, "true": True, "false": False}
 
 
 def format_ast(root: UOp) -> str:
-    """`root` and everything it reaches, a line per node. Equal graphs give equal text.
+    """Write `root` and all nodes below it as text, a line for each node. Equal graphs give equal text.
 
     Raises FormatError for an arg that has no stable form."""
     lines = []
@@ -54,7 +54,7 @@ def format_ast(root: UOp) -> str:
 
 
 def parse_ast(text: str) -> UOp:
-    """The UOp that `format_ast` wrote. Raises FormatError, naming the line, for anything else."""
+    """Read a UOp from the text of `format_ast`. Raises FormatError, which names the line, for text that `format_ast` does not write."""
     rows: list[list[Any]] = []
     for number, line in enumerate(text.split("\n"), 1):
         content = _without_comment(line).strip()
@@ -71,7 +71,7 @@ def parse_ast(text: str) -> UOp:
 
 
 def _show(arg: Any) -> str:
-    """An arg as `serialize` writes it, as text."""
+    """Write an arg, given as the data of `svod.core.ir.serialize`, as text."""
     if not isinstance(arg, list):
         return json.dumps(arg, ensure_ascii=False) if isinstance(arg, str) else "none" if arg is None else \
             str(arg).lower() if isinstance(arg, bool) else repr(arg)
@@ -87,7 +87,7 @@ def _show(arg: Any) -> str:
 
 
 def _without_comment(line: str) -> str:
-    """A line up to a `;` that does not stand in a string."""
+    """Return a line up to its first `;` outside a string."""
     quoted = False
     at = 0
     while at < len(line):
@@ -102,7 +102,7 @@ def _without_comment(line: str) -> str:
 
 
 class _Parser:
-    """An arg as text → as `serialize` writes it."""
+    """A recursive-descent parser of one arg: from its text to the data of `svod.core.ir.serialize`."""
 
     def __init__(self, text: str, line: int):
         self.line, self.text, self.at = line, text, 0
@@ -117,7 +117,7 @@ class _Parser:
         return FormatError(f"line {self.line}, argument [{self.text:.80}]: {what}")
 
     def take(self) -> tuple[str, str]:
-        """The next token: (kind, text)."""
+        """Consume the next token; returns (kind, text)."""
         match = _TOKEN.match(self.text, self.at)
         if match is None or match.lastgroup is None:
             raise self.wrong(f"{self.text[self.at:].strip()!r:.40} cannot be read" if self.text[self.at:].strip() else "it ends too early")
@@ -125,7 +125,7 @@ class _Parser:
         return match.lastgroup, match[match.lastgroup]
 
     def next_is(self, mark: str) -> bool:
-        """Whether `mark` comes next; it is taken then."""
+        """Whether the next token is `mark`; if so, it is consumed."""
         match = _TOKEN.match(self.text, self.at)
         if match is None or match.lastgroup != "mark" or match["mark"] != mark:
             return False

@@ -1,10 +1,10 @@
-"""The one node type of all IR levels: immutable, hash-consed, with a content digest.
+"""UOp, the node type of all IR levels: immutable, hash-consed, with a content digest.
 
     UOp(op, dtype, src, arg)
 
 Equal (op, dtype, src, arg) give the same Python object, so `is` is structural equality and a graph is a DAG.
-`uop.key` is a 128-bit digest of the content, equal in every process, machine and Python version: blake2b over a
-frozen, versioned canonical form. The grammar of each level is in docs/ir.md.
+`uop.key` is a 128-bit digest of the content, blake2b over a versioned canonical form. It is equal in every process, machine and Python
+version. The grammar of each level is in docs/ir.md.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Ops(Enum):
-    """Operations of every level. Values are the names that enter the digest: never rename one."""
+    """Operations of all IR levels. A member's value is its name in content digests, so a value must never change."""
 
     # buffers, arguments, constants
     BUFFER = "BUFFER"; PARAM = "PARAM"; CONST = "CONST"  # noqa: E702
@@ -54,7 +54,7 @@ class Ops(Enum):
     # elementwise: three operands
     WHERE = "WHERE"; MULACC = "MULACC"  # noqa: E702
 
-    # hash by identity: Enum's own hash of the name string is slow on the hash-consing path
+    # hash by identity: Enum hashes the name string, which slows the construction of UOps
     __hash__ = object.__hash__
 
 
@@ -72,7 +72,7 @@ MOVEMENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK,
 
 
 def encode(value: Any) -> bytes:
-    """The canonical bytes of an `arg`: tagged by type, floats by their bits, enums and dtypes by name, UOps by key.
+    """Return the canonical bytes of an `arg`, tagged by type: a float by its bits, an enum or dtype by its name, a UOp by its key.
 
     Raises TypeError for a value that has no stable form."""
     if value is None:
@@ -114,19 +114,19 @@ def intern_arg(value: Any) -> Any:
 
 
 class _Reference(weakref.ref["UOp"]):
-    """A weak reference to an interned node. `forget()` removes the node from the table."""
+    """A weak reference to a node in `_nodes`. `forget()` removes the entry of that node."""
 
     __slots__ = ("forget",)
     forget: Callable[[], object]
 
 
-_nodes: dict[tuple[Any, ...], _Reference] = {}      # every live node by (op, name of the dtype, src, interned arg)
-# A node's death runs no Python code: an interrupt raised there would be printed and lost, as exceptions of callbacks are.
+_nodes: dict[tuple[Any, ...], _Reference] = {}      # every live node; key: (op, name of the dtype, src, interned arg)
+# The callback of a weak reference is not Python code: a KeyboardInterrupt raised in one would be printed and lost.
 _forget = methodcaller("forget")
 
 
 class UOp:
-    """One node. Its fields never change after construction, and constructing equal content returns the same object."""
+    """A node of an IR graph. Its fields never change after construction, and constructing equal content returns the same object."""
 
     __slots__ = ("__weakref__", "_cache", "_key", "arg", "dtype", "op", "src")
     op: Ops
@@ -147,12 +147,12 @@ class UOp:
         made.op, made.dtype, made.src, made.arg, made._key, made._cache = op, dtype, src, arg, None, None
         reference = _Reference(made, _forget)
         reference.forget = partial(_nodes.pop, ident, None)
-        while True:     # two threads that build the same node at once agree on one object
+        while True:     # two threads that build the same node at the same time get the same object
             held = _nodes.setdefault(ident, reference)
             node = held()
             if node is not None:
                 return node
-            held.forget = int       # the node died and is still in the table: its callback spares the node that follows it
+            held.forget = int       # The node died but its entry is still there. Its callback must not remove the entry of the new node.
             if _nodes.get(ident) is held:
                 _nodes.pop(ident, None)
 
@@ -183,7 +183,7 @@ class UOp:
         return self._key
 
     def cached(self, name: str, compute: Callable[[UOp], Any]) -> Any:
-        """Return `compute(self)`, cached on the node under `name`, for facts derived from the immutable content."""
+        """Return `compute(self)`, cached on the node under `name`. `compute` must depend on the node's content only."""
         remarks = self._cache
         if remarks is None:
             remarks = self._cache = {}
@@ -193,19 +193,19 @@ class UOp:
 
     @property
     def remarks(self) -> dict[str, Any]:
-        """Additional data of the node: facts derived from its content (`cached`), storage, its origin."""
+        """Mutable annotations of the node: cached results (`cached`), its storage (`svod.core.graph.buffer`), its origin."""
         if self._cache is None:
             self._cache = {}
         return self._cache
 
     # -- walking --------------------------------------------------------------------------------
     def toposort(self, gate: Callable[[UOp], bool] | None = None) -> list[UOp]:
-        """All nodes reachable from here, sources first, each once, in a deterministic order. Without recursion.
+        """List this node and all nodes below it, sources first, each once, in a deterministic order. Works without recursion.
 
-        `gate(u)` False keeps u but does not enter its sources."""
+        `gate`: the sources of a node u are entered only if `gate(u)` is true; u itself is listed in either case."""
         order: list[UOp] = []
         seen: set[int] = set()
-        stack: list[UOp | None] = [self]    # None: the node below has all its sources in the order
+        stack: list[UOp | None] = [self]    # None: all sources of the next node on the stack are in `order` by the time it is popped
         push, pop = stack.append, stack.pop
         while stack:
             u = pop()
@@ -226,15 +226,15 @@ class UOp:
         return order
 
     def walk(self, *ops: Ops) -> Iterator[UOp]:
-        """The reachable nodes of the given operations, in topological order."""
+        """Yield the nodes of the given operations among this node and all nodes below it, sources first."""
         return (u for u in self.toposort() if u.op in ops)
 
     def replace(self, **changes: Any) -> UOp:
-        """A node like this one with some of op, dtype, src, arg replaced."""
+        """Make a node like this one with some of op, dtype, src, arg replaced."""
         return UOp(changes.get("op", self.op), changes.get("dtype", self.dtype), changes.get("src", self.src), changes.get("arg", self.arg))
 
     def substitute(self, mapping: dict[UOp, UOp]) -> UOp:
-        """This graph with every node in `mapping` replaced by its value (values are not entered again)."""
+        """Replace every node in `mapping` by its value there and return the new root. Nodes inside the values are not replaced."""
         done: dict[UOp, UOp] = {}
         for u in self.toposort(gate=lambda n: n not in mapping):
             if u in mapping:
@@ -251,7 +251,7 @@ class UOp:
     # -- building expressions ------------------------------------------------------------------
     @staticmethod
     def const(dtype: DType, value: bool | int | float) -> UOp:
-        """A scalar constant; the value is converted to the kind of `dtype` first, so 1 and 1.0 agree."""
+        """Make a scalar constant. The value is converted to the kind of `dtype` first, so 1 and 1.0 give the same node."""
         value = bool(value) if dtype.kind == "b" else float(value) if dtype.is_float else int(value)
         return UOp(Ops.CONST, dtype, (), value)
 
@@ -259,7 +259,8 @@ class UOp:
         return x if isinstance(x, UOp) else UOp.const(self.dtype, x)
 
     def alu(self, op: Ops, *others: UOp | int | float | bool) -> UOp:
-        """An elementwise node; comparisons give bool, WHERE (self is the condition) the type of its branches."""
+        """Make an elementwise node with this node as first operand (the condition of a WHERE). A comparison has dtype bool, a WHERE the
+        dtype of its branches, any other operation the dtype of this node."""
         if op is Ops.WHERE:
             a, b = others
             first = a if isinstance(a, UOp) else b
@@ -289,7 +290,8 @@ class UOp:
 
 
 def _of_rows(rows: list[tuple[Ops, DType, list[int], Any]]) -> UOp:
-    """The last of nodes given in topological order, with sources as their numbers: a graph of any depth is pickled without recursion."""
+    """Rebuild a pickled graph from its nodes in topological order, whose sources are given as node numbers; returns the last node. Pickle
+    calls it, so that a graph of any depth is pickled without recursion."""
     made: list[UOp] = []
     for op, dtype, src, arg in rows:
         made.append(UOp(op, dtype, tuple([made[s] for s in src]), arg))
@@ -297,9 +299,9 @@ def _of_rows(rows: list[tuple[Ops, DType, list[int], Any]]) -> UOp:
 
 
 def remembered(name: str, enters: Callable[[UOp], bool] = lambda u: True) -> Callable[[Callable[[UOp], T]], Callable[[UOp], T]]:
-    """Have a function that follows from its own results for a node's sources remember them on the nodes, under `name`. The sources of nodes
-    that `enters` refuses are left out. Results come sources first, without recursion: graphs built in a loop are deeper than Python's
-    stack."""
+    """Decorate a function of a node that calls itself on the node's sources: results are cached on the nodes under `name` and computed
+    sources first. So no call recurses deeply, also for graphs deeper than Python's stack. `enters`: whether a node's sources are computed
+    before it; true for all nodes by default."""
     def decorate(infer: Callable[[UOp], T]) -> Callable[[UOp], T]:
         def is_open(u: UOp) -> bool:
             return (u._cache is None or name not in u._cache) and enters(u)

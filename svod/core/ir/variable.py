@@ -1,17 +1,17 @@
 """Variables: sizes and positions that get their value when a plan runs.
 
-    n = Variable("n", 1, 512)              a name and the values it can take
-    x[:n.bind(100)]                        shape (n=100, …); every value runs the same kernels
-    n + 1, 2 * n                           extents computed from it
+    n = Variable("n", 1, 512)              a name, and the smallest and largest value
+    x[:n.bind(100)]                        shape (n=100, …); the same kernels run for every value
+    n + 1, 2 * n                           extents computed from n
 
     Variable("n", 1, 512, buckets=(64, 512))        the same, with kernels for 1 … 64 and others for 65 … 512
 
 An extent of a shape is an int or a `Dim`: an index expression (`svod.core.ir.symbolic`) over DEFINE_VAR and BIND(DEFINE_VAR, CONST). A Dim
-behaves as the integer it stands for as far as that is the same for every value: sums, products, and comparisons that bounds decide. What
-depends on the value (`range(n)`, `n < 5`) is a ShapeError that says so, never an answer for one value.
+supports the operations of an integer whose result is the same expression for all values of the variables: sums, products, and comparisons
+that the bounds decide. An operation whose result depends on the value (`range(n)`, `n < 5`) raises ShapeError.
 
-A tensor with such extents lies in memory with the strides of its largest shape: axes of `layout_extent(n)` positions, of which the first n
-are used. So no stride depends on a variable.
+A tensor with such extents is stored with the strides of its largest shape (`layout_shape`), so no stride depends on a variable: of an axis
+of extent n the first n positions are used.
 
 DEFINE_VAR has the arg `(name, min, max, hints, buckets)` in a graph and `(name, min, max)` in a kernel.
 """
@@ -32,17 +32,17 @@ from svod.core.ir.uop import Ops, UOp
 from svod.errors import ArgumentError, LaunchError, ScheduleError, ShapeError
 
 if TYPE_CHECKING:
-    _Integer = int      # shapes are tuples of ints to whoever does not look closer
+    _Integer = int      # so that type checkers accept a shape with Dims as a tuple of ints
 else:
     _Integer = object
 
-_SIGNIFICANT_BITS = 4   # significant bits of a rounded bound: it is at most 1/8 larger or smaller
-_declared_any: set[bool] = set()    # not empty once there is a Variable: graphs of processes without one need not be looked through
+_SIGNIFICANT_BITS = 4   # significant bits of a rounded bound, which is at most 1/8 larger or smaller than the bound
+_declared_any: set[bool] = set()    # not empty once a Variable exists; until then no graph needs to be searched for variables
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dim(_Integer):
-    """An integer that depends on variables. `expr`: a canonical index expression that is not a constant."""
+    """An integer whose value depends on variables. `expr`: its canonical index expression, which is not a constant."""
 
     expr: UOp
 
@@ -55,7 +55,7 @@ class Dim(_Integer):
         """The smallest and the largest value."""
         return sy.bounds(self.expr)
 
-    # -- the same for every value -----------------------------------------------------------------
+    # -- operations with the same result for all values of the variables -----------------------------
     def __hash__(self) -> int:
         return hash(self.expr)
 
@@ -118,7 +118,7 @@ class Dim(_Integer):
                          f"it; declare {' and '.join(names)} with bounds for which the answer is always the same{cases}, or use a tensor "
                          "of a constant shape here")
 
-    # -- different from value to value ------------------------------------------------------------
+    # -- operations that need the value, which raise ShapeError -------------------------------------
     def __index__(self) -> int:
         raise ShapeError(f"the number {self} is needed where a graph is built, and it is known only when a plan runs; this operation "
                          "takes constant sizes only; a NumPy array is sliced as a tensor: svod.Tensor(a)[:n]")
@@ -136,15 +136,15 @@ class Dim(_Integer):
 
 
 class Variable(Dim):
-    """A named integer of `min` … `max` that a plan is given when it runs. As an extent of a shape its `min` is at least 1.
+    """A named integer from `min` to `max`, whose value a plan gets when it runs. As an extent of a shape, its `min` must be at least 1.
 
-    `hint`: the values, one or several, that matter: a search times kernels with them, else with the least, the middle and the largest.
+    `hint`: one or several typical values, with which a search times kernels; None: the smallest, the middle and the largest value.
 
-    `buckets`: the largest value of each part of the range, in order; the rest up to `max` is the last part. Each part has kernels of its
-    own, with a chain of opts of their own, and a plan runs those of the part that a value lies in. Without, one kernel serves all values,
-    by a chain that does at all sizes.
+    `buckets`: the largest value of each part of the range, in order; the values from there to `max` are the last part. Each part has
+    separate kernels with separate opts, and a plan runs the kernels of the part in which the value lies. Without buckets the same kernels
+    serve all values, with opts that suit all sizes.
 
-    Two variables of one name must agree in all of this. Raises ArgumentError."""
+    Two variables of one name must have equal bounds, hints and buckets. Raises ArgumentError for invalid arguments."""
 
     def __init__(self, name: str, min: int, max: int, hint: int | Sequence[int] | None = None, buckets: Sequence[int] = ()):
         if not isinstance(name, str) or not name.isidentifier():
@@ -174,7 +174,7 @@ class Variable(Dim):
         return int(self.expr.arg[2])
 
     def bind(self, value: int) -> Dim:
-        """The variable with a value for tensors that are realised. Raises ArgumentError outside the bounds."""
+        """Return the variable bound to `value`, for use in the shapes of tensors. Raises ArgumentError for a value outside the bounds."""
         declared = self.expr
         name, low, high = declared.arg[:3]
         if type(value) is not int:
@@ -185,9 +185,9 @@ class Variable(Dim):
 
 
 class BoundVariable(Dim):
-    """A variable with a value. Its node is made when it is first asked for: a call of a captured function needs the value only.
+    """A variable with a value. Its BIND node is made at the first use of `expr`, as a call of a captured function needs only the value.
 
-    `declared`: the variable's DEFINE_VAR."""
+    `declared`: the DEFINE_VAR of the variable."""
 
     __slots__ = ("_expr", "declared", "name", "value")
     _expr: UOp | None
@@ -214,53 +214,54 @@ class BoundVariable(Dim):
         return BoundVariable, (self.declared, self.name, self.value)
 
 
-# -- ints and Dims alike ------------------------------------------------------------------------------
+# -- functions of ints and Dims -----------------------------------------------------------------------
 ARG_TYPES["Dim"] = Dim
 
 
 def dim_of(expr: UOp) -> Any:
-    """The int or Dim of an index expression."""
+    """Convert an index expression to an int, or to a Dim if it is not constant."""
     return int(expr.arg) if expr.op is Ops.CONST else Dim(expr)
 
 
 def index_of(n: int) -> UOp:
-    """The index expression of an int or Dim."""
+    """Convert an int or Dim to an index expression."""
     return n.expr if isinstance(n, Dim) else sy.const(int(n))
 
 
 def is_symbolic(shape: Iterable[Any]) -> bool:
-    """Whether an extent depends on a variable."""
+    """Whether any extent of a shape depends on a variable."""
     return any(isinstance(n, Dim) for n in shape)
 
 
 def upper(n: int) -> int:
-    """The largest value of an int or Dim."""
+    """Return the largest value of an int or Dim."""
     return sy.vmax(n.expr) if isinstance(n, Dim) else n
 
 
 def lower(n: int) -> int:
-    """The smallest value of an int or Dim."""
+    """Return the smallest value of an int or Dim."""
     return sy.vmin(n.expr) if isinstance(n, Dim) else n
 
 
 def upper_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The largest shape."""
+    """Return a shape with every extent at its largest value."""
     return tuple([upper(n) for n in shape])
 
 
 def layout_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape with whose strides a tensor of `shape` lies in memory. Bounds that are nearly equal share one, and with it kernels."""
+    """Return the constant shape whose strides a tensor of `shape` has in memory. Upper bounds are rounded up (`widened`), so that nearly
+    equal bounds have the same layout and share kernels."""
     return tuple([widened(upper(n)) if isinstance(n, Dim) else n for n in shape])
 
 
 def widened(n: int) -> int:
-    """A non-negative bound rounded up to four significant bits: 500 → 512, 1025 → 1152."""
+    """Round a non-negative bound up to four significant bits: 500 → 512, 1025 → 1152."""
     unit = _rounding_unit(n)
     return -(-n // unit) * unit
 
 
 def narrowed(n: int) -> int:
-    """A non-negative bound rounded down to four significant bits: 65 → 64."""
+    """Round a non-negative bound down to four significant bits: 65 → 64."""
     unit = _rounding_unit(n)
     return n // unit * unit
 
@@ -270,12 +271,12 @@ def _rounding_unit(n: int) -> int:
 
 
 def number_of(n: int, dtype: DType) -> UOp:
-    """A graph node without axes that is the value of an int or Dim."""
+    """Make a scalar graph node whose value is an int or Dim."""
     return UOp(Ops.CAST, dtype, (n.expr,)) if isinstance(n, Dim) else UOp.const(dtype, n)
 
 
 def show(expr: UOp) -> str:
-    """An index expression over variables as text: `n`, `n=5`, `2*n+1`."""
+    """Write an index expression over variables as text: `n`, `n=5`, `2*n+1`."""
     texts: dict[UOp, str] = {}
     for u in expr.toposort():
         texts[u] = _shown(u, texts)
@@ -303,7 +304,8 @@ def _shown(u: UOp, texts: Mapping[UOp, str]) -> str:
 
 # -- values -------------------------------------------------------------------------------------------
 def value_of(n: int, values: Mapping[str, int] | None = None) -> int:
-    """The value of an int or Dim: of its variables as they are bound, else as `values` say. Raises ShapeError for one without."""
+    """Compute the value of an int or Dim from the bound values of its variables and, for unbound ones, from `values`. Raises ShapeError for
+    a variable that has neither."""
     if not isinstance(n, Dim):
         return n
     try:
@@ -314,12 +316,12 @@ def value_of(n: int, values: Mapping[str, int] | None = None) -> int:
 
 
 def shape_at(shape: Sequence[int], values: Mapping[str, int] | None = None) -> tuple[int, ...]:
-    """A shape in ints (see `value_of`)."""
+    """Compute a shape as ints: `value_of` of each extent."""
     return tuple([value_of(n, values) for n in shape])
 
 
 def rebound(shape: Sequence[int], values: Mapping[str, int]) -> tuple[int, ...]:
-    """A shape with the variables that are bound in it bound to `values`, where those name them."""
+    """Return a shape with its bound variables bound to `values` instead; variables that `values` does not name keep their values."""
     def bound(expr: UOp) -> UOp:
         return sy.simplify(expr, {u: u.replace(src=(u.src[0], sy.const(values[u.src[0].arg[0]])))
                                   for u in expr.toposort() if u.op is Ops.BIND and u.src[0].arg[0] in values})
@@ -327,7 +329,8 @@ def rebound(shape: Sequence[int], values: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def bound_values(n: Dim) -> dict[str, int]:
-    """The values that the variables of a Dim are bound to. Raises ScheduleError for one without, or with two."""
+    """Return the bound value of each variable in a Dim, by name. Raises ScheduleError for an unbound variable, and for one bound to two
+    values."""
     _, values, declared = without_binds(number_of(n, dtypes.int64))
     unbound = sorted(declared.keys() - values.keys())
     if unbound:
@@ -336,9 +339,9 @@ def bound_values(n: Dim) -> dict[str, int]:
 
 
 def without_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[str, UOp]]:
-    """A graph with every BIND replaced by its variable: (graph, value by name, DEFINE_VAR by name).
+    """Replace every BIND in a graph by its variable. Returns (graph, bound value by name, DEFINE_VAR by name).
 
-    Raises ScheduleError for a variable bound to two values, or declared in two ways."""
+    Raises ScheduleError for a variable bound to two values, and for two different variables of one name."""
     values: dict[str, int] = {}
     declared: dict[str, UOp] = {}
 
@@ -367,7 +370,7 @@ def without_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[str, UOp]]:
     done: dict[UOp, UOp] = {}
     for u in sink.toposort():
         if u.dtype == dtypes.index:
-            done[u] = u     # below a CAST it is a value, below a CALL an argument, which stays
+            done[u] = u     # `plain` rewrites an operand of a CAST below; an argument of a CALL stays as it is
             continue
         src = tuple([plain(s) if s.dtype == dtypes.index and u.op is Ops.CAST else done[s] for s in u.src])
         arg = bare(u.arg) if type(u.arg) is tuple or isinstance(u.arg, Dim) else u.arg
@@ -380,5 +383,5 @@ def without_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[str, UOp]]:
 
 
 def count_of(shape: Sequence[int]) -> int:
-    """Elements of the largest shape."""
+    """Return the number of elements of a shape with every extent at its largest value."""
     return math.prod(upper_shape(shape))

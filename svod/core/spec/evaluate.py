@@ -1,17 +1,17 @@
 """The reference evaluation of a kernel AST (docs/ir.md, section 2), with NumPy and independent of the lowering.
 
     evaluate(ast, args)                 every element of every output
-    evaluate_points(ast, args, points)  the values stored at chosen coordinates, for kernels too large to evaluate whole
+    evaluate_points(ast, args, points)  the values stored at chosen coordinates, for kernels that are too large to evaluate completely
 
 `args` are the kernel's buffers by slot: flat arrays in memory form (`svod.core.ir.dtype.to_numpy`; bfloat16 as uint16 bits). They are never
-written. With `exact` (the default: the oracle of verification) sums and products of floats are accumulated in float64 and rounded once to
-the REDUCE's dtype, transcendental functions are rounded correctly or nearly so; without it sums are accumulated in the REDUCE's dtype.
-Integers wrap like the machine's; integer division by zero gives 0; a float cast to an integer that cannot hold it gives an unspecified
-value. Reading a PARAM outside its bounds with an open gate raises CompileError; a stage read outside its ranges gives NaN (or 0xA5 bytes),
-which a WHERE around it has to hide.
+written. With `exact` (the default, with which kernels are verified) sums and products of floats are accumulated in float64 and rounded once
+to the REDUCE's dtype; without it they are accumulated in the REDUCE's dtype. Transcendental functions are rounded correctly or nearly so.
+Integers wrap as in machine arithmetic; integer division by zero gives 0; a float cast to an integer type that cannot represent it gives an
+unspecified value. Reading a PARAM outside its bounds raises CompileError if the gate is true. Reading a stage outside its ranges gives NaN
+(0xA5 bytes for integers); a correct kernel discards that value by a WHERE.
 
-Work is cut into blocks of 2^18 elements, so memory is the stages (`evaluate`) or at most about 200 MB (`evaluate_points`). A float or
-integer sum of products whose operands have ranges of their own is one `numpy.matmul` per block.
+The evaluation works on blocks of 2^18 elements, so it needs memory for the stages (`evaluate`), or about 200 MB at most
+(`evaluate_points`). A sum of products each of whose factors has output ranges that the other lacks is one `numpy.matmul` per block.
 """
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ __all__ = ["evaluate", "evaluate_points", "from_float", "store_addresses", "stor
 
 BLOCK_ELEMENTS = 1 << 18       # elements of one temporary
 MATMUL_BLOCK = 1 << 22         # elements of one operand of a contraction
-STAGE_BYTES = 64 << 20         # evaluate_points keeps a whole stage in memory up to here
-MATMUL_GAIN = 30               # a multiply-add inside matmul costs about this much less than one done by blocks
+STAGE_BYTES = 64 << 20         # bytes of the largest stage that evaluate_points computes completely and keeps in memory
+MATMUL_GAIN = 30               # a multiply-add inside numpy.matmul is about this many times cheaper than one outside
 
 
 def evaluate(ast: UOp, args: Sequence[Array], variables: Mapping[str, int] | None = None, *, exact: bool = True) -> list[Array]:
-    """The contents of every output PARAM after the kernel ran once, in the order of their slots.
+    """Run the kernel once; returns the contents of every output PARAM in the order of their slots.
 
-    Outputs start as copies of their `args`; all loads see the contents before the kernel. Raises LaunchError for arguments that do not
-    fit the PARAMs, CompileError for an AST that reads or writes out of bounds."""
+    Outputs start as copies of their `args`; all loads see the contents before the run. Raises LaunchError for arguments that do not fit the
+    PARAMs, CompileError for an AST that reads or writes out of bounds."""
     run = _Evaluation(args, variables or {}, exact, lazy=False)
     custom = library_kernel_of(ast)
     if custom is not None:
@@ -81,8 +81,8 @@ def evaluate(ast: UOp, args: Sequence[Array], variables: Mapping[str, int] | Non
 
 def evaluate_points(ast: UOp, args: Sequence[Array], points: Sequence[Array], variables: Mapping[str, int] | None = None, *,
                     store: int = 0, exact: bool = True) -> Array:
-    """The values a STORE (the first by default) writes at `points`: one integer array of coordinates per range of the STORE, all
-    of one length. Returns an array of that length in memory form of the output's dtype. Errors as in `evaluate`."""
+    """Compute the values that a STORE (the first by default) writes at `points`: one integer array of coordinates for each range of the
+    STORE, all of one length. Returns an array of that length in memory form of the output's dtype. Errors as in `evaluate`."""
     run = _Evaluation(args, variables or {}, exact, lazy=True)
     root = _stores(ast)[store]
     coords = _coordinates(root, points)
@@ -93,7 +93,7 @@ def evaluate_points(ast: UOp, args: Sequence[Array], points: Sequence[Array], va
 
 def store_addresses(ast: UOp, points: Sequence[Array], variables: Mapping[str, int] | None = None, *, store: int = 0,
                     args: Sequence[Array] = ()) -> Array:
-    """The flat positions in its output PARAM that a STORE writes at `points` (as in `evaluate_points`); int64."""
+    """Compute the flat positions, as int64, to which a STORE writes in its output PARAM at `points` (as in `evaluate_points`)."""
     run = _Evaluation(args, variables or {}, True, lazy=True)
     root = _stores(ast)[store]
     coords = _coordinates(root, points)
@@ -130,12 +130,12 @@ def _name(u: UOp) -> str:
 
 
 def _order(root: UOp) -> list[UOp]:
-    """The nodes of one stage's expression below `root`, sources first: other stages and reductions are leaves."""
+    """List the nodes below `root` that belong to the expression of one stage, sources first: other stages and REDUCEs are leaves."""
     return [u for u in root.toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.REDUCE, Ops.RANGE)) if u.op not in (Ops.STAGE, Ops.PARAM)]
 
 
 class _Stage:
-    """The parts of a STAGE or STORE: its ranges, its expression, and its contents once they are known."""
+    """A STAGE or STORE under evaluation: its ranges, its expression, and its contents once they are computed."""
 
     def __init__(self, node: UOp):
         self.dtype = node.src[0].src[0].dtype if node.op is Ops.STORE else node.dtype
@@ -151,9 +151,9 @@ class _Stage:
         self.reduce_extents: tuple[int, ...] = ()
         if any(u.src[u.arg[1]:] != self.reduce_ranges for u in self.reduces):
             raise CompileError(f"{node!r} holds REDUCEs over different ranges: each needs a stage of its own")
-        self.factors: dict[UOp, tuple[UOp, UOp]] = {}     # REDUCEs that are contractions
-        self.array: Array | None = None      # flat, held form
-        self.points_read = 0
+        self.factors: dict[UOp, tuple[UOp, UOp]] = {}     # REDUCEs that numpy.matmul computes, with their two factors
+        self.array: Array | None = None      # the contents, flat and in held form; None until they are computed
+        self.points_read = 0                 # number of elements that reads have asked for so far
 
     @property
     def size(self) -> int:
@@ -165,7 +165,7 @@ def _operands(reduce: UOp) -> tuple[UOp, ...]:
 
 
 def _reads(expr: UOp) -> frozenset[UOp]:
-    """The RANGEs an expression of one stage depends on."""
+    """Return the RANGEs on which an expression of one stage depends."""
     return frozenset(u for u in _order(expr) if u.op is Ops.RANGE)
 
 
@@ -175,7 +175,8 @@ def _blocks(extents: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[slic
 
 
 def _block_sizes(extents: Sequence[int], limit: int) -> list[int]:
-    """Extents of blocks of at most `limit` elements: whole inner axes, one cut axis, single positions outside it."""
+    """Choose the extents of blocks of at most `limit` elements: full extent along the innermost axes, a part of one axis, 1 along the axes
+    outside it."""
     sizes = [1] * len(extents)
     for i in reversed(range(len(extents))):
         sizes[i] = max(1, min(extents[i], limit // max(1, math.prod(sizes[i + 1:]))))
@@ -185,14 +186,15 @@ def _block_sizes(extents: Sequence[int], limit: int) -> list[int]:
 
 
 def _axis(s: slice, position: int, rank: int) -> Array:
-    """The coordinates of one axis of a block, shaped to broadcast along `position` of `rank` axes."""
+    """Return the coordinates `s` of a block along one axis as an array of `rank` axes that has extent 1 along all axes but `position`."""
     shape = [1] * rank
     shape[position] = s.stop - s.start
     return np.arange(s.start, s.stop, dtype=np.int64).reshape(shape)
 
 
 class _Evaluation:
-    """One evaluation. `lazy`: stages are computed where they are read, unless the whole costs less."""
+    """One evaluation of a kernel. `lazy`: only the elements of a stage that are read are computed, unless computing the complete stage
+    costs less."""
 
     def __init__(self, args: Sequence[Array], variables: Mapping[str, int], exact: bool, lazy: bool):
         self.args, self.variables, self.exact, self.lazy = args, variables, exact, lazy
@@ -228,7 +230,8 @@ class _Evaluation:
 
     # -- expressions ------------------------------------------------------------------------------
     def values(self, order: Sequence[UOp], known: Mapping[UOp, Array]) -> dict[UOp, Array]:
-        """The values, in held form, of the nodes of an expression; `known` holds those of its RANGEs and REDUCEs."""
+        """Compute the values of an expression's nodes in held form. `order`: the nodes, sources first; `known`: the values of its RANGEs
+        and REDUCEs."""
         memo = dict(known)
         for u in order:
             if u in memo:
@@ -268,7 +271,7 @@ class _Evaluation:
         return np.where(gate, hold(np.asarray(buffer.take(where)), u.dtype), alt)
 
     def read(self, stage: _Stage, coords: list[Array]) -> Array:
-        """INDEX(stage, coords): `coords` are broadcast together."""
+        """Compute INDEX(stage, coords), with `coords` broadcast against each other."""
         inside: Array | None = None
         for i, (c, n) in enumerate(zip(coords, stage.extents, strict=True)):
             if c.size and (c.min() < 0 or c.max() >= n):
@@ -288,7 +291,8 @@ class _Evaluation:
         return values if inside is None else np.where(inside, values, _poison(stage.dtype))
 
     def gather(self, stage: _Stage, flat: Array) -> Array:
-        """A stage's values at flattened coordinates, computing the stage first, as a whole or only there."""
+        """Return a stage's values at flattened coordinates. Computes the complete stage first, or only these elements if that is
+        cheaper."""
         if stage.array is None and self.lazy:
             unique, inverse = np.unique(flat, return_inverse=True)
             stage.points_read += unique.size
@@ -305,7 +309,7 @@ class _Evaluation:
 
     # -- stages -----------------------------------------------------------------------------------
     def at(self, stage: _Stage, coords: Sequence[Array]) -> Array:
-        """A stage's values at vectors of coordinates."""
+        """Compute a stage's values at points: one vector of coordinates for each of its ranges."""
         count = coords[0].size if coords else 1
         step = max(1, BLOCK_ELEMENTS // max(1, math.prod(stage.reduce_extents)))
         result = np.empty(count, held_dtype(stage.dtype))
@@ -316,7 +320,7 @@ class _Evaluation:
         return result
 
     def grid(self, stage: _Stage) -> Iterator[tuple[tuple[slice, ...], Array, Array]]:
-        """A stage's values block by block over all its ranges: (slices, values, flat address if it is a STORE)."""
+        """Yield a stage's values block by block: (slice of each range, values, flat addresses if it is a STORE)."""
         if stage.size == 0:
             return
         rank = len(stage.ranges)
@@ -332,7 +336,8 @@ class _Evaluation:
             yield slices, values, flat
 
     def block(self, stage: _Stage, known: Mapping[UOp, Array], shape: tuple[int, ...], done: Mapping[UOp, Array] | None = None) -> Array:
-        """A stage's values where its ranges have the values in `known`, which broadcast to `shape`; `done`: finished REDUCEs."""
+        """Compute a stage's values for one block. `known`: the values of its ranges, which broadcast to `shape`; `done`: the values of
+        REDUCEs that are already computed."""
         known = dict(known)
         for u in stage.reduces:
             parts = [done[u]] if done and u in done else self.reduce(stage, u, known, shape)
@@ -343,7 +348,7 @@ class _Evaluation:
         return np.broadcast_to(self.values(stage.order, known)[stage.value], shape)
 
     def reduce(self, stage: _Stage, u: UOp, known: Mapping[UOp, Array], shape: tuple[int, ...]) -> list[Array]:
-        """The components of one REDUCE, each of `shape`, over all of its ranges, block by block."""
+        """Compute one REDUCE over all its ranges, block by block; returns its components, each of `shape`."""
         combiner, operands, rank = get_combiner(u.arg[0]), _operands(u), len(stage.reduce_ranges)
         wide = self.exact and u.dtype.is_float and u.arg[0] in ("ADD", "MUL")
         total: list[Array] = [np.full(shape, v, np.float64 if wide else held_dtype(o.dtype))
@@ -360,7 +365,8 @@ class _Evaluation:
 
     # -- contractions -----------------------------------------------------------------------------
     def contraction(self, stage: _Stage, u: UOp) -> tuple[UOp, UOp] | None:
-        """The factors of REDUCE(ADD) of a MUL if each has output ranges that the other lacks and both have all reduce ranges."""
+        """Return the two factors of a REDUCE that `numpy.matmul` can compute: a sum of products whose factors both depend on all reduced
+        ranges, and each on an output range on which the other does not. None for any other REDUCE."""
         product = u.src[0]
         if u.arg != ("ADD", 1) or product.op is not Ops.MUL or not (self.exact or u.dtype.bits >= 32):
             return None
@@ -372,7 +378,8 @@ class _Evaluation:
         return None
 
     def contract(self, stage: _Stage, u: UOp, a: UOp, b: UOp) -> Array:
-        """The whole of a contraction, of shape `stage.extents`: both factors on their own grids, then matmul, by blocks."""
+        """Compute a sum of products of the factors a and b with `numpy.matmul`, block by block, each factor only over the ranges on which
+        it depends. Returns an array of shape `stage.extents`."""
         wide = np.dtype(np.float64) if u.dtype.is_float and self.exact else held_dtype(u.dtype)
         reads_a, reads_b, orders = _reads(a), _reads(b), {a: _order(a), b: _order(b)}
         axes = (*stage.ranges, *stage.reduce_ranges)
@@ -405,7 +412,8 @@ class _Evaluation:
 
 
 def _contraction_blocks(axes: Sequence[UOp], extents: Sequence[int], arrays: Sequence[frozenset[UOp]]) -> list[int]:
-    """Extents of blocks of which no array, each given by its axes, has more than MATMUL_BLOCK elements: the longest are halved."""
+    """Choose the extents of blocks so that no array in `arrays`, each given by its axes, has more than MATMUL_BLOCK elements: the longest
+    extent is halved until that holds."""
     sizes = list(extents)
     while max(math.prod(n for r, n in zip(axes, sizes, strict=True) if r in which) for which in arrays) > MATMUL_BLOCK:
         i = max(range(len(sizes)), key=sizes.__getitem__)
@@ -414,12 +422,12 @@ def _contraction_blocks(axes: Sequence[UOp], extents: Sequence[int], arrays: Seq
 
 
 def _alu(op: Ops, *args: Array) -> Array:
-    """The `alu` combiners are applied with: operands that are accumulators keep their own NumPy type, wider or not."""
+    """The `alu` for `Combiner.combine`. The result has the NumPy type of the operands, so float64 accumulators stay float64."""
     return np.asarray(OPERATION_VALUES[op](*args))
 
 
 def reduce_axes(combiner: Combiner, operands: list[Array], axes: tuple[int, ...], wide: bool) -> list[Array]:
-    """One block of a reduction over the given axes; a block is never empty."""
+    """Reduce one non-empty block over `axes`; returns the components. `wide`: whether sums and products are accumulated in float64."""
     x = operands[0]
     if combiner.name in ("ADD", "MUL"):
         function = np.sum if combiner.name == "ADD" else np.prod

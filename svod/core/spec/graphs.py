@@ -1,10 +1,10 @@
-"""The meaning of a graph (docs/ir.md, section 1), computed with NumPy node by node: the values of small graphs, without a kernel.
+"""Reference evaluation of small graphs (docs/ir.md, section 1) with NumPy, node by node and without kernels.
 
-    GraphValues(content_of, most).of(node)      the array of a node, or None where its value is not known
+    GraphValues(content_of, most).of(node)      the array of a node, or None if its value is not known
 
-`content_of` gives the content of a BUFFER, flat and in memory form, or None where that is not known. Numbers that depend on Variables are
-known as well: a node of an integer type may hold Dims, in an array of objects, as a shape that is computed from the extents of an operand
-does.
+`content_of` returns the content of a BUFFER, flat and in memory form, or None if it is not known. The value of an integer node may also
+depend on Variables: then it is an array of objects, ints and Dims. Such values arise when a program computes shapes from the extents of
+its operands.
 """
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ MOST_NODES = 4096       # most nodes of a graph that is evaluated
 
 
 class _NotKnown(Exception):
-    """A value that is not known before a plan runs."""
+    """Raised for a node whose value is not known before a plan runs, or is not computed here."""
 
 
 Contents = Callable[[UOp], Array | None]
 
 
 class GraphValues:
-    """The values of nodes of graphs, each computed once however many graphs share it."""
+    """The values of graph nodes. Each node is computed once, also if several graphs contain it."""
 
     def __init__(self, content_of: Contents, most: int, *, bit_exact: bool = True) -> None:
-        """`most`: the number of elements beyond which a node is not computed.
+        """`most`: nodes with more elements are not computed.
 
-        `bit_exact`: nothing is computed where a kernel may give other bits than NumPy: transcendental functions, sums and products of many
-        floats, the larger of 0 and -0, floats beyond the integers that they are cast to."""
+        `bit_exact`: leave out operations for which a kernel may give other bits than NumPy: transcendental functions, reductions by sum or
+        product of floats, extrema of 0 and -0, and casts of floats to integer types that cannot represent them."""
         self._content_of, self._most, self._bit_exact = content_of, most, bit_exact
-        self._known: dict[UOp, Any] = {}        # values in held form; a tuple for a node of several components
+        self._known: dict[UOp, Any] = {}        # values in held form; a tuple for a node with several components
         self._unknown: set[UOp] = set()
 
     def of(self, node: UOp) -> Array | None:
-        """The value of a node in memory form (`svod.core.spec.values`), in the node's shape. None: it depends on memory with an unknown
-        content, or a value on the way is not computed. Numbers that depend on Variables make an array of ints and Dims."""
+        """Compute the value of a node in memory form (`svod.core.spec.values`), in the node's shape; an array of ints and Dims if it
+        depends on Variables. None if it depends on memory with unknown content, or on a node that is not computed."""
         order = node.toposort(gate=lambda u: u.op is not Ops.BUFFER and u.dtype != dtypes.index and not self._is_done(u))
         if len(order) > MOST_NODES:
             return None
@@ -64,7 +64,7 @@ class GraphValues:
         return None if any(n is None for n in found.reshape(-1)) else found
 
     def forget_unknown(self) -> None:
-        """Let nodes that were not known be computed again, because `content_of` knows more."""
+        """Forget which nodes are unknown, so that they are tried again, because `content_of` may know more contents now."""
         self._unknown.clear()
 
     def _is_done(self, u: UOp) -> bool:
@@ -80,7 +80,7 @@ class GraphValues:
 
 
 def _value(u: UOp, values: Mapping[UOp, Any], content_of: Contents, most: int, bit_exact: bool) -> Any:
-    """The value of one node in held form; a tuple for a node of several components."""
+    """Compute the value of one node in held form; a tuple for a node with several components. Raises _NotKnown."""
     shape = shape_of(u)
     if is_symbolic(shape) or math.prod(shape) > most:
         raise _NotKnown
@@ -98,7 +98,7 @@ def _value(u: UOp, values: Mapping[UOp, Any], content_of: Contents, most: int, b
 
 
 def _simplest(x: Array, dtype: DType) -> Array:
-    """An array of objects as numbers, where none depends on a Variable."""
+    """Convert an array of objects to numbers of `dtype`, unless one of them depends on a Variable."""
     return x if any(isinstance(n, Dim) for n in x.reshape(-1)) else x.astype(held_dtype(dtype))
 
 
@@ -121,7 +121,7 @@ def _reduced(u: UOp, src: list[Array], bit_exact: bool) -> Any:
 
 
 def _zeros_differ(x: Array, y: Array) -> bool:
-    """Whether a 0 of one sign may be compared with one of the other: which of them is the larger is open."""
+    """Whether an extremum of elements of x and y may compare 0 with -0, for which either result is allowed."""
     signs = [np.signbit(v[v == 0]) for v in (x, y)]
     return any(s.any() for s in signs) and not all(s.all() for s in signs)
 
@@ -181,8 +181,8 @@ def _elementwise(u: UOp, src: list[Array], bit_exact: bool) -> Array:
 
 # -- numbers that depend on Variables --------------------------------------------------------------------------------------------
 def _of_objects(u: UOp, src: list[Array]) -> Array:
-    """An elementwise operation on ints and Dims. None stands for an element that is not the same number, or the same expression, for all
-    values of the Variables: it matters only where it is chosen."""
+    """Compute an elementwise operation on arrays of ints and Dims. The result has None for an element that is not one number or one
+    expression for all values of the Variables; a WHERE may still leave such an element out."""
     function = _ON_DIMS.get(u.op)
     if function is None:
         raise _NotKnown
@@ -196,12 +196,12 @@ def _of_objects(u: UOp, src: list[Array]) -> Array:
 def _decided(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     try:
         return function(*operands)
-    except (ShapeError, TypeError):     # a comparison that depends on the value, or an operation that None and Dims do not have
+    except (ShapeError, TypeError):     # a comparison that depends on a Variable's value, or an operation that None or a Dim lacks
         return None
 
 
 def _held(value: Any, dtype: DType) -> Any:
-    """A number as an integer of `dtype` holds it, modulo a power of two; None for a Dim that it does not hold for all values."""
+    """Wrap an int to the range of `dtype`. A Dim is returned if all its values are in the range; otherwise None."""
     if isinstance(value, Dim):
         low, high = value.bounds
         return value if dtype.min <= low and high <= dtype.max else None

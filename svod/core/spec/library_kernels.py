@@ -1,4 +1,4 @@
-"""The meaning of library kernels, in NumPy: scans, sorting, scatter (`svod.core.graph.library_kernel`)."""
+"""Reference implementations in NumPy of the library kernels: scans, sorting, scatter (`svod.core.graph.library_kernel`)."""
 from __future__ import annotations
 
 import math
@@ -16,8 +16,8 @@ from svod.errors import UnsupportedError
 
 
 def reference(u: UOp, operands: Sequence[Array], exact: bool) -> Array:
-    """The flat result of a kernel-level library kernel over flat operands, all in held form (`svod.core.spec.values`). `exact`: sums and
-    products of floats are accumulated in float64. Raises UnsupportedError for a function of Python."""
+    """Compute the flat result of a kernel-level library kernel from flat operands, all in held form (`svod.core.spec.values`). `exact`:
+    sums and products of floats are accumulated in float64. Raises UnsupportedError for a call of a Python function."""
     if is_callback(u):
         raise UnsupportedError(f"{u.arg[1][1]}, a function of Python, is called by the plan that it is in; it has no value outside of one")
     name, options, shapes = u.arg
@@ -27,7 +27,8 @@ def reference(u: UOp, operands: Sequence[Array], exact: bool) -> Array:
 
 def apply_library_kernel(name: str, options: tuple[Any, ...], arrays: Sequence[Array], types: Sequence[DType], dtype: DType,
                          exact: bool) -> Array:
-    """The flat result, of `dtype`, of a library kernel over operands in their shapes, of `types`; all in held form."""
+    """Compute the flat result of a library kernel. `arrays`: the operands in their shapes; `types`: their dtypes; `dtype`: the dtype of the
+    result. All arrays are in held form. `exact` as in `reference`."""
     if name == "SCAN":
         result = _scan(options[0], arrays[0], types[0], dtype, exact)
     elif name == "SCATTER":
@@ -40,10 +41,10 @@ def apply_library_kernel(name: str, options: tuple[Any, ...], arrays: Sequence[A
 
 
 def sorted_positions(rows: Array, descending: bool) -> Array:
-    """Stable positions of each row's elements in order, a NaN as the largest."""
+    """Return for each row the positions of its elements in sorted order. The sort is stable; a NaN counts as the largest."""
     if not descending:
         return np.asarray(np.argsort(rows, axis=-1, kind="stable"))
-    # The ascending order of the reversed row, read backwards, keeps the first of equals first.
+    # Sorting the reversed row in ascending order and reading the result backwards keeps equal elements in their original order.
     return np.asarray(rows.shape[-1] - 1 - np.argsort(rows[:, ::-1], axis=-1, kind="stable")[:, ::-1])
 
 
@@ -76,7 +77,7 @@ def _scatter(reduction: str, base: Array, index: Array, value: Array, dtype: DTy
     where = (rows, index[inside], columns)
     if reduction == "SET":
         out = base.copy()
-        # NumPy leaves open which of several assignments to one element wins
+        # one by one: NumPy does not define which of several assignments to one element by an index array wins
         for at, v in zip(np.transpose(where), value[inside], strict=True):
             out[tuple(at)] = v
         return out

@@ -1,11 +1,11 @@
 """Elementwise operations in NumPy: the semantics shared by the evaluator and the LINEAR interpreter.
 
-Arrays have two forms. *Memory* form is `to_numpy(dtype)`: what buffers hold; bfloat16 as the uint16 of its bits. *Held* form is
-what is computed with: bool, the integers, float32 and float64 as themselves, index as int64, and both 16-bit floats as float32
-arrays that hold only representable values: every operation on them is computed in float32 and rounded to nearest even.
+Arrays have two forms. *Memory* form is the content of buffers, of type `to_numpy(dtype)`: bfloat16 is the uint16 of its bits. *Held* form
+is for computing: bool, the integers, float32 and float64 are themselves, index is int64, and 16-bit floats are float32 arrays with only
+representable values: every operation on them is computed in float32 and rounded to nearest even.
 
-Where docs/ir.md leaves a result open, nothing raises: integers divided by zero (IDIV, MOD) give 0, a float outside the range of
-the integer it is cast to gives NumPy's answer. Callers silence NumPy's warnings with one `np.errstate(all="ignore")`.
+Results that docs/ir.md leaves open raise no error: integers divided by zero (IDIV, MOD) give 0, and a float cast to an integer type that
+cannot represent it gives NumPy's result. Callers silence NumPy's warnings with one `np.errstate(all="ignore")`.
 """
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _HELD = {dtypes.float16: np.dtype(np.float32), dtypes.bfloat16: np.dtype(np.floa
 
 
 def held_dtype(dtype: DType) -> np.dtype[Any]:
-    """The NumPy dtype of `dtype`'s held form."""
+    """Return the NumPy dtype of `dtype`'s held form."""
     return _HELD.get(dtype) or to_numpy(dtype)
 
 
 def to_float(array: Array, dtype: DType) -> Array:
-    """The numbers of a memory-form array of a float dtype: float64 for float64, float32 (exact) for the narrower ones."""
+    """Convert an array of a float dtype from memory form to numbers: float64 for float64, otherwise float32, which is exact."""
     if dtype == dtypes.bfloat16:
         return bfloat16_bits_to_float32(array)
     return array.astype(held_dtype(dtype), copy=False)
 
 
 def from_float(array: Array, dtype: DType) -> Array:
-    """The memory form of float32 or float64 numbers in a float dtype, each rounded once to nearest, ties to even.
+    """Convert float32 or float64 numbers to the memory form of a float dtype, each rounded once to nearest, ties to even.
 
-    A value too large gives infinity, a NaN stays a (quiet) NaN of its sign."""
+    A number that is too large becomes infinity; a NaN becomes a quiet NaN of the same sign."""
     if dtype != dtypes.bfloat16:
         with np.errstate(all="ignore"):
             return array.astype(to_numpy(dtype), copy=False)
@@ -49,7 +49,8 @@ def from_float(array: Array, dtype: DType) -> Array:
 
 
 def _to_odd(array: Array) -> Array:
-    """float64 → float32 rounded to odd: a second rounding to fewer bits is then as good as a single one from float64."""
+    """Round float64 to float32 by round-to-odd, so that a second rounding to fewer bits gives the same result as one rounding from
+    float64."""
     with np.errstate(all="ignore"):
         single = np.asarray(array.astype(np.float32), order="C")
         bits = single.view(np.uint32)
@@ -58,24 +59,24 @@ def _to_odd(array: Array) -> Array:
 
 
 def hold(memory: Array, dtype: DType) -> Array:
-    """Memory form → held form."""
+    """Convert an array from memory form to held form."""
     return to_float(memory, dtype) if dtype.is_float else memory
 
 
 def unhold(held: Array, dtype: DType) -> Array:
-    """Held form → memory form."""
+    """Convert an array from held form to memory form."""
     return from_float(held, dtype) if dtype.is_float else held.astype(to_numpy(dtype), copy=False)
 
 
 def round_to(array: Array, dtype: DType) -> Array:
-    """Float numbers of any precision rounded to `dtype`, in held form."""
+    """Round floats of any precision to `dtype`; returns held form."""
     if array.dtype == np.float32 and dtype == dtypes.float32:
         return array
     return to_float(from_float(array, dtype), dtype)
 
 
 def constant(dtype: DType, value: bool | int | float) -> Array:
-    """A 0-d array in held form; integers wrap."""
+    """Make a 0-d array of a constant in held form; integers wrap to the range of `dtype`."""
     if dtype.is_float:
         return np.asarray(round_to(np.asarray(value, np.float64), dtype))
     if dtype.is_int:
@@ -84,13 +85,13 @@ def constant(dtype: DType, value: bool | int | float) -> Array:
 
 
 def cast(x: Array, source: DType, dtype: DType) -> Array:
-    """CAST in held form: float → integer truncates toward zero and wraps, integers wrap, anything → bool is `!= 0`.
+    """CAST in held form: float → integer truncates toward zero and wraps, integer → integer wraps, any → bool is `!= 0`.
 
-    An integer becomes a 16-bit float by way of float32, as in machine code."""
+    An integer is converted to a 16-bit float through float32, as in machine code."""
     if dtype.kind == "b":
         return np.asarray(x != 0)
     if not dtype.is_float:
-        # through int64 first: NumPy's direct float → narrow integer conversions differ between machines where values wrap
+        # through int64 first: for values that wrap, NumPy's direct conversion of floats to narrow integers differs between machines
         if source.is_float:
             x = np.asarray(x)
             signed = x.astype(np.int64)
@@ -102,13 +103,13 @@ def cast(x: Array, source: DType, dtype: DType) -> Array:
 
 
 def bitcast(x: Array, source: DType, dtype: DType) -> Array:
-    """BITCAST in held form, between types of one width, or of a vector with other lanes and the same bytes."""
+    """BITCAST in held form, between types of one width, or of a vector to another number of lanes with the same total bytes."""
     bits = np.ascontiguousarray(unhold(np.asarray(x), source)).view(to_numpy(dtype))
     return hold(bits.reshape(np.shape(x)) if source.itemsize == dtype.itemsize else bits, dtype)
 
 
 def fma64(a: Array, b: Array, c: Array) -> Array:
-    """a*b + c of float64 with one rounding (to within 2^-50 ulp): Dekker's exact product, Knuth's exact sum."""
+    """Compute a*b + c of float64 with one rounding (to within 2^-50 ulp), by Dekker's exact product and Knuth's exact sum."""
     product = a * b
     split = 134217729.0                                  # 2^27 + 1 cuts a float64 into two halves of 26 bits
     a_hi, b_hi = a * split, b * split
@@ -119,7 +120,7 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
     back = total - product
     rest = (product - (total - back)) + (c - back)
     exact = total + (rest + error)
-    # infinities, NaNs, products that lost bits to underflow and splits that overflowed have the plain answer
+    # for infinities, NaNs, products that lost bits to underflow and splits that overflowed: the rounded product plus c
     return np.where(np.isfinite(exact) & (np.abs(product) > 1e-280), exact, total)
 
 
@@ -130,10 +131,10 @@ def _mulacc(a: Array, b: Array, c: Array) -> Array:
 
 
 def dot(acc: Array, x: Array, y: Array, group: int) -> Array:
-    """acc[lane] + Σ x·y over a lane's group of narrow numbers, in held form, as dot instructions of CPUs compute it.
+    """Compute acc[lane] + Σ x·y over each lane's group of `group` narrow numbers, in held form, as dot instructions of CPUs do.
 
-    Integers wrap. Of bfloat16 the last product of a group is added first, each sum is rounded to nearest even, and denormal operands,
-    products and sums count as zeros of their sign (VDPBF16PS, Intel SDM volume 2)."""
+    Integers wrap. For bfloat16 the products of a group are added from last to first, each sum is rounded to nearest even, and denormal
+    operands, products and sums count as zeros of their sign (VDPBF16PS, Intel SDM volume 2)."""
     a, b = x.reshape(-1, group), y.reshape(-1, group)
     if acc.dtype != np.float32:
         return np.asarray((acc + (a.astype(np.int64) * b).sum(-1)).astype(acc.dtype))
@@ -144,10 +145,10 @@ def dot(acc: Array, x: Array, y: Array, group: int) -> Array:
 
 
 def tile_dot(acc: Array, x: Array, y: Array, rows: int, columns: int, group: int) -> Array:
-    """acc[m, n] + Σ x[m, k·group + i]·y[k, n·group + i] over k and i, flat arrays in held form, as matrix instructions compute it.
+    """Compute acc[m, n] + Σ x[m, k·group + i]·y[k, n·group + i] over k and i, on flat arrays in held form, as AMX instructions do.
 
-    Integers wrap. Of bfloat16 the products are summed up from 0 in their order, the first of all groups and the second ones apart, each
-    sum rounded to nearest even; both are added, then the accumulator. Denormals count as zeros (TDPBF16PS, Intel SDM volume 2)."""
+    Integers wrap. For bfloat16 there is one sum over k for each i, which starts at 0, in the order of k, rounded to nearest even after each
+    addition. These sums are added, then the accumulator. Denormals count as zeros (TDPBF16PS, Intel SDM volume 2)."""
     a = x.reshape(rows, -1, group)
     b = y.reshape(-1, columns, group)
     total = acc.reshape(rows, columns)
@@ -164,7 +165,7 @@ def tile_dot(acc: Array, x: Array, y: Array, rows: int, columns: int, group: int
 
 
 def round_factor(x: Array, significand: int) -> Array:
-    """float32 numbers rounded to so many significant bits, to nearest, ties away from 0; 0: as they are."""
+    """Round float32 numbers to `significand` significant bits, to nearest, ties away from 0; `significand` 0: no rounding."""
     if not significand:
         return x
     dropped = 24 - significand
@@ -173,8 +174,9 @@ def round_factor(x: Array, significand: int) -> Array:
 
 
 def matrix_product(acc: Array, a: Array, b: Array, significand: int = 0) -> Array:
-    """acc + a·b of matrices in held form, as matrix instructions of a GPU compute it; `significand`: bits to which factors are rounded.
-    Integers wrap. Products of 16-bit floats are exact; how their sums are rounded NVIDIA does not say: here once, to nearest."""
+    """Compute acc + a·b of matrices in held form, as matrix instructions of a GPU do. `significand`: significant bits to which the factors
+    are rounded first; 0: none. Integers wrap. Products of 16-bit floats are exact. NVIDIA does not document how their sums are rounded;
+    here each result is rounded once, to nearest."""
     a, b = round_factor(a, significand), round_factor(b, significand)
     if acc.dtype.kind != "f":
         return np.asarray((acc + a.astype(np.int64) @ b.astype(np.int64)).astype(acc.dtype))
@@ -182,7 +184,7 @@ def matrix_product(acc: Array, a: Array, b: Array, significand: int = 0) -> Arra
 
 
 def _flush(x: Array) -> Array:
-    """float32 numbers with denormals as zeros of their sign."""
+    """Replace denormal float32 numbers by zeros of their sign."""
     return np.asarray(np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x))
 
 
@@ -208,16 +210,16 @@ OPERATION_VALUES: dict[Ops, Callable[..., Any]] = {
 
 
 def scaleb(x: Array, n: Array) -> Array:
-    """x · 2^n with one rounding, of floats; n is a finite integer or NaN, which gives NaN."""
+    """Compute x · 2^n of floats with one rounding. `n`: integers as floats; a NaN or infinity among them gives NaN."""
     defined = np.isfinite(n)
     whole = np.clip(np.where(defined, n, 0), -5000, 5000).astype(np.int32)
     return np.asarray(np.where(defined, np.ldexp(x, whole), np.nan).astype(x.dtype))
 
 
 def apply_alu(op: Ops, dtype: DType, args: Sequence[Array]) -> Array:
-    """The result, in held form of the result's `dtype`, of an ALU operation on operands in held form (broadcast together).
+    """Apply an ALU operation to operands in held form, which are broadcast against each other; returns held form of the result's `dtype`.
 
-    Transcendental functions of float32 and narrower are computed in float64 and rounded, so within half an ulp."""
+    Transcendental functions of float32 and narrower types are computed in float64 and rounded, so their error is about half an ulp."""
     function = OPERATION_VALUES.get(op)
     if function is None:
         raise UnsupportedError(f"{op.value} is not an elementwise operation with a NumPy meaning")
