@@ -40,8 +40,8 @@ from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
 from svod.prepare import arranged, complete_config, prepare_graph
 from svod.steps.page import render_plans, write_page
-from svod.steps.plan_steps import Figures, PlanPart, part_of_plan
-from svod.steps.steps import Step
+from svod.steps.plan_steps import KernelSeconds, PlanPart, part_of_plan
+from svod.steps.steps import PassStep
 from svod.tensor import Tensor
 from svod.tracing import Jit
 from svod.tune.resolved import database, resolve
@@ -115,7 +115,7 @@ def _explain_plan(plan: ExecutionPlan, title: str = "plan", prefix: str = "") ->
             lambda: [part_of_plan(plan, figures=_figures(plan, analysis), title=title, prefix=prefix)])
 
 
-def _figures(plan: ExecutionPlan, analysis: PlanAnalysis) -> Figures:
+def _figures(plan: ExecutionPlan, analysis: PlanAnalysis) -> KernelSeconds:
     """Seconds of a plan's kernels: the lower bounds of the analysis, and the times recorded in the tuning database for their chains."""
     db = database(complete_config(None))
     measured = {}
@@ -123,7 +123,7 @@ def _figures(plan: ExecutionPlan, analysis: PlanAnalysis) -> Figures:
         if isinstance(k.form, KernelForm):
             times = [w.time for w in db.ranking(k.key, k.form.target.key) if chain_text(w.chain) == k.chain and w.time is not None]
             measured.update({k.key: times[0]} if times else {})
-    return Figures({k.key: k.seconds for k in analysis.kernels if k.seconds is not None}, measured)
+    return KernelSeconds({k.key: k.seconds for k in analysis.kernels if k.seconds is not None}, measured)
 
 
 def _explain_tensors(tensors: Sequence[Tensor]) -> Told:
@@ -145,14 +145,14 @@ def _explain_tensors(tensors: Sequence[Tensor]) -> Told:
     of_graph, of_kernels = _graph_lines(explained, numbers, kernels), _kernel_lines(explained, numbers, kernels, order)
     analysis = plan.analyze()
     first = (_graph_step(of_graph),
-             Step("kernels", "kernels", "the nodes that each kernel stores and reads, and why it was cut there", "kernels",
+             PassStep("kernels", "kernels", "the nodes that each kernel stores and reads, and why it was cut there", "kernels",
                   "\n".join(of_kernels)))
     return ("\n".join([*of_graph, "", *of_kernels, "", "plan", str(analysis)]),
             lambda: [part_of_plan(plan, explained, figures=_figures(plan, analysis), first=first)])
 
 
-def _graph_step(lines: Sequence[str]) -> Step:
-    return Step("graph", "graph", "the nodes as the schedule sees them, and the kernels that compute each", "nodes", "\n".join(lines))
+def _graph_step(lines: Sequence[str]) -> PassStep:
+    return PassStep("graph", "graph", "the nodes as the schedule sees them, and the kernels that compute each", "nodes", "\n".join(lines))
 
 
 def _plan_order(explained: Explained) -> list[int]:

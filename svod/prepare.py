@@ -17,7 +17,7 @@ import numpy as np
 from svod.compile.backend import Backend, device_named
 from svod.compile.plan.compiler import Chain, Compiled, compile_all
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.host_item import Transfer
+from svod.compile.plan.host_item import BufferCopy
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.observe import observe
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
@@ -345,7 +345,7 @@ def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: 
     numbers: dict[UOp, int] = {}
     kernels: dict[str, Kernel] = {}
     called: dict[str, HostCall] = {}
-    copies: dict[str, Transfer] = {}
+    copies: dict[str, BufferCopy] = {}
     place = places.of_buffer if places is not None else (lambda node: "")
     levels = schedule.levels() if made_here else check_schedule(schedule)
     order = sorted(range(len(levels)), key=lambda i: (levels[i], i))
@@ -366,7 +366,7 @@ def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: 
             continue
         if copies_to(call.ast):
             key = f"copy {call.ast.key.hex()}"
-            copies[key] = Transfer(call.args[0].dtype, call.args[0].arg)
+            copies[key] = BufferCopy(call.args[0].dtype, call.args[0].arg)
             written.add(call.args[0])
             calls.append(Call(key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i], call.offsets))
             continue

@@ -30,7 +30,7 @@ from svod.errors import KernelOptError
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
 from svod.tune.search.actions import apply_tied, default_actions, mutations
-from svod.tune.search.kernel_search import KernelSearch, Subject
+from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from svod.tune.search.strategies.strategy import Proposer, Strategy
 
 RACE_NOISE = 0.01          # standard deviation of the logarithm of a ratio
@@ -205,7 +205,7 @@ def run(space: Space, config: BeamConfig, measurer: RecordedMeasurer, make: Call
         measurements: int) -> list[Found]:
     """The incumbents of one search with this measurer."""
     seeds = [(s, Origin.SKETCH) for s in space.sketches] if config.sketches else []
-    search = KernelSearch(Subject(space.name, space.name, space.base, space.heuristic, seeds), config, measurer, strategy_of=make)
+    search = KernelSearch(SearchedKernel(space.name, space.name, space.base, space.heuristic, seeds), config, measurer, strategy_of=make)
     found: list[Found] = []
     while not search.finished and search.counts.timed < measurements:
         search.step()

@@ -63,7 +63,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Figures:
+class MeasuredCeilings:
     """The measured fields of `Ceilings`."""
 
     flops: dict[str, tuple[float, float]]
@@ -72,7 +72,7 @@ class Figures:
     curve: tuple[CurvePoint, ...]
 
 
-def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
+def measure_figures(target: Target, threads: int, *, quick: bool) -> MeasuredCeilings:
     """Measure with one thread and with `threads`. A hypervisor may temporarily run two virtual cores on one physical core, which the
     system does not show. Arithmetic takes little time, so it is measured at the beginning and at the end, and the faster result counts."""
     counts = sorted({1, threads})
@@ -105,7 +105,7 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     for name, (one, many) in measure_flops(loops, counts, samples, fma).items():
         first_one, first_many = flops[name]
         flops[name] = max(first_one, one), max(first_many, many)
-    return Figures(flops, bandwidth, _both([loops.dispatch_cost(n) for n in counts]),
+    return MeasuredCeilings(flops, bandwidth, _both([loops.dispatch_cost(n) for n in counts]),
                    () if quick else falling(curve[size] for size in sorted(curve)))
 
 

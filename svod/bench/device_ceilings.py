@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from svod.bench.ceiling_loops import CurvePoint, Figures, falling
+from svod.bench.ceiling_loops import CurvePoint, MeasuredCeilings, falling
 from svod.bench.timer import Contestant, calibrate, time_calls
 from svod.compile.backend import Backend, backend_named
 from svod.compile.lower.lower import lower
@@ -52,7 +52,7 @@ SAMPLES, QUICK_SAMPLES = 8, 3
 SAMPLE_SECONDS = 5e-3
 
 
-def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
+def measure_figures(target: Target, threads: int, *, quick: bool) -> MeasuredCeilings:
     """Measure the device that `target` describes. `threads`, a number of host threads, is ignored."""
     samples = QUICK_SAMPLES if quick else SAMPLES
     flops: dict[str, tuple[float, float]] = {}
@@ -69,8 +69,8 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     curve = {size: CurvePoint(size, *(memory_rate(target, kind, size, samples) for kind in ("read", "copy")))
              for size in ([largest] if quick else _doubling(SMALLEST_SET_BYTES, largest))}
     memory = {"read": curve[largest].read, "write": memory_rate(target, "write", largest, samples), "copy": curve[largest].copy}
-    return Figures(flops, {"memory": {kind: _twice(rate) for kind, rate in memory.items()}}, _twice(launch_seconds(target, samples)),
-                   () if quick else falling(curve[size] for size in sorted(curve)))
+    return MeasuredCeilings(flops, {"memory": {kind: _twice(rate) for kind, rate in memory.items()}},
+                            _twice(launch_seconds(target, samples)), () if quick else falling(curve[size] for size in sorted(curve)))
 
 
 def fma_rate(target: Target, dtype: DType, samples: int) -> float:

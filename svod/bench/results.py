@@ -29,7 +29,7 @@ SVOD = ("heuristic", "tuned")       # the contestants that run svod; all others 
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """The options of a run. `mode` beam searches kernels that the database lacks. `seed` decides the operands, and the `count` kernels
     of the suite random. `started` is in UTC, ISO 8601; `seconds` is the duration of the run."""
 
@@ -246,7 +246,7 @@ class SuiteResult:
 class Run:
     """All results of one `svod-bench run`."""
 
-    settings: Settings
+    settings: RunSettings
     machine: Machine
     versions: Mapping[str, str]
     load: Load

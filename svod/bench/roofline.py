@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from svod.bench.ceiling_loops import LOOPS_REVISION, STREAMS, CurvePoint, Figures
+from svod.bench.ceiling_loops import LOOPS_REVISION, STREAMS, CurvePoint, MeasuredCeilings
 from svod.bench.load import Watch, watch_machine
 from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
@@ -158,7 +158,7 @@ def measure_ceilings(target: Target, threads: int | None = None, *, quick: bool 
     loops = backend_named(target.device).ceilings
     if loops is None:
         raise UnsupportedError(f"nothing measures what the device {target.device} can do at best; pass ceilings")
-    figures: Figures = importlib.import_module(loops).measure_figures(target, count, quick=quick)
+    figures: MeasuredCeilings = importlib.import_module(loops).measure_figures(target, count, quick=quick)
     return Ceilings(target.key, count, quick, figures.flops, figures.bandwidth, figures.dispatch, figures.curve)
 
 

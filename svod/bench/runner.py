@@ -30,7 +30,7 @@ from svod.bench.peers import Array, Peer, Prepare, PreparedPeer
 from svod.bench.peers.alone import Alone
 from svod.bench.placing import Place, placed
 from svod.bench.race import interleave, paired_ratio
-from svod.bench.results import SVOD, CaseResult, ContestantResult, Load, Neighbour, PeerInfo, Run, Settings
+from svod.bench.results import SVOD, CaseResult, ContestantResult, Load, Neighbour, PeerInfo, Run, RunSettings
 from svod.bench.roofline import COMPUTE, Ceilings
 from svod.bench.suites.cases import Case
 from svod.bench.suites.reference import Result, difference, reference
@@ -52,7 +52,7 @@ CLOSE_FACTOR = 1.25             # ratios must be known to all peers whose time i
 
 
 @dataclass(frozen=True)
-class Timing:
+class CaseTiming:
     """The samples of a case. `seconds[i]`: the samples of contestant i, by round. `precise`: whether all required ratios are known to
     the requested precision."""
 
@@ -64,7 +64,7 @@ class Timing:
 def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, beside: Collection[int] = (),
                      elsewhere: Sequence[Sequence[Contestant]] = (), rng: random.Random, clock: Clock = time.perf_counter,
                      watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS),
-                     place: Place) -> Timing:
+                     place: Place) -> CaseTiming:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is used up.
 
     `elsewhere` has the same contestants on operands in other memory; rounds alternate between the placements. Fast contestants are found by
@@ -86,7 +86,7 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
 
 
 def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: BenchConfig, beside: Collection[int], rng: random.Random, *,
-                 clock: Clock, watch: Watch, pause: Callable[[], None]) -> Timing:
+                 clock: Clock, watch: Watch, pause: Callable[[], None]) -> CaseTiming:
     def calibrated_warm(contestant: Contestant) -> tuple[int, float]:
         pause()
         warm_up(contestant, WARM_SECONDS, clock)
@@ -110,7 +110,7 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
             peers = [seconds[i] for i in fast if i != lead and i not in beside]
             precise = (_is_known(peers, seconds[lead], config.precision)
                        and all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in beside))
-    return Timing(tuple(map(tuple, seconds)), precise, seen())
+    return CaseTiming(tuple(map(tuple, seconds)), precise, seen())
 
 
 def _without_the_slow(seconds: Sequence[Sequence[float]], lead: int, beside: Collection[int]) -> list[int]:
@@ -188,7 +188,7 @@ class _CaseRun:
                 there[name] = prepared
 
     def time(self, config: BenchConfig, rng: random.Random, *, clock: Clock, watch: Watch, pause: Callable[[], None],
-             place: Place) -> Timing | None:
+             place: Place) -> CaseTiming | None:
         """Samples of all ready contestants; None if none is left. If one fails, it is dropped and the others start again."""
         while set(self.ready).difference(BESIDE):
             names = list(self.ready)
@@ -209,7 +209,7 @@ class _CaseRun:
                                           search_seconds=o.search_seconds) if e.name in (o.name, o.same_as) else o for o in self.outcomes]
 
 
-def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: Settings, config: BenchConfig, *,
+def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequence[PeerInfo], settings: RunSettings, config: BenchConfig, *,
               target: Target, ceilings: Ceilings | None = None, arithmetic: Callable[[DType], Round] | None = None,
               started: Callable[[int, Case], None] = lambda i, case: None,
               finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,

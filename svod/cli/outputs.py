@@ -36,7 +36,7 @@ class Number(click.FloatRange):
         self.fail(f"{value!r} is not usable; accepted: a number of {self.name} {_limits(self)}", param, ctx)
 
 
-class Count(click.IntRange):
+class CountType(click.IntRange):
     """An integer in a range. The refusal of another value says what is accepted."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -46,7 +46,7 @@ class Count(click.IntRange):
         self.fail(f"{value!r} is not usable; accepted: an integer {_limits(self)}", param, ctx)
 
 
-def _limits(range: Number | Count) -> str:
+def _limits(range: Number | CountType) -> str:
     """The limits of a range in words. Each range here has a lower one."""
     return f"{'>' if range.min_open else '≥'} {range.min:g}" + ("" if range.max is None else f", at most {range.max:,.10g}")
 

@@ -23,7 +23,7 @@ log = logging.getLogger("svod.onnx")
 RUNTIMES = ("onnxruntime", "reference")
 
 
-class Tail:
+class RuntimeTail:
     """The nodes of a model that another runtime computes. `cut`: names of the values that svod computes for it; `results`: names of the
     model's outputs that it computes."""
 

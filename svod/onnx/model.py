@@ -16,7 +16,7 @@ from svod.config import PrepareConfig
 from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.variable import Variable
 from svod.errors import SvodError, UnsupportedError
-from svod.onnx.fallback import Tail, check_runtime
+from svod.onnx.fallback import RuntimeTail, check_runtime
 from svod.onnx.reader import SUPPORTED_TYPES, Arrays, OnnxError, Source, opsets, overridable, read_model, type_name
 from svod.onnx.values import Undecided, Value, array_of, dtype_of, tensor_of
 from svod.onnx.walk import Walk
@@ -158,12 +158,12 @@ class Model:
                 and not self.deciding and not any(isinstance(d, Variable) for d in self.dims.values())
                 and not any(isinstance(r, list) for r in results))
 
-    def _make_tail(self) -> Tail | None:
+    def _make_tail(self) -> RuntimeTail | None:
         """The part of the model that another runtime computes; None if svod computes all of it."""
         if not self._lacking:
             return None
         assert self.fallback is not None
-        tail = Tail(self.proto, self.walk.arrays, self._lacking, [o.name for o in self.outputs], self.fallback)
+        tail = RuntimeTail(self.proto, self.walk.arrays, self._lacking, [o.name for o in self.outputs], self.fallback)
         log.warning("%s runs %s and what stands behind: %.0f %% of the model's nodes", self.fallback, ", ".join(tail.operators),
                     100 * tail.share)
         return tail

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import HOST
-from svod.onnx.registry import Node, Operator
+from svod.onnx.registry import OnnxNode, Operator
 from svod.onnx.schemas import schema_of
 from svod.onnx.values import Value
 from svod.tensor import Tensor
@@ -30,7 +30,7 @@ class Halves:
         self._is_host = device is None or device.upper().partition(":")[0] == HOST
         self._unrounded: dict[UOp, Tensor] = {}     # unrounded results, by the graph node of the rounded one
 
-    def computed(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
+    def computed(self, node: OnnxNode, operator: Operator, operands: Sequence[Value]) -> list[Value]:
         """The results of a node, whose 16-bit operands are widened before if necessary."""
         taken = {i: o for i, o in enumerate(operands) if isinstance(o, Tensor) and is_half(o.dtype)}
         halves = {i: o.dtype for i, o in taken.items()}
@@ -40,7 +40,7 @@ class Halves:
         made = list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
         return [self._rounded(r, _kind(node, halves, i)) for i, r in enumerate(made)] if halves else made
 
-    def _widens(self, node: Node, operator: Operator, taken: Sequence[Tensor], halves: dict[int, DType]) -> bool:
+    def _widens(self, node: OnnxNode, operator: Operator, taken: Sequence[Tensor], halves: dict[int, DType]) -> bool:
         """Whether an operator's function gets float32 for the 16-bit operands `taken`, and its results are rounded."""
         if operator.raw:
             return False
@@ -66,7 +66,7 @@ class Halves:
         return half
 
 
-def _kind(node: Node, halves: dict[int, DType], output: int) -> DType | None:
+def _kind(node: OnnxNode, halves: dict[int, DType], output: int) -> DType | None:
     """The 16-bit type of an output, if the node's schema gives it the type of a 16-bit operand; None for another type. If the onnx
     package has no schema, the first 16-bit operand decides."""
     schema = schema_of(node.op, node.domain, node.version)
@@ -77,7 +77,7 @@ def _kind(node: Node, halves: dict[int, DType], output: int) -> DType | None:
     return tied.get(outputs[min(output, len(outputs) - 1)].type_str)
 
 
-def _types_follow(node: Node, halves: dict[int, DType]) -> bool:
+def _types_follow(node: OnnxNode, halves: dict[int, DType]) -> bool:
     """Whether a node's schema gives each result the type of one of these operands, or a type that is no float."""
     schema = schema_of(node.op, node.domain, node.version)
     return schema is not None and all(_kind(node, halves, i) is not None or not any("float" in t or "double" in t for t in p.types)

@@ -48,7 +48,7 @@ class Operator:
 
 
 @dataclass
-class Node:
+class OnnxNode:
     """A node as seen by an operator's function. `asked`: for each output, whether it has a name. `walk`: the interface to the graph
     around the node (`svod.onnx.walk._Inside`), which computes its subgraphs."""
 

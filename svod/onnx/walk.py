@@ -27,7 +27,7 @@ from svod.onnx.reader import (
     subgraphs,
     type_name,
 )
-from svod.onnx.registry import Node, Operator, find
+from svod.onnx.registry import OnnxNode, Operator, find
 from svod.onnx.schemas import type_mistake
 from svod.onnx.values import DIFFERS, Value, is_known, is_narrow_integer, tensor_of
 from svod.tensor import Tensor
@@ -186,8 +186,8 @@ class Walk:
             self._owned(attributes)
         domain = domain_of(proto)
         asked = [bool(o) for o in proto.output]
-        node = Node(proto.op_type, proto.name or (proto.output[0] if proto.output else ""), domain, self.opsets.get(domain, 1), attributes,
-                    asked, _Inside(self, values, proto))
+        node = OnnxNode(proto.op_type, proto.name or (proto.output[0] if proto.output else ""), domain, self.opsets.get(domain, 1),
+                        attributes, asked, _Inside(self, values, proto))
         operands = [_value(values, n) if n else None for n in proto.input]
         while operands and operands[-1] is None:
             operands.pop()
@@ -207,7 +207,7 @@ class Walk:
             raise OnnxError(f"{node} of {_shapes(operands)} cannot be computed: {type(e).__name__}: {e}") from e
         return [self.known.settled(r) for r in made] if _are_known(proto, operands) else made
 
-    def _operands(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
+    def _operands(self, node: OnnxNode, operator: Operator, operands: Sequence[Value]) -> list[Value]:
         """The operands in the form that the operator's function takes."""
         taken: list[Value] = []
         for i, o in enumerate(operands):

@@ -18,7 +18,7 @@ from jinja2 import Environment
 
 from svod.steps.changes import SHORT, shortened
 from svod.steps.plan_steps import KernelPart, PlanPart
-from svod.steps.steps import NEST, UNCHANGED, Step, as_text
+from svod.steps.steps import NEST, UNCHANGED, PassStep, as_text
 from svod.system import quantities as q
 from svod.system.files import write_text
 from svod.system.pages import environment
@@ -45,7 +45,7 @@ class KernelSteps:
     part: KernelPart
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PassStep, ...]:
         return self.part.steps
 
     def __str__(self) -> str:
@@ -95,6 +95,6 @@ def _cut(text: str) -> tuple[str, int]:
     return ("\n".join(lines[:MOST_LINES]), max(0, len(lines) - MOST_LINES))
 
 
-def _is_open(step: Step) -> bool:
+def _is_open(step: PassStep) -> bool:
     """Whether a step is unfolded when the page opens: a loop nest, or an opt that could not be applied."""
     return step.language == NEST or (bool(step.problem) and step.name == "opts")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from svod.compile.plan.dump import PLAN_PASSES, Subject
+from svod.compile.plan.dump import PLAN_PASSES, DumpedPlan
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm
 from svod.compile.plan.plan_parts import PreparedKernel, kernel_name
@@ -17,14 +17,14 @@ from svod.core.cost.op_count import Work
 from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.schedule.schedule import Explained
 from svod.errors import SvodError
-from svod.steps.steps import Step, linked, steps_of
+from svod.steps.steps import PassStep, linked, steps_of
 from svod.system.quantities import amount
 from svod.system.quantities import seconds as duration
 
 _LATER = {"opts", *(p.name for p in KERNEL_PASSES)}     # passes whose steps `steps_of` makes
 
 
-class Call(NamedTuple):
+class PlanCall(NamedTuple):
     """A kernel of the plan, at position `number` in the plan's order. `part`: the id of the page's part about it, "" if svod has no code
     of it. `cycles`: predicted, else None. `estimate`: the least seconds that the machine's ceilings allow; `measured`: seconds of a run."""
 
@@ -49,7 +49,7 @@ class KernelPart:
     id: str
     name: str
     facts: tuple[tuple[str, str], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[PassStep, ...]
 
     @property
     def cycles(self) -> float | None:
@@ -63,26 +63,26 @@ class PlanPart:
 
     title: str
     facts: tuple[tuple[str, str], ...]
-    calls: tuple[Call, ...]
-    steps: tuple[Step, ...]
+    calls: tuple[PlanCall, ...]
+    steps: tuple[PassStep, ...]
     kernels: tuple[KernelPart, ...]
 
 
 @dataclass(frozen=True)
-class Figures:
+class KernelSeconds:
     """Seconds of one run of a kernel, by its key: the least that the machine's ceilings allow, and the measured ones."""
 
     estimates: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)
 
 
-def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, figures: Figures | None = None, title: str = "plan",
-                 prefix: str = "", first: tuple[Step, ...] = ()) -> PlanPart:
+def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, figures: KernelSeconds | None = None, title: str = "plan",
+                 prefix: str = "", first: tuple[PassStep, ...] = ()) -> PlanPart:
     """A plan step by step. `explained`: how its graph was cut into kernels; if None, passes over the graph are left out. `prefix`:
     prepended to the HTML ids of its kernels, for pages with several plans. `first`: steps to show before those of the passes."""
-    subject, figures = Subject(explained, plan), figures or Figures()
-    of_plan: list[Step] = list(first)
-    of_kernels: dict[str, list[Step]] = {}
+    subject, figures = DumpedPlan(explained, plan), figures or KernelSeconds()
+    of_plan: list[PassStep] = list(first)
+    of_kernels: dict[str, list[PassStep]] = {}
     for p in PLAN_PASSES:
         if p.name in _LATER or (p.reads_graph and explained is None):
             continue
@@ -90,9 +90,9 @@ def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, fig
             for section in p.show(subject):
                 steps = of_kernels.setdefault(section.kernel, []) if section.kernel else of_plan
                 if not section.kernel or all(s.name != p.name for s in steps):      # a kernel that occurs again is shown once
-                    steps.append(Step(p.name, p.name, p.what, f"text after {p.name}", section.text))
+                    steps.append(PassStep(p.name, p.name, p.what, f"text after {p.name}", section.text))
         except SvodError as e:      # the pass cannot show the graph, e.g. one with variables cannot be printed as text that can be parsed
-            of_plan.append(Step(p.name, p.name, p.what, "", "", str(e)))
+            of_plan.append(PassStep(p.name, p.name, p.what, "", "", str(e)))
     parts = {key: _part(k, f"{prefix}kernel-{i}", plan, of_kernels.get(key, []), figures)
              for i, (key, k) in enumerate(subject.first.items())}
     calls = tuple(call_of(i, k, parts.get(k.key), figures) for i, k in enumerate(plan.every))
@@ -108,11 +108,11 @@ def _plan_facts(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
         yield "variables", ", ".join(f"{v.name} {v.min}…{v.max}" for v in plan.variables.values())
 
 
-def call_of(number: int, k: PreparedKernel, part: KernelPart | None = None, figures: Figures | None = None) -> Call:
+def call_of(number: int, k: PreparedKernel, part: KernelPart | None = None, figures: KernelSeconds | None = None) -> PlanCall:
     """A kernel as a row of the overview. `number`: its position in the plan."""
-    figures = figures or Figures()
+    figures = figures or KernelSeconds()
     work = k.estimate if isinstance(k.estimate, Work) else None
-    return Call(number, kernel_name(k), part.id if part is not None else "", k.opts_source, k.chain or AS_IT_IS,
+    return PlanCall(number, kernel_name(k), part.id if part is not None else "", k.opts_source, k.chain or AS_IT_IS,
                 part.cycles if part is not None else None, figures.estimates.get(k.key), figures.measured.get(k.key),
                 work.bytes_moved if work is not None else None, k.level, _cut_words(k.cut), k.origin)
 
@@ -127,13 +127,13 @@ def part_of_kernel(form: KernelForm, name: str) -> KernelPart:
     return KernelPart("kernel-0", name, tuple(facts), steps_of(form))
 
 
-def _part(k: PreparedKernel, id_: str, plan: ExecutionPlan, first: list[Step], figures: Figures) -> KernelPart:
+def _part(k: PreparedKernel, id_: str, plan: ExecutionPlan, first: list[PassStep], figures: KernelSeconds) -> KernelPart:
     form = k.form
     assert isinstance(form, KernelForm), "the plan was prepared of kernel ASTs"
     return KernelPart(id_, kernel_name(k), tuple(_facts(k, form, plan, figures)), steps_of(form, first))
 
 
-def _facts(k: PreparedKernel, form: KernelForm, plan: ExecutionPlan, figures: Figures) -> Iterator[tuple[str, str]]:
+def _facts(k: PreparedKernel, form: KernelForm, plan: ExecutionPlan, figures: KernelSeconds) -> Iterator[tuple[str, str]]:
     outs = [f"{dtype.name} {size}" for dtype, size in (k.spec.params[slot] for slot in k.spec.outs)]
     yield "stores", ", ".join(outs)
     yield "cut because", _cut_words(k.cut)

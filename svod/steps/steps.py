@@ -36,7 +36,7 @@ _SENTENCE = re.compile(r"(?<=[\w`)]\.) (?=[A-Z`])")
 
 
 @dataclass(frozen=True)
-class Step:
+class PassStep:
     """The result of a pass. `name`: the pass; `about`: what it does; `language`: the language of `text`. `problem`: why there is no
     text, "" if there is one. `cycles`: predicted for this state; None without a prediction."""
 
@@ -47,7 +47,7 @@ class Step:
     text: str
     problem: str = ""
     cycles: float | None = None
-    before: Step | None = None
+    before: PassStep | None = None
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -71,27 +71,27 @@ class Step:
         return self.cycles / self.before.cycles
 
 
-def steps_of(form: KernelForm, first: Sequence[Step] = ()) -> tuple[Step, ...]:
+def steps_of(form: KernelForm, first: Sequence[PassStep] = ()) -> tuple[PassStep, ...]:
     """All steps of a kernel under its opt chain, each linked to the step that it is compared with. `first`: steps of earlier passes; if
     empty, the canonical AST is the first step."""
     steps = list(first)
     if not steps:
-        steps.append(Step("canonical", "canonical AST", "what the kernel computes, in the form that its key is made of", AST,
+        steps.append(PassStep("canonical", "canonical AST", "what the kernel computes, in the form that its key is made of", AST,
                           format_ast(form.kernel.ast)))
     if form.kernel.library_kernel is None:
         steps.extend(_opt_steps(form))
     for p in KERNEL_PASSES:
         with suppress(StageMissing):
             text, problem = _made(partial(p.show, form))
-            steps.append(Step(p.name, p.name, p.what, p.language, text, problem))
+            steps.append(PassStep(p.name, p.name, p.what, p.language, text, problem))
     return linked(steps)
 
 
-def linked(steps: Iterable[Step]) -> tuple[Step, ...]:
+def linked(steps: Iterable[PassStep]) -> tuple[PassStep, ...]:
     """The steps, each with `before` set to the nearest earlier step that has text. It is None if no step has had text since the language
     last changed."""
-    out: list[Step] = []
-    last: Step | None = None
+    out: list[PassStep] = []
+    last: PassStep | None = None
     for s in steps:
         before = last if last is not None and last.language == s.language else None
         out.append(replace(s, before=before))
@@ -99,7 +99,7 @@ def linked(steps: Iterable[Step]) -> tuple[Step, ...]:
     return tuple(out)
 
 
-def _opt_steps(form: KernelForm) -> Iterator[Step]:
+def _opt_steps(form: KernelForm) -> Iterator[PassStep]:
     """Steps of the loops without opts, and after each opt. They end with the first opt that does not apply."""
     state = Scheduler(form.kernel, form.target)
     yield _nest_step(state, AS_IT_IS, "the loops of the kernel without opts")
@@ -107,18 +107,18 @@ def _opt_steps(form: KernelForm) -> Iterator[Step]:
         try:
             state = apply_opt(state, opt)
         except SvodError as e:
-            yield Step("opts", opt_text(opt), about_opt(opt.op), NEST, "", str(e))
+            yield PassStep("opts", opt_text(opt), about_opt(opt.op), NEST, "", str(e))
             return
         yield _nest_step(state, opt_text(opt), about_opt(opt.op))
 
 
-def _nest_step(state: Scheduler, title: str, about: str) -> Step:
+def _nest_step(state: Scheduler, title: str, about: str) -> PassStep:
     text, problem = _made(lambda: print_nest(state))
     try:
         cycles = float(backend_named(state.target.device).cost(state).cycles)
     except SvodError:       # the opts contradict each other until a later one is applied; the printed nest says so, too
         cycles = None
-    return Step("opts", title, about, NEST, text, problem, cycles)
+    return PassStep("opts", title, about, NEST, text, problem, cycles)
 
 
 def about_opt(op: str) -> str:
@@ -137,13 +137,13 @@ def _made(make: Callable[[], str]) -> tuple[str, str]:
         return "", str(e)
 
 
-def as_text(steps: Sequence[Step]) -> str:
+def as_text(steps: Sequence[PassStep]) -> str:
     """The steps for a terminal. A step that is compared with the one before shows changed lines with their signs, others show their
     text."""
     return "\n\n".join(map(_step_text, steps))
 
 
-def _step_text(step: Step) -> str:
+def _step_text(step: PassStep) -> str:
     cycles = "" if step.cycles is None else f"  {amount(step.cycles)} cycles"
     head = f"-- {step.name}{f': {step.title}' if step.title != step.name else ''} --{cycles}"
     body = step.problem or ("as before" if step.summary == UNCHANGED else _marked_lines(step.rows) if step.rows else step.text)

@@ -20,7 +20,7 @@ UNCHECKED_FLAG = 0b01    # flag bit of bytecode that is not compared with its so
 PYC_HEADER_BYTES = 16    # bytes before the code in a .pyc file: magic number, flags, time and size of the source
 
 
-class Source:
+class SourceFiles:
     """The files of a package at `root`, as they are now: in a directory, in an archive, or in the file of a frozen program."""
 
     def __init__(self, root: Path) -> None:
@@ -109,17 +109,17 @@ def _executed(path: str) -> bytes:
     return raw[PYC_HEADER_BYTES:] if path.endswith(".pyc") else raw
 
 
-_SVOD = Source(Path(os.path.abspath(__file__)).parent.parent)
+_SVOD = SourceFiles(Path(os.path.abspath(__file__)).parent.parent)
 GENERATOR = ("core", "compile", "system", "config.py", "errors.py")     # the directories and files that generated code depends on
 
 
 def source_digest() -> str:
-    """A digest of all of svod's code (`Source.digest`)."""
+    """A digest of all of svod's code (`SourceFiles.digest`)."""
     return _SVOD.digest()
 
 
 def generator_digest() -> str:
-    """A digest of the part of svod's code that generates code (`Source.digest`)."""
+    """A digest of the part of svod's code that generates code (`SourceFiles.digest`)."""
     return _SVOD.digest(*GENERATOR)
 
 

@@ -25,7 +25,7 @@ from svod.errors import SvodError, UnsupportedError
 from svod.torch.decompositions import decompositions
 from svod.torch.functions import GraphFunction
 from svod.torch.memory import is_representable
-from svod.torch.plans import Program, attributes_of
+from svod.torch.plans import AtenProgram, attributes_of
 from svod.torch.reports import graph_breaks
 from svod.torch.settings import Settings
 from svod.torch.translate import place_of_entry
@@ -122,7 +122,7 @@ def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Setti
     """Compile the graph through AOT autograd, whose functional graphs become GraphFunctions. If svod refuses a call, PyTorch runs
     Dynamo's original graph, not the functional one, because only the former is right for arguments that share memory."""
     def compiler(functional: Any, fake_inputs: Sequence[Any]) -> Any:
-        program = Program(name, functional.graph, attributes_of(functional), {})
+        program = AtenProgram(name, functional.graph, attributes_of(functional), {})
         return boxed(GraphFunction(program, *static_arguments(functional), _refuse, settings, ENTRY))
     keep_whole(gm)
     with without_onednn():

@@ -12,7 +12,7 @@ from svod.errors import ArgumentError, ShapeError, StateError, UnsupportedError
 from svod.torch.decompositions import decompositions
 from svod.torch.functions import GraphFunction
 from svod.torch.memory import is_representable
-from svod.torch.plans import Program, attributes_of
+from svod.torch.plans import AtenProgram, attributes_of
 from svod.torch.settings import Settings
 from svod.torch.watch import registrations
 
@@ -20,7 +20,7 @@ _STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a TOKEN argu
 
 
 def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
-            device: str | None = None, **kwargs: Any) -> Compiled:
+            device: str | None = None, **kwargs: Any) -> CompiledModule:
     """Compile the module to a function that svod runs. `args` and `kwargs`: example inputs, which fix the sizes, except axes named in
     `dynamic_shapes` (as in torch.export.export): these may differ from call to call, with a plan for each size. `mode` and `options`: as in
     torch.compile(backend="svod"). `device`: the device that computes tensors on PyTorch's CPU; tensors on CUDA are computed there.
@@ -44,10 +44,10 @@ def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | Non
     except Exception as error:      # tracing runs the module's code, which may raise any error
         raise UnsupportedError(f"{type(module).__name__} cannot be exported by torch.export, so torch.compile(module, backend=\"svod\"), "
                                f"which cuts it into graphs, may be the way: {type(error).__name__}: {error}") from error
-    return Compiled(exported, module, settings)
+    return CompiledModule(exported, module, settings)
 
 
-class Compiled:
+class CompiledModule:
     """An exported module that svod runs. Call it like the module."""
 
     def __init__(self, exported: Any, source: Any, settings: Settings) -> None:
@@ -77,7 +77,7 @@ class Compiled:
         # calls with tensors only, and with a single result, skip flattening nested containers
         self._is_flat = self._in == pytree.tree_flatten((tuple(range(len(self._inputs))), {}))[1]
         self._is_one = self._out == pytree.tree_flatten(0)[1]
-        program = Program(name, exported.graph, attributes_of(exported.graph_module), mutations)
+        program = AtenProgram(name, exported.graph, attributes_of(exported.graph_module), mutations)
         self.function = GraphFunction(program, static, kept, self._eager, settings, "svod.torch.compile", check=self._check,
                                       bound=self._look_for_replaced)
 

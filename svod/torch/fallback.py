@@ -24,7 +24,7 @@ from svod.torch.memory import TORCH_DTYPES, is_representable, svod_dtype, tensor
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
-class Clock:
+class FallbackSeconds:
     """Counts the seconds that PyTorch takes for operations of a plan."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Foreign:
         self.inputs, self.compute, self.example = tuple(inputs), compute, example
 
 
-def run_in_torch(operation: Any, args: Any, kwargs: Any, clock: Clock) -> Any:
+def run_in_torch(operation: Any, args: Any, kwargs: Any, clock: FallbackSeconds) -> Any:
     """Run an ATen operation on svod tensors, Foreign values and constants. The results are svod tensors, which a callback computes, or
     `Foreign` values if svod lacks their dtype.
 
@@ -94,7 +94,7 @@ def _example_results(operation: Any, leaves: Sequence[Any], structure: Any) -> A
 
 
 def _callback(name: str, compute: Callable[..., Any], tensors: Sequence[Tensor], results: Sequence[tuple[tuple[int, ...], DType]],
-              chosen: Sequence[int], clock: Clock) -> Sequence[Tensor]:
+              chosen: Sequence[int], clock: FallbackSeconds) -> Sequence[Tensor]:
     """The `chosen` leaves of the result of `compute`, as svod tensors. NumPy has no bfloat16: such values are passed as float32, which
     represents them exactly."""
     if not results:

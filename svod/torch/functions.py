@@ -12,9 +12,9 @@ import torch
 
 from svod.errors import SharedMemoryError, SvodError, UnsupportedError
 from svod.system.forksafe import remake_after_fork
-from svod.torch.kept import Kept
+from svod.torch.kept import WrittenArguments
 from svod.torch.memory import is_representable
-from svod.torch.plans import Plan, Program, bytes_of, make_plan
+from svod.torch.plans import AtenProgram, Plan, bytes_of, make_plan
 from svod.torch.settings import Settings
 from svod.torch.threads import share_cores
 from svod.torch.translate import Missing, unsupported
@@ -36,7 +36,7 @@ class GraphFunction:
     was replaced. `eager`: the same function, run by PyTorch. `check`: raises for arguments that the function was not compiled for; it is
     called once for each form of arguments."""
 
-    def __init__(self, program: Program, static: Sequence[int], kept: Sequence[int], eager: Callable[..., Any], settings: Settings,
+    def __init__(self, program: AtenProgram, static: Sequence[int], kept: Sequence[int], eager: Callable[..., Any], settings: Settings,
                  entry: str, *, bound: Callable[[], None] | None = None,
                  check: Callable[[Sequence[Any]], None] = lambda given: None) -> None:
         self.bound, self.check = bound, check
@@ -124,7 +124,7 @@ class GraphFunction:
             self.weights.pop(key, None)
             while len(self.weights) >= MOST_WEIGHTS:
                 del self.weights[next(iter(self.weights))]
-            made = self._latest = self.weights[key] = Weights(static, Kept(self.kept, bound=self.bound is not None))
+            made = self._latest = self.weights[key] = Weights(static, WrittenArguments(self.kept, bound=self.bound is not None))
         return made
 
     def _count_change(self, static: Sequence[Any]) -> None:

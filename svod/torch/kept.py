@@ -10,35 +10,36 @@ from operator import is_
 from typing import Any
 
 from svod.torch.memory import gpu_of
-from svod.torch.watch import Watch
+from svod.torch.watch import TensorWatch
 
 
-class Kept:
+class WrittenArguments:
     """The arguments of a graph, given by `numbers`, that it writes and that live in the module. `bound`: they are the same tensors in
     every call."""
 
     def __init__(self, numbers: Sequence[int], *, bound: bool) -> None:
         self._numbers, self._is_bound = numbers, bound
-        self._now: Places | None = None
+        self._now: TensorPlaces | None = None
 
-    def places(self, given: Sequence[Any]) -> Places:
+    def places(self, given: Sequence[Any]) -> TensorPlaces:
         """The addresses and forms of the tensors in this call: the same object as in the previous call, if nothing has changed."""
         now = self._now
         if now is not None and (self._is_bound or now.is_of([given[i] for i in self._numbers])) and now.is_unchanged():
             return now
-        self._now = now = Places([given[i] for i in self._numbers])
+        self._now = now = TensorPlaces([given[i] for i in self._numbers])
         return now
 
 
-class Places:
+class TensorPlaces:
     """The addresses and forms of tensors. `can_stay`: whether a plan may stay bound to their memory. It may not for memory on a GPU,
     which has to be synchronised in each call."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = list(tensors)
-        self._watch = Watch(tensors, numbers=False)
+        self._watch = TensorWatch(tensors, numbers=False)
         self.is_unchanged: Callable[[], object] = self._watch.is_unchanged
-        self.form = Form(tuple(self._watch.forms))      # compared in each call, because another thread may change a tensor in the meantime
+        # compared in each call, because another thread may change a tensor in the meantime
+        self.form = TensorForms(tuple(self._watch.forms))
         self.can_stay = not any(map(gpu_of, tensors))
 
     def is_of(self, tensors: Sequence[Any]) -> bool:
@@ -46,7 +47,7 @@ class Places:
         return all(map(is_, tensors, self._tensors))
 
 
-class Form:
+class TensorForms:
     """Dtypes, sizes, strides and devices of tensors, as a part of keys: the hash is computed only once."""
 
     def __init__(self, forms: tuple[Any, ...]) -> None:
@@ -56,4 +57,4 @@ class Form:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Form) and self._forms == other._forms
+        return isinstance(other, TensorForms) and self._forms == other._forms

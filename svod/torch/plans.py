@@ -21,8 +21,8 @@ from svod.core.graph.storage import base_of
 from svod.core.machine.target import HOST
 from svod.errors import SharedMemoryError, UnsupportedError
 from svod.tensor import Tensor
-from svod.torch.fallback import Clock
-from svod.torch.kept import Places
+from svod.torch.fallback import FallbackSeconds
+from svod.torch.kept import TensorPlaces
 from svod.torch.memory import (
     TORCH_DTYPES,
     gpu_among,
@@ -44,7 +44,7 @@ from svod.tracing.capture import capture
 from svod.tracing.captured import Captured
 
 
-class Program(NamedTuple):
+class AtenProgram(NamedTuple):
     """An FX graph of ATen operations. `attributes`: the tensors in it, by name. `mutations`: number of an output → number of the input
     whose content it replaces."""
 
@@ -61,7 +61,7 @@ def attributes_of(module: Any) -> dict[str, Any]:
     return {name: held[name] for name in read if isinstance(held.get(name), torch.Tensor)}
 
 
-class Source(NamedTuple):
+class ArgumentSource(NamedTuple):
     """An argument that the plan reads. `argument`: its number. `order`: its axes from the outermost in memory to the innermost; (): in
     natural order; None: the tensor has gaps, and a copy is read. `read`: the function from a tensor to the memory that a run reads."""
 
@@ -91,12 +91,12 @@ class Result(NamedTuple):
 
 class Plan:
     """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of the arguments that it writes; `copied`: pairs
-    (number of such an argument, number of the output that is copied into it). `kept`: the numbers of arguments located by `Places`.
+    (number of such an argument, number of the output that is copied into it). `kept`: the numbers of arguments located by `TensorPlaces`.
     `weights`: the tensors that are constants of the plan, by number. `missing`: the operations that PyTorch runs."""
 
-    def __init__(self, sources: Sequence[Source], captured: Captured | None, results: Sequence[Result], written: Collection[int],
+    def __init__(self, sources: Sequence[ArgumentSource], captured: Captured | None, results: Sequence[Result], written: Collection[int],
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
-                 missing: Sequence[Missing], clock: Clock) -> None:
+                 missing: Sequence[Missing], clock: FallbackSeconds) -> None:
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
         # pairs of arguments that must not share memory; checked here if the run reads copies of them, because it then cannot detect that
@@ -127,9 +127,9 @@ class Plan:
     def _forget_memory(self) -> None:
         # (tensor, address, memory that is read) for each source
         self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(self.sources)
-        self._held: tuple[Places | None, list[Any] | None] = None, None         # addresses of kept arguments, and their memory
+        self._held: tuple[TensorPlaces | None, list[Any] | None] = None, None    # addresses of kept arguments, and their memory
 
-    def run(self, given: Sequence[Any], places: Places | None = None) -> list[Any]:
+    def run(self, given: Sequence[Any], places: TensorPlaces | None = None) -> list[Any]:
         """Run the plan for arguments of its sizes and layouts; returns the outputs. `places`: the addresses of kept arguments. Raises
         SharedMemoryError for arguments that share memory with an argument that the plan writes."""
         made: Any = ()
@@ -170,7 +170,7 @@ class Plan:
             if is_shared(given[a], given[b]):
                 raise SharedMemoryError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
 
-    def _read(self, given: Sequence[Any], places: Places | None) -> tuple[list[Any], list[Any] | None]:
+    def _read(self, given: Sequence[Any], places: TensorPlaces | None) -> tuple[list[Any], list[Any] | None]:
         """(the memory of all arguments, a list with the memory of kept arguments only). The list is the same object as long as `places`
         is, which tells the capture that kept arguments have not changed; it is None if they may have. A tensor at the address of the
         last run keeps its array, as long as PyTorch's stream on the GPU is the same."""
@@ -211,14 +211,14 @@ def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any]) -> Any:
     return t if r.strides is None else torch.empty_strided(t.shape, r.strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
-def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Tensor], kept: Collection[int],
+def make_plan(program: AtenProgram, given: Sequence[Any], constants: Mapping[int, Tensor], kept: Collection[int],
               config: PrepareConfig | None) -> Plan:
     """Make the plan of a program for arguments like `given`. `constants`: the weights among them, by number. `kept`: as in Plan.
 
     Raises SvodError for a graph that svod cannot run."""
     sources, stand_ins = _sources(given, constants)
     found: list[tuple[Translation, list[Result], list[tuple[int, int]]]] = []
-    clock = Clock()
+    clock = FallbackSeconds()
     sizes = symbols(program.graph, given)
     device = gpu_among([*given, *program.attributes.values()]) or HOST
     attributes = {name: constant(t).to(device) for name, t in program.attributes.items()}
@@ -283,7 +283,7 @@ class _Traced:
         return values
 
 
-def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[list[Source], dict[int, Source]]:
+def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[list[ArgumentSource], dict[int, ArgumentSource]]:
     """The arguments that the plan reads, as a list and by number. Tensors without elements are constants."""
     sources = []
     for i, t in enumerate(given):
@@ -291,11 +291,11 @@ def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[lis
             svod_dtype(t.dtype)
             order = order_in_memory(t.shape, t.stride())
             order = () if order == tuple(range(t.ndim)) else order
-            sources.append(Source(i, order, reader(t, order), t.numel() * t.element_size(), gpu_of(t)))
+            sources.append(ArgumentSource(i, order, reader(t, order), t.numel() * t.element_size(), gpu_of(t)))
     return sources, {s.argument: s for s in sources}
 
 
-def _in_shape(leaf: Tensor, source: Source) -> Tensor:
+def _in_shape(leaf: Tensor, source: ArgumentSource) -> Tensor:
     """An argument, permuted to PyTorch's order of axes."""
     return leaf.permute(inverse(source.order)) if source.order else leaf
 
@@ -304,13 +304,13 @@ def _value(argument: Any) -> Any:
     return Tensor.zeros(tuple(argument.shape), dtype=svod_dtype(argument.dtype)) if isinstance(argument, torch.Tensor) else argument
 
 
-def mutated_by(program: Program, translation: Translation) -> dict[int, Tensor]:
+def mutated_by(program: AtenProgram, translation: Translation) -> dict[int, Tensor]:
     """The tensors that replace the content of inputs, by the number of the input."""
     by_output = {place: translation.outputs[i] for i, place in program.mutations.items()}
     return {**translation.mutated, **{p: v for p, v in by_output.items() if isinstance(v, Tensor)}}
 
 
-def _results(program: Program, translation: Translation, sizes: Mapping[Any, int]) -> tuple[list[Result], list[Tensor],
+def _results(program: AtenProgram, translation: Translation, sizes: Mapping[Any, int]) -> tuple[list[Result], list[Tensor],
                                                                                           list[tuple[int, int]]]:
     """The outputs, the tensors that the run makes for them, each contiguous in memory order, and the pairs `copied` of Plan."""
     nodes = next(n for n in program.graph.nodes if n.op == "output").args[0]
@@ -337,7 +337,7 @@ def _results(program: Program, translation: Translation, sizes: Mapping[Any, int
     return results, values, []
 
 
-def _refuse_rebuilt(program: Program, written: Collection[int]) -> None:
+def _refuse_rebuilt(program: AtenProgram, written: Collection[int]) -> None:
     """Raise UnsupportedError if PyTorch may rebuild an output as a view of memory that arguments share: it uses the output's storage
     offset, but svod's outputs have memory of their own, at offset 0. Such graphs cut the arguments, by as_strided, out of one argument
     that covers all of them."""

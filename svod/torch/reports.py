@@ -39,7 +39,7 @@ class GraphReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class GraphsReport:
     """The live graphs of this process by name, and Dynamo's reasons for leaving code out of graphs (of any backend). `print` shows both;
     `graphs` and `breaks` are the data."""
 
@@ -60,10 +60,10 @@ class Report:
         return "\n".join([*lines, *broken])
 
 
-def report() -> Report:
+def report() -> GraphsReport:
     """A report on the PyTorch models of this process: graphs, plans, kernels, times, and the operations that PyTorch runs, with reasons.
     `svod.profile(graph.function.plans[0].captured.plan)` has the time of each kernel."""
-    return Report(tuple(sorted(map(_of, list(functions)), key=lambda g: g.name)), tuple(graph_breaks()))
+    return GraphsReport(tuple(sorted(map(_of, list(functions)), key=lambda g: g.name)), tuple(graph_breaks()))
 
 
 def graph_breaks() -> dict[str, str]:

@@ -23,7 +23,7 @@ from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
 from svod.tensor import Tensor
 from svod.tensor.precision import is_half, widened
-from svod.torch.fallback import Clock, Foreign, run_in_torch
+from svod.torch.fallback import FallbackSeconds, Foreign, run_in_torch
 from svod.torch.memory import DTYPES, TORCH_DTYPES, svod_dtype
 from svod.torch.operations import COMPLEX, TABLE, Operation
 from svod.torch.operations.complex_numbers import Complex
@@ -54,7 +54,7 @@ class Translation(NamedTuple):
     effects: list[Tensor]
 
 
-def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: Clock) -> Translation:
+def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: FallbackSeconds) -> Translation:
     """Translate a graph. `inputs`: for each placeholder a svod tensor or an int; `attributes`: the svod tensors of its get_attr nodes.
     `clock` counts the seconds that PyTorch takes in runs.
 
@@ -102,7 +102,7 @@ def place_of_entry(entry: str) -> str:
 class _Walk:
     """The values of the nodes translated so far."""
 
-    def __init__(self, graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(self, graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: FallbackSeconds) -> None:
         self.clock = clock
         self.values: dict[Any, Any] = {}
         self.inputs, self.attributes = iter(inputs), attributes

@@ -37,7 +37,7 @@ _VERSION_OF = "_ZNK2at10TensorBase8_versionEv"
 _ASKED = ("aoti_torch_get_data_ptr", "aoti_torch_get_dtype", "aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_strides")
 
 
-class _Native(NamedTuple):
+class _NativePass(NamedTuple):
     """The native pass, and the addresses of PyTorch's functions that it calls."""
 
     unchanged: Callable[[int], int]
@@ -47,7 +47,7 @@ class _Native(NamedTuple):
 
 
 @functools.cache
-def native() -> _Native | None:
+def native() -> _NativePass | None:
     """The native pass; None for a PyTorch without the functions that it needs."""
     functions = ctypes.CDLL(torch._C.__file__)      # also finds functions of the libraries it depends on
     try:
@@ -59,10 +59,10 @@ def native() -> _Native | None:
     ir = Template(package_text("svod.torch", "watch.ll")).substitute(offsets)
     code = LoadedProgram(native_object("watch", ir), ("svod_unchanged",))
     # PYFUNCTYPE keeps the interpreter lock, so that no other thread changes a tensor during the pass
-    return _Native(ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.addresses[0]), tuple(asked), version_of, code)
+    return _NativePass(ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.addresses[0]), tuple(asked), version_of, code)
 
 
-class Watch:
+class TensorWatch:
     """The recorded state of tensors: their addresses and forms and, if `numbers`, their content, except on a GPU. It keeps the tensors
     alive, but not memory that they have given up since."""
 
@@ -90,7 +90,7 @@ class Watch:
                 and all(ctypes.c_uint32.from_address(a).value == w
                         for a, w in zip(self._places.tolist(), self._words.tolist(), strict=True)))
 
-    def _block(self, found: _Native) -> int:
+    def _block(self, found: _NativePass) -> int:
         """The address of the native pass's argument, which is built here."""
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(self._tensors)
         weakref.finalize(self, torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs, capsules).atexit = False

@@ -11,26 +11,26 @@ from operator import is_
 from typing import Any
 
 from svod.tensor import Tensor
-from svod.torch.kept import Kept, Places
+from svod.torch.kept import TensorPlaces, WrittenArguments
 from svod.torch.memory import inverse, order_in_memory, svod_dtype, svod_tensor
-from svod.torch.watch import Watch
+from svod.torch.watch import TensorWatch
 
 
 class Weights:
     """A set of weights in the state in which it was read. `tensors`: constants over their memory. `plans`: the plans with these
     constants. `kept`: the tensors that the module of these weights keeps and writes; several modules may share one graph."""
 
-    def __init__(self, given: Sequence[Any], kept: Kept) -> None:
+    def __init__(self, given: Sequence[Any], kept: WrittenArguments) -> None:
         self._given = list(given)       # keeps the tensors alive, so that their ids are not reused
-        self._watch = Watch(given)
+        self._watch = TensorWatch(given)
         self.is_unchanged = self._watch.is_unchanged  # a function that tells whether the tensors are unchanged; called before every run
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
         self.kept = kept
         self._last: Any = None
-        self._places: Places | None = None
+        self._places: TensorPlaces | None = None
 
-    def turn_to(self, plan: Any, places: Places | None) -> None:
+    def turn_to(self, plan: Any, places: TensorPlaces | None) -> None:
         """Make `plan` the next to run, with kept tensors at `places`. Other plans release memory that they would keep alive: the former
         memory of kept tensors, and large arguments and results."""
         last, self._last = self._last, plan

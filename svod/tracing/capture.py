@@ -26,7 +26,7 @@ from svod.tensor.operations.random import random_keys
 from svod.tensor.realize import assignments, realize_tensors, replace_nodes
 from svod.tracing.arguments import is_leaf, mapped, names_of_leaves, structure_of, substitute
 from svod.tracing.captured import Captured
-from svod.tracing.watch import Watch
+from svod.tracing.watch import ReadValues
 from svod.tune.resolved import Resolved, resolve
 
 _FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CAT, Ops.CONTIGUOUS, Ops.COPY}
@@ -56,7 +56,7 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
     each run.
 
     Raises SvodError for a function that returns no tensor, reads an argument's values, or reads an object that cannot be watched."""
-    watch = Watch(name)
+    watch = ReadValues(name)
     stand_ins = [_stand_in(t) for t in tensors]
     inputs = [base_of(t.uop) for t in stand_ins]
     for u in inputs:
@@ -110,7 +110,7 @@ def _in_own_layout(t: Tensor) -> Tensor:
 
 
 def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor], effects: list[Tensor],
-             resolved: Resolved, watch: Watch, draws: int) -> Captured:
+             resolved: Resolved, watch: ReadValues, draws: int) -> Captured:
     """The plan that computes the returned tensors and the assignments of the function."""
     roots = [*outputs, *effects]
     assigned = frozenset(storage_of(a) for t in roots for a in t.uop.walk(Ops.AFTER))
@@ -146,7 +146,7 @@ def _is_stored(t: Tensor) -> bool:
     return base_of(t.uop).op is Ops.BUFFER
 
 
-def _stays(buffer: Buffer, watch: Watch) -> bool:
+def _stays(buffer: Buffer, watch: ReadValues) -> bool:
     """Whether the content of a buffer may be read once, at capture: writes to it are detected or refused, and have been rare so far."""
     if buffer.version >= _OFTEN:
         return False

@@ -19,7 +19,7 @@ from svod.tensor.operations.random import next_keys
 from svod.tracing.arguments import Leaf, as_tensor, in_memory, key_of, substitute
 from svod.tracing.capture import capture, is_capturing
 from svod.tracing.captured import Captured
-from svod.tracing.lengths import Form, Lengths, OnePlan, form_of
+from svod.tracing.lengths import ArgumentsForm, Lengths, OnePlan, form_of
 
 MOST_PLANS = 64         # most plans that one function keeps; the least recently used one is dropped
 RECAPTURES_SAID = 8     # captures of one signature after which a warning names the value that changes
@@ -97,7 +97,7 @@ class Jit:
     def _captured_with(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> Captured:
         return capture(self.fn, self._name, args, kwargs, tensors, self.config, self.random == "fresh")
 
-    def _one_plan(self, form: Form, args: Any, kwargs: Any, given: list[Leaf]) -> OnePlan | None:
+    def _one_plan(self, form: ArgumentsForm, args: Any, kwargs: Any, given: list[Leaf]) -> OnePlan | None:
         """The plan for all lengths of calls of this form, captured now if needed; None if these lengths need a plan of their own."""
         one = self._for_all_lengths.get(form.frame)
         if form.frame in self._for_all_lengths and one is None:

@@ -4,8 +4,8 @@
       told        "f was captured for 4 lengths of axis 0 of x … declare a Variable"
       one plan    n = Variable("n0", 1, 64); x is copied to the layout of 64×8, and the plan runs with n = 17, 30, …
 
-A `Place` is an extent of a tensor argument, or an int argument. Places that always have the same value share a variable. An extent of 1
-broadcasts, so it is never the value of a variable.
+A `LengthPlace` is an extent of a tensor argument, or an int argument. Places that always have the same value share a variable. An extent
+of 1 broadcasts, so it is never the value of a variable.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEW = 4         # number of different lengths after which the warning is given
 LEAST = 16      # least upper bound of a variable; larger ones are twice the largest value so far, rounded up to a power of two
 
 
-class Place(NamedTuple):
+class LengthPlace(NamedTuple):
     """A number among the arguments that may vary: extent `axis` of argument `leaf` (counting nested ones), or that argument itself, an
     int, if `axis` is None."""
 
@@ -37,16 +37,16 @@ class Place(NamedTuple):
     axis: int | None
 
 
-class Form(NamedTuple):
+class ArgumentsForm(NamedTuple):
     """The arguments of a call: `lengths`, and in `frame` everything else. Calls with an equal frame may share one plan."""
 
     frame: Hashable
-    lengths: dict[Place, int]
+    lengths: dict[LengthPlace, int]
 
 
-def form_of(args: Any, kwargs: Mapping[str, Any], given: Sequence[Leaf]) -> Form | None:
+def form_of(args: Any, kwargs: Mapping[str, Any], given: Sequence[Leaf]) -> ArgumentsForm | None:
     """The form of a call; None if its arguments have declared variables already."""
-    lengths: dict[Place, int] = {}
+    lengths: dict[LengthPlace, int] = {}
     frame: list[Hashable] = []
     leaves = iter(given)
     has_variables = False
@@ -58,26 +58,26 @@ def form_of(args: Any, kwargs: Mapping[str, Any], given: Sequence[Leaf]) -> Form
         if is_leaf(value):
             leaf = next(leaves)
             frame.append((len(leaf.shape), as_tensor(leaf).dtype if isinstance(leaf, Tensor) else leaf.dtype))
-            lengths.update({Place(number, axis): n for axis, n in enumerate(leaf.shape)})
+            lengths.update({LengthPlace(number, axis): n for axis, n in enumerate(leaf.shape)})
         elif type(value) is int and value >= 0:
             frame.append("int")
-            lengths[Place(number, None)] = value
+            lengths[LengthPlace(number, None)] = value
         else:
             frame.append((type(value).__name__, repr(value) if isinstance(value, float) else value))
     structure = mapped([list(args), dict(kwargs)], note)
     if has_variables or any(type(n) is not int for n in lengths.values()):
         return None
-    return Form((repr(structure), tuple(frame)), lengths)
+    return ArgumentsForm((repr(structure), tuple(frame)), lengths)
 
 
 class Lengths:
     """The lengths that a function was captured for, by frame (the arguments without lengths)."""
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, list[dict[Place, int]]] = {}
+        self._seen: dict[Hashable, list[dict[LengthPlace, int]]] = {}
         self.is_said = False
 
-    def note(self, form: Form) -> dict[Place, list[int]]:
+    def note(self, form: ArgumentsForm) -> dict[LengthPlace, list[int]]:
         """Remember the lengths of a captured call. Returns the places whose values have differed among calls of its frame, with these
         values."""
         seen = self._seen.setdefault(form.frame, [])
@@ -86,7 +86,7 @@ class Lengths:
         values = {place: list(dict.fromkeys(lengths[place] for lengths in seen)) for place in form.lengths}
         return {place: v for place, v in values.items() if len(v) > 1}
 
-    def advice(self, name: str, fn: Callable[..., Any], args: Any, kwargs: Any, differing: Mapping[Place, list[int]]) -> str:
+    def advice(self, name: str, fn: Callable[..., Any], args: Any, kwargs: Any, differing: Mapping[LengthPlace, list[int]]) -> str:
         """The warning about a function that is captured for many lengths; "" if it was given before, or there are less than `FEW`."""
         many = {place: v for place, v in differing.items() if len(v) >= FEW}
         if self.is_said or not many:
@@ -129,12 +129,12 @@ class OnePlan:
     """One plan for all lengths of a frame: a variable for each group of places that have been equal, and memory in the layout of the
     largest lengths, to which arguments are copied."""
 
-    def __init__(self, number: int, form: Form, differing: Mapping[Place, list[int]]) -> None:
+    def __init__(self, number: int, form: ArgumentsForm, differing: Mapping[LengthPlace, list[int]]) -> None:
         self.fixed = {place: n for place, n in form.lengths.items() if place not in differing}
-        groups: dict[tuple[int, ...], list[Place]] = {}
+        groups: dict[tuple[int, ...], list[LengthPlace]] = {}
         for place, values in differing.items():
             groups.setdefault((place.axis is None, *values), []).append(place)
-        self.variables: dict[Place, Variable] = {}
+        self.variables: dict[LengthPlace, Variable] = {}
         for i, ((is_count, *seen), places) in enumerate(groups.items()):
             variable = Variable(f"n{number}_{i}", 0 if is_count else 1, bound_for(seen))
             self.variables.update(dict.fromkeys(places, variable))
@@ -142,7 +142,7 @@ class OnePlan:
         self._memory: dict[int, Array] = {}     # value: memory in the layout of the largest lengths; key: number of the leaf
         self._leaves: list[int] = []            # the numbers of the leaves that are tensors
 
-    def holds(self, lengths: Mapping[Place, int]) -> bool:
+    def holds(self, lengths: Mapping[LengthPlace, int]) -> bool:
         """Whether the plan can run for these lengths: fixed ones are equal, others within their variable's bounds and equal within a
         group."""
         if any(lengths[place] != n for place, n in self.fixed.items()):
@@ -151,7 +151,7 @@ class OnePlan:
         return all(v.min <= (n := lengths[place]) <= v.max and (n != 1 or place.axis is None) and values.setdefault(v.name, n) == n
                    for place, v in self.variables.items())
 
-    def values(self, lengths: Mapping[Place, int]) -> dict[str, int]:
+    def values(self, lengths: Mapping[LengthPlace, int]) -> dict[str, int]:
         """The value of each variable, by name, for these lengths."""
         return {v.name: lengths[place] for place, v in self.variables.items()}
 
@@ -167,15 +167,15 @@ class OnePlan:
                 self._leaves.append(number)
                 tensors.append(self._tensor(number, next(leaves)))
                 return tensors[-1]
-            variable = self.variables.get(Place(number, None))
+            variable = self.variables.get(LengthPlace(number, None))
             return value if variable is None else variable.bind(value)
         return mapped(list(args), replaced), mapped(dict(kwargs), replaced), tensors
 
     def _tensor(self, leaf: int, value: Leaf) -> Tensor:
         """The tensor of an argument. If it has variable lengths, the values are copied to memory in the layout of the largest ones."""
-        if not any(Place(leaf, axis) in self.variables for axis in range(len(value.shape))):
+        if not any(LengthPlace(leaf, axis) in self.variables for axis in range(len(value.shape))):
             return as_tensor(value)
-        shape = tuple([self.variables[place].bind(n) if (place := Place(leaf, axis)) in self.variables else n
+        shape = tuple([self.variables[place].bind(n) if (place := LengthPlace(leaf, axis)) in self.variables else n
                        for axis, n in enumerate(value.shape)])
         dtype: DType = value.dtype if isinstance(value, Tensor) else to_dtype(value.dtype)
         self._memory[leaf] = memory = aligned_empty(int(np.prod(layout_shape(shape))), dtype).reshape(layout_shape(shape))
@@ -210,7 +210,7 @@ class OnePlan:
         self.captured = captured
         return True
 
-    def run(self, given: Sequence[Leaf], lengths: Mapping[Place, int], more: Sequence[Leaf]) -> Any:
+    def run(self, given: Sequence[Leaf], lengths: Mapping[LengthPlace, int], more: Sequence[Leaf]) -> Any:
         """Run the plan for these lengths. `more`: operands after the arguments, such as random keys."""
         assert self.captured is not None
         result = self.captured.run([*self.filled(given), *more], self.values(lengths))

@@ -45,7 +45,7 @@ _CONSTANTS = (*_NUMBERS, type(None), type, enum.Enum, np.dtype, np.generic, DTyp
 _NOT_FOLLOWED = {"svod", "numpy", *sys.stdlib_module_names} - {"__main__"}
 
 
-class Watch:
+class ReadValues:
     """A snapshot of the values that a function reads. `changed()` compares it with the present ones."""
 
     def __init__(self, name: str) -> None:

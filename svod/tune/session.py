@@ -52,7 +52,7 @@ from svod.tune.search.confirmation import CONFIRM_SECONDS, Finding, closing_seco
 from svod.tune.search.cost_models import Evidence
 from svod.tune.search.events import DriverBusy, Listener, SessionEnding, SessionFinished, SessionStarted, nobody
 from svod.tune.search.evidence import evidence_from
-from svod.tune.search.kernel_search import KernelSearch, Subject
+from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from svod.tune.search.strategies.registry import make_strategy
 from svod.tune.unfinished import left_to_search
 from svod.tune.workers.executor import Executor
@@ -362,8 +362,8 @@ class TuneSession:
         if not task.given and self.config.sketches and self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in self.backend.sketches(base)]
         self._searches[task.key] = self._begin_record(task)
-        subject = Subject(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), seeds, frozenset(known), task.calls,
-                          grows=not task.given)
+        subject = SearchedKernel(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), seeds, frozenset(known),
+                                 task.calls, grows=not task.given)
         search = KernelSearch(subject, self.config, self.measurer_of(kernel), bound=self._bound(task), listener=self.listener,
                               clock=self.budget.clock, strategy_of=partial(make_strategy, evidence=self._evidence))
         search.record = lambda candidates: self._record_round(search, candidates)

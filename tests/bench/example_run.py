@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from svod.bench.ceiling_loops import CurvePoint
-from svod.bench.results import CaseResult, ContestantResult, KernelInfo, Load, Machine, PeerInfo, Run, Settings, write_run
+from svod.bench.results import CaseResult, ContestantResult, KernelInfo, Load, Machine, PeerInfo, Run, RunSettings, write_run
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import Timed, group_results, judge_case, neighbour_of, suite_results
 from svod.compile.cpu.host import make_target
@@ -64,8 +64,8 @@ def example_run(slower: dict[str, float] | None = None, seed: int = 0) -> Run:
     """A made-up run; `slower` multiplies svod's times of a case."""
     rng = random.Random(seed)
     cases = tuple(_case(row, (slower or {}).get(row[0], 1.0), rng) for row in CASES)
-    return Run(Settings("svod-bench run --suite core,odd --fresh --beam 4 --peers numpy,torch,onnxruntime,jax", "core,odd", "*", "beam", 4,
-                        True, 0, "2026-01-15T10:20:30Z", 212.4),
+    return Run(RunSettings("svod-bench run --suite core,odd --fresh --beam 4 --peers numpy,torch,onnxruntime,jax", "core,odd", "*", "beam",
+                           4, True, 0, "2026-01-15T10:20:30Z", 212.4),
                Machine("bench-1", "AMD EPYC 9B45", "Linux 6.12", MACHINE.key, 2, 2, MACHINE.l1, MACHINE.l2, MACHINE.l3, 16 << 30),
                {"svod": "0.1.0", "codegen": "1", "compiler": "llvmlite 0.50.0, LLVM 22.1", "protocol": "1", "python": "3.12.3",
                 "numpy": "2.4.0"},

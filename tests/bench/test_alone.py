@@ -14,7 +14,7 @@ import pytest
 from svod.bench.load import MachineLoad, read_machine
 from svod.bench.peers import PEER_LIBRARIES, PreparedPeer, calls
 from svod.bench.peers.alone import Alone, AloneError, Done, Order, Process, RemoteContestant
-from svod.bench.results import CaseResult, Run, Settings
+from svod.bench.results import CaseResult, Run, RunSettings
 from svod.bench.runner import run_suite
 from svod.bench.suites.cases import REFERENCE, Case, whole_model
 from svod.bench.suites.reference import difference
@@ -26,7 +26,7 @@ from svod.errors import UnsupportedError
 from tests.patience import NEVER
 
 CASE = whole_model("file", "a file", "onnx", "files", 1e-3)
-SETTINGS = Settings("svod-bench run", "onnx", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
+SETTINGS = RunSettings("svod-bench run", "onnx", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
 CONFIG = BenchConfig(rounds=7, case_seconds=0.0, precision=0.01, min_sample=200.0)
 
 

@@ -13,8 +13,8 @@ import pytest
 from svod.bench.ceiling_loops import Round
 from svod.bench.load import MachineLoad
 from svod.bench.peers import Array, PreparedPeer
-from svod.bench.results import CaseResult, KernelInfo, PeerInfo, Run, Settings
-from svod.bench.runner import SLOW_ROUNDS, Timing, run_case, run_suite, time_interleaved
+from svod.bench.results import CaseResult, KernelInfo, PeerInfo, Run, RunSettings
+from svod.bench.runner import SLOW_ROUNDS, CaseTiming, run_case, run_suite, time_interleaved
 from svod.bench.suites import cases as kinds
 from svod.bench.suites.cases import Case
 from svod.bench.suites.reference import reference
@@ -27,7 +27,7 @@ from svod.errors import ShapeError, UnsupportedError
 from tests.bench.example_run import CEILINGS
 
 CASE = kinds.axpy("axpy", "axpy of 100", 100)
-SETTINGS = Settings("svod-bench run", "core", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
+SETTINGS = RunSettings("svod-bench run", "core", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
 CONFIG = BenchConfig(rounds=15, case_seconds=1.0, precision=0.01, min_sample=200.0)
 
 
@@ -88,7 +88,7 @@ def run(world: World, *peers: FakePeer, case: Case = CASE, arithmetic: Callable[
 
 # -- interleaving -------------------------------------------------------------------------------------
 
-def timed(world: World, *contestants: Contestant, config: BenchConfig = CONFIG) -> Timing:
+def timed(world: World, *contestants: Contestant, config: BenchConfig = CONFIG) -> CaseTiming:
     return time_interleaved(contestants, 0, config, rng=random.Random(0), clock=world.clock, watch=world.watch, pause=world.pause,
                             place=anywhere)
 

@@ -63,7 +63,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     (["run", "--suite", "huge"], ["'huge'", "core, odd, models"]),
     (["run", "--kernels", "conv9*"], ["conv9*", "conv3x3_64_56"]),
     (["run", "--peers", "tvm"], ["'tvm'", "numpy, torch, onnxruntime, jax"]),
-    (["run", "--beam", "0"], ["x>=1"]),
+    (["run", "--beam", "0"], ["accepted: an integer ≥ 1"]),
     (["run", "--beam", "4", "--heuristic"], ["--beam and --heuristic do not go together"]),
     (["run", "--heuristic", "--db-only"], ["do not go together"]),
     (["run", "--fresh"], ["--fresh needs a search"]),

@@ -68,7 +68,7 @@ def test_every_state_is_compiled_and_reported(captured: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_state_that_is_refused_is_an_error_of_its_own(captured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Nvptx, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[ptxas.KernelReport, ...]]:
+    def refuse(self: Nvptx, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[ptxas.PtxasReport, ...]]:
         if "cp.async.wait.group(i32 1)" in source:      # a pipeline of three buffers
             raise CompileError("ptxas refuses it")
         return "ptx", b"", ()

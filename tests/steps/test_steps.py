@@ -100,6 +100,7 @@ def test_a_library_kernel_has_no_opts() -> None:
 
 def test_opts_are_described(gemm: HandKernel) -> None:
     assert all(s.about for s in gemm.steps().steps)
-    assert steps_module.about_opt("UPCAST") == "n positions side by side in registers" and steps_module.about_opt("NONE") == ""
+    assert steps_module.about_opt("UPCAST") == "Compute n positions of an axis side by side in registers"
+    assert steps_module.about_opt("NONE") == ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import svod
-from svod.system.source import Source
+from svod.system.source import SourceFiles
 
 PACKAGE = Path(svod.__file__).parent
 
@@ -38,10 +38,10 @@ def _replace(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["__init__.py", "core/a.py", "core/deep/b.py", "tune/c.py", "core/r.ll", "core/t.json"])
 def test_each_file_counts_for_the_whole_and_for_its_part(package: Path, name: str) -> None:
-    before = Source(package)
+    before = SourceFiles(package)
     _, whole, core = before.is_known(), before.digest(), before.digest("core")
     _replace(package / name, "w = 4\n")
-    after = Source(package)
+    after = SourceFiles(package)
     assert after.is_known() and after.digest() != whole
     assert (after.digest("core") != core) is name.startswith("core/")
     assert after.digest("core/a.py") != after.digest("core")
@@ -50,7 +50,7 @@ def test_each_file_counts_for_the_whole_and_for_its_part(package: Path, name: st
 def test_a_digest_does_not_depend_on_place_or_time(package: Path, tmp_path: Path) -> None:
     shutil.copytree(package, tmp_path / "copy")
     os.utime(tmp_path / "copy" / "core" / "a.py", (1, 1))
-    assert Source(package).digest() == Source(tmp_path / "copy").digest()
+    assert SourceFiles(package).digest() == SourceFiles(tmp_path / "copy").digest()
 
 
 @pytest.mark.parametrize("change", [lambda p: _replace(p / "core" / "a.py", "x = 9\n"),
@@ -59,14 +59,14 @@ def test_a_digest_does_not_depend_on_place_or_time(package: Path, tmp_path: Path
                                     lambda p: shutil.rmtree(p)], ids=["replaced", "written", "added", "removed", "all removed"])
 def test_files_that_change_before_they_are_looked_at_are_not_what_runs(package: Path, change: object) -> None:
     os.utime(package / "core" / "a.py", (1, 1))     # a change within the resolution of time stamps
-    one, two = Source(package), Source(package)
+    one, two = SourceFiles(package), SourceFiles(package)
     change(package)     # type: ignore[operator]
     assert not one.is_known() and not two.is_known()
     assert one.digest().startswith("unknown") and one.digest() == one.digest() and one.digest() != two.digest()
 
 
 def test_modules_that_are_imported_after_a_change_are_noticed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(package)
+    source = SourceFiles(package)
     digest = source.digest()
     assert source.is_known()
     _replace(package / "core" / "a.py", "x = 9\n")
@@ -82,7 +82,7 @@ def test_compiled_only(package: Path) -> None:
         assert compileall.compile_dir(package, quiet=1, legacy=True, force=True)
         for source in package.rglob("*.py"):
             source.rename(source.with_suffix(".away"))
-        result = Source(package)
+        result = SourceFiles(package)
         digest = result.digest()
         assert result.is_known() and not digest.startswith("unknown")
         for source in package.rglob("*.away"):
@@ -95,13 +95,13 @@ def test_compiled_only(package: Path) -> None:
 
 def test_bytecode_that_python_does_not_compare_with_its_source(package: Path) -> None:
     a = package / "core" / "a.py"
-    plain = Source(package).digest()
+    plain = SourceFiles(package).digest()
     py_compile.compile(str(a), invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
-    assert Source(package).digest() == plain
+    assert SourceFiles(package).digest() == plain
     py_compile.compile(str(a), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    loaded = Source(package).digest()
+    loaded = SourceFiles(package).digest()
     a.write_text("x = 5\n")
-    assert Source(package).digest() == loaded, "Python goes on executing the bytecode"
+    assert SourceFiles(package).digest() == loaded, "Python goes on executing the bytecode"
 
 
 def _zipped(package: Path, archive: Path) -> Path:
@@ -113,13 +113,13 @@ def _zipped(package: Path, archive: Path) -> Path:
 
 def test_an_archive(package: Path, tmp_path: Path) -> None:
     root = _zipped(package, tmp_path / "app.zip")
-    source = Source(root)
+    source = SourceFiles(root)
     first = source.digest()
     assert source.is_known() and not first.startswith("unknown") and source.digest("core") == first
     (package / "core" / "a.py").write_text("x = 2\n")
     _zipped(package, tmp_path / "app.zip")
-    assert not Source.is_known(source) or source.digest() == first
-    assert Source(root).digest() != first
+    assert not SourceFiles.is_known(source) or source.digest() == first
+    assert SourceFiles(root).digest() != first
 
 
 def test_a_frozen_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,15 +127,15 @@ def test_a_frozen_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     data = tmp_path / "bundle" / "package"
     data.mkdir(parents=True)
     (data / "r.ll").write_text("; ir\n")
-    assert not Source(data).is_known() and Source(data).digest().startswith("unknown")
+    assert not SourceFiles(data).is_known() and SourceFiles(data).digest().startswith("unknown")
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "app"))
-    assert not Source(data).is_known()
+    assert not SourceFiles(data).is_known()
     digests = set()
     for content in (b"one", b"two"):
         (tmp_path / "app").write_bytes(content)
-        assert Source(data).is_known()
-        digests.add(Source(data).digest("core"))
+        assert SourceFiles(data).is_known()
+        digests.add(SourceFiles(data).digest("core"))
     assert len(digests) == 2
 
 

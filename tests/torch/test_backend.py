@@ -21,9 +21,9 @@ import svod.torch.watch as watch_module  # noqa: E402
 from svod.errors import ArgumentError, ConfigError, DeviceError, ShapeError, SharedMemoryError, StateError, UnsupportedError  # noqa: E402
 from svod.torch import backend  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
-from svod.torch.kept import Kept  # noqa: E402
+from svod.torch.kept import WrittenArguments  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
-from svod.torch.watch import Watch, sampled  # noqa: E402
+from svod.torch.watch import TensorWatch, sampled  # noqa: E402
 from svod.torch.weights import Weights  # noqa: E402
 from tests.draws import a_quarter  # noqa: E402
 
@@ -79,7 +79,7 @@ def test_weights_are_packed_once_and_again_after_they_change() -> None:
 def test_weights_are_those_of_the_same_tensors_alone() -> None:
     """Another tensor over the same memory has the same address and version, but is not the same weight."""
     first = torch.randn(5, 3)
-    weights = Weights([first], Kept([], bound=False))
+    weights = Weights([first], WrittenArguments([], bound=False))
     assert weights.is_of([first]) and not weights.is_of([first.detach()]) and not weights.is_of([]) and weights.is_unchanged()
 
 
@@ -457,7 +457,7 @@ def test_what_is_sampled_of_a_tensor_lies_in_it(size: int, dtype: str) -> None:
     begin, end = t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()
     words = sampled(t, 16)
     assert len(words) == len(set(words)) <= 16 and all(begin <= 4 * w and 4 * w + 4 <= end for w in words)
-    watch = Watch([t, torch.zeros(5)])
+    watch = TensorWatch([t, torch.zeros(5)])
     assert watch.is_unchanged()
     t.detach().numpy().view("uint8").__iadd__(1)        # a write that does not change the version
     assert watch.is_unchanged() == (not len(words))
@@ -477,7 +477,7 @@ def test_changes_that_are_watched(is_native: bool, inference: bool, monkeypatch:
         tensors = [torch.randn(40, 7), torch.ones(3), torch.zeros(0), torch.tensor(1.5), torch.ones(6, dtype=torch.int64)]
         for t in [t for t in tensors if t.numel()]:
             for change in (lambda t: t.add_(1), _set_data, lambda t: t.data.add_(1), lambda t: t.numpy().__iadd__(1)):
-                watch = Watch(tensors)
+                watch = TensorWatch(tensors)
                 assert watch.is_unchanged() and watch.is_unchanged()
                 change(t)
                 assert not watch.is_unchanged()
@@ -555,7 +555,7 @@ def _written(a: Any, b: Any, c: Any) -> Any:
 def test_a_watch_lets_its_tensors_go() -> None:
     t = torch.randn(64)
     memory = weakref.ref(t)
-    watch = Watch([t])
+    watch = TensorWatch([t])
     del t
     assert memory() is not None
     del watch

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: E402
 import svod.torch  # noqa: E402
 import svod.torch.whole  # noqa: E402
 from svod.tensor import Tensor  # noqa: E402
-from svod.torch.fallback import Clock  # noqa: E402
+from svod.torch.fallback import FallbackSeconds  # noqa: E402
 from svod.torch.memory import DTYPES  # noqa: E402
 from svod.torch.operations import TABLE  # noqa: E402
 from svod.torch.translate import translate  # noqa: E402
@@ -282,7 +282,7 @@ def called(name: str, args: tuple[Any, ...], named: Mapping[str, Any], expected:
         for node, value in zip(results, expected, strict=False):
             node.meta["val"] = value
     graph.output(tuple(results))
-    found = translate(graph, [svod_tensor(a) for a in inputs.values()], {}, Clock())
+    found = translate(graph, [svod_tensor(a) for a in inputs.values()], {}, FallbackSeconds())
     assert not found.missing, found.missing
     return found.outputs
 

@@ -18,7 +18,7 @@ from svod.errors import SharedMemoryError, StateError  # noqa: E402
 from svod.torch import kept as kept_module  # noqa: E402
 from svod.torch import watch as watch_module  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
-from svod.torch.kept import Kept  # noqa: E402
+from svod.torch.kept import WrittenArguments  # noqa: E402
 from tests.draws import a_quarter  # noqa: E402
 
 SIDE = 5
@@ -144,7 +144,7 @@ def test_memory_replaced_while_a_call_reads_it_is_not_what_later_calls_write() -
 
 
 def test_forms_are_equal_by_what_they_say_and_are_not_collected() -> None:
-    kept = Kept([0], bound=False)
+    kept = WrittenArguments([0], bound=False)
     forms = [kept.places([t]).form for t in (torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(2, 3).t(), torch.zeros(3, 2).half())]
     assert forms[0] == forms[1] and hash(forms[0]) == hash(forms[1]) and len({*forms}) == 3
     seen = [weakref.ref(f) for f in forms]
@@ -158,8 +158,8 @@ def test_forms_are_equal_by_what_they_say_and_are_not_collected() -> None:
 def test_modules_of_one_graph_are_looked_at_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     made = []
-    places = kept_module.Places
-    monkeypatch.setattr(kept_module, "Places", lambda tensors: made.append(places(tensors)) or made[-1])
+    places = kept_module.TensorPlaces
+    monkeypatch.setattr(kept_module, "TensorPlaces", lambda tensors: made.append(places(tensors)) or made[-1])
     ours, theirs = [_Cell() for _ in range(3)], [_Cell() for _ in range(3)]
     runs = [torch.compile(m, backend="svod") for m in ours]
     x = torch.randn(3, SIDE)

@@ -17,7 +17,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp  # noqa: E402
 
 from svod.tensor.operations import movement  # noqa: E402
 from svod.torch.operations import TABLE, indexing, views  # noqa: E402
-from svod.torch.plans import Program, attributes_of, make_plan  # noqa: E402
+from svod.torch.plans import AtenProgram, attributes_of, make_plan  # noqa: E402
 from tests.draws import a_quarter  # noqa: E402
 from tests.growth import FIRST, LONG, SHORT, check_growth  # noqa: E402
 
@@ -108,13 +108,13 @@ VIEWS: dict[str, Step] = {
 }
 
 
-def program(step: Callable[[Any, int], Any], length: int) -> Program:
+def program(step: Callable[[Any, int], Any], length: int) -> AtenProgram:
     """A graph of `steps` steps, one after the other. `step` gets a value and the number of the step."""
     def chain(x: Any) -> Any:
         return functools.reduce(step, range(length), x),
     module = torch.fx.symbolic_trace(chain)
     FakeTensorProp(module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(X)
-    return Program("chain", module.graph, attributes_of(module), {})
+    return AtenProgram("chain", module.graph, attributes_of(module), {})
 
 
 @pytest.mark.parametrize("name", a_quarter(VIEWS))

@@ -17,7 +17,7 @@ from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
 from svod.tune.search.budget import ModelBudget, S
 from svod.tune.search.events import SearchEvent
-from svod.tune.search.kernel_search import KernelSearch, Subject
+from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from tests.tune.search_kernels import TARGET, gemm
 
 KERNEL = gemm(48, 64, 40)
@@ -131,7 +131,7 @@ def make_search(measurer: Any, *, width: int = 2, seeds: Sequence[tuple[Schedule
                 **options: Any) -> KernelSearch:
     config = BeamConfig(width=width, **{"round_size": 8, **options})
     heard: list[SearchEvent] = [] if events is None else events
-    return KernelSearch(Subject("key", "gemm", BASE, heuristic, seeds, frozenset(known)), config, measurer, bound=bound,
+    return KernelSearch(SearchedKernel("key", "gemm", BASE, heuristic, seeds, frozenset(known)), config, measurer, bound=bound,
                         listener=heard.append)
 
 

@@ -180,7 +180,7 @@ class Roof:
 
 
 @dataclass(frozen=True)
-class Point:
+class RooflinePoint:
     """A kernel on the roofline: its flops per byte, and the flops per second of svod (`rate`), the heuristic (`before`) and the best
     peer."""
 
@@ -193,7 +193,7 @@ class Point:
     peer: float | None = None
 
 
-def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Frame:
+def roofline(points: Sequence[RooflinePoint], roofs: Sequence[Roof]) -> Frame:
     """A plot of operations per second over operations per byte, both logarithmic, with the machine's ceilings."""
     rates = [r for p in points for r in (p.rate, p.before, p.peer) if r]
     flat = max((r.rate for r in roofs if r.flat), default=0.0)
@@ -236,7 +236,7 @@ def _span(f: Frame, roof: Roof, flat: float) -> tuple[float, float] | None:
     return (x0, x1) if x1 > x0 else None
 
 
-def _draw_points(f: Frame, points: Sequence[Point]) -> Iterator[Shape]:
+def _draw_points(f: Frame, points: Sequence[RooflinePoint]) -> Iterator[Shape]:
     """The kernels, drawn over the marks of the heuristic and of the best library."""
     ordered = sorted(points, key=lambda p: p.name)
     for p in ordered:
@@ -259,7 +259,7 @@ _NAME_LENGTHS = (1000, 12, 8, 5)     # most characters of a point's name: comple
 _Box = tuple[float, float, float, float]
 
 
-def _place_names(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> Iterator[Shape]:
+def _place_names(points: Sequence[RooflinePoint], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> Iterator[Shape]:
     """The names of the ceilings, and of as many points as there is space for, without overlaps."""
     taken: list[_Box] = []
     for p in points:
@@ -304,7 +304,7 @@ def _along(span: tuple[float, float], count: int) -> list[float]:
     return [low * (high / low) ** (i / count) for i in range(count + 1)]
 
 
-def _place_point_names(points: Sequence[Point], f: Frame, width: float, cls: str, taken: Sequence[_Box],
+def _place_point_names(points: Sequence[RooflinePoint], f: Frame, width: float, cls: str, taken: Sequence[_Box],
                        labels: list[_Box]) -> Iterator[Shape]:
     """The names of as many points as there is space for, fastest points first. Names that fit next to their points are placed first; the
     others are placed further away, with lines to their points, and shortened if there is no space for the whole name."""

@@ -40,7 +40,7 @@ DRAWN_KERNELS = 60      # number of kernels whose searches are drawn: the page o
 _KINDS = ("read", "write", "write_stream", "copy", "copy_stream")
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """A section of the page."""
 
     id: str
@@ -58,7 +58,7 @@ def render_html(runs: Sequence[Run], tuning: Tuning | None, *, now: datetime | N
     """The HTML page. `now`: the date in its footer; None for the present time. Raises ConfigError if there is nothing to show."""
     context = _context(runs, tuning)
     templates = _templates("html")
-    rendered = [Part(id_, name, Markup(templates.get_template(f"{id_}.html").render(context).strip())) for id_, name in SECTIONS]
+    rendered = [PagePart(id_, name, Markup(templates.get_template(f"{id_}.html").render(context).strip())) for id_, name in SECTIONS]
     made = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     return templates.get_template("page.html").render(context, parts=[p for p in rendered if p.html], made=made).strip() + "\n"
 

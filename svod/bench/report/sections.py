@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from svod.bench.report import charts
-from svod.bench.report.charts import Bar, Frame, Point, Roof, Shape
+from svod.bench.report.charts import Bar, Frame, Roof, RooflinePoint, Shape
 from svod.bench.report.data import FATES, NEXT_WIDTH, Course, Fate, Overview, TimedSize, TunedKernel, Tuning
 from svod.bench.report.headline import ceilings_of
 from svod.bench.report.words import (
@@ -137,20 +137,20 @@ def _has_intensity(case: CaseResult) -> bool:
     return bool(case.flops and case.bytes_read + case.bytes_written)
 
 
-def _case_point(case: CaseResult, best: ContestantResult) -> Point:
+def _case_point(case: CaseResult, best: ContestantResult) -> RooflinePoint:
     heuristic, peer = case.outcome("heuristic"), case.outcome(case.best_peer or "")
     assert best.median, "cases without a time of svod were left out"
     rate = case.flops / best.median
     share = f", {q.percent(best.ceiling_share)} of its ceiling" if best.ceiling_share else ""
     before = case.flops / heuristic.median if heuristic is not None and heuristic.median and best.name != "heuristic" else None
-    return Point(case.title, f"#{case_id(case)}", case.flops / (case.bytes_read + case.bytes_written), rate,
+    return RooflinePoint(case.title, f"#{case_id(case)}", case.flops / (case.bytes_read + case.bytes_written), rate,
                  f"{case.title}: {q.flops_rate(rate)}, {q.seconds(best.median)}{share}", before,
                  case.flops / peer.median if peer is not None and peer.median else None)
 
 
-def _kernel_point(k: TunedKernel, size: TimedSize) -> Point:
+def _kernel_point(k: TunedKernel, size: TimedSize) -> RooflinePoint:
     rate, at = size.flops / size.seconds, f" at {size.at}" if size.at else ""
-    return Point(f"{short_name(k)}{at}", f"#{k.id}", size.flops / size.bytes, rate,
+    return RooflinePoint(f"{short_name(k)}{at}", f"#{k.id}", size.flops / size.bytes, rate,
                  f"{kernel_title(k)}{at}: {q.flops_rate(rate)}, {q.seconds(size.seconds)}",
                  size.flops / size.heuristic if (k.gain or 1) > FASTER else None)
 

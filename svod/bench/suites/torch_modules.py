@@ -16,7 +16,7 @@ from svod.bench.suites.cases import Case, whole_model
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]      # a module, and the arguments of a call
 
 
-class Scale(NamedTuple):
+class ModelScale(NamedTuple):
     """Sizes of models: pixels of an image; width, layers and heads of a transformer; size of its vocabulary; tokens of an input."""
 
     image: int
@@ -33,22 +33,22 @@ class Scale(NamedTuple):
                 "intermediate_size": 4 * self.width if self is REAL else 2 * self.width, "vocab_size": self.words}
 
 
-REAL = Scale(224, 768, 2, 12, 8192, 128)
-SMALL = Scale(64, 64, 2, 4, 200, 24)
-MODULE_MAKERS: dict[str, Callable[[Scale], Made]] = {}
+REAL = ModelScale(224, 768, 2, 12, 8192, 128)
+SMALL = ModelScale(64, 64, 2, 4, 200, 24)
+MODULE_MAKERS: dict[str, Callable[[ModelScale], Made]] = {}
 TITLES: dict[str, tuple[str, str]] = {}         # name of a model → its group and its title
 
 
-def _model(group: str) -> Callable[[Callable[[Scale], Made]], Callable[[Scale], Made]]:
+def _model(group: str) -> Callable[[Callable[[ModelScale], Made]], Callable[[ModelScale], Made]]:
     """Register a model in the table under its function's name; the docstring is its title."""
-    def note(function: Callable[[Scale], Made]) -> Callable[[Scale], Made]:
+    def note(function: Callable[[ModelScale], Made]) -> Callable[[ModelScale], Made]:
         MODULE_MAKERS[function.__name__] = function
         TITLES[function.__name__] = group, (function.__doc__ or "").rstrip(".")
         return function
     return note
 
 
-def make(name: str, scale: Scale) -> Made:
+def make(name: str, scale: ModelScale) -> Made:
     """A module in evaluation mode, and the arguments of a call. `torch.manual_seed` determines weights and inputs."""
     import torch
 
@@ -106,7 +106,7 @@ def _image(size: int, n: int = 1) -> Any:
 
 
 def _vision(name: str, title: str, **options: Any) -> None:
-    def build(scale: Scale) -> Made:
+    def build(scale: ModelScale) -> Made:
         import torchvision
 
         return getattr(torchvision.models, name)(weights=None, **options), (_image(scale.image),), {}
@@ -123,7 +123,7 @@ _vision("googlenet", "GoogLeNet", init_weights=True, aux_logits=False)
 
 
 @_model("torchvision")
-def vit(scale: Scale) -> Made:
+def vit(scale: ModelScale) -> Made:
     """A vision transformer."""
     from torchvision.models import VisionTransformer
 
@@ -132,7 +132,7 @@ def vit(scale: Scale) -> Made:
 
 
 @_model("torchvision")
-def detector_backbone(scale: Scale) -> Made:
+def detector_backbone(scale: ModelScale) -> Made:
     """A ResNet with a feature pyramid."""
     from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
@@ -140,7 +140,7 @@ def detector_backbone(scale: Scale) -> Made:
 
 
 @_model("torchvision")
-def segmentation(scale: Scale) -> Made:
+def segmentation(scale: ModelScale) -> Made:
     """DeepLabV3 over a MobileNet."""
     from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
 
@@ -149,17 +149,17 @@ def segmentation(scale: Scale) -> Made:
 
 # -- transformers ---------------------------------------------------------------------------------------
 
-def _ids(scale: Scale, length: int | None = None, n: int = 1) -> Any:
+def _ids(scale: ModelScale, length: int | None = None, n: int = 1) -> Any:
     import torch
 
     return torch.randint(0, scale.words, (n, length or scale.tokens))
 
 
-Options = Callable[[Scale], dict[str, Any]]
+Options = Callable[[ModelScale], dict[str, Any]]
 
 
 def _encoder(name: str, title: str, kind: str, config: str, options: Options = lambda scale: {}, *, common: bool = True) -> None:
-    def build(scale: Scale) -> Made:
+    def build(scale: ModelScale) -> Made:
         import torch
         import transformers
 
@@ -170,7 +170,7 @@ def _encoder(name: str, title: str, kind: str, config: str, options: Options = l
 
 
 def _decoder(name: str, title: str, kind: str, config: str, options: Options) -> None:
-    def build(scale: Scale) -> Made:
+    def build(scale: ModelScale) -> Made:
         import transformers
 
         made = getattr(transformers, kind)(getattr(transformers, config)(**options(scale)))
@@ -178,7 +178,7 @@ def _decoder(name: str, title: str, kind: str, config: str, options: Options) ->
     MODULE_MAKERS[name], TITLES[name] = build, ("transformers", title)
 
 
-def _grouped(scale: Scale) -> dict[str, Any]:
+def _grouped(scale: ModelScale) -> dict[str, Any]:
     return {**scale.transformer, "num_key_value_heads": scale.heads // 2}
 
 
@@ -197,7 +197,7 @@ _decoder("mamba", "Mamba", "MambaForCausalLM", "MambaConfig", lambda s: {
 
 
 @_model("transformers")
-def gpt2(scale: Scale) -> Made:
+def gpt2(scale: ModelScale) -> Made:
     """GPT-2 with a KV cache: a prompt, then ten tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -206,7 +206,7 @@ def gpt2(scale: Scale) -> Made:
 
 
 @_model("transformers")
-def llama_static_cache(scale: Scale) -> Made:
+def llama_static_cache(scale: ModelScale) -> Made:
     """Llama with a cache of a fixed size, written in place: a prompt, then ten tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -250,7 +250,7 @@ class Decoding:
 
 
 @_model("transformers")
-def t5(scale: Scale) -> Made:
+def t5(scale: ModelScale) -> Made:
     """T5, encoder and decoder."""
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -261,7 +261,7 @@ def t5(scale: Scale) -> Made:
 
 
 @_model("transformers")
-def whisper(scale: Scale) -> Made:
+def whisper(scale: ModelScale) -> Made:
     """Whisper: audio features to tokens."""
     import torch
     from transformers import WhisperConfig, WhisperForConditionalGeneration
@@ -277,7 +277,7 @@ def whisper(scale: Scale) -> Made:
 
 
 @_model("transformers")
-def clip(scale: Scale) -> Made:
+def clip(scale: ModelScale) -> Made:
     """CLIP: images and texts."""
     from transformers import CLIPConfig, CLIPModel
 
@@ -288,7 +288,7 @@ def clip(scale: Scale) -> Made:
 
 
 @_model("transformers")
-def wav2vec2(scale: Scale) -> Made:
+def wav2vec2(scale: ModelScale) -> Made:
     """Wav2Vec2: sound."""
     import torch
     from transformers import Wav2Vec2Config, Wav2Vec2Model
@@ -302,7 +302,7 @@ def wav2vec2(scale: Scale) -> Made:
 # -- others ---------------------------------------------------------------------------------------------
 
 @_model("others")
-def lstm(scale: Scale) -> Made:
+def lstm(scale: ModelScale) -> Made:
     """Two layers of LSTM."""
     import torch
 
@@ -320,7 +320,7 @@ def lstm(scale: Scale) -> Made:
 
 
 @_model("others")
-def unet(scale: Scale) -> Made:
+def unet(scale: ModelScale) -> Made:
     """A U-Net with transposed convolutions and group norm."""
     import torch
 
@@ -343,7 +343,7 @@ def unet(scale: Scale) -> Made:
 
 
 @_model("others")
-def mel_spectrogram(scale: Scale) -> Made:
+def mel_spectrogram(scale: ModelScale) -> Made:
     """A classifier of sound over a spectrogram."""
     import torch
 

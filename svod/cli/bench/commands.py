@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from svod import config
-from svod.cli.outputs import Count, Number, check_database, check_is_there, check_output
+from svod.cli.outputs import CountType, Number, check_database, check_is_there, check_output
 from svod.compile.backend import backend_named, device_named
 from svod.core.machine.target import HOST, Target
 from svod.errors import DatabaseError, UnsupportedError
@@ -29,7 +29,7 @@ from svod.system.process.program import arguments, python
 from svod.system.quantities import count as counted
 
 if TYPE_CHECKING:
-    from svod.bench.results import CaseResult, Run, Settings
+    from svod.bench.results import CaseResult, Run, RunSettings
     from svod.bench.suites.cases import Case
 
 TORCH_NEEDS = ("torch", "torchvision", "transformers")
@@ -92,7 +92,7 @@ class _RunCommand(click.Command):
 @click.option("--suite", default="core", show_default=True, metavar="NAMES",
               help="Which kernels: core, odd, models, random, gpu; or whole models: onnx, torch; with commas, or all.")
 @click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
-@click.option("--beam", type=Count(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
+@click.option("--beam", type=CountType(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
 @click.option("--budget", type=Number("seconds", min=1), metavar="SECONDS",
               help="With a beam: most seconds of search for each kernel or model; default: BEAM_KERNEL_BUDGET, of a model 600.")
 @click.option("--heuristic", is_flag=True, help="Use svod's heuristics alone.")
@@ -102,9 +102,9 @@ class _RunCommand(click.Command):
 @click.option("--peers", default="all", show_default=True, metavar="NAMES", help="Libraries to compare with, with commas; all, or none.")
 @click.option("--device", metavar="NAME", help="The device that svod's kernels run on, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
-@click.option("--seed", type=Count(min=0),
+@click.option("--seed", type=CountType(min=0),
               help="Seed of the operands and of the suite random; default: 0, and with that suite a number drawn now.")
-@click.option("--count", type=Count(min=1), metavar="N", help="How many kernels the suite random has; default: 20.")
+@click.option("--count", type=CountType(min=1), metavar="N", help="How many kernels the suite random has; default: 20.")
 @click.option("--dump-after", metavar="PASSES", help="Print each plan of svod after these passes, like SVOD_DUMP_AFTER.")
 @click.option("--list", "only_list", is_flag=True, help="Only show the kernels of the suite.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
@@ -114,7 +114,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
         json_path: Path | None, resume: bool) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import parse_peers
-    from svod.bench.results import FORMAT, Settings
+    from svod.bench.results import FORMAT, RunSettings
     from svod.bench.suites.gpu_kernels import GPU, is_gpu
     from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT
     from svod.bench.suites.suites import parse_suites, select_cases
@@ -148,7 +148,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     cases = _installed(cases)
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     passes_of(prepare)
-    settings = Settings(shlex.join(["svod-bench", *arguments()]), suite, kernels, mode, width, fresh, seed,
+    settings = RunSettings(shlex.join(["svod-bench", *arguments()]), suite, kernels, mode, width, fresh, seed,
                         datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
     known = _known(json_path, settings, _target(prepare)) if resume else []
     result = _run_cases(cases, names, settings, prepare, db, json_path, budget, known)
@@ -177,7 +177,7 @@ def _installed(cases: Sequence[Case]) -> list[Case]:
     return found
 
 
-def _known(path: Path | None, settings: Settings, target: Target) -> list[CaseResult]:
+def _known(path: Path | None, settings: RunSettings, target: Target) -> list[CaseResult]:
     """The results in the file that --resume continues. Raises FormatError if they are of another machine or seed, click.UsageError without
     a file."""
     from svod.bench.compare import check_comparable
@@ -203,7 +203,7 @@ def _target(prepare: config.PrepareConfig) -> Target:
     return backend.target()
 
 
-def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, prepare: config.PrepareConfig, db: str | None,
+def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: RunSettings, prepare: config.PrepareConfig, db: str | None,
                json_path: Path | None, budget: float | None = None, known: Sequence[CaseResult] = ()) -> Run:
     """Measure the ceilings where they are unknown, then run the cases against the libraries in `names` and report the progress."""
     from svod.bench.ceiling_loops import CeilingLoops

@@ -326,7 +326,7 @@ def why(context: click.Context, what: str, args: tuple[str, ...], target: str | 
         raise click.UsageError(f"{what} is no script; arguments, --dim, --shape and --torch are for scripts")
     else:
         key = _resolve_kernel(db, what, shipped=True)
-        wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in winner_rows(db, key)])]
+        wanted = [CapturedKernel(key, t, "", "") for t in ([target] if target else [r.target for r in winner_rows(db, key)])]
     names = {k.kernel: k.name for k, _ in db.select(KernelRecord, shipped=True)}
     for c in wanted:
         reason = explain(db, c.kernel, target or c.target, structure=c.structure)
@@ -336,7 +336,7 @@ def why(context: click.Context, what: str, args: tuple[str, ...], target: str | 
     _report(db.skipped)
 
 
-class Captured(NamedTuple):
+class CapturedKernel(NamedTuple):
     """A kernel that a script prepared."""
 
     kernel: str
@@ -345,7 +345,7 @@ class Captured(NamedTuple):
     structure: str
 
 
-def _captured_kernels(options: TuneOptions) -> list[Captured]:
+def _captured_kernels(options: TuneOptions) -> list[CapturedKernel]:
     """The kernels that a script prepares: run it with SVOD_CAPTURE set and read the capture's .jsonl files."""
     script = options.subject
     if not Path(script).is_file():
@@ -360,7 +360,7 @@ def _captured_kernels(options: TuneOptions) -> list[Captured]:
             failure = "" if done.returncode == 0 else f"it ended with status {done.returncode}: {last}"
         except subprocess.TimeoutExpired:
             failure = f"it did not end within {SCRIPT_SECONDS:.0f} s"
-        kernels: dict[tuple[str, str], Captured] = {}
+        kernels: dict[tuple[str, str], CapturedKernel] = {}
         for path in sorted(Path(directory).rglob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
@@ -368,7 +368,7 @@ def _captured_kernels(options: TuneOptions) -> list[Captured]:
                 except RecordError:
                     continue  # the last line of a process that was killed while writing
                 if isinstance(data, dict) and isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
-                    c = Captured(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")))
+                    c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")))
                     kernels[c.kernel, c.target] = c
     if not kernels:
         raise DatabaseError(f"{script} prepared no kernel" + (f"; {failure}" if failure else ""))

@@ -27,7 +27,7 @@ MAX_PROBLEMS = 3            # most faults of a capture that are reported one by 
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedPlans:
     """The plans to tune. `script`: the end of the script that prepared them; None if a capture was read."""
 
     content: Capture
@@ -84,12 +84,12 @@ class Captured:
         return True
 
 
-def take_capture(setting: Setting, workers: Workers) -> Captured:
+def take_capture(setting: Setting, workers: Workers) -> CapturedPlans:
     """Run the script, or read the capture. The workers are started while the script runs, as soon as it has prepared kernels worth a
     search."""
     options = setting.options
     if options.source is not None:
-        return Captured(capture.read_capture(options.source), None)
+        return CapturedPlans(capture.read_capture(options.source), None)
     device = HOST if options.compile_only else setting.config.device or HOST
     target = device_named(device).backend.target(setting.config.threads)
     foresight = Foresight(setting.db, target.allowing(*config.OptimizerConfig.from_env().allowed), setting.beam)
@@ -104,4 +104,4 @@ def take_capture(setting: Setting, workers: Workers) -> Captured:
                             stdout=sys.stderr if options.json_path == "-" else None)
         for line in script.words(options.subject):
             say(f"svod-tune: {line}")
-        return Captured(capture.read_capture(str(directory)), script)
+        return CapturedPlans(capture.read_capture(str(directory)), script)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from svod import config
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli.tune.report import KernelReport
-from svod.cli.tune.setting import Clock
+from svod.cli.tune.setting import CommandClock
 from svod.cli.tune.survey import rate_of
 from svod.cli.tune.waiting import say
 from svod.core.machine.target import Target
@@ -18,7 +18,7 @@ ABOVE_CEILING = 1.05        # a kernel that exceeds its ceiling by more than thi
 class MachineCeilings:
     """The machine's ceilings. They are measured quickly at most once, and once more if that measurement cannot be right."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: CommandClock) -> None:
         self._clock = clock
         self._were_measured = False
         self._known: Ceilings | None = None

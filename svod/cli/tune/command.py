@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from svod import config
-from svod.cli.outputs import Count, Number, check_database, check_output
+from svod.cli.outputs import CountType, Number, check_database, check_output
 from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, LOCK_FORMAT, REPORT_FORMAT, TORCH, TuneOptions
 from svod.cli.tune.waiting import say
 from svod.system.process.directories import working_directory
@@ -58,7 +58,7 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--resume", is_flag=True, help="Search only kernels whose last search was ended by its budget, Ctrl-C, an error or a kill.")
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")
-@click.option("--top", type=Count(min=1), metavar="N", help="Only the N kernels that take most of the time.")
+@click.option("--top", type=CountType(min=1), metavar="N", help="Only the N kernels that take most of the time.")
 @click.option("--only", multiple=True, metavar="KEY", help="Only kernels whose key begins with KEY, or whose name or origin has it.")
 @click.option("--capture-for", type=SECONDS, help="End the script after this time; without it, after half of the budget, "
               "or before that after 30 s without a new kernel.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from svod import config
-from svod.cli.tune.capturing import Captured
+from svod.cli.tune.capturing import CapturedPlans
 from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
@@ -32,7 +32,7 @@ from svod.tune.session import SessionResult, bound_at
 PIPE_WIDTH = 110            # width, in characters, of a table that does not go to a terminal
 
 
-class Output:
+class ReportOutput:
     """The destinations of a command's report and of its JSON."""
 
     def __init__(self, options: TuneOptions) -> None:
@@ -71,7 +71,7 @@ class Output:
         return status
 
 
-class Kept:
+class ResultsPlace:
     """The place of a command's results: its database, or `saved`, a file with the records that could not be stored."""
 
     def __init__(self, setting: Setting) -> None:
@@ -136,7 +136,7 @@ def keep_lock(path: str, works: Sequence[TargetWork]) -> bool:
     return True
 
 
-def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: MachineCeilings, output: Output, status: int) -> int:
+def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: MachineCeilings, output: ReportOutput, status: int) -> int:
     """Print the kernels that a search would tune, and write the file of --json. Returns the exit status."""
     lines, kernels = [], []
     for w in works:
@@ -154,17 +154,17 @@ def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: Machine
 
 
 @dataclass(frozen=True)
-class Report:
+class CommandReport:
     """The results of a command, to be printed and written as JSON. `workers`: a description of the workers that searched."""
 
     setting: Setting
-    captured: Captured
+    captured: CapturedPlans
     works: Sequence[TargetWork]
     searches: Searches
-    kept: Kept
+    kept: ResultsPlace
     workers: str
 
-    def print(self, output: Output) -> None:
+    def print(self, output: ReportOutput) -> None:
         lines = []
         for w in self.works:
             lines += ["", *w.title, *kernel_table(w.outcomes, w.target, w.ceilings, output.width), *size_lines(w.outcomes), ""]

@@ -79,7 +79,7 @@ class _State:
         return f"{self.heuristic / self.best:.2f}×" if self.heuristic and self.best else ""
 
 
-class Progress(AbstractContextManager["Progress", None]):
+class ProgressListener(AbstractContextManager["ProgressListener", None]):
     """A listener of a session, and the base of the displays: it collects the facts that all of them show. It is a context manager, and
     shows them while it is entered. `activity` returns the activity of the workers; a thread calls it once a second. `log` gets every event,
     and a sample of the workers' activity every few seconds."""
@@ -182,7 +182,7 @@ class Progress(AbstractContextManager["Progress", None]):
         while not self._over.wait(TICK):
             self.tick()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressListener:
         self.workers = self._activity()
         self._ticker.start()
         return self
@@ -260,7 +260,7 @@ def worker_rows(workers: Sequence[Activity], room: int) -> list[tuple[str, str, 
 
 
 # -- the forms --------------------------------------------------------------------------------------------------------------
-class LineProgress(Progress):
+class LineProgress(ProgressListener):
     """Plain lines, for logs and pipes."""
 
     def __init__(self, rows: Sequence[SurveyRow], stream: TextIO, told: BeamConfig, activity: Callable[[], Sequence[Activity]] = tuple,
@@ -298,7 +298,7 @@ class LineProgress(Progress):
         print(f"[{self.elapsed:4.0f} s] {text}", file=self.stream, flush=True)
 
 
-class LiveProgress(Progress):
+class LiveProgress(ProgressListener):
     """A view that rich redraws: facts about the search, as many kernels as the terminal has room for, and the workers."""
 
     def __init__(self, rows: Sequence[SurveyRow], stream: TextIO, activity: Callable[[], Sequence[Activity]] = tuple,
@@ -375,7 +375,7 @@ class LiveProgress(Progress):
 
 
 def make_progress(rows: Sequence[SurveyRow], stream: TextIO, told: BeamConfig, activity: Callable[[], Sequence[Activity]] = tuple,
-                  log: EventLog | None = None) -> Progress:
+                  log: EventLog | None = None) -> ProgressListener:
     """A live view if `stream` is a terminal, else lines. Also lines if `told` asks for lines about rounds or candidates (`debug`,
     `log_surpass_max`), or if the log goes to stderr."""
     if is_terminal(stream) and not told.debug and not told.log_surpass_max and (log is None or log.path != "-"):

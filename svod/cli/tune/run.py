@@ -25,10 +25,10 @@ from types import FrameType
 
 from svod import config
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
-from svod.cli.tune.capturing import Captured, take_capture
+from svod.cli.tune.capturing import CapturedPlans, take_capture
 from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.compile_only import compile_kernels, compiled_table
-from svod.cli.tune.ending import Kept, Output, Report, end_dry_run, keep_lock
+from svod.cli.tune.ending import CommandReport, ReportOutput, ResultsPlace, end_dry_run, keep_lock
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.plan_checks import check_plans, outcomes_of
 from svod.cli.tune.report import work_lines
@@ -116,12 +116,12 @@ class _TuneRun:
     def __init__(self, options: TuneOptions) -> None:
         self.is_captured = self.is_closing = False
         self.setting = Setting.of(options)
-        self._kept = Kept(self.setting)
+        self._kept = ResultsPlace(self.setting)
         self._works: list[TargetWork] = []
         self._workers = Workers(self.setting, _terminate)
         self._ceilings = MachineCeilings(self.setting.clock)
         self.searches = Searches(self.setting, self._works, self._workers, self._ceilings)
-        self._output = Output(options)
+        self._output = ReportOutput(options)
         self._is_unwritten = False                  # whether a file that the user asked for could not be written
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class _TuneRun:
         allowed = config.OptimizerConfig.from_env().allowed
         return choose_targets(options.target, [t.allowing(*allowed) for t in present], own)
 
-    def _compile_only(self, captured: Captured) -> int:
+    def _compile_only(self, captured: CapturedPlans) -> int:
         """Compile the states that a search on the chosen device would start from. Raises DeviceError for a device that is not there."""
         device = device_named(self.setting.config.device or HOST)
         target = device.backend.target(self.setting.config.threads).allowing(*config.OptimizerConfig.from_env().allowed)
@@ -245,19 +245,19 @@ class _TuneRun:
                     w.checks = check_plans(captured, w, self.setting)
         self.setting.clock.end_phase("check")
 
-    def _end(self, captured: Captured) -> int:
+    def _end(self, captured: CapturedPlans) -> int:
         """Store and print the results, and write the files. Returns the exit status."""
         self._kept.save(self.searches.result)
         if self.setting.options.lock_path is not None:
             self._is_unwritten |= not keep_lock(self.setting.options.lock_path, self._works)
         status = self._status(captured)
-        report = Report(self.setting, captured, self._works, self.searches, self._kept, self._workers.description)
+        report = CommandReport(self.setting, captured, self._works, self.searches, self._kept, self._workers.description)
         report.print(self._output)
         report.say_failures()
         self._compare(status)
         return self._output.dump(status, report.to_data())
 
-    def _status(self, captured: Captured) -> int:
+    def _status(self, captured: CapturedPlans) -> int:
         result = self.searches.result
         if result is not None and result.interrupted:
             return EXIT_INTERRUPTED

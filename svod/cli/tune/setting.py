@@ -28,7 +28,7 @@ CHECK_PART = 0.15           # the largest share of the budget for a plan check
 CHECK_LEAST = 0.5           # the shortest plan check in seconds, however small the budget
 
 
-class Clock:
+class CommandClock:
     """The budget of a command in seconds. `left`: the seconds until its end, negative after it. `phases`: seconds from the start of the
     command to the end of each phase."""
 
@@ -86,11 +86,11 @@ class Setting:
     config: PrepareConfig
     beam: BeamConfig
     db: TuningDB
-    clock: Clock
+    clock: CommandClock
 
     @classmethod
     def of(cls, options: TuneOptions) -> Setting:
-        clock = Clock(options.budget)
+        clock = CommandClock(options.budget)
         given = {name: value for name in ("db", "device") if (value := getattr(options, name)) is not None}
         config = PrepareConfig.from_env(beam=None, optimizer=OptimizerConfig(), capture=None, **given)
         chosen = {name: value for name in ("actions", "strategy", "optuna_storage") if (value := getattr(options, name)) is not None}

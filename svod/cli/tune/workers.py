@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from svod.cli.tune.options import TuneOptions
-from svod.cli.tune.setting import Clock, Setting
+from svod.cli.tune.setting import CommandClock, Setting
 from svod.cli.tune.waiting import say, waiting
 from svod.core.machine.target import HOST
 from svod.system.process.signals import handle
@@ -28,7 +28,7 @@ class Workers:
     def __init__(self, setting: Setting, terminate: Callable[[int, FrameType | None], None]) -> None:
         self.description = ""
         self._kind, self._address, self._device = kind_of(setting.options), setting.options.address, setting.config.device or HOST
-        self._clock: Clock = setting.clock
+        self._clock: CommandClock = setting.clock
         self._terminate = terminate
         self._begun: ExecutorStart | None = None
 

@@ -67,7 +67,7 @@ class Interpreter(CompilerPair):
         return InterpretedProgram(code, spec)
 
 
-class Cpu(Backend):
+class CpuBackend(Backend):
     """The processor that this process runs on."""
 
     name = HOST
@@ -100,4 +100,4 @@ class Cpu(Backend):
         runtime(cache)
 
 
-BACKEND = Cpu()
+BACKEND = CpuBackend()

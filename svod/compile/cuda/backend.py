@@ -44,7 +44,7 @@ class CompileOnly(_Nvidia):
         return self._target
 
     def allocate(self, nbytes: int, touch: bool = True) -> Memory:
-        return _Nowhere(nbytes)
+        return _NoAddresses(nbytes)
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
         """Do nothing: there is no device memory, but plans are still made."""
@@ -57,7 +57,7 @@ class CompileOnly(_Nvidia):
         return NoDeviceQueue(self.check_runs, kernels, variants, addresses)
 
 
-class _Nowhere:
+class _NoAddresses:
     """Addresses of no actual memory."""
 
     _next = itertools.count(1)

@@ -13,7 +13,7 @@ from msgspec.msgpack import decode, encode
 
 from svod.compile.backend import CompilerPair
 from svod.compile.cuda import ptx, ptxas
-from svod.compile.cuda.ptxas import KernelReport
+from svod.compile.cuda.ptxas import PtxasReport
 from svod.compile.cuda.render import block_of, legal, render, without_assumptions
 from svod.compile.cuda.targets import ARCHITECTURES, capability_of
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
@@ -35,7 +35,7 @@ class CudaCode:
     arch: str
     kind: str
     image: bytes
-    reports: tuple[KernelReport, ...]
+    reports: tuple[PtxasReport, ...]
     source: str = field(repr=False)
 
     def pack(self) -> bytes:
@@ -56,7 +56,7 @@ class CudaCode:
         """Do nothing: a queue unloads the modules that it has loaded."""
 
 
-def compile_image(ir: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+def compile_image(ir: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[PtxasReport, ...]]:
     """Compile LLVM IR to (kind, image, reports): a cubin if `assembled` and there is a suitable ptxas, otherwise PTX. Raises
     CompileError."""
     text, known = ptx.emit_ptx(ir, arch), ARCHITECTURES[arch]
@@ -86,7 +86,7 @@ class Nvptx(CompilerPair):
         kind, image, reports = self.image_of(source, target.cpu)
         return CudaCode(target.cpu, kind, image, reports, source).pack()
 
-    def image_of(self, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+    def image_of(self, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[PtxasReport, ...]]:
         """Compile LLVM IR to (kind, image, reports)."""
         return compile_image(source, arch, assembled)
 

@@ -20,14 +20,14 @@ from typing import Any
 
 from svod.compile.cuda.matrix import THREAD
 from svod.compile.llvm.memory import Handler, address_of
-from svod.compile.llvm.text import Writer, memory_type
+from svod.compile.llvm.text import LlvmWriter, memory_type
 from svod.core.ir.dtype import DType
 
 COPY_PREFIX = "llvm.nvvm.cp.async."
 CACHED = {4: "ca.shared.global.4", 8: "ca.shared.global.8", 16: "cg.shared.global.16"}
 
 
-def _copy(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _copy(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     to, to_index, source, index, stores, inside = src
     to_offset, offset = arg
     vec, nbytes = memory_type(dtype.name, lanes), lanes * dtype.itemsize
@@ -45,7 +45,7 @@ def _copy(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
         _where(w, stores, lambda: _copied(w, nbytes, target, origin, inside))
 
 
-def _where(w: Writer, condition: int, then: Callable[[], str], other: Callable[[], str] = str) -> str:
+def _where(w: LlvmWriter, condition: int, then: Callable[[], str], other: Callable[[], str] = str) -> str:
     """Write a branch: the code of `then` if a condition holds, otherwise the code of `other`. If the condition is constant, write only one
     of them."""
     if w.code[condition].op == "CONST":
@@ -53,7 +53,7 @@ def _where(w: Writer, condition: int, then: Callable[[], str], other: Callable[[
     return w.either(w.value[condition], then, None if other is str else other)
 
 
-def _copied(w: Writer, nbytes: int, target: str, origin: str, inside: int) -> str:
+def _copied(w: LlvmWriter, nbytes: int, target: str, origin: str, inside: int) -> str:
     """Write a copy between aligned addresses. Bytes that are not `inside` are not read."""
     always = w.code[inside].op == "CONST" and bool(w.code[inside].arg)
     given = [] if always else [("i32", w.temp(f"select i1 {w.value[inside]}, i32 {nbytes}, i32 0"))]
@@ -103,19 +103,19 @@ def by_bytes(source: str) -> str:
     return "".join(sorted(masked)) + text
 
 
-def _commit(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _commit(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.call("void", f"{COPY_PREFIX}commit.group")
 
 
-def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _wait(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.call("void", f"{COPY_PREFIX}wait.group", ("i32", str(arg)))
 
 
-def _in_shared(w: Writer, address: str) -> str:
+def _in_shared(w: LlvmWriter, address: str) -> str:
     return w.temp(f"addrspacecast ptr {address} to {SHARED}")
 
 
-def _counts(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _counts(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     begins = w.code[i].op == "BULK_BEGIN"
     given = [("i32", str(arg[1]))] if begins else []
 
@@ -129,7 +129,7 @@ def _counts(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
         w.line(f'call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
 
 
-def _copy_row(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _copy_row(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     to, to_index, source, index, stores, counts, number = src
     nbytes = lanes * dtype.itemsize
     places = address_of(w, to, to_index, arg[0]), address_of(w, source, index, arg[1]), address_of(w, counts, number, 0)
@@ -144,7 +144,7 @@ def _copy_row(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
     _where(w, stores, copied)
 
 
-def _wait_rows(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _wait_rows(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     counts, number, parity = src
     count = _in_shared(w, address_of(w, counts, number, 0))
     value = w.value[parity]

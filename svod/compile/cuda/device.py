@@ -44,14 +44,14 @@ class DeviceMemory:
     """Memory of a device. It returns to the pool when the object is deleted. `lent`: the streams on which other libraries have used it;
     None: a stream that may no longer exist by then."""
 
-    def __init__(self, pool: Pool, nbytes: int) -> None:
+    def __init__(self, pool: PiecePool, nbytes: int) -> None:
         self.pool, self.nbytes = pool, nbytes
         self.address, self.lent = pool.take(rounded(nbytes)), set[int | None]()
         self._free = weakref.finalize(self, pool.give, rounded(nbytes), self.address, self.lent)
         self._free.atexit = False       # the driver frees memory when the process ends
 
 
-class Pool:
+class PiecePool:
     """A pool of unused pieces of a device's memory, by size."""
 
     def __init__(self, device: GpuDevice) -> None:
@@ -179,7 +179,7 @@ class GpuDevice:
             raise DeviceError(f"the device {DEVICE}:{ordinal}:{architecture.name}: {self.name} has compute capability "
                               f"{'.'.join(map(str, self.capability))} and does not run code for {architecture.name}")
         self.context = self._shared_context() or driver.retain_context(self.handle)
-        self.pool = Pool(self)
+        self.pool = PiecePool(self)
         self.lock = threading.RLock()       # held by a thread while it issues work to the stream
         with self.current():
             self.stream = driver.create_stream()
@@ -391,7 +391,7 @@ def _parts(nbytes: int) -> list[tuple[int, int]]:
     return [(start, min(COPY_CHUNK_BYTES, nbytes - start)) for start in range(0, nbytes, COPY_CHUNK_BYTES)]
 
 
-class Module:
+class LoadedImage:
     """A module loaded on a device. It is unloaded when the object is deleted."""
 
     def __init__(self, device: GpuDevice, image: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from svod.compile.cuda.targets import WIDEST_BYTES
 from svod.compile.llvm.memory import Handler, address_of
-from svod.compile.llvm.text import SCALAR, Family, Writer, memory_type
+from svod.compile.llvm.text import SCALAR, Family, LlvmWriter, memory_type
 from svod.compile.lower.linear import NO_VALUE
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
@@ -58,7 +58,7 @@ class Matrices(Family):
         self.pairs = loads_together(code)
 
 
-def _moved(w: Writer, number: str, steps: list[tuple[int, int]], kind: str = "i32") -> str:
+def _moved(w: LlvmWriter, number: str, steps: list[tuple[int, int]], kind: str = "i32") -> str:
     """Compute the distance in elements for a 32-bit number, as type `kind`. `steps`: the digits of the number as (count, elements per
     step), the outermost first."""
     total, inner = "0", 1
@@ -76,10 +76,10 @@ def _steps(digits: tuple[Digit, ...], rows: int, columns: int) -> list[tuple[int
     return [(d.extent, d.rows * rows + d.columns * columns) for d in digits]
 
 
-class Tile:
+class OperandTile:
     """The location of an operand's tile in memory. `arg`: the arg of its LOADMATRIX."""
 
-    def __init__(self, w: Writer, src: tuple[int, ...], arg: Any, elem: str, size: int):
+    def __init__(self, w: LlvmWriter, src: tuple[int, ...], arg: Any, elem: str, size: int):
         self.w, self.elem = w, elem
         offset, *_, self.lines = arg
         self.line = MATRIX_LINE_BYTES // size
@@ -102,21 +102,21 @@ class Tile:
         return w.temp(f"getelementptr {self.elem}, ptr {self.base}, i64 {moved}")
 
 
-def _starts_lines(w: Writer, i: int) -> bool:
+def _starts_lines(w: LlvmWriter, i: int) -> bool:
     """Whether the lines of a tile are known to begin at multiples of 16 bytes."""
     _, dtype, _, src, (offset, *_) = w.code[i]
     most = WIDEST_BYTES // dtype.itemsize
     return all(gcd(w.family.alignment(w, src[0], s, offset, most), WIDEST_BYTES) == MATRIX_LINE_BYTES for s in src[1:])
 
 
-def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _load_matrix(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     if w.value[i]:      # it was loaded together with another one
         return
     offset, name, number, rows, columns, lines = arg
     fragments = DOTS[name].fragments
     assert fragments is not None and isinstance(w.family, Matrices)
     fragment, size, lane = fragments[1 + number], dtype.itemsize, w.temp(f"and i32 {w.call('i32', THREAD)}, 31")
-    tile = Tile(w, src, arg, SCALAR[dtype.name], size)
+    tile = OperandTile(w, src, arg, SCALAR[dtype.name], size)
     across, along = (rows, columns) if number == 0 else (columns, rows)      # from line to line, and in a line along the sum
     line, kind = (across, "") if along == 1 else (along, ".trans")
     members = tuple(dict.fromkeys((i, w.family.pairs.get(i, i))))
@@ -148,7 +148,7 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
     w.value[i] = whole
 
 
-def _load_lines(w: Writer, members: tuple[int, ...], fragment: Fragment, tile: Tile, lane: str, line: int, kind: str) -> None:
+def _load_lines(w: LlvmWriter, members: tuple[int, ...], fragment: Fragment, tile: OperandTile, lane: str, line: int, kind: str) -> None:
     """Load, in one instruction, the words of a thread, one per matrix. `line`: the distance between lines in elements."""
     _, dtype, lanes, _, (offset, _, _, rows, columns, _) = w.code[members[0]]
     each = lanes * dtype.itemsize // REGISTER_BYTES
@@ -163,14 +163,14 @@ def _load_lines(w: Writer, members: tuple[int, ...], fragment: Fragment, tile: T
         w.value[m] = _joined(w, words[k * each:(k + 1) * each], "i32", memory_type(dtype.name, lanes))
 
 
-def _joined(w: Writer, parts: list[str], kind: str, vec: str) -> str:
+def _joined(w: LlvmWriter, parts: list[str], kind: str, vec: str) -> str:
     """Combine registers into one vector."""
     of = kind if len(parts) == 1 else f"<{len(parts)} x {kind}>"
     whole = w.vector(kind, len(parts), parts)
     return whole if vec == of else w.temp(f"bitcast {of} {whole} to {vec}")
 
 
-def _words(w: Writer, s: int) -> list[tuple[str, str]]:
+def _words(w: LlvmWriter, s: int) -> list[tuple[str, str]]:
     """(type, operand) of the registers that hold a fragment, as mma takes them."""
     dtype, lanes = w.code[s].dtype, w.code[s].lanes
     if lanes == 1:
@@ -184,12 +184,12 @@ def _words(w: Writer, s: int) -> list[tuple[str, str]]:
     return [(kind, word) for word in words]
 
 
-def _rounded(w: Writer, words: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _rounded(w: LlvmWriter, words: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Factors of float32 as TF32."""
     return [("i32", w.call("i32", ROUND, word)) for word in words]
 
 
-def _mma(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _mma(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     name = DOTS[arg].llvm
     acc, a, b = (_words(w, s) for s in src)
     if DOTS[arg].significand == TF32:

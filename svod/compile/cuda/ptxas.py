@@ -26,7 +26,7 @@ _VERSION = re.compile(r"V(\d+\.\d+\.\d+)")
 
 
 @dataclass(frozen=True)
-class KernelReport:
+class PtxasReport:
     """A kernel as ptxas describes it. `shared`, `stack`, `spill_stores` and `spill_loads` are bytes; `shared` does not include the bytes
     that a launch requests."""
 
@@ -80,7 +80,7 @@ def assembles(arch: str, version: int, target: str) -> bool:
     return True
 
 
-def assemble(ptx: str, arch: str) -> tuple[bytes, tuple[KernelReport, ...]]:
+def assemble(ptx: str, arch: str) -> tuple[bytes, tuple[PtxasReport, ...]]:
     """Compile PTX to a cubin, and return it with a report per kernel. Raises CompileError for PTX that ptxas rejects, and UnsupportedError
     if there is no ptxas."""
     path = tool("ptxas")
@@ -101,12 +101,12 @@ def assemble(ptx: str, arch: str) -> tuple[bytes, tuple[KernelReport, ...]]:
         return cubin.read_bytes(), read_report(ran.stderr)
 
 
-def read_report(said: str) -> tuple[KernelReport, ...]:
+def read_report(said: str) -> tuple[PtxasReport, ...]:
     """Parse the output of `ptxas -v` to a report per kernel."""
     reports = []
     for symbol, stack, stores, loads, registers, rest in _ENTRY.findall(said):
         shared = _SHARED_BYTES.search(rest)
-        reports.append(KernelReport(symbol, int(registers), int(shared[1]) if shared else 0, int(stack), int(stores), int(loads)))
+        reports.append(PtxasReport(symbol, int(registers), int(shared[1]) if shared else 0, int(stack), int(stores), int(loads)))
     return tuple(sorted(reports, key=lambda r: r.symbol))
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from svod.compile.backend import COLD_RUNS
 from svod.compile.cuda.code import CudaCode, Nvptx
-from svod.compile.cuda.device import GpuDevice, Module
+from svod.compile.cuda.device import GpuDevice, LoadedImage
 from svod.compile.cuda.driver import Driver
 from svod.compile.cuda.render import block_of, dynamic_bytes, is_packed
 from svod.compile.cuda.targets import GRID, WIDEST_BYTES
@@ -34,7 +34,7 @@ class _Launch(NamedTuple):
     arguments: tuple[int, ...]
 
 
-class _Graph(NamedTuple):
+class _LaunchGraph(NamedTuple):
     """A recorded list of launches; `handle` 0: the list has run once and is not recorded yet."""
 
     state: int
@@ -55,8 +55,8 @@ class CudaQueue(LaunchRecords):
         self.device, self.pair = device, pair
         self._launches: dict[tuple[int, int], _Launch | None] = {}
         # (id of the code, whether it makes no assumptions about its arguments) → module
-        self._modules: dict[tuple[int, bool], Module] = {}
-        self._graphs: dict[int, _Graph] = {}
+        self._modules: dict[tuple[int, bool], LoadedImage] = {}
+        self._graphs: dict[int, _LaunchGraph] = {}
         self._names: dict[int, tuple[str, ...]] = {}        # first launch of a list → names of its kernels
         weakref.finalize(self, _free_graphs, device, self._graphs).atexit = False      # the driver frees graphs when the process ends
         self._state = 0         # number of changes of arguments so far
@@ -129,7 +129,7 @@ class CudaQueue(LaunchRecords):
         if known is None or known.state != self._state:
             if known is not None and known.handle:
                 driver.free_graph(known.handle)
-            self._graphs[first] = known = _Graph(self._state, 0)
+            self._graphs[first] = known = _LaunchGraph(self._state, 0)
             self._begin(driver, recorded)
             times -= 1
             if times:
@@ -137,12 +137,12 @@ class CudaQueue(LaunchRecords):
         for _ in range(times):
             driver.launch_graph(known.handle, self.device.stream)
 
-    def _as_graph(self, driver: Driver, recorded: Sequence[tuple[int, int]]) -> _Graph:
+    def _as_graph(self, driver: Driver, recorded: Sequence[tuple[int, int]]) -> _LaunchGraph:
         """Record launches as a graph."""
         try:
             driver.begin_capture(self.device.stream)
             self._begin(driver, recorded)
-            return _Graph(self._state, driver.end_capture(self.device.stream))
+            return _LaunchGraph(self._state, driver.end_capture(self.device.stream))
         except BaseException:       # Ctrl-C, too: an unfinished recording would block the stream
             driver.abandon_capture(self.device.stream)
             raise
@@ -175,16 +175,16 @@ class CudaQueue(LaunchRecords):
         spans = [(a, a + size * dtype.itemsize) for a, (dtype, size) in zip(addresses, kernel.spec.params, strict=False)]
         return any(o != s and spans[o][0] < spans[s][1] and spans[s][0] < spans[o][1] for o in kernel.spec.outs for s in range(len(spans)))
 
-    def _module(self, number: int, plain: bool) -> Module:
+    def _module(self, number: int, plain: bool) -> LoadedImage:
         code = self.kernels[number].loaded
         assert isinstance(code, CudaCode)
         key = id(code), plain
         if key not in self._modules:
-            self._modules[key] = Module(self.device, self.pair.image_for(code, plain, self.device.capability[0]))
+            self._modules[key] = LoadedImage(self.device, self.pair.image_for(code, plain, self.device.capability[0]))
         return self._modules[key]
 
 
-def _free_graphs(device: GpuDevice, graphs: dict[int, _Graph]) -> None:
+def _free_graphs(device: GpuDevice, graphs: dict[int, _LaunchGraph]) -> None:
     for graph in graphs.values():
         if graph.handle:
             device.retire(device.driver.free_graph, graph.handle)

@@ -37,7 +37,7 @@ from svod.compile.llvm.alu import LLVM_INSTRUCTIONS
 from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.render import HANDLERS as COMMON_HANDLERS
 from svod.compile.llvm.render import write_body
-from svod.compile.llvm.text import SCALAR, Writer
+from svod.compile.llvm.text import SCALAR, LlvmWriter
 from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.lower.legal.legalize import legalize
 from svod.compile.lower.linear import TILE_OPS
@@ -82,12 +82,12 @@ class Gpu(Warpgroups):
         super().__init__(code)
         self.symbol, self.shared, self.residues = symbol, shared, residues(code)
 
-    def alignment(self, w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> int:
+    def alignment(self, w: LlvmWriter, ptr: int, idx: int, offset: int, lanes: int) -> int:
         size = w.code[ptr].dtype.itemsize
         whole = max(size, min(WIDEST_BYTES, 1 << (lanes * size).bit_length() - 1))
         return max(size, min(whole, gcd(self.residues[idx].divisor(offset) * size, WIDEST_BYTES)))
 
-    def loop_metadata(self, w: Writer, begin: int, end: int) -> str:
+    def loop_metadata(self, w: LlvmWriter, begin: int, end: int) -> str:
         """Keep ptxas from unrolling loops of only wgmma with a constant number of iterations: it takes seconds per loop and gains
         nothing."""
         if not any(x.op == "MMASHARED" for x in w.code[begin:end]):
@@ -98,49 +98,49 @@ class Gpu(Warpgroups):
         return f", !llvm.loop !{number}"
 
 
-def _family(w: Writer) -> Gpu:
+def _family(w: LlvmWriter) -> Gpu:
     assert isinstance(w.family, Gpu)
     return w.family
 
 
-def _begin(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _begin(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = "%group" if dtype.bits == 64 else w.temp("trunc i64 %group to i32")
 
 
-def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _end(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     after = w.temp("add nsw i64 %group, 1")
     w.value[i] = after if dtype.bits == 64 else w.temp(f"trunc i64 {after} to i32")
 
 
-def _local_id(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _local_id(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     thread = w.call("i32", THREAD)
     w.value[i] = thread if dtype.bits == 32 else w.temp(f"zext i32 {thread} to i64")
 
 
-def _arg(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _arg(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = f"%g{arg + (w.temp_base if w.code[i].op == 'TEMP' else 0)}"
 
 
-def _var(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _var(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = f"%n{w.variables[arg]}"
 
 
-def _scratch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _scratch(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = f"%scratch{arg}"
 
 
-def _shared(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _shared(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     whole = f"addrspacecast (ptr addrspace(3) @{_family(w).shared} to ptr)"
     w.value[i] = w.temp(f"getelementptr i8, ptr {whole}, i64 {arg}")
 
 
-def _barrier(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _barrier(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     if _family(w).products:
         w.lines.append(f'  call void asm sideeffect "{FENCE}", ""()')
     w.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
 
 
-def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _exchange(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """Read the value of the thread whose number differs in one bit, word by word."""
     scalar, operand = SCALAR[dtype.name], w.value[src[0]]
     bits = 1 if dtype.kind == "b" else dtype.bits
@@ -161,7 +161,7 @@ def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
     w.value[i] = w.vector(scalar, lanes, map(one, parts))
 
 
-def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _prefetch(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """Print nothing: while one thread waits for memory, others compute, so no prefetch is needed."""
 
 
@@ -173,7 +173,7 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-def _prologue(w: Writer, phase: PhaseSpec, pointers: int) -> None:
+def _prologue(w: LlvmWriter, phase: PhaseSpec, pointers: int) -> None:
     """Write the beginning of a kernel: its memory, and the number of this thread's iteration."""
     w.lines += [f"  %g{k} = addrspacecast ptr addrspace(1) %a{k} to ptr" for k in range(pointers)]
     starts = sorted({i.arg for i in w.code if i.op == "SCRATCH"})
@@ -203,7 +203,7 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
         declared.add(f"@{DYNAMIC} = external addrspace(3) global [0 x i8], align {SWIZZLED}" if dynamic_bytes(phase) else
                      f"@{shared} = internal addrspace(3) global [{phase.shared_bytes} x i8] undef, align {SWIZZLED}")
     variables = {name: k for k, name in enumerate(spec.variables)}
-    w = Writer(code, target, variables, len(spec.params), declared, Gpu(phase.symbol, shared, code))
+    w = LlvmWriter(code, target, variables, len(spec.params), declared, Gpu(phase.symbol, shared, code))
     pointers = len(spec.params) + len(spec.temps)
     _prologue(w, phase, pointers)
     write_body(w, HANDLERS, phase.symbol)

@@ -22,7 +22,7 @@ from typing import Any
 
 from svod.compile.cuda.matrix import Matrices
 from svod.compile.llvm.memory import Handler, address_of
-from svod.compile.llvm.text import SCALAR, Writer, register_type
+from svod.compile.llvm.text import SCALAR, LlvmWriter, register_type
 from svod.compile.lower.linear import NO_VALUE, SUBGROUP_OPS
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
@@ -93,7 +93,7 @@ def _distances(apart: int, lines: int, along_sum: bool) -> tuple[int, int]:
     return (eight, apart) if lines == 1 else (apart, eight)
 
 
-def _descriptor(w: Writer, pointer: int, index: int, side: tuple[int, int, int, int], along_sum: bool) -> str:
+def _descriptor(w: LlvmWriter, pointer: int, index: int, side: tuple[int, int, int, int], along_sum: bool) -> str:
     """Compute the descriptor of an operand, as i64. `along_sum`: whether the dim that is divided into rows is the one that is summed."""
     offset, _, apart, lines = side
     nbytes = w.code[pointer].dtype.itemsize
@@ -112,7 +112,7 @@ def _instruction(dot: Dot, registers: str, a: str, b: str, across: tuple[bool, b
     return f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {a}, {b}, p{signs};"
 
 
-def _product(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _product(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """Write all products of a group at the last one of them."""
     assert isinstance(w.family, Warpgroups)
     members = w.family.products.get(i, ())
@@ -148,7 +148,7 @@ def _product(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
             w.value[m] = w.vector(scalar, lanes, (w.temp(f"extractvalue {result} {done}, {register}") for register in own))
 
 
-def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _wait(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """Wait until at most `arg` groups of products are in flight. If it is 0, the registers of the tile are operands of the wait; otherwise
     they stay in place, because products may still change them."""
     held = w.value[src[0]]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from svod.compile.llvm.memory import Handler
-from svod.compile.llvm.text import SCALAR, Writer, constant, overload, refuse, register_type, splat
+from svod.compile.llvm.text import SCALAR, LlvmWriter, constant, overload, refuse, register_type, splat
 from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.lower.linear import COMPARES
 from svod.compile.lower.program import Instruction
@@ -30,7 +30,7 @@ LLVM_INSTRUCTIONS = Instructions(has_short_integers=True, keeps_nans=True, compa
 """What LLVM has everywhere."""
 _ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to an operand → its number
 FENCED_LEVELS = 2                   # levels of nested shuffles that are fenced
-Core = Callable[[Writer, DType, int, list[str], tuple[int, ...]], str]
+Core = Callable[[LlvmWriter, DType, int, list[str], tuple[int, ...]], str]
 """Writes one operation on operands of one dtype and returns the right-hand side of its last instruction."""
 
 
@@ -43,7 +43,7 @@ def instructions(target: Target) -> Instructions:
 # -- the operations ---------------------------------------------------------------------------------
 def _instruction(by_kind: dict[str, str]) -> Core:
     """Operations that are one LLVM instruction, by the kind of their operands."""
-    def core(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+    def core(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         text = by_kind.get(dtype.kind)
         if text is None:
             raise refuse("ALU", dtype, f"defined for the kinds {', '.join(by_kind)} only")
@@ -53,29 +53,29 @@ def _instruction(by_kind: dict[str, str]) -> Core:
 
 def _call(name: str, extra: str = "") -> Core:
     """Operations that are one call of an LLVM intrinsic."""
-    def core(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+    def core(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         ty = register_type(dtype.name, lanes)
         args = ", ".join(f"{ty} {operand}" for operand in x)
         return f"call {ty} @llvm.{name}.{overload(SCALAR[dtype.name], lanes)}({args}{extra})"
     return core
 
 
-def _neg(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+def _neg(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
     return f"fneg {register_type(dtype.name, lanes)} {x[0]}"
 
 
-def _abs(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+def _abs(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
     return (_call("fabs") if dtype.kind == "f" else _call("abs", ", i1 false"))(w, dtype, lanes, x, src)
 
 
-def _not(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+def _not(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
     ones = splat(dtype, True if dtype.kind == "b" else -1, lanes)
     return f"xor {register_type(dtype.name, lanes)} {x[0]}, {ones}"
 
 
 def _extremum(ordered: str, signed: str, unsigned: str) -> Core:
     """Write MAX or MIN; the arguments are LLVM's names for them."""
-    def core(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+    def core(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         if dtype.kind != "f":
             return _call(signed if dtype.kind == "i" else unsigned)(w, dtype, lanes, x, src)
         # the larger, or what is NaN; which zero is chosen is left open. On x86 one maxps, which keeps a NaN of its second operand, and a
@@ -87,7 +87,7 @@ def _extremum(ordered: str, signed: str, unsigned: str) -> Core:
 
 
 def _comparison(float_pred: str, signed_pred: str, unsigned_pred: str) -> Core:
-    def core(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+    def core(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         ty = register_type(dtype.name, lanes)
         if dtype.kind == "f":
             return f"fcmp {float_pred} {ty} {x[0]}, {x[1]}"
@@ -95,7 +95,7 @@ def _comparison(float_pred: str, signed_pred: str, unsigned_pred: str) -> Core:
     return core
 
 
-def _mulacc(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+def _mulacc(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
     ty, (a, b, c) = register_type(dtype.name, lanes), x
     if dtype.kind == "f":
         if w.target.has_fma:
@@ -104,7 +104,7 @@ def _mulacc(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, .
     return f"add {ty} {w.temp(f'mul {ty} {a}, {b}')}, {c}"
 
 
-def _pow2(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+def _pow2(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
     """2^x by ex2.approx.ftz (NVIDIA's PTX ISA), lane by lane."""
     if dtype.name != "float32" or not w.target.has_pow2:
         raise refuse("POW2", dtype, f"{w.target.arch} has an instruction for it of float32, or none")
@@ -119,7 +119,7 @@ def _pow2(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...
     return whole
 
 
-def _scaleb(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+def _scaleb(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
     """x · 2^n by VSCALEFPS and VSCALEFPD (Intel SDM volume 2C), on registers of 128 to 512 bits, with undefined lanes behind the last."""
     if not w.target.has_scaleb:
         raise refuse("SCALEB", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
@@ -168,14 +168,14 @@ CORES: dict[str, Core] = {
 def _alu(op: str) -> Handler:
     core, compares = CORES[op], op in COMPARES
 
-    def handler(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    def handler(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         of = w.code[src[0]].dtype if compares else dtype
         w.lines.append(f"  %v{i} = {core(w, of, lanes, [w.value[s] for s in src], src)}")
         w.value[i] = f"%v{i}"
     return handler
 
 
-def _where(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _where(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     c, a, b = src
     ty, cond = register_type(dtype.name, lanes), register_type("bool", w.code[c].lanes)
     w.lines.append(f"  %v{i} = select {cond} {w.value[c]}, {ty} {w.value[a]}, {ty} {w.value[b]}")
@@ -191,7 +191,7 @@ def _half(dtype: DType, lanes: int) -> str:
     return _HALVES[dtype.name] if lanes == 1 else f"<{lanes} x {_HALVES[dtype.name]}>"
 
 
-def _cast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _cast(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     of, operand = w.code[src[0]].dtype, w.value[src[0]]
     given, wanted = register_type(of.name, lanes), register_type(dtype.name, lanes)
     if of.kind in "iu" and dtype.kind in "iu" and of.bits == dtype.bits:
@@ -217,7 +217,7 @@ def _conversion(of: DType, dtype: DType) -> str:
     return "trunc" if dtype.bits < of.bits else "sext" if of.kind == "i" else "zext"
 
 
-def _bitcast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _bitcast(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     _, of, width, _, _ = w.code[src[0]]
     if of.itemsize * width != dtype.itemsize * lanes:
         raise refuse("BITCAST", dtype, f"{of.name}x{width} and {dtype.name}x{lanes} differ in width")
@@ -246,26 +246,26 @@ def ends_of_rounds(code: Sequence[Instruction], is_split: Callable[[Instruction]
 
 
 # -- lanes and constants ----------------------------------------------------------------------------
-def _const(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _const(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = splat(dtype, arg, lanes)
 
 
-def _vconst(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _vconst(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     scalar = SCALAR[dtype.name]
     w.value[i] = "<" + ", ".join(f"{scalar} {constant(dtype, x)}" for x in arg) + ">" if lanes > 1 else constant(dtype, arg[0])
 
 
-def _splat(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _splat(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = w.broadcast(SCALAR[dtype.name], lanes, w.value[src[0]])
 
 
-def _extract(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _extract(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     n = w.code[src[0]].lanes
     operand = w.value[src[0]]
     w.value[i] = operand if n == 1 else w.temp(f"extractelement {register_type(dtype.name, n)} {operand}, i64 {arg}")
 
 
-def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _shuffle(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     n, scalar = w.code[src[0]].lanes, SCALAR[dtype.name]
     vec = f"<{n} x {scalar}>"
     operands = [w.value[s] for s in src]
@@ -284,7 +284,7 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
             w.shuffles[i] = depth
 
 
-def _fenced(w: Writer, vec: str, words: int, operand: str) -> str:
+def _fenced(w: LlvmWriter, vec: str, words: int, operand: str) -> str:
     """Hide the origin of a vector of this many 32-bit words from LLVM, without generating code. LLVM would try to merge each shuffle with
     all shuffles before it, which takes longer than the rest of a transposition and gives the same instructions
     (`experiments/search_compiler.py`)."""
@@ -297,7 +297,7 @@ def _fenced(w: Writer, vec: str, words: int, operand: str) -> str:
 
 
 # -- dot instructions -------------------------------------------------------------------------------
-def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _dot(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     kinds = tuple(w.code[s].dtype for s in src[1:])
     dot = next((d for d in DOTS.values() if not d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg)), None)
     if dot is None or not dot.runs_on(w.target):
@@ -318,7 +318,7 @@ def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
     w.value[i] = w.temp(_narrowed(w, f"call {acc_type} @{name}({', '.join(operands)})", SCALAR[dtype.name], words, lanes))
 
 
-def _widened(w: Writer, operand: str, scalar: str, lanes: int, wanted: int) -> str:
+def _widened(w: LlvmWriter, operand: str, scalar: str, lanes: int, wanted: int) -> str:
     """Pad a vector to `lanes` elements with undefined ones."""
     if lanes == wanted:
         return operand
@@ -329,7 +329,7 @@ def _widened(w: Writer, operand: str, scalar: str, lanes: int, wanted: int) -> s
     return w.temp(f"shufflevector {vec} {operand}, {vec} poison, <{wanted} x i32> <{order}>")
 
 
-def _narrowed(w: Writer, text: str, scalar: str, lanes: int, wanted: int) -> str:
+def _narrowed(w: LlvmWriter, text: str, scalar: str, lanes: int, wanted: int) -> str:
     """Return the right-hand side for the first `wanted` elements of the vector of `lanes` elements with the right-hand side `text`."""
     if lanes == wanted:
         return text

@@ -161,7 +161,7 @@ def _architecture(code: bytes) -> str:
     return arch
 
 
-class Symbol(NamedTuple):
+class ObjectSymbol(NamedTuple):
     """An entry of an object's symbol table. `is_defined`: whether the object contains it; its code takes `size` bytes."""
 
     name: str
@@ -169,14 +169,14 @@ class Symbol(NamedTuple):
     is_defined: bool
 
 
-def symbols_of(code: bytes) -> list[Symbol]:
+def symbols_of(code: bytes) -> list[ObjectSymbol]:
     """Return the named symbols of an object. Raises CompileError if `code` is not an object."""
     _architecture(code)
     sections_at, = struct.unpack_from("<Q", code, 40)
     entry_size, count = struct.unpack_from("<HH", code, 58)
     # per section header: name, type, flags, address, offset, size, link, info, alignment, entry size
     headers = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + k * entry_size) for k in range(count)]
-    symbols: list[Symbol] = []
+    symbols: list[ObjectSymbol] = []
     for header in headers:
         if header[1] != 2:  # SHT_SYMTAB
             continue
@@ -185,7 +185,7 @@ def symbols_of(code: bytes) -> list[Symbol]:
             name, _, _, section, _, size = struct.unpack_from("<IBBHQQ", code, at)
             if name:
                 start = strings + name
-                symbols.append(Symbol(code[start:code.index(b"\0", start)].decode(), size, section != 0))
+                symbols.append(ObjectSymbol(code[start:code.index(b"\0", start)].decode(), size, section != 0))
     return symbols
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
-from svod.compile.llvm.text import Writer, memory_type, refuse, register_type
+from svod.compile.llvm.text import LlvmWriter, memory_type, refuse, register_type
 from svod.core.ir.dtype import DType
 from svod.core.machine.target import Target
 
@@ -39,7 +39,7 @@ def _element(dtype: DType) -> str:
     return memory_type(dtype.name, 1)
 
 
-def address_of(w: Writer, ptr: int, idx: int, offset: int) -> str:
+def address_of(w: LlvmWriter, ptr: int, idx: int, offset: int) -> str:
     """Compute the address `ptr[idx + offset]`, with the offset as a separate constant that addressing modes can include.
 
     Not `inbounds`: the base of a masked or padded access may lie outside the buffer."""
@@ -53,12 +53,12 @@ def address_of(w: Writer, ptr: int, idx: int, offset: int) -> str:
     return _moved(w, ptr, base, offset)
 
 
-def _moved(w: Writer, ptr: int, base: str, offset: int) -> str:
+def _moved(w: LlvmWriter, ptr: int, base: str, offset: int) -> str:
     """Compute the address `offset` elements after a pointer."""
     return base if offset == 0 else w.temp(f"getelementptr {_element(w.code[ptr].dtype)}, ptr {base}, i64 {offset}")
 
 
-def _as_index(w: Writer, idx: int) -> str:
+def _as_index(w: LlvmWriter, idx: int) -> str:
     """Convert an index, or a vector of them, to i64."""
     _, dtype, lanes, _, _ = w.code[idx]
     if dtype.bits == 64:
@@ -69,49 +69,49 @@ def _as_index(w: Writer, idx: int) -> str:
     return w.temp(f"{extend} {register_type(dtype.name, lanes)} {w.value[idx]} to {register_type('index', lanes)}")
 
 
-def _arg(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _arg(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     slot = arg + (w.temp_base if w.code[i].op == "TEMP" else 0)
     w.define(i, f"load ptr, ptr {w.temp(f'getelementptr ptr, ptr %args, i64 {slot}')}, align 8")
 
 
-def _scratch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _scratch(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.define(i, f"getelementptr i8, ptr %scratch, i64 {arg}")
 
 
-def _var(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _var(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.define(i, f"load i64, ptr {w.temp(f'getelementptr i64, ptr %vars, i64 {w.variables[arg]}')}, align 8")
 
 
-def _from_memory(w: Writer, i: int, dtype: DType, lanes: int, loaded: str) -> None:
+def _from_memory(w: LlvmWriter, i: int, dtype: DType, lanes: int, loaded: str) -> None:
     """Make `loaded`, of the memory type, the value of instruction i."""
     if dtype.kind == "b":
         loaded = w.temp(f"icmp ne {memory_type('bool', lanes)} {loaded}, {'0' if lanes == 1 else 'zeroinitializer'}")
     w.value[i] = loaded
 
 
-def _to_memory(w: Writer, dtype: DType, lanes: int, operand: str) -> str:
+def _to_memory(w: LlvmWriter, dtype: DType, lanes: int, operand: str) -> str:
     if dtype.kind == "b":
         return w.temp(f"zext {register_type('bool', lanes)} {operand} to {memory_type('bool', lanes)}")
     return operand
 
 
-def _select(w: Writer, i: int, dtype: DType, lanes: int, condition: str, mask: str, alt: int) -> None:
+def _select(w: LlvmWriter, i: int, dtype: DType, lanes: int, condition: str, mask: str, alt: int) -> None:
     """Replace the value of instruction i by `alt` in lanes where a mask of the type `condition` is false."""
     reg = register_type(dtype.name, lanes)
     w.value[i] = w.temp(f"select {condition} {mask}, {reg} {w.value[i]}, {reg} {w.value[alt]}")
 
 
-def _pick(w: Writer, mask: str, address: str, mem: str, content: str = "poison") -> str:
+def _pick(w: LlvmWriter, mask: str, address: str, mem: str, content: str = "poison") -> str:
     """Select `address` if the scalar mask is true, otherwise a slot of the memory type `mem` that holds the constant `content`."""
     return w.temp(f"select i1 {mask}, ptr {address}, ptr {w.slot(mem, content)}")
 
 
-def _lane_mask(w: Writer, mask: int, lanes: int) -> str:
+def _lane_mask(w: LlvmWriter, mask: int, lanes: int) -> str:
     """Return the operand of a per-lane mask over `lanes`."""
     return w.value[mask] if w.code[mask].lanes == lanes else w.broadcast("i1", lanes, w.value[mask])
 
 
-def _mask_bits(w: Writer, mask: int, lanes: int) -> list[str]:
+def _mask_bits(w: LlvmWriter, mask: int, lanes: int) -> list[str]:
     """Return the mask of each lane as an i1."""
     if w.code[mask].lanes == 1:
         return [w.value[mask]] * lanes
@@ -120,26 +120,26 @@ def _mask_bits(w: Writer, mask: int, lanes: int) -> list[str]:
     return [w.temp(f"extractelement <{lanes} x i1> {w.value[mask]}, i64 {k}") for k in range(lanes)]
 
 
-def _scalar_of(w: Writer, mask: int) -> str | None:
+def _scalar_of(w: LlvmWriter, mask: int) -> str | None:
     """Return the scalar mask if all lanes share one, or None for a per-lane mask."""
     if w.code[mask].op == "SPLAT":
         return w.value[w.code[mask].src[0]]
     return w.value[mask] if w.code[mask].lanes == 1 else None
 
 
-def _reverse(w: Writer, vec: str, lanes: int, operand: str) -> str:
+def _reverse(w: LlvmWriter, vec: str, lanes: int, operand: str) -> str:
     order = ", ".join(f"i32 {k}" for k in range(lanes - 1, -1, -1))
     return w.temp(f"shufflevector {vec} {operand}, {vec} poison, <{lanes} x i32> <{order}>")
 
 
-def _neighbours(w: Writer, dtype: DType, address: str, lanes: int, stride: int) -> list[str]:
+def _neighbours(w: LlvmWriter, dtype: DType, address: str, lanes: int, stride: int) -> list[str]:
     """Compute the addresses of lanes that are `stride` elements apart."""
     elem = _element(dtype)
     return [address if k == 0 else w.temp(f"getelementptr {elem}, ptr {address}, i64 {k * stride}") for k in range(lanes)]
 
 
 # -- contiguous -------------------------------------------------------------------------------------
-def _load(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _load(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     address, align = address_of(w, src[0], src[1], arg), w.family.alignment(w, src[0], src[1], arg, lanes)
     if len(src) == 2:
         text = f"load {memory_type(dtype.name, lanes)}, ptr {address}, align {align}"
@@ -153,7 +153,7 @@ def _load(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
         _masked_load(w, i, dtype, lanes, address, src[2], src[3], reverse=False)
 
 
-def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask: int, alt: int, reverse: bool) -> None:
+def _masked_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, mask: int, alt: int, reverse: bool) -> None:
     """Load `lanes` contiguous elements; `reverse`: lane 0 is the last of them (the mask and `alt` count lanes)."""
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     of_all = _scalar_of(w, mask)
@@ -175,7 +175,7 @@ def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask
     _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
 
 
-def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _store(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     offset, stream = arg
     _, dtype, lanes, _, _ = w.code[src[2]]
     address, align = address_of(w, src[0], src[1], offset), w.family.alignment(w, src[0], src[1], offset, lanes)
@@ -192,7 +192,7 @@ def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
         _masked_store(w, dtype, lanes, address, operand, src[3], reverse=False)
 
 
-def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: str, mask: int, reverse: bool) -> None:
+def _masked_store(w: LlvmWriter, dtype: DType, lanes: int, address: str, operand: str, mask: int, reverse: bool) -> None:
     """Store contiguous elements. `operand` has the memory type and is already reversed if `reverse`; the mask counts lanes."""
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     scalar_mask = w.code[mask].lanes == 1
@@ -215,7 +215,7 @@ def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: st
 
 
 # -- around branches --------------------------------------------------------------------------------
-def _branched_load(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], mask: int, alt: int, align: int) -> None:
+def _branched_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, at: list[str], mask: int, alt: int, align: int) -> None:
     """Load one element per lane from the addresses `at` if the mask is true. `align`: the alignment of the first address if the others
     follow it contiguously; otherwise 0."""
     mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
@@ -240,7 +240,7 @@ def _branched_load(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], m
     _from_memory(w, i, dtype, lanes, loaded)
 
 
-def _branched_store(w: Writer, dtype: DType, lanes: int, at: list[str], operand: str, mask: int, align: int) -> None:
+def _branched_store(w: LlvmWriter, dtype: DType, lanes: int, at: list[str], operand: str, mask: int, align: int) -> None:
     """Store one element per lane to the addresses `at`, in lane order, if the mask is true. `operand` has the memory type."""
     mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
     whole = partial(w.line, f"store {mem} {operand}, ptr {at[0]}, align {align or size}")
@@ -260,20 +260,20 @@ def _branched_store(w: Writer, dtype: DType, lanes: int, at: list[str], operand:
         by_lane()
 
 
-def _all_hold(w: Writer, mask: int, lanes: int) -> str:
+def _all_hold(w: LlvmWriter, mask: int, lanes: int) -> str:
     """Compute whether a mask is true in all lanes, as an i1."""
     return reduce(lambda every, bit: w.temp(f"and i1 {every}, {bit}"), _mask_bits(w, mask, lanes))
 
 
 # -- prefetches --------------------------------------------------------------------------------
-def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _prefetch(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """Prefetch the cache line of an address for reading, into all caches. The address may be outside the buffer: a prefetch never
     faults."""
     w.call("void", "llvm.prefetch.p0", ("ptr", address_of(w, src[0], src[1], arg)), ("i32", "0"), ("i32", "3"), ("i32", "1"))
 
 
 # -- strided ----------------------------------------------------------------------------------------
-def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _loads(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     offset, stride = arg
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     masked = len(src) == 4
@@ -299,7 +299,7 @@ def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
         _load_lanes(w, i, dtype, lanes, _neighbours(w, dtype, address_of(w, src[0], src[1], offset), lanes, stride), src)
 
 
-def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
+def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
     """Do a strided load by contiguous loads and shuffles. The last load is moved back so that it ends at the last element needed; under a
     mask, which is permuted like its lanes, none is moved. The loads have a power of two lanes: LLVM shuffles vectors of other lengths
     element by element."""
@@ -333,7 +333,7 @@ def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset
     return w.temp(f"shufflevector {mem} {result}, {mem} poison, <{lanes} x i32> <{kept}>")
 
 
-def _spread(w: Writer, mask: int, lanes: int, wide: int, position: list[int]) -> str:
+def _spread(w: LlvmWriter, mask: int, lanes: int, wide: int, position: list[int]) -> str:
     """Make a mask of `wide` lanes with lane k of `mask` at position[k], if that is less than `wide`."""
     at = {p: k for k, p in enumerate(position)}
     if w.code[mask].op == "VCONST":
@@ -343,7 +343,7 @@ def _spread(w: Writer, mask: int, lanes: int, wide: int, position: list[int]) ->
     return w.temp(f"shufflevector <{lanes} x i1> {_lane_mask(w, mask, lanes)}, <{lanes} x i1> zeroinitializer, <{wide} x i32> <{order}>")
 
 
-def _load_lanes(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], src: tuple[int, ...]) -> None:
+def _load_lanes(w: LlvmWriter, i: int, dtype: DType, lanes: int, at: list[str], src: tuple[int, ...]) -> None:
     """Do one scalar load per lane from the addresses `at`, masked if `src` has a mask."""
     elem, size, masked = _element(dtype), dtype.itemsize, len(src) == 4
     if masked and w.family.branches:
@@ -355,7 +355,7 @@ def _load_lanes(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], src:
         _select(w, i, dtype, lanes, register_type("bool", w.code[src[2]].lanes), w.value[src[2]], src[3])
 
 
-def _stores(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _stores(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     offset, stride = arg
     _, dtype, lanes, _, _ = w.code[src[2]]
     masked = len(src) == 4
@@ -373,7 +373,7 @@ def _stores(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
     _store_lanes(w, dtype, lanes, _neighbours(w, dtype, address_of(w, src[0], src[1], offset), lanes, stride), operand, src)
 
 
-def _store_lanes(w: Writer, dtype: DType, lanes: int, at: list[str], operand: str, src: tuple[int, ...]) -> None:
+def _store_lanes(w: LlvmWriter, dtype: DType, lanes: int, at: list[str], operand: str, src: tuple[int, ...]) -> None:
     """Do one scalar store per lane to the addresses `at`, in lane order, masked if `src` has a mask."""
     mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
     masked = len(src) == 4
@@ -388,7 +388,7 @@ def _store_lanes(w: Writer, dtype: DType, lanes: int, at: list[str], operand: st
 
 
 # -- indexed ----------------------------------------------------------------------------------------
-def _lane_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> list[str]:
+def _lane_addresses(w: LlvmWriter, ptr: int, idx: int, offset: int, lanes: int) -> list[str]:
     elem, operand = _element(w.code[ptr].dtype), _as_index(w, idx)
     base, places = _moved(w, ptr, w.value[ptr], offset), []
     for k in range(lanes):
@@ -397,14 +397,14 @@ def _lane_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> l
     return places
 
 
-def _vector_addresses(w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> tuple[str, str]:
+def _vector_addresses(w: LlvmWriter, ptr: int, idx: int, offset: int, lanes: int) -> tuple[str, str]:
     """Compute the addresses of all lanes, as an operand with its type."""
     operand = _as_index(w, idx)
     base = _moved(w, ptr, w.value[ptr], offset)
     return f"<{lanes} x ptr>", w.temp(f"getelementptr {_element(w.code[ptr].dtype)}, ptr {base}, <{lanes} x i64> {operand}")
 
 
-def _gather(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _gather(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     if lanes == 1 or not gathers_in_hardware(w.target, dtype.itemsize * 8):
         _load_lanes(w, i, dtype, lanes, _lane_addresses(w, src[0], src[1], arg, lanes), src)
         return
@@ -414,7 +414,7 @@ def _gather(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
     _from_memory(w, i, dtype, lanes, w.masked("gather", _element(dtype), lanes, at, ("i32", str(dtype.itemsize)), (bits, mask), (mem, alt)))
 
 
-def _scatter(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _scatter(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     _, dtype, lanes, _, _ = w.code[src[2]]
     operand, mem, size = _to_memory(w, dtype, lanes, w.value[src[2]]), memory_type(dtype.name, lanes), dtype.itemsize
     if lanes == 1 or not gathers_in_hardware(w.target, size * 8):
@@ -425,7 +425,7 @@ def _scatter(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     w.masked("scatter", _element(dtype), lanes, (mem, operand), at, ("i32", str(size)), (f"<{lanes} x i1>", mask))
 
 
-Handler = Callable[[Writer, int, DType, int, tuple[int, ...], Any], None]
+Handler = Callable[[LlvmWriter, int, DType, int, tuple[int, ...], Any], None]
 HANDLERS: dict[str, Handler] = {
     "ARG": _arg, "TEMP": _arg, "SCRATCH": _scratch, "VAR": _var, "LOAD": _load, "STORE": _store, "LOADS": _loads, "STORES": _stores,
     "GATHER": _gather, "SCATTER": _scatter, "PREFETCH": _prefetch,

@@ -25,7 +25,7 @@ from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
 from svod.compile.llvm.alu import ends_of_rounds, instructions
 from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm.memory import Handler
-from svod.compile.llvm.text import Writer, register_type
+from svod.compile.llvm.text import LlvmWriter, register_type
 from svod.compile.llvm.tiles import HANDLERS as TILE_HANDLERS
 from svod.compile.llvm.tiles import assign_registers, begin_tiles, end_tiles
 from svod.compile.lower.legal.legalize import legalize
@@ -39,15 +39,15 @@ SIGNATURE = "ptr noalias readonly %args, ptr noalias readonly %vars, ptr noalias
 _PARAMETERS = "ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end"
 
 
-def _begin(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _begin(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = "%begin"
 
 
-def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _end(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = "%end"
 
 
-def _trips(w: Writer, src: tuple[int, ...], step: int) -> int | None:
+def _trips(w: LlvmWriter, src: tuple[int, ...], step: int) -> int | None:
     """Return the number of iterations of a loop; None if it is unknown."""
     if step < 1:
         raise CompileError(f"LINEAR instruction LOOP with step {step}: steps are positive")
@@ -60,7 +60,7 @@ def _trips(w: Writer, src: tuple[int, ...], step: int) -> int | None:
 class _Loop:
     """A loop being written. `once`: constant bounds with one iteration; it becomes straight-line code."""
 
-    def __init__(self, w: Writer, src: tuple[int, ...], step: int) -> None:
+    def __init__(self, w: LlvmWriter, src: tuple[int, ...], step: int) -> None:
         start, trips = w.code[src[0]], _trips(w, src, step)
         self.once = trips == 1
         self.guarded = not trips
@@ -73,7 +73,7 @@ class _Loop:
         self.results: list[str] = []
 
 
-def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _loop(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     loop = _Loop(w, src, arg)
     w.loops[i] = loop
     w.addresses = dict(loop.addresses)  # addresses that the body adds are not valid after the loop
@@ -91,13 +91,13 @@ def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
     w.value[i] = f"%v{i}"
 
 
-def _carry(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _carry(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     loop = w.loops[src[0]]
     if i not in w.in_tiles:      # a tile already has its register
         w.value[i] = w.value[loop.init[arg]] if loop.once else f"%c{src[0]}.{arg}"
 
 
-def _endloop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _endloop(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     at = src[0]
     loop = w.loops[at]
     w.addresses = loop.addresses
@@ -124,7 +124,7 @@ def _endloop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
             loop.results.append(following_j)
 
 
-def _result(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _result(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = w.loops[src[0]].results[arg]
 
 
@@ -157,7 +157,7 @@ def _render_phase(spec: PhaseSpec, code: tuple[Instruction, ...], target: Target
     return "\n".join([*parts, *lines, "}", ""])
 
 
-def write_body(w: Writer, handlers: Mapping[str, Handler], symbol: str) -> None:
+def write_body(w: LlvmWriter, handlers: Mapping[str, Handler], symbol: str) -> None:
     """Write the instructions of a phase. Raises CompileError for one that has no handler."""
     def is_split(instruction: Instruction) -> bool:
         """Whether a LOOP or ENDLOOP belongs to a loop that is written as a loop."""
@@ -176,7 +176,7 @@ def write_body(w: Writer, handlers: Mapping[str, Handler], symbol: str) -> None:
 
 def _render_function(name: str, spec: PhaseSpec, code: tuple[Instruction, ...], target: Target, variables: dict[str, int], temp_base: int,
                      declared: set[str], linkage: str = "") -> str:
-    w = Writer(code, target, variables, temp_base, declared)
+    w = LlvmWriter(code, target, variables, temp_base, declared)
     if any(op == "TILEDOT" for op, _, _, _, _ in code):
         assign_registers(w)
     write_body(w, HANDLERS, spec.symbol)

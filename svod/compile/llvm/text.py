@@ -82,11 +82,11 @@ class Family:
     """Up to here `stride` loads and shuffles are cheaper than a load and an insert per lane. Zen 5, 16 lanes of float32, ns per element:
     stride 2: 0.04 against 0.13, 4: 0.08 against 0.14, 6: 0.17 each, 8: 0.21 each."""
 
-    def alignment(self, w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> int:
+    def alignment(self, w: LlvmWriter, ptr: int, idx: int, offset: int, lanes: int) -> int:
         """Return the known alignment in bytes of the address `ptr[idx + offset]` of `lanes` elements."""
         return w.code[ptr].dtype.itemsize
 
-    def loop_metadata(self, w: Writer, begin: int, end: int) -> str:
+    def loop_metadata(self, w: LlvmWriter, begin: int, end: int) -> str:
         """Return the metadata for the back edge of the loop between these instructions."""
         return ""
 
@@ -94,7 +94,7 @@ class Family:
 PROCESSOR = Family()
 
 
-class Writer:
+class LlvmWriter:
     """One function while it is written. `value[i]` is the operand text of instruction i: a register or a constant."""
 
     def __init__(self, code: tuple[Instruction, ...], target: Target, variables: dict[str, int], temp_base: int,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from svod.compile.llvm.memory import Handler, address_of
-from svod.compile.llvm.text import Writer, refuse
+from svod.compile.llvm.text import LlvmWriter, refuse
 from svod.core.ir.dtype import DType
 from svod.core.machine.isa import DOTS, TILE_REGISTERS
 from svod.errors import CompileError
@@ -22,7 +22,7 @@ X86_PREFIX = "llvm.x86."
 class _Lifetimes:
     """The tiles of a function and their lifetimes; a tile is named by the TILEZERO or TILELOAD that makes it."""
 
-    def __init__(self, w: Writer) -> None:
+    def __init__(self, w: LlvmWriter) -> None:
         self.tile_of: dict[int, int] = {}       # value → its tile
         self.shapes: dict[int, Shape] = {}      # tile → its shape
         self.last: dict[int, int] = {}          # tile → the last instruction that needs it
@@ -55,7 +55,7 @@ class _Lifetimes:
                 if op in ("LOOP", "ENDLOOP") or (op == "TILEDOT" and s == src[0]):
                     self.changes[s] = self.changes.get(s, 0) + 1
 
-    def _extend_over_loops(self, w: Writer) -> None:
+    def _extend_over_loops(self, w: LlvmWriter) -> None:
         """Extend lifetimes over loops: a tile that is made outside of a loop and used inside is needed until the loop ends."""
         for i, (_, _, _, src, _) in enumerate(w.code):
             for s in src:
@@ -66,7 +66,7 @@ class _Lifetimes:
                         self.last[tile] = max(self.last[tile], self.ends[outside[0]])
 
 
-def assign_registers(w: Writer) -> None:
+def assign_registers(w: LlvmWriter) -> None:
     """Give every tile of a function a register. Raises CompileError if there are too few."""
     tiles = _Lifetimes(w)
     if any(n > 1 for n in tiles.changes.values()):
@@ -86,7 +86,7 @@ def assign_registers(w: Writer) -> None:
         w.value[i] = str(given[r])
 
 
-def configuration(w: Writer) -> str:
+def configuration(w: LlvmWriter) -> str:
     """Declare a constant with the shapes of a function's tiles, and return its name."""
     content = bytearray(64)
     content[0] = 1
@@ -99,29 +99,29 @@ def configuration(w: Writer) -> str:
     return name
 
 
-def begin_tiles(w: Writer) -> str:
+def begin_tiles(w: LlvmWriter) -> str:
     """Return the statement at the start of a function with tiles."""
     w.declared.add(f"declare void @{X86_PREFIX}ldtilecfg(ptr)")
     return f"  call void @{X86_PREFIX}ldtilecfg(ptr {configuration(w)})"
 
 
-def end_tiles(w: Writer) -> None:
+def end_tiles(w: LlvmWriter) -> None:
     """Write the statement at the end of a function with tiles."""
     w.call("void", f"{X86_PREFIX}tilerelease")
 
 
-def _zero(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _zero(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.call("void", f"{X86_PREFIX}tilezero", ("i8", w.value[i]))
 
 
-def _memory(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _memory(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     offset, _, stride = arg
     name, tile = ("tileloadd64", i) if w.code[i].op == "TILELOAD" else ("tilestored64", src[2])
     address, step = address_of(w, src[0], src[1], offset), str(stride * dtype.itemsize)
     w.call("void", X86_PREFIX + name, ("i8", w.value[tile]), ("ptr", address), ("i64", step))
 
 
-def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _dot(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     kinds = tuple(w.code[s].dtype for s in src[1:])
     dot = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg[2])), None)
     if dot is None or not dot.runs_on(w.target):

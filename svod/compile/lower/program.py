@@ -24,7 +24,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from svod.core.ir.dtype import DType
-from svod.core.ir.launch import ONCE, Launch
+from svod.core.ir.launch import ONCE, LaunchDims
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import Target
 from svod.core.schedule.thread_indices import launch_of, over_ranges
@@ -94,7 +94,7 @@ class ProgramSpec:
     phases: tuple[PhaseSpec, ...]
     variables: tuple[str, ...] = ()     # names, in the order of `vars`
     ins: tuple[int, ...] = ()           # slots read, including those that are written as well
-    launch: Launch = ONCE               # the launch that the kernel's author wrote; phases are loops of the generated code
+    launch: LaunchDims = ONCE           # the launch that the kernel's author wrote; phases are loops of the generated code
 
     @property
     def globals(self) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ def _interface_of(ast: UOp) -> Interface:
     return Interface(tuple(params[slot] for slot in sorted(params)), tuple(sorted(outs)), tuple(sorted(ins)), tuple(sorted(variables)))
 
 
-class Packing(NamedTuple):
+class PackedTemporaries(NamedTuple):
     """The result of the phases that run once: they fill the temporaries `temps` from the parameters `slots`, which are constants. Programs
     with the same `digest` fill them alike."""
 
@@ -241,11 +241,11 @@ class Program:
         return h.hexdigest()
 
     @property
-    def packing(self) -> Packing | None:
+    def packing(self) -> PackedTemporaries | None:
         """The result of the phases that run once; None if there are none."""
         phases = [(phase.extent, code) for phase, code in zip(self.spec.phases, self.code, strict=True) if phase.once]
         pointers = {(i.op, i.arg) for _, code in phases for i in code if i.op in ("ARG", "TEMP")}
         temps = tuple(sorted(number for op, number in pointers if op == "TEMP"))
         slots = tuple(sorted(slot for op, slot in pointers if op == "ARG"))
         text = repr((phases, [self.spec.temps[t] for t in temps], [self.spec.params[s] for s in slots]))
-        return Packing(temps, slots, hashlib.blake2b(text.encode(), digest_size=16).hexdigest()) if phases else None
+        return PackedTemporaries(temps, slots, hashlib.blake2b(text.encode(), digest_size=16).hexdigest()) if phases else None

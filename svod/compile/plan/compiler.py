@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from svod.compile.backend import Device, device_named
-from svod.compile.lower.program import Packing, ProgramSpec
+from svod.compile.lower.program import PackedTemporaries, ProgramSpec
 from svod.compile.plan.kernel_form import KernelForm
 from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.plan.plan_parts import LoadedCode
@@ -66,7 +66,7 @@ class Compiled:
     source: str
     why: str
     estimate: Any = None
-    packing: Packing | None = None      # the output of the phases that run once
+    packing: PackedTemporaries | None = None    # the output of the phases that run once
     form: KernelForm | None = None      # the kernel, its chain and the target
 
 
@@ -132,7 +132,7 @@ class Compiler:
         loaded = self.pair.load(entry.code, entry.spec)
         packing = entry.remarks.get("packing")
         return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why,
-                        packing=Packing(tuple(packing[0]), tuple(packing[1]), packing[2]) if packing else None)
+                        packing=PackedTemporaries(tuple(packing[0]), tuple(packing[1]), packing[2]) if packing else None)
 
     def heuristic(self, kernel: Kernel) -> Chain:
         """Return the heuristic's chain."""

@@ -39,7 +39,7 @@ class Section(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Subject:
+class DumpedPlan:
     """The plan that is dumped. `explained`: how its graph was divided into kernels; None: unknown, so passes over the graph have nothing to
     show. `first`: key of each kernel that svod compiled → its first use in the plan."""
 
@@ -68,13 +68,13 @@ class Pass:
     name: str
     what: str
     debug: int | None
-    show: Callable[[Subject], Iterator[Section]]
+    show: Callable[[DumpedPlan], Iterator[Section]]
     reads_graph: bool = False
 
 
 def dump(passes: Iterable[Pass], sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, file: TextIO | None = None) -> None:
     """Print the output of these passes for the graph under `sink`, to `file` (default: standard error)."""
-    subject = Subject(explain_schedule(sink, constants), plan)
+    subject = DumpedPlan(explain_schedule(sink, constants), plan)
     out = errors() if file is None else file
     for p in passes:
         for section in p.show(subject):
@@ -93,20 +93,20 @@ def passes_of(config: PrepareConfig) -> list[Pass]:
 
 # -- passes -------------------------------------------------------------------------------------------
 
-def _normalize(s: Subject) -> Iterator[Section]:
+def _normalize(s: DumpedPlan) -> Iterator[Section]:
     yield Section("", format_ast(without_functions(s.cut.graph.sink)))
 
 
-def _cut(s: Subject) -> Iterator[Section]:
+def _cut(s: DumpedPlan) -> Iterator[Section]:
     keys = {_form(k).kernel.ast: key for key, k in s.first.items()}
     for call, root in zip(s.cut.schedule.calls, s.cut.roots, strict=True):
         text = "; called, or a copy that the order needs" if root is None else format_ast(without_functions(root))
         yield Section(f"{call.name_hint}, {call.why}", text, keys.get(call.ast, ""))
 
 
-def _of_kernels(text: Callable[[Subject, PreparedKernel, KernelForm], str]) -> Callable[[Subject], Iterator[Section]]:
+def _of_kernels(text: Callable[[DumpedPlan, PreparedKernel, KernelForm], str]) -> Callable[[DumpedPlan], Iterator[Section]]:
     """Make a section for each kernel. `text` returns its text; if the device does not have the stage, the section holds the reason."""
-    def show(s: Subject) -> Iterator[Section]:
+    def show(s: DumpedPlan) -> Iterator[Section]:
         for key, k in s.first.items():
             try:
                 shown = text(s, k, _form(k))
@@ -116,27 +116,27 @@ def _of_kernels(text: Callable[[Subject, PreparedKernel, KernelForm], str]) -> C
     return show
 
 
-def _ast_after(name: str) -> Callable[[Subject], Iterator[Section]]:
-    def text(s: Subject, k: PreparedKernel, form: KernelForm) -> str:
+def _ast_after(name: str) -> Callable[[DumpedPlan], Iterator[Section]]:
+    def text(s: DumpedPlan, k: PreparedKernel, form: KernelForm) -> str:
         made = s.cut.passes.get(form.kernel.ast, {})
         return format_ast(made[name]) if name in made else "; not a pass of this kernel: it was put together later"
     return _of_kernels(text)
 
 
-def _stage(p: KernelPass) -> Callable[[Subject], Iterator[Section]]:
+def _stage(p: KernelPass) -> Callable[[DumpedPlan], Iterator[Section]]:
     return _of_kernels(lambda s, k, form: p.show(form))
 
 
-def _opts(s: Subject, k: PreparedKernel, form: KernelForm) -> str:
+def _opts(s: DumpedPlan, k: PreparedKernel, form: KernelForm) -> str:
     return f"{k.opts_source}: {k.chain or AS_IT_IS}\n{k.nest()}"
 
 
 def _form(k: PreparedKernel) -> KernelForm:
-    assert isinstance(k.form, KernelForm), "`Subject.first` has no others"
+    assert isinstance(k.form, KernelForm), "`DumpedPlan.first` has no others"
     return k.form
 
 
-def _schedule(s: Subject) -> Iterator[Section]:
+def _schedule(s: DumpedPlan) -> Iterator[Section]:
     lines = []
     for k in s.plan.every:
         read = [f"b{b}" for slot, b in enumerate(k.buffers) if slot not in k.spec.outs]
@@ -146,7 +146,7 @@ def _schedule(s: Subject) -> Iterator[Section]:
     yield Section("", "\n".join(lines) or "no kernels")
 
 
-def _memory(s: Subject) -> Iterator[Section]:
+def _memory(s: DumpedPlan) -> Iterator[Section]:
     m = s.plan.memory
     lines = [f"b{i}: {b.kind}, {amount(b.nbytes, 'B')}" for i, b in enumerate(s.plan.buffers)]
     yield Section("", "\n".join([*lines, f"{m.mode}: {amount(m.shared, 'B')} for intermediates, lower bound {amount(m.lower_bound, 'B')}"]))

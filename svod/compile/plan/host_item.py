@@ -33,7 +33,7 @@ class Elsewhere(HostItem):
     """An item that another device's queue runs."""
 
 
-class Transfer(HostItem):
+class BufferCopy(HostItem):
     """A copy of a buffer to another device: `size` elements of `dtype`."""
 
     def __init__(self, dtype: DType, size: int) -> None:
@@ -49,7 +49,7 @@ class Transfer(HostItem):
         return ProgramSpec("copy", ((self.dtype, self.size), (self.dtype, self.size)), (0,), (), (), ())
 
 
-class _Memory:
+class _AddressedMemory:
     """Memory at an address, for NumPy. An array over it keeps `owner` alive."""
 
     __slots__ = ("__array_interface__", "owner")
@@ -76,7 +76,7 @@ class _Argument:
             empty.flags.writeable = False
             return empty
         interface = {"version": 3, "data": (addresses[self.slot], not writable), "shape": self.layout, "typestr": self.dtype.str}
-        whole = np.asarray(_Memory(interface, owners[self.slot]))
+        whole = np.asarray(_AddressedMemory(interface, owners[self.slot]))
         return whole if self.constant is not None else whole[tuple([slice(n) for n in self.shape_at(values)])]
 
     def check(self, value: object, values: Mapping[str, int], name: str, number: int | None) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 
 from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
 from svod.core.ir.dtype import BY_NAME
-from svod.core.ir.launch import ONCE, Launch
+from svod.core.ir.launch import ONCE, LaunchDims
 from svod.system.process.trust import writers
 from svod.system.source import generator_digest, is_known
 
@@ -81,7 +81,7 @@ def spec_from_json(data: dict[str, Any]) -> ProgramSpec:
             phases=phases,
             variables=tuple(str(name) for name in data["variables"]),
             ins=tuple(int(slot) for slot in data.get("ins", ())),
-            launch=ONCE if data.get("launch") is None else Launch.from_data(data["launch"]),
+            launch=ONCE if data.get("launch") is None else LaunchDims.from_data(data["launch"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the description of a program: {error!r}") from error

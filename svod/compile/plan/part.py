@@ -24,7 +24,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.machine.target import HOST
 
 
-class Part:
+class DevicePart:
     """A device of a plan. `is_remote`: whether it cannot read host memory. `queue`: None if it runs no kernels."""
 
     def __init__(self, device: str) -> None:
@@ -143,7 +143,7 @@ def buffer_over(array: Array) -> Buffer:
     return buffer
 
 
-def copy_between(to: Part, address: int, source: Part, source_address: int, nbytes: int, read: Array | None) -> None:
+def copy_between(to: DevicePart, address: int, source: DevicePart, source_address: int, nbytes: int, read: Array | None) -> None:
     """Copy from the memory of one device to another: directly if one can access the other, otherwise through host memory, in pieces. One or
     both may be the host, whose memory may be a mapped file. `read`: the host array that contains the source, if there is one; pages that
     were read from a mapped file are released again."""

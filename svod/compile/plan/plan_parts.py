@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from svod.compile.lower.program import Packing, PhaseSpec, ProgramSpec
-from svod.compile.plan.host_item import HostItem, Transfer
+from svod.compile.lower.program import PackedTemporaries, PhaseSpec, ProgramSpec
+from svod.compile.plan.host_item import BufferCopy, HostItem
 from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import Buffer
 from svod.core.graph.copies import CopyLog
@@ -126,7 +126,7 @@ class PreparedKernel:
     offsets: tuple[int, ...] = ()       # per slot: offset in bytes of the kernel's argument within the buffer; (): all 0
     regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer that it can access; (): all
     variables: tuple[VariableSpec, ...] = ()    # the plan's variable for each variable of the program; (): the ones of the same names
-    packing: Packing | None = None      # the output of the phases that run once
+    packing: PackedTemporaries | None = None    # the output of the phases that run once
     form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: compiled elsewhere, or not a program
     device: str = ""
 
@@ -155,7 +155,7 @@ class PreparedKernel:
         """The kernel's loop nest, LINEAR, LLVM IR and assembly. Raises LaunchError for an item that svod did not compile from a kernel
         AST."""
         if self.form is None:
-            item = "a copy between devices" if isinstance(self.loaded, Transfer) else "a function of Python"
+            item = "a copy between devices" if isinstance(self.loaded, BufferCopy) else "a function of Python"
             what = item if self.is_host_item else "made of code that was compiled elsewhere"
             raise LaunchError(f"kernel {kernel_name(self)} is {what}; it has no loop nest and no LLVM IR")
         return self.form

@@ -15,7 +15,7 @@ from svod.core.ir.dtype import DType
 MOST_KEPT = 3       # arrays kept per result: the one in use, the one before, and one more
 
 
-class Memory(NamedTuple):
+class ResultArray(NamedTuple):
     """An array of a result's shape, the owner that its views reference, and its address."""
 
     array: np.ndarray[Any, Any]
@@ -34,17 +34,17 @@ class ResultMemory:
         self._size = math.prod(shape)
         self.nbytes = self._size * dtype.itemsize
         self._is_small = self.nbytes < OWN_BLOCK_BYTES
-        self._kept: list[Memory] = []
+        self._kept: list[ResultArray] = []
         self._alone = (0, 0)
 
-    def take(self, bound: Array | None) -> Memory:
+    def take(self, bound: Array | None) -> ResultArray:
         """Return memory that is not in use. `bound`: the array to which the plan holds an additional reference."""
         for memory in self._kept:
             of_array, of_owner = _references(memory)
             if (of_array - (memory.array is bound), of_owner) == self._alone:
                 return memory
         array = aligned_empty(self._size, self.dtype).reshape(self.shape)
-        memory = Memory(array, array.base, address_of(array))
+        memory = ResultArray(array, array.base, address_of(array))
         del array
         if self._is_small and memory.owner is not None:
             if len(self._kept) == MOST_KEPT:
@@ -54,6 +54,6 @@ class ResultMemory:
         return memory
 
 
-def _references(memory: Memory) -> tuple[int, int]:
+def _references(memory: ResultArray) -> tuple[int, int]:
     """Count the references to the array and to its owner."""
     return getrefcount(memory[0]), getrefcount(memory[1])

@@ -13,7 +13,7 @@ import numpy as np
 
 from svod.compile.plan.compiler import Compiled
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.host_item import HostProgram, Transfer
+from svod.compile.plan.host_item import BufferCopy, HostProgram
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.plan_parts import BufferKind, PlanBuffer, PreparedKernel, VariableSpec
 from svod.core.graph.buffer import Buffer, aligned_empty
@@ -68,7 +68,7 @@ class UnboundPlan:
     outputs: tuple[int, ...]
     kernels: Mapping[str, Kernel]
     functions: Mapping[str, HostCall] = field(default_factory=dict)
-    copies: Mapping[str, Transfer] = field(default_factory=dict)
+    copies: Mapping[str, BufferCopy] = field(default_factory=dict)
 
     @property
     def native(self) -> UnboundPlan:

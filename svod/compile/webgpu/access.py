@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 
 from svod.compile.lower.linear import LOADS_OPS, STORE_OPS
 from svod.compile.webgpu.alu import bits_of, from_bits, gathered
-from svod.compile.webgpu.text import CHUNK_LANES, COMPONENTS, REGISTER_TYPES, Writer, lane, register, vector, widths
+from svod.compile.webgpu.text import CHUNK_LANES, COMPONENTS, REGISTER_TYPES, WgslWriter, lane, register, vector, widths
 from svod.core.ir.dtype import DType
 
 GLOBAL = ("ARG", "TEMP")
 
 
-class Memory:
+class PointerMemory:
     """The memory behind a pointer: a variable of the module, and the layout of its elements."""
 
-    def __init__(self, w: Writer, op: str, number: int, dtype: DType) -> None:
+    def __init__(self, w: WgslWriter, op: str, number: int, dtype: DType) -> None:
         self.w, self.op, self.number, self.dtype = w, op, number, dtype
         self.name = f"{op.lower()}{number}"
         self.base = w.launch_number(2 + len(w.spec.variables) + number) if op == "ARG" and not w.aligned else ""
@@ -216,7 +216,7 @@ def _halves(dtype: DType, text: str) -> tuple[str, str]:
 
 
 # -- instructions -------------------------------------------------------------------------------------
-def _lanes_at(w: Writer, i: int) -> list[str]:
+def _lanes_at(w: WgslWriter, i: int) -> list[str]:
     """Return the index of each lane of an access, as a name or a sum."""
     op, _, lanes, src, arg = w.code[i]
     if op in ("GATHER", "SCATTER"):
@@ -235,7 +235,7 @@ def _sum(index: str, offset: int) -> str:
     return f"{index} + {offset}i" if offset > 0 else f"{index} - {-offset}i"
 
 
-def load(w: Writer, i: int, memory: Memory) -> None:
+def load(w: WgslWriter, i: int, memory: PointerMemory) -> None:
     """Write LOAD, LOADS and GATHER."""
     _, dtype, lanes, src, _ = w.code[i]
     whole = memory.is_whole(i) and (memory.is_vectors or memory.is_packed)
@@ -257,7 +257,7 @@ def load(w: Writer, i: int, memory: Memory) -> None:
     w.value.append([w.let(f"select({other}, {text}, {m})") for other, text, m in zip(alt, gathered(w, dtype, scalars), mask, strict=True)])
 
 
-def _load_where(w: Writer, dtype: DType, lanes: int, mask: str, alt: Sequence[str], read: Callable[[], list[str]]) -> None:
+def _load_where(w: WgslWriter, dtype: DType, lanes: int, mask: str, alt: Sequence[str], read: Callable[[], list[str]]) -> None:
     """Write the values that `read` loads if a scalar mask is true, otherwise `alt`."""
     names = []
     for width, text in zip(widths(lanes), alt, strict=True):
@@ -271,7 +271,7 @@ def _load_where(w: Writer, dtype: DType, lanes: int, mask: str, alt: Sequence[st
     w.value.append([w.let(name) for name in names])
 
 
-def store(w: Writer, i: int, memory: Memory) -> None:
+def store(w: WgslWriter, i: int, memory: PointerMemory) -> None:
     """Write STORE, STORES and SCATTER."""
     _, _, lanes, src, _ = w.code[i]
     places, chunks = _lanes_at(w, i), w.value[src[2]]
@@ -293,13 +293,13 @@ def store(w: Writer, i: int, memory: Memory) -> None:
         w.close()
 
 
-def memories_of(w: Writer) -> dict[int, Memory]:
+def memories_of(w: WgslWriter) -> dict[int, PointerMemory]:
     """Map the instruction number of each pointer of a phase to its memory, after recording all accesses."""
-    made: dict[tuple[str, int], Memory] = {}
-    found: dict[int, Memory] = {}
+    made: dict[tuple[str, int], PointerMemory] = {}
+    found: dict[int, PointerMemory] = {}
     for i, (op, dtype, _, src, arg) in enumerate(w.code):
         if op in ("ARG", "TEMP", "SCRATCH", "SHARED"):
-            found[i] = made.setdefault((op, arg), Memory(w, op, arg, dtype))
+            found[i] = made.setdefault((op, arg), PointerMemory(w, op, arg, dtype))
         elif op in LOADS_OPS or op in STORE_OPS:
             found[src[0]].note(i)
     return found

@@ -16,7 +16,7 @@ from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.webgpu.text import (
     CHUNK_LANES,
     REGISTER_TYPES,
-    Writer,
+    WgslWriter,
     lane,
     refuse,
     register,
@@ -30,13 +30,13 @@ WGSL_INSTRUCTIONS = Instructions(holds_wide=True, half_casts=frozenset({"float16
                                  index_bits=32)
 """What is printed for every adapter. Mesa 22.3 rounds halves of float64 down, and takes i64(a) < 5 for false, whatever a is; naga extends
 integers by the sign of the result's type."""
-Core = Callable[[Writer, DType, int, list[str], int], str]
+Core = Callable[[WgslWriter, DType, int, list[str], int], str]
 """Writes one operation on chunks of one dtype and width, of the instruction with this number, and returns an expression."""
-Handler = Callable[[Writer, int, DType, int, tuple[int, ...], Any], None]
+Handler = Callable[[WgslWriter, int, DType, int, tuple[int, ...], Any], None]
 
 
 # -- rounding and wrapping ----------------------------------------------------------------------------
-def fit(w: Writer, dtype: DType, width: int, text: str) -> str:
+def fit(w: WgslWriter, dtype: DType, width: int, text: str) -> str:
     """Round or wrap a 32-bit number to a narrower type."""
     if dtype.name == "index" or dtype.bits >= 32 or dtype.kind == "b":
         return text
@@ -57,7 +57,7 @@ def fit(w: Writer, dtype: DType, width: int, text: str) -> str:
 # -- the operations -----------------------------------------------------------------------------------
 def _binary(by_kind: dict[str, str]) -> Core:
     """Return an operator of WGSL, by the kind of its operands."""
-    def core(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
+    def core(w: WgslWriter, dtype: DType, width: int, x: list[str], i: int) -> str:
         text = by_kind.get(dtype.kind)
         if text is None:
             raise refuse(w.code[i].op, dtype, f"defined for the kinds {', '.join(by_kind)} only")
@@ -76,7 +76,7 @@ def _prefix(operator: str, of_bools: str = "") -> Core:
 
 def _shift(operator: str) -> Core:
     """Write a shift, whose amount must be u32."""
-    def core(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
+    def core(w: WgslWriter, dtype: DType, width: int, x: list[str], i: int) -> str:
         amount = w.code[w.code[i].src[1]]
         by = word(amount.arg, width) if amount.op == "CONST" else f"{vector('u32', width)}({x[1]})"
         return f"({x[0]} {operator} {by})"
@@ -87,11 +87,11 @@ def _comparison(operator: str) -> Core:
     return lambda w, dtype, width, x, i: f"({x[0]} {operator} {x[1]})"
 
 
-def _unequal(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
+def _unequal(w: WgslWriter, dtype: DType, width: int, x: list[str], i: int) -> str:
     return f"(!({x[0]} == {x[1]}))" if dtype.kind == "f" else f"({x[0]} != {x[1]})"
 
 
-def _mulacc(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
+def _mulacc(w: WgslWriter, dtype: DType, width: int, x: list[str], i: int) -> str:
     return f"fma({x[0]}, {x[1]}, {x[2]})" if dtype.kind == "f" else f"({x[0]} * {x[1]} + {x[2]})"
 
 
@@ -110,7 +110,7 @@ CORES: dict[str, Core] = {
 def _alu(op: str) -> Handler:
     core = CORES[op]
 
-    def handler(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    def handler(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         of = w.code[src[0]].dtype
         operands = [w.value[s] for s in src]
         if all(w.code[s].op in ("CONST", "VCONST") for s in src):       # a constant expression of WGSL must not overflow
@@ -122,14 +122,14 @@ def _alu(op: str) -> Handler:
     return handler
 
 
-def _where(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _where(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     c, a, b = src
     condition = w.value[c] if w.code[c].lanes == lanes else w.value[c] * len(w.value[a])
     w.value.append([w.let(f"select({y}, {x}, {t})") for x, y, t in zip(w.value[a], w.value[b], condition, strict=True)])
 
 
 # -- conversions --------------------------------------------------------------------------------------
-def _cast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _cast(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     of = w.code[src[0]].dtype
     is_same = REGISTER_TYPES[of.name] == REGISTER_TYPES[dtype.name]
     holds_all = of.is_float == dtype.is_float and (of.bits <= dtype.bits if of.is_float else of.min >= dtype.min and of.max <= dtype.max)
@@ -171,7 +171,7 @@ def from_bits(dtype: DType, text: str) -> str:
     return f"extractBits(bitcast<i32>({text}), 0u, {dtype.bits}u)"
 
 
-def _bitcast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _bitcast(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     of, chunks = w.code[src[0]].dtype, w.value[src[0]]
     if (of.name, dtype.name) in (("uint16", "bfloat16"), ("bfloat16", "uint16")):
         form = "bitcast<{v}>({x} << {n})" if dtype.is_float else "(bitcast<{v}>({x}) >> {n})"
@@ -183,7 +183,7 @@ def _bitcast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
                         for text, width in zip(chunks, widths(lanes), strict=True)])
 
 
-def gathered(w: Writer, dtype: DType, scalars: list[str]) -> list[str]:
+def gathered(w: WgslWriter, dtype: DType, scalars: list[str]) -> list[str]:
     """Combine lanes into the chunks of a value."""
     chunks, at = [], 0
     for width in widths(len(scalars)):
@@ -194,15 +194,15 @@ def gathered(w: Writer, dtype: DType, scalars: list[str]) -> list[str]:
 
 
 # -- lanes and constants ------------------------------------------------------------------------------
-def _const(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _const(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value.append([w.constant(dtype, width, arg) for width in widths(lanes)])
 
 
-def _vconst(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _vconst(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value.append(gathered(w, dtype, [w.literal(dtype, x) for x in arg]))
 
 
-def _splat(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _splat(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     x, made = w.value[src[0]][0], {}
     for width in widths(lanes):
         if width not in made:
@@ -210,11 +210,11 @@ def _splat(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
     w.value.append([made[width] for width in widths(lanes)])
 
 
-def _extract(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _extract(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value.append([lane(w.value[src[0]], w.code[src[0]].lanes, arg)])
 
 
-def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _shuffle(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     n = w.code[src[0]].lanes
     chunks, at = [], 0
     for width in widths(lanes):
@@ -231,7 +231,7 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     w.value.append(chunks)
 
 
-def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _exchange(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """Read the value of the thread of the subgroup whose number differs in the bits of the mask. Booleans are exchanged as numbers."""
     made = []
     for text, width in zip(w.value[src[0]], widths(lanes), strict=True):

@@ -12,7 +12,7 @@ from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import PreparedKernel, Variant
 from svod.compile.webgpu.adapter import NAME, adapter_target, adapters, device_name
 from svod.compile.webgpu.code import WebGpuCode
-from svod.compile.webgpu.device import Device, GpuMemory
+from svod.compile.webgpu.device import GpuMemory, WebGpuDevice
 from svod.compile.webgpu.queue import WebGpuQueue
 from svod.compile.webgpu.render import legal, read_modules, render
 from svod.core.graph.buffer import Memory
@@ -27,7 +27,7 @@ class Wgsl(CompilerPair):
 
     name, key, revision = "wgsl", "WGSL", 8
 
-    def __init__(self, opened: Callable[[], Device]) -> None:
+    def __init__(self, opened: Callable[[], WebGpuDevice]) -> None:
         self._opened = opened
 
     def legal(self, program: Program, target: Target) -> Program:
@@ -63,7 +63,7 @@ class WebGpu(GroupBackend):
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.compilers = (Wgsl(lambda: self.gpu),)
-        self._device: Device | None = None
+        self._device: WebGpuDevice | None = None
         self._others: dict[int, WebGpu] = {}
         self._lock = threading.Lock()
         remake_after_fork(self, "_lock", threading.Lock)
@@ -88,11 +88,11 @@ class WebGpu(GroupBackend):
         return len(adapters())
 
     @property
-    def gpu(self) -> Device:
+    def gpu(self) -> WebGpuDevice:
         """The device, opened at its first use in this process, and again after it was lost. Raises DeviceError if there is none, and in a
         fork of the process that opened it."""
         with self._lock:
-            self._device = Device(self.number) if self._device is None else self._device.reopened()
+            self._device = WebGpuDevice(self.number) if self._device is None else self._device.reopened()
             return self._device
 
     def target(self, threads: int | None = None) -> Target:

@@ -5,18 +5,18 @@ from typing import Any
 
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.webgpu.adapter import package
-from svod.compile.webgpu.device import Device, error_text, trusted_module
-from svod.compile.webgpu.render import ENTRY, OTHER, Module, read_modules
+from svod.compile.webgpu.device import WebGpuDevice, error_text, trusted_module
+from svod.compile.webgpu.render import ENTRY, OTHER, WgslPhase, read_modules
 from svod.errors import CompileError, UnsupportedError
 
 
-class Pipeline:
+class WgslPipeline:
     """A phase on a device. `bindings`: the contents of the bindings after the first. `other`: the buffer of the word OTHER, if there is
     one."""
 
     other: Any = None
 
-    def __init__(self, made: Device, module: Module, symbol: str) -> None:
+    def __init__(self, made: WebGpuDevice, module: WgslPhase, symbol: str) -> None:
         if len(module.bindings) > made.most_bindings:
             raise UnsupportedError(f"phase {symbol} uses {len(module.bindings)} buffers; this device binds {made.most_bindings} at a time: "
                                    "realize() some of what is put together before")
@@ -35,7 +35,7 @@ class Pipeline:
                     raise
                 raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error
 
-    def _warm(self, made: Device) -> None:
+    def _warm(self, made: WebGpuDevice) -> None:
         """Launch one group that does nothing, because drivers compile code at its first launch. Raises CompileError if the driver runs it
         with a different subgroup size than the target's."""
         uniform, storage = made.nothing
@@ -57,21 +57,21 @@ class Pipeline:
 class WebGpuCode:
     """A program as modules of WGSL and their pipelines on `made`. Raises CompileError for modules that wgpu rejects."""
 
-    def __init__(self, source: str, spec: ProgramSpec, made: Device) -> None:
+    def __init__(self, source: str, spec: ProgramSpec, made: WebGpuDevice) -> None:
         self.spec, self.modules = spec, read_modules(source)
         if len(self.modules) != len(spec.phases):
             raise CompileError(f"the code has {len(self.modules)} phases, the program {spec.name} {len(spec.phases)}")
-        self._pipelines: dict[tuple[int, int, bool], Pipeline] = {}     # (first address of the device, phase, aligned) → pipeline
+        self._pipelines: dict[tuple[int, int, bool], WgslPipeline] = {}    # (first address of the device, phase, aligned) → pipeline
         for number in range(len(self.modules)):
             self.pipeline(made, number, aligned=True)
 
-    def pipeline(self, made: Device, phase: int, aligned: bool) -> Pipeline:
+    def pipeline(self, made: WebGpuDevice, phase: int, aligned: bool) -> WgslPipeline:
         """Return the pipeline of a phase, for arguments that are aligned for bindings, or for any arguments."""
         key = (made.first, phase, aligned)
         pipeline = self._pipelines.get(key)
         if pipeline is None:
             forms = self.modules[phase]
-            pipeline = self._pipelines[key] = Pipeline(made, forms.aligned if aligned else forms.any, self.spec.phases[phase].symbol)
+            pipeline = self._pipelines[key] = WgslPipeline(made, forms.aligned if aligned else forms.any, self.spec.phases[phase].symbol)
         return pipeline
 
     def close(self) -> None:

@@ -33,17 +33,17 @@ BUFFER_UNIT_BYTES = 16      # sizes of buffers are multiples of it, so the last 
 class GpuMemory:
     """Memory of the device, freed when the object is deleted."""
 
-    def __init__(self, device: Device, nbytes: int) -> None:
+    def __init__(self, device: WebGpuDevice, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
         self.address = device.make(nbytes)
         weakref.finalize(self, device.free, self.address)
 
 
-class Device:
+class WebGpuDevice:
     """A wgpu device of the adapter with a number. Its addresses begin at `first`; `before`: why the adapter's previous device, which had
     the lower addresses, was lost. `lost`: why this device cannot be used any more."""
 
-    def __init__(self, number: int = 0, lost: Device | None = None) -> None:
+    def __init__(self, number: int = 0, lost: WebGpuDevice | None = None) -> None:
         wgpu = package()
         self.number, self.name = number, device_name(number)
         self.adapter = adapter(number)
@@ -94,11 +94,11 @@ class Device:
                 {"binding": n, "visibility": package().ShaderStage.COMPUTE, "buffer": {"type": t}} for n, t in enumerate(types)])
         return layout
 
-    def reopened(self) -> Device:
+    def reopened(self) -> WebGpuDevice:
         """Return the current device: this one, or its replacement if it was lost. Raises DeviceError in a fork of the process that opened
         it."""
         self.check_process()
-        return Device(self.number, lost=self) if self.lost else self
+        return WebGpuDevice(self.number, lost=self) if self.lost else self
 
     def check_process(self) -> None:
         """Raise DeviceError in a fork of the process that opened the device: drivers would wait there for threads that no longer exist."""
@@ -280,7 +280,7 @@ def error_text(error: BaseException) -> str:
     return " ".join(lines)[:2000] or type(error).__name__
 
 
-def trusted_module(made: Device, code: str) -> Any:
+def trusted_module(made: WebGpuDevice, code: str) -> Any:
     """Make a shader module without checks of bounds and loops, if wgpu supports it: LINEAR never accesses memory out of bounds."""
     api = importlib.import_module("wgpu.backends.wgpu_native._api")
     create = getattr(api.libf, "wgpuDeviceCreateShaderModuleTrusted", None)

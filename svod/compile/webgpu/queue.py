@@ -1,4 +1,5 @@
-"""Runs the launches of a plan: recorded into command buffers and submitted. The host waits only to time or to read results (`Device`).
+"""Runs the launches of a plan: recorded into command buffers and submitted. The host waits (`WebGpuDevice`) only to time or to read
+results.
 
     run([k0 p0, k0 p1, k1 p0], 3)    one pass of nine dispatches, one submission
 
@@ -18,7 +19,7 @@ from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
 from svod.compile.webgpu.adapter import package
 from svod.compile.webgpu.code import WebGpuCode
-from svod.compile.webgpu.device import BUFFER_UNIT_BYTES, Device
+from svod.compile.webgpu.device import BUFFER_UNIT_BYTES, WebGpuDevice
 from svod.compile.webgpu.render import OTHER, groups_of, launch_bytes
 from svod.errors import LaunchError
 
@@ -33,7 +34,7 @@ class PassClock:
     """Times passes on the device, without the time between them. If there are more than `MOST_TIMED_PASSES` passes, only the first ones are
     timed, and their time is scaled."""
 
-    def __init__(self, made: Device) -> None:
+    def __init__(self, made: WebGpuDevice) -> None:
         self.device, self.passes = made, 0
         self.queries = made.wgpu.create_query_set(type="timestamp", count=2 * MOST_TIMED_PASSES)
 
@@ -60,7 +61,8 @@ class PassClock:
 class WebGpuQueue(LaunchRecords):
     """The queue of one plan on one device. Only one thread may call it at a time."""
 
-    def __init__(self, device: Device, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
+    def __init__(self, device: WebGpuDevice, kernels: Sequence[PreparedKernel], variants: Sequence[Variant],
+                 addresses: Sequence[int]) -> None:
         super().__init__(kernels, variants, addresses)
         self.device = device
         self.numbers = {launch: n for n, launch in enumerate(self.ranges)}

@@ -21,10 +21,10 @@ from svod.compile.lower.legal.legalize import legalize
 from svod.compile.lower.linear import LOADS_OPS, POINTERS, STORE_OPS, validate
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.compile.lower.residues import residues
-from svod.compile.webgpu.access import GLOBAL, Memory, load, memories_of, store
+from svod.compile.webgpu.access import GLOBAL, PointerMemory, load, memories_of, store
 from svod.compile.webgpu.alu import HANDLERS, WGSL_INSTRUCTIONS
 from svod.compile.webgpu.hidden import hidden_operands
-from svod.compile.webgpu.text import Facts, Writer, register, widths
+from svod.compile.webgpu.text import Facts, WgslWriter, register, widths
 from svod.core.machine.target import Target
 from svod.errors import CompileError, UnsupportedError
 
@@ -36,7 +36,7 @@ MOST_ELEMENTS = (1 << 31) - (1 << 16)       # most elements of an argument: indi
 _HEAD = re.compile(r"^//// .*, bound: ((?:\w+:\d+ ?)*)\n", re.M)
 
 
-class Module(NamedTuple):
+class WgslPhase(NamedTuple):
     """A phase as WGSL. `bindings`: the contents of the bindings after the first: ("ARG", slot), ("TEMP", number) or (OTHER, 0), a word that
     a group sets if its subgroup size differs from the target's."""
 
@@ -47,8 +47,8 @@ class Module(NamedTuple):
 class PhaseModules(NamedTuple):
     """The forms of a phase: for arguments that are aligned to vectors, and for any arguments."""
 
-    aligned: Module
-    any: Module
+    aligned: WgslPhase
+    any: WgslPhase
 
 
 def legal(program: Program, target: Target) -> Program:
@@ -86,7 +86,7 @@ def read_modules(source: str) -> list[PhaseModules]:
     first, *parts = _HEAD.split(source)
     if first or not parts or len(parts) % 4:
         raise CompileError(f"these are no modules of WGSL: {source[:80]!r}")
-    modules = [Module(wgsl, tuple((op, int(n)) for op, n in re.findall(r"(\w+):(\d+)", bound)))
+    modules = [WgslPhase(wgsl, tuple((op, int(n)) for op, n in re.findall(r"(\w+):(\d+)", bound)))
                for bound, wgsl in zip(parts[::2], parts[1::2], strict=True)]
     return [PhaseModules(*forms) for forms in zip(modules[::2], modules[1::2], strict=True)]
 
@@ -96,8 +96,8 @@ def launch_bytes(spec: ProgramSpec) -> int:
     return 16 * -(-(2 + len(spec.variables) + len(spec.params)) // 4)
 
 
-def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], facts: Facts, target: Target, aligned: bool) -> Module:
-    w = Writer(target, spec, phase, code, facts, aligned)
+def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], facts: Facts, target: Target, aligned: bool) -> WgslPhase:
+    w = WgslWriter(target, spec, phase, code, facts, aligned)
     memories = memories_of(w)
     _Body(w, memories).write()
     used = {(m.op, m.number): m for m in memories.values()}
@@ -123,13 +123,13 @@ def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], 
         builtins["thread"] = "@builtin(local_invocation_index) thread: u32"
     main = [f"@compute @workgroup_size({phase.block})", f"fn {ENTRY}({', '.join(builtins.values())}) {{"]
     wgsl = "\n".join([*head, *w.helpers.values(), *main, *w.lines, "}", ""])
-    return Module(wgsl, tuple(bindings))
+    return WgslPhase(wgsl, tuple(bindings))
 
 
 class _Body:
     """Writes the function of a phase."""
 
-    def __init__(self, w: Writer, memories: dict[int, Memory]) -> None:
+    def __init__(self, w: WgslWriter, memories: dict[int, PointerMemory]) -> None:
         self.w, self.memories = w, memories
         self.carried: dict[int, list[list[str]]] = {}       # LOOP → names of the variables of each carried value
         shares = {(m.op, m.number) for i, m in memories.items() if m.op in GLOBAL and m.stored}

@@ -73,7 +73,7 @@ class Facts(NamedTuple):
 
 
 @dataclass
-class Writer:
+class WgslWriter:
     """The text of a phase while it is written. `value[i]`: the chunks of instruction i, each a name or a literal without side effects.
     `aligned`: whether arguments are aligned to vectors of 16 bytes."""
 

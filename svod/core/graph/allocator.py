@@ -42,7 +42,7 @@ def want_huge_pages(memory: mmap.mmap) -> None:
             memory.madvise(mmap.MADV_HUGEPAGE)
 
 
-class _Block:
+class _MappedBlock:
     """Mapped memory of one array. NumPy keeps this object as the base of the array and its views; when the last of them is gone, the
     memory returns to the allocator."""
 
@@ -76,7 +76,7 @@ class Allocator:
             if length >= HUGE_PAGE:
                 want_huge_pages(memory)
         address = int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
-        return np.asarray(_Block(self, memory, address, nbytes))
+        return np.asarray(_MappedBlock(self, memory, address, nbytes))
 
     def release(self) -> int:
         """Return the kept memory to the system. Returns the number of bytes."""

@@ -28,14 +28,14 @@ def log_copies(log: CopyLog) -> None:
     _logs.add(log)
 
 
-class Waiting(Protocol):
+class CopyingDevice(Protocol):
     """A device with asynchronous copies."""
 
     def wait(self) -> None: ...
 
 
 @contextmanager
-def noted(source: str, to: str, nbytes: int, device: Waiting | None = None) -> Iterator[None]:
+def noted(source: str, to: str, nbytes: int, device: CopyingDevice | None = None) -> Iterator[None]:
     """Time the copy in the body and record it in every log, unless the body raises. `device`: a device whose queued work is waited for
     before and after the body, so that only the copy is timed."""
     if not _logs:

@@ -3,8 +3,8 @@
     n*2 + 1, n in [1, 64]        {"n": 5} → 11        {"n": 0} → error: outside its bounds
 
 Such an expression gives the iterations of a loop of calls and the values that calls bind to variables (`svod.core.schedule.calls`), the
-extents of shapes (`svod.core.ir.variable`), and the dimensions of a launch (`Launch`, made by `svod.core.schedule.thread_indices`). Because
-these numbers decide how much memory a launch touches, only the few operations below are allowed, so that the code can be checked by
+extents of shapes (`svod.core.ir.variable`), and the dimensions of a launch (`LaunchDims`, made by `svod.core.schedule.thread_indices`).
+Because these numbers decide how much memory a launch touches, only the few operations below are allowed, so that the code can be checked by
 reading. Arithmetic is that of 64-bit integers; a value that overflows them, or the integer type that it is CAST to, is an error and does
 not wrap. The iteration counts of compiled loops are plain data made from such expressions (`svod.compile.lower.program.Count`).
 """
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchDims:
     """The dimensions of a launch as expressions over variables. `global_size`: the number of groups, or of positions if `local_size` is
     None; `local_size`: the number of positions in a group. With all dimensions 1 a launch is one call, whose code contains all loops."""
 
@@ -52,20 +52,20 @@ class Launch:
         return ast_to_data(UOp(Ops.SINK, dtypes.void, (*self.global_size, *(self.local_size or ()))))
 
     @staticmethod
-    def from_data(data: object) -> Launch:
+    def from_data(data: object) -> LaunchDims:
         """Rebuild a launch from the data of `to_data`. Raises FormatError for any other data."""
         from svod.core.ir.serialize import data_to_ast
         extents = data_to_ast(data).src
         if len(extents) not in (3, 6):
             raise FormatError(f"a launch has 3 or 6 dimensions, found {len(extents)}")
         x, y, z, *local = extents
-        return Launch((x, y, z), (local[0], local[1], local[2]) if local else None)
+        return LaunchDims((x, y, z), (local[0], local[1], local[2]) if local else None)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.to_data()
 
     def __setstate__(self, data: object) -> None:
-        launch = Launch.from_data(data)
+        launch = LaunchDims.from_data(data)
         object.__setattr__(self, "global_size", launch.global_size)
         object.__setattr__(self, "local_size", launch.local_size)
 
@@ -90,7 +90,7 @@ class Launch:
         return Sizes(numbers(self.global_size), None if self.local_size is None else numbers(self.local_size))
 
 
-ONCE = Launch()
+ONCE = LaunchDims()
 
 
 def evaluate_dimension(index: int, extent: UOp, values: Mapping[str, int]) -> int:

@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
-from svod.core.kernel.group_memory.banks import THREADS_SERVED_TOGETHER, Digit, SharedRead, matrix_read, padded_rows
+from svod.core.kernel.group_memory.banks import THREADS_SERVED_TOGETHER, SharedRead, ThreadDigit, matrix_read, padded_rows
 from svod.core.kernel.group_memory.copy import GroupCopy, group_copy, rows_in_bulk
 from svod.core.kernel.group_memory.held import Holders, is_computed_in_place
 from svod.core.kernel.groups import (
@@ -367,7 +367,7 @@ class LoopNestMaker:
             for a, pieces in enumerate(reader.axes):
                 own[a].update({p.row: p.stride for p in pieces if p.role in BLOCK_ROLES})
             terms = tuple([sum_lins([({row: k * c for row, k in own[a].items()}, 0) for a, c in lin.coefs])[0] for lin in node.dims])
-            apart = tuple([tuple([Digit(*digits[row], c) for row, c in of_dim.items() if row in digits]) for of_dim in terms])
+            apart = tuple([tuple([ThreadDigit(*digits[row], c) for row, c in of_dim.items() if row in digits]) for of_dim in terms])
             vector = layout.order and reader.vector >= 0 and node.dims[layout.order[-1]].coef(reader.vector) == 1
             reads.append(SharedRead(apart, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
         return tuple(reads)

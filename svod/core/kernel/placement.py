@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from svod.core.kernel.kernel import Node, ResolvedStage, Stage
-from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Derived, Loop, Scheduler, StagePlace, cut_of
+from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, AxisLoop, Derived, Scheduler, StagePlace, cut_of
 from svod.core.machine.isa import DOTS
 from svod.errors import KernelOptError
 
@@ -262,7 +262,7 @@ def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLo
     return _fit(table, loops + tuple([r for r in rows if table[r].role != LOOP]), extent)
 
 
-def _fit(table: Sequence[Loop], rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
+def _fit(table: Sequence[AxisLoop], rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
     out: list[EmittedLoop] = []
     rest, stride = extent, 1
     for r in reversed(rows):

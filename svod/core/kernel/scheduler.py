@@ -50,7 +50,7 @@ class Opt(NamedTuple):
         return f"{self.op}({self.axis}, {arg})"
 
 
-class Loop(NamedTuple):
+class AxisLoop(NamedTuple):
     """A row of the axis table: one loop. The coordinate along an axis is the sum of stride·position over its rows."""
 
     name: str
@@ -151,7 +151,7 @@ class Scheduler:
 
     kernel: Kernel
     target: Target
-    rows: tuple[Loop, ...]
+    rows: tuple[AxisLoop, ...]
     axis_rows: tuple[tuple[int, ...], ...]   # per axis: its rows, outermost first
     order: tuple[tuple[int, ...], ...]       # per stage: its loop rows of several iterations, outermost first
     place: tuple[StagePlace, ...]             # per stage
@@ -170,7 +170,7 @@ class Scheduler:
 
     def __init__(self, kernel: Kernel, target: Target):
         self.kernel, self.target = kernel, target
-        self.rows = tuple(Loop(a.name, a.index, a.extent, 1, LOOP) for a in kernel.axes)
+        self.rows = tuple(AxisLoop(a.name, a.index, a.extent, 1, LOOP) for a in kernel.axes)
         self.axis_rows = tuple((a.index,) for a in kernel.axes)
         self.order = tuple(tuple([a for a in s.outs + s.reds if kernel.axes[a].extent > 1]) for s in kernel.stages)
         self.place = tuple(ROOT if s.is_output else AUTO if s.has_reduce else INLINE for s in kernel.stages)

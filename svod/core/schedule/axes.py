@@ -270,14 +270,14 @@ def merge_ranges(ast: UOp) -> UOp:
 
 
 # -- merge what accesses take apart ---------------------------------------------------------------------------------------
-class Merged(NamedTuple):
+class MergedRanges(NamedTuple):
     """RANGEs of a stage (a STAGE or STORE) to be merged, the last one innermost."""
 
     stage: UOp
     run: Coords
 
 
-def merge_apart(ast: UOp, merged: Sequence[Merged]) -> UOp:
+def merge_apart(ast: UOp, merged: Sequence[MergedRanges]) -> UOp:
     """`ast` with RANGEs merged, however accesses use them: each old RANGE is computed from the new one by division. The new RANGE is placed
     where the first one was.
 

@@ -46,7 +46,7 @@ _PASSES = frozenset({Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})
 _CALL_NAMES = ("BEGIN", "RUN", "END")
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """One step of a loop's program: BEGIN, RUN or END. A RUN has a `call`, a BEGIN a `range`, an END both."""
 
     kind: Literal["BEGIN", "RUN", "END"]
@@ -231,10 +231,10 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
 
 
 # -- loops ---------------------------------------------------------------------------------------------------------------
-class Program(NamedTuple):
+class CallProgram(NamedTuple):
     """A call or a loop as steps. `after`: AFTERs outside of it that must come before it."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     after: tuple[UOp, ...]
 
 
@@ -250,7 +250,7 @@ def call_under(after: UOp) -> UOp | None:
     return next((called_by(d) for d in after.src[1:] if d.op in (Ops.CALL, Ops.END)), None)
 
 
-def programs_of(sink: UOp) -> dict[UOp, Program]:
+def programs_of(sink: UOp) -> dict[UOp, CallProgram]:
     """The program of each CALL, and of each loop (named by its END), that is outside of all loops; in topological order.
 
     Raises ScheduleError for a loop that is not closed, or malformed."""
@@ -347,19 +347,19 @@ class _Nests:
         return around
 
     # -- in which order, and whether it is well ------------------------------------------------
-    def programs(self) -> dict[UOp, Program]:
+    def programs(self) -> dict[UOp, CallProgram]:
         """See `programs_of`."""
         self.check_reads()
         outside = self.order_units()
-        steps: dict[UOp, tuple[Step, ...]] = {}
+        steps: dict[UOp, tuple[ProgramStep, ...]] = {}
         for u in self.units:
             if u.op is Ops.CALL:
-                steps[u] = (Step("RUN", u, None),)
+                steps[u] = (ProgramStep("RUN", u, None),)
                 continue
             inner = [s for c in self.ordered_body(u) for s in steps.pop(c)]
             loop, last = u.src[-1], next(s.call for s in reversed(inner) if s.kind == "RUN")
-            steps[u] = (Step("BEGIN", None, loop), *inner, Step("END", last, loop))
-        return {u: Program(s, tuple(dict.fromkeys(outside.get(u, ())))) for u, s in steps.items()}
+            steps[u] = (ProgramStep("BEGIN", None, loop), *inner, ProgramStep("END", last, loop))
+        return {u: CallProgram(s, tuple(dict.fromkeys(outside.get(u, ())))) for u, s in steps.items()}
 
     def check_reads(self) -> None:
         """Raise ScheduleError for a loop without END, and for a read outside of a loop of a result from inside of it."""
@@ -462,7 +462,7 @@ def _in_circles() -> ScheduleError:
                          "come after it; let one read what the other leaves, or a copy from before the loop")
 
 
-def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
+def unroll(program: Sequence[ProgramStep]) -> tuple[Invocation, ...]:
     """The invocations of a program, in order.
 
     Raises ScheduleError for a step without its call or RANGE, a RANGE without END, an END without BEGIN, loops that cross, a call whose
@@ -491,7 +491,7 @@ def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
     return tuple(out)
 
 
-def _check_steps(program: Sequence[Step]) -> None:
+def _check_steps(program: Sequence[ProgramStep]) -> None:
     """Raise ScheduleError for a step of an unknown kind, or without the call or the RANGE that its kind needs."""
     for n, (kind, call, loop) in enumerate(program):
         if kind not in _CALL_NAMES or (kind != "BEGIN" and (call is None or call.op is not Ops.CALL)) or (kind != "RUN" and loop is None):
@@ -500,7 +500,7 @@ def _check_steps(program: Sequence[Step]) -> None:
                                 "CALL, an END both")
 
 
-def _check_loops(program: Sequence[Step], calls: Mapping[UOp, Mapping[str, int | UOp]]) -> None:
+def _check_loops(program: Sequence[ProgramStep], calls: Mapping[UOp, Mapping[str, int | UOp]]) -> None:
     """Raise ScheduleError for loops that are neither nested nor one after the other, for a call whose variable is bound to a RANGE outside
     of its loop, and for too many invocations."""
     known = {s.range for s in program if s.kind == "BEGIN"}

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from svod.core.ir import symbolic as sy
 from svod.core.ir.uop import Ops, UOp
-from svod.core.schedule.axes import Merged, merge_apart, next_range, range_lists, replace_ranges
+from svod.core.schedule.axes import MergedRanges, merge_apart, next_range, range_lists, replace_ranges
 from svod.errors import KernelOptError
 
 Coords = tuple[UOp, ...]
 
 
-class Product(NamedTuple):
+class SumOfProducts(NamedTuple):
     """A sum of products. `factors`: two reads of stages; `own`: per factor, the output RANGEs of constant extent that only it has;
     `summed`: the reduce RANGEs."""
 
@@ -41,12 +41,12 @@ def flatten(ast: UOp, stage: UOp) -> UOp:
     runs = [run for run in (*product.own, summed) if len(run) > 1]
     if not runs:
         raise KernelOptError("it is a product of two matrices already")
-    merged = [Merged(stage, run) for run in runs]
+    merged = [MergedRanges(stage, run) for run in runs]
     for f in product.factors:
         if sum(f.src[0] in u.src for u in ast.toposort() if u.op is Ops.INDEX) != 1:
             raise KernelOptError("a factor is read by other stages too")
         at = dict(zip(f.src[1:], f.src[0].src[1:], strict=True))
-        merged += [Merged(f.src[0], tuple([at[r] for r in run])) for run in runs if all(r in at for r in run)]
+        merged += [MergedRanges(f.src[0], tuple([at[r] for r in run])) for run in runs if all(r in at for r in run)]
     flat = merge_apart(ast, merged)
     if set(flat.walk(Ops.PARAM)) != read:
         raise KernelOptError("all that it reads of a parameter is padding")
@@ -92,7 +92,7 @@ def _over_own_ranges(ast: UOp, stage: UOp) -> tuple[UOp, UOp]:
     return ast.substitute({stage: new}), new
 
 
-def _product(stage: UOp) -> Product:
+def _product(stage: UOp) -> SumOfProducts:
     first, second, summed = _factors(stage)
     if any(sy.is_symbolic(r) for r in summed):
         raise KernelOptError("how many positions it sums up depends on a variable")
@@ -100,7 +100,7 @@ def _product(stage: UOp) -> Product:
         raise KernelOptError("it sums up along an axis that one factor does not have")
     own = [tuple([r for r in range_lists(stage) if r in one.src[1:] and r not in other.src[1:] and not sy.is_symbolic(r)])
            for one, other in ((first, second), (second, first))]
-    return Product((first, second), (own[0], own[1]), summed)
+    return SumOfProducts((first, second), (own[0], own[1]), summed)
 
 
 def _uncast(u: UOp) -> UOp:
@@ -109,7 +109,7 @@ def _uncast(u: UOp) -> UOp:
     return u
 
 
-def _contiguous_last(product: Product) -> Coords:
+def _contiguous_last(product: SumOfProducts) -> Coords:
     """The summed RANGEs; the one along which the loads of most factors are contiguous comes last."""
     def contiguous(r: UOp) -> int:
         found = 0

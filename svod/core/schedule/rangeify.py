@@ -40,7 +40,7 @@ from svod.errors import ScheduleError
 Coords = tuple[UOp, ...]
 
 
-class Output(NamedTuple):
+class StoreOutput(NamedTuple):
     """One STORE of a kernel: `value` (a graph node) into `target`, a BUFFER under RESHAPE, PERMUTE, SHRINK and FLIP only."""
 
     value: UOp
@@ -183,7 +183,7 @@ def find_anchor(u: UOp) -> UOp | None:
 class Rangeifier:
     """Visits the nodes of one kernel twice. `params`: BUFFER → PARAM."""
 
-    def __init__(self, outputs: Sequence[Output], params: dict[UOp, UOp]):
+    def __init__(self, outputs: Sequence[StoreOutput], params: dict[UOp, UOp]):
         self.outputs, self.params = outputs, params
         self.reads: dict[UOp, dict[Read, None]] = {}
         self.children: dict[tuple[UOp, Read], tuple[tuple[UOp, Read], ...]] = {}
@@ -486,7 +486,7 @@ def outside(r: Read, value: UOp) -> UOp:
     return UOp(Ops.WHERE, value.dtype, (sy.gate_of(r.valid), value, r.alt))
 
 
-def rangeify(outputs: Sequence[Output], constants: frozenset[UOp] = frozenset()) -> tuple[UOp, tuple[UOp, ...]]:
+def rangeify(outputs: Sequence[StoreOutput], constants: frozenset[UOp] = frozenset()) -> tuple[UOp, tuple[UOp, ...]]:
     """(AST, buffers by slot) of the kernel that stores `outputs`: targets first, then the BUFFERs read in topological order.
 
     The nodes between `outputs` and BUFFERs must be of the graph level without CONTIGUOUS, COPY, ASSIGN, DETACH, and have no

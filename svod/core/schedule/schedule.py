@@ -35,7 +35,7 @@ from svod.core.schedule.cut import Cut, is_contraction, is_reduction
 from svod.core.schedule.kernel_variables import rename_variables
 from svod.core.schedule.levels import levels_of, order_of
 from svod.core.schedule.normalize import Normalized, normalize
-from svod.core.schedule.rangeify import Output, rangeify, reads_memory
+from svod.core.schedule.rangeify import StoreOutput, rangeify, reads_memory
 from svod.core.schedule.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
 from svod.errors import DeviceError, ScheduleError
 
@@ -124,7 +124,7 @@ def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(),
 
 def _made_ast(value: UOp, target: UOp, constants: frozenset[UOp]) -> KernelAst:
     """`kernel_ast` without the cache: all passes from rangeify to the canonical form."""
-    ranged, buffers = rangeify([Output(value, target)], constants)
+    ranged, buffers = rangeify([StoreOutput(value, target)], constants)
     axes, first = narrow_params(merge_ranges(split_ranges(ranged)))
     renamed, variables = rename_variables(axes)
     ast, slots = canonicalize(renamed)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.launch import CASTS, ONCE, ONE, Launch, fit_dimensions
+from svod.core.ir.launch import CASTS, ONCE, ONE, LaunchDims, fit_dimensions
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import NO_LIMIT
 from svod.errors import CompileError
@@ -222,7 +222,7 @@ def _steps(index: UOp) -> dict[UOp, int]:
 
 
 # -- launch dimensions ----------------------------------------------------------------------------------------------------
-def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: Sequence[int] = NO_LIMITS) -> Launch:
+def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: Sequence[int] = NO_LIMITS) -> LaunchDims:
     """The launch of a kernel AST, over positions or over RANGEs that were positions, as three dimensions within the limits; a single
     position for a kernel over plain RANGEs. Raises CompileError for positions that cannot be launched, LaunchError for extents that cannot
     be fitted.
@@ -244,7 +244,7 @@ def launch_of(ast: UOp, global_limits: Sequence[int] = NO_LIMITS, local_limits: 
         own = [kinds[kind].get(k, ONE) for k in range(max(kinds[kind], default=-1) + 1)]
         if not direct or kind == "g":
             dims[kind] = fit_dimensions(own, [_most(e) for e in own], limits)
-    return Launch(dims["g"], dims.get("l"))
+    return LaunchDims(dims["g"], dims.get("l"))
 
 
 def _launch_extents(ast: UOp) -> dict[str, UOp]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from svod.errors import UnsupportedError
 from svod.onnx.operators.elementwise import unary
-from svod.onnx.registry import Array, Node, axis_in, operator
+from svod.onnx.registry import Array, OnnxNode, axis_in, operator
 from svod.tensor import Tensor, where
 
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -28,7 +28,7 @@ def _number(value: float) -> float:
 def with_numbers(name: str, function: Callable[..., Tensor], since: int = 1, **defaults: float) -> None:
     """Register an operator that passes its float attributes on, in the order of `defaults`."""
     @operator(name, since)
-    def compute(node: Node, *operands: Tensor) -> Tensor:
+    def compute(node: OnnxNode, *operands: Tensor) -> Tensor:
         return function(*operands, *(_number(node.get(attribute, value)) for attribute, value in defaults.items()))
 
 
@@ -54,18 +54,18 @@ with_numbers("Shrink", lambda x, bias, edge: where(x.lt(-edge), x.add(bias), whe
 
 
 @operator("Selu")
-def selu(node: Node, x: Tensor) -> Tensor:
+def selu(node: OnnxNode, x: Tensor) -> Tensor:
     alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
     return (where(x.gt(0), x, x.exp().sub(1).mul(alpha))).mul(gamma)
 
 
 @operator("Gelu", 20)
-def gelu(node: Node, x: Tensor) -> Tensor:
+def gelu(node: OnnxNode, x: Tensor) -> Tensor:
     return x.gelu(node.get("approximate", "none"))
 
 
 @operator("PRelu")
-def prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
+def prelu(node: OnnxNode, x: Tensor, slope: Tensor) -> Tensor:
     if slope.ndim == 1 and node.version < 7:
         slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
     return where(x.lt(0), x.mul(slope), x).cast(x.dtype)
@@ -74,13 +74,13 @@ def prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
 # -- rows ----------------------------------------------------------------------------------------------------------------------
 def rows(name: str, function: Callable[[Tensor, int], Tensor], exact: bool = False) -> None:
     @operator(name, exact=exact)
-    def flattened(node: Node, x: Tensor) -> Tensor:
+    def flattened(node: OnnxNode, x: Tensor) -> Tensor:
         """Apply the function to rows: before opset 13, all axes from `axis` on formed one row."""
         axis = axis_in(node.get("axis", 1), max(1, x.ndim))
         return function(x.reshape(int(np.prod(x.shape[:axis])), -1), -1).reshape(x.shape)
 
     @operator(name, 13, exact=exact)
-    def along(node: Node, x: Tensor) -> Tensor:
+    def along(node: OnnxNode, x: Tensor) -> Tensor:
         return function(x, node.get("axis", -1))
 
 
@@ -98,7 +98,7 @@ rows("Hardmax", hardmax_of, exact=True)
 
 
 @operator("Dropout", known=("training",), exact=True)
-def dropout(node: Node, x: Tensor, ratio: Tensor | None = None, training: Array | None = None) -> tuple[Tensor, Tensor]:
+def dropout(node: OnnxNode, x: Tensor, ratio: Tensor | None = None, training: Array | None = None) -> tuple[Tensor, Tensor]:
     """The identity, because svod runs models and does not train them."""
     if training is not None and bool(training.any()):
         raise UnsupportedError(f"{node} in training mode: svod runs models and does not train them")

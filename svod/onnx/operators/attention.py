@@ -7,7 +7,7 @@ import numpy as np
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.onnx.operators.elementwise import svod_type
-from svod.onnx.registry import Node, operator
+from svod.onnx.registry import OnnxNode, operator
 from svod.tensor import Tensor, where
 from svod.tensor.precision import widened
 
@@ -18,7 +18,7 @@ def heads_apart(x: Tensor, heads: int) -> Tensor:
 
 
 @operator("Attention", 23, multiplies=True)
-def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, past_key: Tensor | None = None,
+def attention(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, past_key: Tensor | None = None,
               past_value: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
     flat = q.ndim == 3
     kind = q.dtype
@@ -95,7 +95,7 @@ def together(x: Tensor, flat: bool) -> Tensor:
 
 
 @operator("RotaryEmbedding", 23)
-def rotary(node: Node, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
+def rotary(node: OnnxNode, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
     heads, interleaved, width = node.get("num_heads", 0), bool(node.get("interleaved", 0)), node.get("rotary_embedding_dim", 0)
     whole = x.reshape(x.shape[0], x.shape[1], heads, -1) if x.ndim == 3 else x.transpose(1, 2)     # (N, L, heads, E)
     size = width or whole.shape[-1]
@@ -112,7 +112,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 @operator("LinearAttention", 27, exact=True)
-def linear_attention(node: Node, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None, decay: Tensor | None = None,
+def linear_attention(node: OnnxNode, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None, decay: Tensor | None = None,
                      beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Linear attention: every step decays a state matrix per head and adds a product to it: (N, heads, width of keys, width of values)."""
     q_heads, kv_heads, rule = node.need("q_num_heads"), node.need("kv_num_heads"), node.get("update_rule", "gated_delta")

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from svod.errors import UnsupportedError
-from svod.onnx.registry import Array, Node, operator
+from svod.onnx.registry import Array, OnnxNode, operator
 from svod.onnx.values import Undecided, Value, dtype_of, is_known, shape_of, tensor_of
 from svod.tensor import Tensor, where
 
@@ -19,7 +19,7 @@ MOST_TURNS, MANY_TURNS = 1000, 100
 
 
 @operator("If", raw=True, known=("condition",))
-def branch(node: Node, condition: Value) -> tuple[Value, ...]:
+def branch(node: OnnxNode, condition: Value) -> tuple[Value, ...]:
     if is_known(condition):
         return tuple(node.walk(node.need("then_branch" if bool(condition.reshape(-1)[0]) else "else_branch")))
     number, chosen = node.walk.at_branch()
@@ -43,7 +43,7 @@ def _is_alike(a: Value, b: Value) -> bool:
 
 
 @operator("Loop", raw=True, known=("count", "condition"))
-def loop(node: Node, count: Value = None, condition: Value = None, *carried: Value) -> tuple[Value, ...]:
+def loop(node: OnnxNode, count: Value = None, condition: Value = None, *carried: Value) -> tuple[Value, ...]:
     """Unroll the loop: each iteration is a copy of the body. If the condition depends on data, all iterations up to the limit are
     computed, and an iteration's state replaces the one before as long as the condition holds."""
     body, collected = node.need("body"), len(node.need("body").output) - 1 - len(carried)
@@ -77,14 +77,14 @@ def _may_go_on(condition: Value) -> bool:
     return not is_known(condition) or bool(condition.reshape(-1)[0])
 
 
-def _chosen(node: Node, condition: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
+def _chosen(node: OnnxNode, condition: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
     """Select the new state if the condition holds, else the old one."""
     if not all(map(_is_alike, new, old)):
         raise UnsupportedError(f"{node}: whether it goes on is computed from data, and its state changes its shape or type")
     return [where(tensor_of(condition).reshape(()), tensor_of(a), tensor_of(b)) for a, b in zip(new, old, strict=True)]
 
 
-def stacked(node: Node, values: Sequence[Value], declared: onnx.ValueInfoProto) -> Value:
+def stacked(node: OnnxNode, values: Sequence[Value], declared: onnx.ValueInfoProto) -> Value:
     """Stack the values collected in the iterations along a new first axis. Without an iteration, the result has the declared shape and
     type."""
     if not values:
@@ -94,7 +94,7 @@ def stacked(node: Node, values: Sequence[Value], declared: onnx.ValueInfoProto) 
     return Tensor.stack([tensor_of(v) for v in values], 0)
 
 
-def nothing_of(node: Node, declared: onnx.ValueInfoProto) -> Array:
+def nothing_of(node: OnnxNode, declared: onnx.ValueInfoProto) -> Array:
     """An array of a declared type and shape with an empty first axis. Undeclared sizes become 0."""
     tensor = declared.type.tensor_type
     if declared.type.WhichOneof("value") != "tensor_type" or not tensor.HasField("shape"):
@@ -104,13 +104,13 @@ def nothing_of(node: Node, declared: onnx.ValueInfoProto) -> Array:
 
 
 @operator("Scan", 9, raw=True)
-def scan(node: Node, *operands: Value) -> tuple[Value, ...]:
+def scan(node: OnnxNode, *operands: Value) -> tuple[Value, ...]:
     body, count = node.need("body"), node.need("num_scan_inputs")
     return scanned(node, body, list(operands[:-count]), list(operands[-count:]), 0)
 
 
 @operator("Scan", 8, raw=True)
-def scan_old(node: Node, lengths: Value, *operands: Value) -> tuple[Value, ...]:
+def scan_old(node: OnnxNode, lengths: Value, *operands: Value) -> tuple[Value, ...]:
     """Run `scan` for each element of a batch axis in front of the scanned one, as in opset 8."""
     if lengths is not None:
         raise UnsupportedError(f"{node} with lengths for each batch")
@@ -122,7 +122,7 @@ def scan_old(node: Node, lengths: Value, *operands: Value) -> tuple[Value, ...]:
     return tuple(Tensor.stack([tensor_of(r[i]) for r in results], 0) for i in range(len(results[0])))
 
 
-def scanned(node: Node, body: onnx.GraphProto, state: list[Value], inputs: list[Value], first: int) -> tuple[Value, ...]:
+def scanned(node: OnnxNode, body: onnx.GraphProto, state: list[Value], inputs: list[Value], first: int) -> tuple[Value, ...]:
     axes, directions = node.get("scan_input_axes") or [0] * len(inputs), node.get("scan_input_directions") or [0] * len(inputs)
     sequences = [tensor_of(v).movedim(a, 0) for v, a in zip(inputs, axes, strict=True)]
     turns = sequences[0].shape[0]
@@ -149,7 +149,7 @@ def scanned(node: Node, body: onnx.GraphProto, state: list[Value], inputs: list[
 
 
 # -- sequences and optionals ----------------------------------------------------------------------------------------------------
-def position(node: Node, at: Value, default: int) -> int:
+def position(node: OnnxNode, at: Value, default: int) -> int:
     if at is None:
         return default
     if not is_known(at):
@@ -158,46 +158,46 @@ def position(node: Node, at: Value, default: int) -> int:
 
 
 @operator("SequenceEmpty", 11, raw=True)
-def empty(node: Node) -> tuple[Value, ...]:
+def empty(node: OnnxNode) -> tuple[Value, ...]:
     return ([],)
 
 
 @operator("SequenceConstruct", 11, raw=True)
-def construct(node: Node, *values: Value) -> tuple[Value, ...]:
+def construct(node: OnnxNode, *values: Value) -> tuple[Value, ...]:
     return (list(values),)
 
 
 @operator("SequenceInsert", 11, raw=True, known=("at",))
-def insert(node: Node, sequence: Value, value: Value, at: Value = None) -> tuple[Value, ...]:
+def insert(node: OnnxNode, sequence: Value, value: Value, at: Value = None) -> tuple[Value, ...]:
     place = position(node, at, len(sequence))
     place = place + len(sequence) if place < 0 else place
     return ([*sequence[:place], value, *sequence[place:]],)
 
 
 @operator("SequenceErase", 11, raw=True, known=("at",))
-def erase(node: Node, sequence: Value, at: Value = None) -> tuple[Value, ...]:
+def erase(node: OnnxNode, sequence: Value, at: Value = None) -> tuple[Value, ...]:
     place = position(node, at, -1) % len(sequence)
     return ([v for i, v in enumerate(sequence) if i != place],)
 
 
 @operator("SequenceAt", 11, raw=True, known=("place",))
-def at(node: Node, sequence: Value, place: Value) -> Value:
+def at(node: OnnxNode, sequence: Value, place: Value) -> Value:
     return sequence[position(node, place, 0)]
 
 
 @operator("SequenceLength", 11, raw=True)
-def length(node: Node, sequence: Value) -> Value:
+def length(node: OnnxNode, sequence: Value) -> Value:
     return np.array(len(sequence), np.int64)
 
 
 @operator("ConcatFromSequence", 11, raw=True)
-def concat(node: Node, sequence: Value) -> Tensor:
+def concat(node: OnnxNode, sequence: Value) -> Tensor:
     tensors, axis = [tensor_of(v) for v in sequence], node.need("axis")
     return Tensor.stack(tensors, axis) if node.get("new_axis", 0) else Tensor.cat(tensors, axis)
 
 
 @operator("SplitToSequence", 11, raw=True, known=("sizes",))
-def split(node: Node, x: Value, sizes: Value = None) -> tuple[Value, ...]:
+def split(node: OnnxNode, x: Value, sizes: Value = None) -> tuple[Value, ...]:
     t, axis = tensor_of(x), node.get("axis", 0)
     if sizes is None:
         parts = t.split(1, axis)
@@ -209,24 +209,24 @@ def split(node: Node, x: Value, sizes: Value = None) -> tuple[Value, ...]:
 
 
 @operator("SequenceMap", 17, raw=True)
-def sequence_map(node: Node, sequence: Value, *others: Value) -> tuple[Value, ...]:
+def sequence_map(node: OnnxNode, sequence: Value, *others: Value) -> tuple[Value, ...]:
     body = node.need("body")
     results = [node.walk(body, v, *(o[i] if isinstance(o, list) else o for o in others)) for i, v in enumerate(sequence)]
     return tuple([r[k] for r in results] for k in range(len(body.output)))
 
 
 @operator("Optional", 15, raw=True)
-def optional(node: Node, value: Value = None) -> tuple[Value, ...]:
+def optional(node: OnnxNode, value: Value = None) -> tuple[Value, ...]:
     return (value,)
 
 
 @operator("OptionalHasElement", 15, raw=True)
-def has_element(node: Node, value: Value = None) -> Value:
+def has_element(node: OnnxNode, value: Value = None) -> Value:
     return np.array(value is not None)
 
 
 @operator("OptionalGetElement", 15, raw=True)
-def get_element(node: Node, value: Value) -> tuple[Value, ...]:
+def get_element(node: OnnxNode, value: Value) -> tuple[Value, ...]:
     if value is None:
         raise UnsupportedError(f"{node} of an optional that is absent")
     return (value,)

@@ -10,13 +10,13 @@ import numpy as np
 from svod.errors import ShapeError, UnsupportedError
 from svod.onnx.operators.products import shifted
 from svod.onnx.operators.resample import Taps, weighted_samples
-from svod.onnx.registry import Array, Node, operator
+from svod.onnx.registry import Array, OnnxNode, operator
 from svod.tensor import Tensor
 
 Pairs = list[tuple[int, int]]
 
 
-def pads_of(node: Node, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Pairs:
+def pads_of(node: OnnxNode, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Pairs:
     """The padding (before, after) of each axis, from `pads` or `auto_pad`."""
     rank, auto = len(sizes), node.get("auto_pad", "NOTSET")
     if auto == "VALID":
@@ -32,11 +32,11 @@ def pads_of(node: Node, sizes: Sequence[int], kernel: Sequence[int], strides: Se
     return [(pads[i], pads[i + rank]) for i in range(rank)]
 
 
-def geometry(node: Node, rank: int) -> tuple[list[int], list[int]]:
+def geometry(node: OnnxNode, rank: int) -> tuple[list[int], list[int]]:
     return list(node.get("strides") or [1] * rank), list(node.get("dilations") or [1] * rank)
 
 
-def convolve(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def convolve(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     rank = x.ndim - 2
     if rank < 1 or w.ndim != x.ndim:
         raise ShapeError("x and the weight both need a batch or an output, channels, and the same axes behind")
@@ -53,18 +53,18 @@ def convolve(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @operator("Conv")
-def conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return convolve(node, x, w, bias)
 
 
 @operator("ConvInteger", 10)
-def conv_integer(node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
+def conv_integer(node: OnnxNode, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
     zero = w_zero.reshape(-1, *(1,) * (w.ndim - 1)) if w_zero is not None and w_zero.ndim == 1 else w_zero
     return convolve(node, shifted(x, x_zero, 0), shifted(w, zero, 0), None)
 
 
 @operator("ConvTranspose")
-def conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def conv_transpose(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     rank, groups = x.ndim - 2, node.get("group", 1)
     strides, dilations = geometry(node, rank)
     extra, kernel = list(node.get("output_padding") or [0] * rank), w.shape[2:]
@@ -95,7 +95,7 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None)
 
 
 # -- pooling -------------------------------------------------------------------------------------------------------------------
-def pool_geometry(node: Node, x: Tensor) -> tuple[list[int], list[int], list[int], Pairs, Pairs]:
+def pool_geometry(node: OnnxNode, x: Tensor) -> tuple[list[int], list[int], list[int], Pairs, Pairs]:
     """Kernel, strides, dilations, pads, and the extra padding at the end for ceil_mode, as pairs for each axis."""
     kernel = list(node.need("kernel_shape"))
     strides, dilations = geometry(node, len(kernel))
@@ -111,14 +111,14 @@ def pool_geometry(node: Node, x: Tensor) -> tuple[list[int], list[int], list[int
     return kernel, strides, dilations, pairs, more
 
 
-def windows(node: Node, x: Tensor, fill: float | int, pairs: Pairs, more: Pairs, kernel: Sequence[int], strides: Sequence[int],
+def windows(node: OnnxNode, x: Tensor, fill: float | int, pairs: Pairs, more: Pairs, kernel: Sequence[int], strides: Sequence[int],
             dilations: Sequence[int]) -> Tensor:
     sides = [(a, b + e) for (a, b), (_, e) in zip(pairs, more, strict=True)]
     return x._windows(str(node), sides, fill, kernel, strides, dilations)
 
 
 @operator("MaxPool", exact=True)
-def max_pool(node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+def max_pool(node: OnnxNode, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
     kernel, strides, dilations, pairs, more = pool_geometry(node, x)
     rank = len(kernel)
     largest = windows(node, x, x.dtype.min, pairs, more, kernel, strides, dilations).max(tuple(range(-rank, 0)))
@@ -134,7 +134,7 @@ def max_pool(node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
 
 
 @operator("AveragePool")
-def average_pool(node: Node, x: Tensor) -> Tensor:
+def average_pool(node: OnnxNode, x: Tensor) -> Tensor:
     kernel, strides, dilations, pairs, more = pool_geometry(node, x)
     axes = tuple(range(-len(kernel), 0))
     total = windows(node, x, 0, pairs, more, kernel, strides, dilations).sum(axes)
@@ -148,7 +148,7 @@ def average_pool(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("LpPool")
-def lp_pool(node: Node, x: Tensor) -> Tensor:
+def lp_pool(node: OnnxNode, x: Tensor) -> Tensor:
     kernel, strides, dilations, pairs, more = pool_geometry(node, x)
     p = float(node.get("p", 2))
     taken = windows(node, x, 0, pairs, more, kernel, strides, dilations)
@@ -156,7 +156,7 @@ def lp_pool(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("MaxUnpool", 9, known=("wanted",), exact=True)
-def max_unpool(node: Node, x: Tensor, at: Tensor, wanted: Array | None = None) -> Tensor:
+def max_unpool(node: OnnxNode, x: Tensor, at: Tensor, wanted: Array | None = None) -> Tensor:
     kernel = list(node.need("kernel_shape"))
     strides = list(node.get("strides") or [1] * len(kernel))
     pads = node.get("pads") or [0] * 2 * len(kernel)
@@ -168,7 +168,7 @@ def max_unpool(node: Node, x: Tensor, at: Tensor, wanted: Array | None = None) -
 
 
 @operator("LRN")
-def lrn(node: Node, x: Tensor) -> Tensor:
+def lrn(node: OnnxNode, x: Tensor) -> Tensor:
     size, alpha, beta, bias = node.need("size"), node.get("alpha", 1e-4), node.get("beta", 0.75), node.get("bias", 1.0)
     c, flat = x.shape[1], x.reshape(x.shape[0], x.shape[1], -1)
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
@@ -179,7 +179,7 @@ def lrn(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("CausalConvWithState", 27)
-def causal_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def causal_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A causal depthwise convolution over time: (N, C, L) with a weight (C, 1, K)."""
     k = w.shape[-1]
     state = Tensor.zeros(x.shape[0], x.shape[1], k - 1, dtype=x.dtype) if past is None else past
@@ -191,7 +191,7 @@ def causal_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, pa
 
 
 @operator("DeformConv", 19)
-def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+def deform_conv(node: OnnxNode, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """A convolution of images whose taps are displaced: `offset` (N, groups · taps · 2, height, width) has a row and a column offset for
     each tap and output position."""
     if x.ndim != 4 or w.ndim != 4:

@@ -11,11 +11,11 @@ import onnx
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from svod.errors import UnsupportedError
 from svod.onnx.reader import NUMPY_TYPES, SUPPORTED_TYPES, type_name
-from svod.onnx.registry import Node, axis_in, operator
+from svod.onnx.registry import OnnxNode, axis_in, operator
 from svod.tensor import Tensor, where
 
 
-def old_broadcast(node: Node, a: Tensor, b: Tensor) -> Tensor:
+def old_broadcast(node: OnnxNode, a: Tensor, b: Tensor) -> Tensor:
     """Broadcast the second operand as before opset 7: only with the attribute `broadcast`, and from `axis` on."""
     if not node.get("broadcast", 0) or "axis" not in node.attributes:
         return b
@@ -25,13 +25,13 @@ def old_broadcast(node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 def binary(name: str, function: Callable[[Tensor, Tensor], Tensor], exact: bool = False) -> None:
     @operator(name, exact=exact)
-    def compute(node: Node, a: Tensor, b: Tensor) -> Tensor:
+    def compute(node: OnnxNode, a: Tensor, b: Tensor) -> Tensor:
         return function(a, old_broadcast(node, a, b))
 
 
 def unary(name: str, function: Callable[[Tensor], Tensor], exact: bool = False) -> None:
     @operator(name, exact=exact)
-    def compute(node: Node, x: Tensor) -> Tensor:
+    def compute(node: OnnxNode, x: Tensor) -> Tensor:
         return function(x)
 
 
@@ -66,7 +66,7 @@ for _name, _unary in _UNARY.items():
 
 
 @operator("IsInf", 10, exact=True)
-def is_inf(node: Node, x: Tensor) -> Tensor:
+def is_inf(node: OnnxNode, x: Tensor) -> Tensor:
     up, down = node.get("detect_positive", 1), node.get("detect_negative", 1)
     if up and down:
         return x.isinf()
@@ -74,12 +74,12 @@ def is_inf(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("Mod", 10)
-def mod(node: Node, a: Tensor, b: Tensor) -> Tensor:
+def mod(node: OnnxNode, a: Tensor, b: Tensor) -> Tensor:
     return a.fmod(b) if node.get("fmod", 0) else a.remainder(b)
 
 
 @operator("BitShift", 11)
-def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
+def bit_shift(node: OnnxNode, a: Tensor, b: Tensor) -> Tensor:
     left = node.need("direction") == "LEFT"
     shifted = a.bitwise_left_shift(b) if left else a.bitwise_right_shift(b)
     # if all bits are shifted out, the result is 0, or the sign
@@ -89,7 +89,7 @@ def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 def variadic(name: str, function: Callable[[Tensor, Tensor], Tensor], exact: bool = False) -> None:
     @operator(name, exact=exact)
-    def compute(node: Node, *xs: Tensor) -> Tensor:
+    def compute(node: OnnxNode, *xs: Tensor) -> Tensor:
         return reduce(function, xs).cast(xs[0].dtype)
 
 
@@ -99,36 +99,36 @@ variadic("Min", Tensor.minimum, exact=True)
 
 
 @operator("Mean")
-def mean(node: Node, *xs: Tensor) -> Tensor:
+def mean(node: OnnxNode, *xs: Tensor) -> Tensor:
     return (reduce(Tensor.add, xs) / len(xs)).cast(xs[0].dtype)
 
 
 @operator("Where", 9, exact=True)
-def choose(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def choose(node: OnnxNode, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return where(condition, x, y)
 
 
 @operator("Clip", 1, exact=True)
-def clip_oldest(node: Node, x: Tensor) -> Tensor:
+def clip_oldest(node: OnnxNode, x: Tensor) -> Tensor:
     return x if "min" not in node.attributes and "max" not in node.attributes else x.clamp(node.get("min"), node.get("max"))
 
 
 @operator("Clip", 6, exact=True)
-def clip_old(node: Node, x: Tensor) -> Tensor:
+def clip_old(node: OnnxNode, x: Tensor) -> Tensor:
     """Clip before opset 11: a missing bound is float32's largest value, regardless of the type of x."""
     most = float(np.finfo(np.float32).max)
     return x.clamp(node.get("min", -most), node.get("max", most))
 
 
 @operator("Clip", 11, exact=True)
-def clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+def clip(node: OnnxNode, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     # if the bounds cross, the upper bound wins
     bounded = x if low is None else x.maximum(low)
     return bounded if high is None else bounded.minimum(high)
 
 
 # -- types -----------------------------------------------------------------------------------------------------------------------
-def svod_type(data_type: int, node: Node) -> DType:
+def svod_type(data_type: int, node: OnnxNode) -> DType:
     """The element type for a number in TensorProto's enumeration. Raises UnsupportedError."""
     name = NUMPY_TYPES.get(data_type)
     if name is None:
@@ -137,22 +137,22 @@ def svod_type(data_type: int, node: Node) -> DType:
 
 
 @operator("Cast", 6, narrow=True)
-def cast(node: Node, x: Tensor) -> Tensor:
+def cast(node: OnnxNode, x: Tensor) -> Tensor:
     return x.cast(svod_type(node.need("to"), node))
 
 
 @operator("Cast", 1)
-def cast_old(node: Node, x: Tensor) -> Tensor:
+def cast_old(node: OnnxNode, x: Tensor) -> Tensor:
     return x.cast(svod_type(onnx.TensorProto.DataType.Value(node.need("to")), node))
 
 
 @operator("CastLike", 15, exact=True)
-def cast_like(node: Node, x: Tensor, like: Tensor) -> Tensor:
+def cast_like(node: OnnxNode, x: Tensor, like: Tensor) -> Tensor:
     return x.cast(like.dtype)
 
 
 @operator("BitCast", 26, exact=True)
-def bit_cast(node: Node, x: Tensor) -> Tensor:
+def bit_cast(node: OnnxNode, x: Tensor) -> Tensor:
     kind = svod_type(node.need("to"), node)
     if x.dtype is kind:
         return x

@@ -10,7 +10,7 @@ import numpy as np
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.variable import Dim
 from svod.errors import ShapeError, UnsupportedError
-from svod.onnx.registry import Array, Node, axis_in, operator
+from svod.onnx.registry import Array, OnnxNode, axis_in, operator
 from svod.onnx.values import Value
 from svod.tensor import Tensor, where
 
@@ -20,7 +20,7 @@ def wrapped(index: Tensor, n: int) -> Tensor:
     return where(index.lt(0), index.add(n), index) if index.dtype.is_signed else index
 
 
-def checked(node: Node, index: Tensor, n: Any) -> Tensor:
+def checked(node: OnnxNode, index: Tensor, n: Any) -> Tensor:
     """Return `index`. Raises ShapeError if its values are known and one is out of range for an axis of extent n."""
     known = node.walk.known(index)
     if known is not None and not isinstance(n, Dim) and (outside := known[(known < -n) | (known >= n)]).size:
@@ -29,19 +29,19 @@ def checked(node: Node, index: Tensor, n: Any) -> Tensor:
 
 
 @operator("Gather", exact=True)
-def gather(node: Node, x: Tensor, index: Tensor) -> Tensor:
+def gather(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
     return x.take(checked(node, index, x.shape[axis]), axis)
 
 
 @operator("GatherElements", 11, exact=True)
-def gather_elements(node: Node, x: Tensor, index: Tensor) -> Tensor:
+def gather_elements(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
     return x.gather(axis, checked(node, index, x.shape[axis]))
 
 
 @operator("GatherND", 11, exact=True)
-def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
+def gather_nd(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
     batch = node.get("batch_dims", 0)
     chosen = batch + index.shape[-1]
     if chosen > x.ndim:
@@ -53,7 +53,7 @@ def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
     return rows.take(flat_positions(node, index, sizes, batch, order), 0)
 
 
-def flat_positions(node: Node, index: Tensor, sizes: Sequence[int], batch: int = 0, order: Sequence[int] | None = None) -> Tensor:
+def flat_positions(node: OnnxNode, index: Tensor, sizes: Sequence[int], batch: int = 0, order: Sequence[int] | None = None) -> Tensor:
     """Convert tuples of positions (last axis of `index`) to positions in flattened axes of extents `sizes`. The tuple's elements are
     positions along axes 0, 1, …, or along `order`. The first `batch` axes are also axes of `index`: a tuple has no elements for them."""
     places = index.shape[:-1]
@@ -69,7 +69,7 @@ def flat_positions(node: Node, index: Tensor, sizes: Sequence[int], batch: int =
 
 @operator("Scatter", exact=True)
 @operator("ScatterElements", 11, exact=True)
-def scatter_elements(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+def scatter_elements(node: OnnxNode, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
     return put(node, x, axis, wrapped(checked(node, index, x.shape[axis]), x.shape[axis]).cast("int64"), updates)
 
@@ -77,7 +77,7 @@ def scatter_elements(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> T
 _SCATTER_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor:
+def put(node: OnnxNode, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor:
     """Write updates to x along an axis, or combine them with the old values by the attribute `reduction`. The sum of bools is their
     disjunction, the product their conjunction."""
     reduction = node.get("reduction", "none")
@@ -89,7 +89,7 @@ def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor
 
 
 @operator("ScatterND", 11, exact=True)
-def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+def scatter_nd(node: OnnxNode, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     depth = index.shape[-1]
     rest, inner = x.shape[depth:], int(np.prod(x.shape[:depth], dtype=np.int64))
     width = int(np.prod(rest, dtype=np.int64))
@@ -99,7 +99,7 @@ def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
 
 
 @operator("TensorScatter", 24, exact=True)
-def tensor_scatter(node: Node, past: Tensor, update: Tensor, at: Tensor | None = None) -> Tensor:
+def tensor_scatter(node: OnnxNode, past: Tensor, update: Tensor, at: Tensor | None = None) -> Tensor:
     """Write values into a cache along an axis, from each batch element's own position on."""
     axis, n = axis_in(node.get("axis", -2), past.ndim), update.shape[node.get("axis", -2)]
     most = past.shape[axis]
@@ -112,7 +112,7 @@ def tensor_scatter(node: Node, past: Tensor, update: Tensor, at: Tensor | None =
 
 
 @operator("OneHot", 9, known=("depth",), exact=True)
-def one_hot(node: Node, index: Tensor, depth: Array, values: Tensor) -> Tensor:
+def one_hot(node: OnnxNode, index: Tensor, depth: Array, values: Tensor) -> Tensor:
     n, axis = int(depth.reshape(-1)[0]), node.get("axis", -1)
     if n < 1:
         raise ShapeError(f"a depth of {n}")
@@ -125,7 +125,7 @@ def one_hot(node: Node, index: Tensor, depth: Array, values: Tensor) -> Tensor:
 # -- order ---------------------------------------------------------------------------------------------------------------------
 def arg_extreme(name: str) -> None:
     @operator(name, exact=True)
-    def compute(node: Node, x: Tensor) -> Tensor:
+    def compute(node: OnnxNode, x: Tensor) -> Tensor:
         axis, keep = axis_in(node.get("axis", 0), x.ndim), bool(node.get("keepdims", 1))
         find = Tensor.argmax if name == "ArgMax" else Tensor.argmin
         if not node.get("select_last_index", 0):
@@ -138,19 +138,19 @@ arg_extreme("ArgMin")
 
 
 @operator("TopK", 1, exact=True)
-def top_k_old(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
+def top_k_old(node: OnnxNode, x: Tensor) -> tuple[Tensor, Tensor]:
     found = x.topk(node.need("k"), node.get("axis", -1))
     return found.values, found.indices
 
 
 @operator("TopK", 10, known=("k",), exact=True)
-def top_k(node: Node, x: Tensor, k: Array) -> tuple[Tensor, Tensor]:
+def top_k(node: OnnxNode, x: Tensor, k: Array) -> tuple[Tensor, Tensor]:
     found = x.topk(int(k.reshape(-1)[0]), node.get("axis", -1), bool(node.get("largest", 1)))
     return found.values, found.indices.cast("int64")
 
 
 @operator("NonZero", 9, raw=True)
-def non_zero(node: Node, x: Value) -> Array:
+def non_zero(node: OnnxNode, x: Value) -> Array:
     """The positions of the elements that are not 0, with shape (axes, elements)."""
     known = node.walk.known(x)
     if known is None:

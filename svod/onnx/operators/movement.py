@@ -9,34 +9,34 @@ import numpy as np
 from svod.core.graph.shapes import broadcast_shapes
 from svod.core.ir.dtype import dtypes
 from svod.errors import ShapeError, UnsupportedError
-from svod.onnx.registry import Array, Node, axes_in, operator
+from svod.onnx.registry import Array, OnnxNode, axes_in, operator
 from svod.onnx.values import Value, shape_of, size, value_of_sizes
 from svod.tensor import Tensor, where
 
 
 @operator("Identity", raw=True)
-def identity(node: Node, x: Value) -> Value:
+def identity(node: OnnxNode, x: Value) -> Value:
     return x
 
 
 @operator("Shape", raw=True)
-def shape(node: Node, x: Value) -> Value:
+def shape(node: OnnxNode, x: Value) -> Value:
     return value_of_sizes(shape_of(x)[slice(node.get("start", 0), node.get("end"))])
 
 
 @operator("Size", raw=True)
-def count(node: Node, x: Value) -> Value:
+def count(node: OnnxNode, x: Value) -> Value:
     return value_of_sizes(math.prod(shape_of(x)))
 
 
-def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
+def ints(node: OnnxNode, name: str, given: Array | None) -> list[int] | None:
     """The integers of `given`, or of the attribute `name` that older versions have instead; None if both are absent."""
     value = node.get(name) if given is None else given
     return None if value is None else [size(n) for n in np.atleast_1d(np.asarray(value))]
 
 
 @operator("Reshape", known=("shape",), exact=True, narrow=True)
-def reshape(node: Node, x: Tensor, shape: Array | None = None) -> Tensor:
+def reshape(node: OnnxNode, x: Tensor, shape: Array | None = None) -> Tensor:
     wanted = ints(node, "shape", shape)
     if wanted is None:
         raise ShapeError("it has no shape")
@@ -44,19 +44,19 @@ def reshape(node: Node, x: Tensor, shape: Array | None = None) -> Tensor:
 
 
 @operator("Flatten", exact=True)
-def flatten(node: Node, x: Tensor) -> Tensor:
+def flatten(node: OnnxNode, x: Tensor) -> Tensor:
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 @operator("Transpose", exact=True, narrow=True)
-def transpose(node: Node, x: Tensor) -> Tensor:
+def transpose(node: OnnxNode, x: Tensor) -> Tensor:
     return x.permute(node.get("perm") or tuple(reversed(range(x.ndim))))
 
 
 @operator("Squeeze", known=("axes",), exact=True)
-def squeeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
+def squeeze(node: OnnxNode, x: Tensor, axes: Array | None = None) -> Tensor:
     wanted = ints(node, "axes", axes)
     if wanted is None:
         return x.squeeze()
@@ -67,7 +67,7 @@ def squeeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
 
 
 @operator("Unsqueeze", known=("axes",), exact=True)
-def unsqueeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
+def unsqueeze(node: OnnxNode, x: Tensor, axes: Array | None = None) -> Tensor:
     wanted = ints(node, "axes", axes) or []
     rank = x.ndim + len(wanted)
     places, sizes = axes_in(wanted, rank), iter(x.shape)
@@ -75,22 +75,22 @@ def unsqueeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
 
 
 @operator("Expand", 8, known=("shape",), exact=True)
-def expand(node: Node, x: Tensor, shape: Array) -> Tensor:
+def expand(node: OnnxNode, x: Tensor, shape: Array) -> Tensor:
     return x.broadcast_to(broadcast_shapes("expand", x.shape, tuple(map(size, shape))))
 
 
 @operator("Tile", 6, known=("repeats",), exact=True)
-def tile(node: Node, x: Tensor, repeats: Array) -> Tensor:
+def tile(node: OnnxNode, x: Tensor, repeats: Array) -> Tensor:
     return x.repeat([size(n) for n in repeats])
 
 
 @operator("Concat", exact=True)
-def concat(node: Node, *xs: Tensor) -> Tensor:
+def concat(node: OnnxNode, *xs: Tensor) -> Tensor:
     return Tensor.cat(list(xs), node.get("axis", 1))
 
 
 @operator("Split", known=("sizes",), exact=True)
-def split(node: Node, x: Tensor, sizes: Array | None = None) -> tuple[Tensor, ...]:
+def split(node: OnnxNode, x: Tensor, sizes: Array | None = None) -> tuple[Tensor, ...]:
     axis, wanted, count = node.get("axis", 0), ints(node, "split", sizes), node.get("num_outputs", len(node.asked))
     n = x.shape[axis]
     if wanted is None:
@@ -100,12 +100,12 @@ def split(node: Node, x: Tensor, sizes: Array | None = None) -> tuple[Tensor, ..
 
 
 @operator("Slice", 1, exact=True)
-def slice_old(node: Node, x: Tensor) -> Tensor:
+def slice_old(node: OnnxNode, x: Tensor) -> Tensor:
     return sliced(x, node.need("starts"), node.need("ends"), node.get("axes"), None)
 
 
 @operator("Slice", 10, known=("starts", "ends", "axes", "steps"), exact=True)
-def slice_new(node: Node, x: Tensor, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Tensor:
+def slice_new(node: OnnxNode, x: Tensor, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Tensor:
     return sliced(x, starts, ends, axes, steps)
 
 
@@ -132,18 +132,18 @@ def part_of(n: Any, start: Any, end: Any, step: int) -> slice:
 
 
 @operator("Pad", 1, exact=True)
-def pad_old(node: Node, x: Tensor) -> Tensor:
+def pad_old(node: OnnxNode, x: Tensor) -> Tensor:
     pads = node.get("pads") or node.need("paddings")
     return padded(node, x, pads, node.get("value", 0.0), list(range(x.ndim)))
 
 
 @operator("Pad", 11, known=("pads", "value", "axes"), exact=True)
-def pad_new(node: Node, x: Tensor, pads: Array, value: Array | None = None, axes: Array | None = None) -> Tensor:
+def pad_new(node: OnnxNode, x: Tensor, pads: Array, value: Array | None = None, axes: Array | None = None) -> Tensor:
     places = list(range(x.ndim)) if axes is None else axes_in(axes, x.ndim)
     return padded(node, x, pads, 0 if value is None or not value.size else value.item(), places)
 
 
-def padded(node: Node, x: Tensor, pads: Any, value: Any, axes: list[int]) -> Tensor:
+def padded(node: OnnxNode, x: Tensor, pads: Any, value: Any, axes: list[int]) -> Tensor:
     if len(pads) != 2 * len(axes):
         raise ShapeError(f"{len(pads)} pads for {len(axes)} axes, each of which has 2")
     pairs = [(0, 0)] * x.ndim
@@ -163,7 +163,7 @@ def padded(node: Node, x: Tensor, pads: Any, value: Any, axes: list[int]) -> Ten
 
 
 @operator("DepthToSpace", exact=True)
-def depth_to_space(node: Node, x: Tensor) -> Tensor:
+def depth_to_space(node: OnnxNode, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     b = node.need("blocksize")
     if node.get("mode", "DCR") == "CRD":
@@ -172,7 +172,7 @@ def depth_to_space(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("SpaceToDepth", exact=True)
-def space_to_depth(node: Node, x: Tensor) -> Tensor:
+def space_to_depth(node: OnnxNode, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     b = node.need("blocksize")
     if node.get("mode", "DCR") == "CRD":
@@ -181,13 +181,13 @@ def space_to_depth(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("Trilu", 14, known=("k",), exact=True)
-def trilu(node: Node, x: Tensor, k: Array | None = None) -> Tensor:
+def trilu(node: OnnxNode, x: Tensor, k: Array | None = None) -> Tensor:
     diagonal = 0 if k is None else int(k.reshape(-1)[0])
     return x.triu(diagonal) if node.get("upper", 1) else x.tril(diagonal)
 
 
 @operator("ReverseSequence", 10, exact=True)
-def reverse_sequence(node: Node, x: Tensor, lengths: Tensor) -> Tensor:
+def reverse_sequence(node: OnnxNode, x: Tensor, lengths: Tensor) -> Tensor:
     along, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
     n = x.shape[along]
     places = Tensor.arange(n, dtype="int64").reshape(*(-1 if i == along else 1 for i in range(x.ndim)))
@@ -197,14 +197,14 @@ def reverse_sequence(node: Node, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 @operator("Compress", 9, known=("condition",), exact=True)
-def compress(node: Node, x: Tensor, condition: Array) -> Tensor:
+def compress(node: OnnxNode, x: Tensor, condition: Array) -> Tensor:
     at = [int(i) for i in np.flatnonzero(condition)]
     axis = node.get("axis")
     return x.flatten().index_select(0, at) if axis is None else x.index_select(axis, at)
 
 
 @operator("Col2Im", 18, known=("image", "block"))
-def col2im(node: Node, x: Tensor, image: Array, block: Array) -> Tensor:
+def col2im(node: OnnxNode, x: Tensor, image: Array, block: Array) -> Tensor:
     """Sum columns of blocks into images, where blocks may overlap: the transpose of im2col."""
     sizes, kernel = [int(n) for n in image], [int(n) for n in block]
     rank = len(sizes)

@@ -2,17 +2,17 @@
 from __future__ import annotations
 
 from svod.onnx.operators.elementwise import old_broadcast
-from svod.onnx.registry import Node, operator
+from svod.onnx.registry import OnnxNode, operator
 from svod.tensor import Tensor, linalg
 
 
 @operator("MatMul")
-def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
+def matmul(node: OnnxNode, a: Tensor, b: Tensor) -> Tensor:
     return a.matmul(b)
 
 
 @operator("Gemm")
-def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+def gemm(node: OnnxNode, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     x = a.transpose(0, 1) if node.get("transA", 0) else a
     y = b.transpose(0, 1) if node.get("transB", 0) else b
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
@@ -26,12 +26,12 @@ def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
 
 
 @operator("Einsum", 12)
-def einsum(node: Node, *xs: Tensor) -> Tensor:
+def einsum(node: OnnxNode, *xs: Tensor) -> Tensor:
     return Tensor.einsum(node.need("equation").replace(" ", ""), *xs)
 
 
 @operator("MatMulInteger", 10)
-def matmul_integer(node: Node, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
+def matmul_integer(node: OnnxNode, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
     return shifted(a, a_zero, -2).matmul(shifted(b, b_zero, -1))
 
 
@@ -47,5 +47,5 @@ def shifted(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
 
 
 @operator("Det", 11)
-def det(node: Node, x: Tensor) -> Tensor:
+def det(node: OnnxNode, x: Tensor) -> Tensor:
     return linalg.det(x).cast(x.dtype)

@@ -6,12 +6,12 @@ from svod.errors import UnsupportedError
 from svod.onnx.operators.convolution import convolve
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.operators.products import shifted
-from svod.onnx.registry import MICROSOFT, Node, axis_in, operator
+from svod.onnx.registry import MICROSOFT, OnnxNode, axis_in, operator
 from svod.tensor import Tensor
 from svod.tensor.precision import widened
 
 
-def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
+def along(node: OnnxNode, x: Tensor, scale: Tensor) -> Tensor:
     """Expand a scale or zero point for x: one per tensor, per element of an axis, or per block of an axis."""
     if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1):
         return scale.reshape(())
@@ -38,7 +38,7 @@ def clamp_to(x: Tensor, kind: DType) -> Tensor:
 
 @operator("QuantizeLinear", 10, exact=True)
 @operator("QuantizeLinear", domain=MICROSOFT, exact=True)
-def quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+def quantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     kind = zero.dtype if zero is not None else svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else dtypes.uint8
     precision = svod_type(node.get("precision"), node) if node.get("precision") else None
     return to_integers(x, along(node, x, scale), None if zero is None else along(node, x, zero), kind, precision)
@@ -46,7 +46,7 @@ def quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -
 
 @operator("DequantizeLinear", 10, exact=True, narrow=True)
 @operator("DequantizeLinear", domain=MICROSOFT, exact=True, narrow=True)
-def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+def dequantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     s = along(node, x, scale)
     kind = svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else scale.dtype
     whole = x.cast("int32") if zero is None else x.cast("int32").sub(along(node, x, zero).cast("int32"))
@@ -55,7 +55,7 @@ def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None)
 
 
 @operator("DynamicQuantizeLinear", 11)
-def dynamic_quantize(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def dynamic_quantize(node: OnnxNode, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise x to uint8; returns it with its scale and zero point. The scale is 1 if the range of x is too small for a positive scale,
     as for zeros only."""
     low, high = x.min().minimum(0.0), x.max().maximum(0.0)
@@ -71,7 +71,7 @@ def requantized(wide: Tensor, factor: Tensor, zero: Tensor) -> Tensor:
 
 
 @operator("QLinearMatMul", 10)
-def qlinear_matmul(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor, y_scale: Tensor,
+def qlinear_matmul(node: OnnxNode, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor, y_scale: Tensor,
                    y_zero: Tensor) -> Tensor:
     wide = shifted(a, a_zero, -2).matmul(shifted(b, b_zero, -1))
     row = a_scale.unsqueeze(-1) if a_scale.ndim == 1 and a_scale.shape[0] > 1 else a_scale
@@ -79,7 +79,7 @@ def qlinear_matmul(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Te
 
 
 @operator("QLinearConv", 10)
-def qlinear_conv(node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor, w: Tensor, w_scale: Tensor, w_zero: Tensor, y_scale: Tensor,
+def qlinear_conv(node: OnnxNode, x: Tensor, x_scale: Tensor, x_zero: Tensor, w: Tensor, w_scale: Tensor, w_zero: Tensor, y_scale: Tensor,
                  y_zero: Tensor, bias: Tensor | None = None) -> Tensor:
     per_channel = (-1, *(1,) * (w.ndim - 1))
     zero = w_zero.reshape(per_channel) if w_zero.ndim == 1 and w_zero.shape[0] > 1 else w_zero.reshape(())

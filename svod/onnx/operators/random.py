@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.onnx.operators.elementwise import svod_type
-from svod.onnx.registry import Node, operator
+from svod.onnx.registry import OnnxNode, operator
 from svod.tensor import Tensor
 from svod.tensor.operations.random import SeededKeys, keys_from
 
 
 @contextmanager
-def generator(node: Node) -> Iterator[None]:
+def generator(node: OnnxNode) -> Iterator[None]:
     """A context in which random numbers come from the node's seed, if it has one. Two nodes with the same seed draw the same numbers, as
     in onnxruntime."""
     if "seed" not in node.attributes:
@@ -25,11 +25,11 @@ def generator(node: Node) -> Iterator[None]:
         yield
 
 
-def _type_of(node: Node, default: DType) -> DType:
+def _type_of(node: OnnxNode, default: DType) -> DType:
     return svod_type(node.get("dtype"), node) if node.get("dtype") else default
 
 
-def _drawn(node: Node, shape: tuple[int, ...], kind: DType, is_normal: bool) -> Tensor:
+def _drawn(node: OnnxNode, shape: tuple[int, ...], kind: DType, is_normal: bool) -> Tensor:
     with generator(node):
         if is_normal:
             return Tensor.normal(shape, mean=node.get("mean", 0.0), std=node.get("scale", 1.0), dtype=kind)
@@ -38,11 +38,11 @@ def _drawn(node: Node, shape: tuple[int, ...], kind: DType, is_normal: bool) -> 
 
 def _random(name: str, is_normal: bool) -> None:
     @operator(name)
-    def of_shape(node: Node) -> Tensor:
+    def of_shape(node: OnnxNode) -> Tensor:
         return _drawn(node, tuple(node.need("shape")), _type_of(node, dtypes.float32), is_normal)
 
     @operator(f"{name}Like", exact=True)
-    def like(node: Node, x: Tensor) -> Tensor:
+    def like(node: OnnxNode, x: Tensor) -> Tensor:
         return _drawn(node, x.shape, _type_of(node, x.dtype), is_normal)
 
 
@@ -51,14 +51,14 @@ _random("RandomUniform", False)
 
 
 @operator("Bernoulli", 15, exact=True)
-def bernoulli(node: Node, x: Tensor) -> Tensor:
+def bernoulli(node: OnnxNode, x: Tensor) -> Tensor:
     """A sample that is 1 with the probability given by each element of x, else 0."""
     with generator(node):
         return Tensor.rand(x.shape, dtype=_precise(x)).lt(x).cast(_type_of(node, x.dtype))
 
 
 @operator("Multinomial", exact=True)
-def multinomial(node: Node, x: Tensor) -> Tensor:
+def multinomial(node: OnnxNode, x: Tensor) -> Tensor:
     """Draw classes, (batch, samples), with probabilities given by logarithms of weights, (batch, classes)."""
     shares = x.cast(_precise(x)).softmax(-1).cumsum(-1).unsqueeze(1)
     with generator(node):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from svod.errors import UnsupportedError
 from svod.onnx.operators.activations import hard_sigmoid
-from svod.onnx.registry import Node, operator
+from svod.onnx.registry import OnnxNode, operator
 from svod.tensor import Tensor, where
 
 MOST_STEPS = 2000       # most steps that are unrolled
@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
     "scaledtanh": (lambda x, alpha, beta: x.mul(beta).tanh().mul(alpha), (1.0, 1.0))}
 
 
-def activation(node: Node, at: int, default: Sequence[str]) -> Callable[[Tensor], Tensor]:
+def activation(node: OnnxNode, at: int, default: Sequence[str]) -> Callable[[Tensor], Tensor]:
     """The activation at position `at` of a layer, with its alpha and beta. The attributes list these only for activations that have
     them."""
     names = [name.lower() for name in node.get("activations") or []]
@@ -35,12 +35,12 @@ def activation(node: Node, at: int, default: Sequence[str]) -> Callable[[Tensor]
     return lambda x: function(x, *parameters)
 
 
-def clipped(node: Node, x: Tensor) -> Tensor:
+def clipped(node: OnnxNode, x: Tensor) -> Tensor:
     limit = node.get("clip")
     return x if not limit else x.clamp(-limit, limit)
 
 
-def run(node: Node, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor | None], hidden: int,
+def run(node: OnnxNode, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor | None], hidden: int,
         step_of: Callable[[int], Step]) -> tuple[Tensor, ...]:
     """Run all directions of a layer: returns the outputs of all steps (steps, directions, batch, hidden), and the last states."""
     batch_first = node.get("layout", 0) == 1
@@ -79,7 +79,7 @@ def halves(bias: Tensor | None, d: int, size: int) -> tuple[Tensor | None, Tenso
 
 
 @operator("RNN")
-def rnn(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
+def rnn(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
         h: Tensor | None = None) -> tuple[Tensor, ...]:
     hidden = r.shape[-1]
 
@@ -94,7 +94,7 @@ def rnn(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None,
 
 
 @operator("GRU")
-def gru(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
+def gru(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
         h: Tensor | None = None) -> tuple[Tensor, ...]:
     n = r.shape[-1]
 
@@ -121,8 +121,8 @@ def gru(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None,
 
 
 @operator("LSTM")
-def lstm(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None, h: Tensor | None = None,
-         c: Tensor | None = None, peepholes: Tensor | None = None) -> tuple[Tensor, ...]:
+def lstm(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
+         h: Tensor | None = None, c: Tensor | None = None, peepholes: Tensor | None = None) -> tuple[Tensor, ...]:
     n = r.shape[-1]
     default = ["Sigmoid", "Tanh", "Tanh"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from svod.core.ir.dtype import dtypes
 from svod.onnx.operators.movement import ints
-from svod.onnx.registry import Array, Node, axes_in, axis_in, operator
+from svod.onnx.registry import Array, OnnxNode, axes_in, axis_in, operator
 from svod.tensor import Tensor
 
 NOTHING_IGNORED = -(1 << 31)       # no class has this number
@@ -17,7 +17,7 @@ Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 def reduction(name: str, function: Reduce, exact: bool = False) -> None:
     @operator(f"Reduce{name}", known=("axes",), exact=exact)
-    def compute(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
+    def compute(node: OnnxNode, x: Tensor, axes: Array | None = None) -> Tensor:
         wanted = ints(node, "axes", axes)
         keep = bool(node.get("keepdims", 1))
         if not wanted:
@@ -70,7 +70,7 @@ reduction("LogSumExp", lambda x, axes, keep: real(x).logsumexp(axes, keep) if ax
 
 def running(name: str, scan: Callable[[Tensor, int], Tensor], neutral: int) -> None:
     @operator(name, known=("axis",))
-    def compute(node: Node, x: Tensor, axis: Array) -> Tensor:
+    def compute(node: OnnxNode, x: Tensor, axis: Array) -> Tensor:
         at = axis_in(int(np.asarray(axis).reshape(-1)[0]), x.ndim)
         t = x.flip(at) if node.get("reverse", 0) else x
         if node.get("exclusive", 0):
@@ -90,17 +90,17 @@ operator("GlobalMaxPool")(lambda node, x: x.max(tuple(range(2, x.ndim)), keepdim
 
 
 @operator("GlobalLpPool")
-def global_lp_pool(node: Node, x: Tensor) -> Tensor:
+def global_lp_pool(node: OnnxNode, x: Tensor) -> Tensor:
     return x.norm(float(node.get("p", 2)), tuple(range(2, x.ndim)), keepdim=True).cast(x.dtype)
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------------------
 @operator("NegativeLogLikelihoodLoss", 12)
-def nll_loss(node: Node, x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+def nll_loss(node: OnnxNode, x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     return x.nll_loss(target, weight, node.get("ignore_index", NOTHING_IGNORED), node.get("reduction", "mean"))
 
 
 @operator("SoftmaxCrossEntropyLoss", 12)
-def cross_entropy(node: Node, x: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def cross_entropy(node: OnnxNode, x: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     logs = x.log_softmax(1)
     return nll_loss(node, logs, target, weight), logs

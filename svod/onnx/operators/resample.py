@@ -11,7 +11,7 @@ import numpy as np
 
 from svod.core.ir.dtype import to_numpy
 from svod.errors import UnsupportedError
-from svod.onnx.registry import Array, Node, axes_in, operator
+from svod.onnx.registry import Array, OnnxNode, axes_in, operator
 from svod.tensor import Tensor, where
 from svod.tensor.operations.resample import keys_far, keys_near
 from svod.tensor.precision import widened
@@ -21,18 +21,18 @@ MIDDLE_DISTANCE = 1e-6      # distance up to which onnxruntime treats a position
 
 
 @operator("Upsample", 7)
-def upsample_old(node: Node, x: Tensor) -> Tensor:
+def upsample_old(node: OnnxNode, x: Tensor) -> Tensor:
     return resized(node, x, None, list(node.need("scales")), None, "asymmetric", "simple")
 
 
 @operator("Upsample", 9, known=("scales",))
 @operator("Resize", 10, known=("scales",))
-def resize_old(node: Node, x: Tensor, scales: Array) -> Tensor:
+def resize_old(node: OnnxNode, x: Tensor, scales: Array) -> Tensor:
     return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "simple")
 
 
 @operator("Resize", 11, known=("roi", "scales", "sizes"))
-def resize(node: Node, x: Tensor, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Tensor:
+def resize(node: OnnxNode, x: Tensor, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Tensor:
     axes = axes_in(node.get("axes") or range(x.ndim), x.ndim)
     scale: list[float] | None = None
     size: list[int] | None = None
@@ -61,7 +61,7 @@ def resize(node: Node, x: Tensor, roi: Array | None = None, scales: Array | None
                    node.get("nearest_mode", "round_prefer_floor"))
 
 
-def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence[float] | None,
+def resized(node: OnnxNode, x: Tensor, sizes: Sequence[int] | None, scales: Sequence[float] | None,
             region: Sequence[tuple[float, float]] | None, positions: str, nearest: str) -> Tensor:
     """Resize one axis after the other. In mode nearest, positions are computed in float32 like onnxruntime's, because rounding decides
     which element is nearest to a position between two."""
@@ -140,7 +140,7 @@ def nearest_of(at: Array, mode: str, scale: float) -> Array:
     raise UnsupportedError(f"resizing to the nearest by {mode!r}")
 
 
-def taps_of(node: Node, mode: str, at: Array, n: int, scale: float) -> tuple[Array, Array]:
+def taps_of(node: OnnxNode, mode: str, at: Array, n: int, scale: float) -> tuple[Array, Array]:
     """The source positions for each element of the result, (taps, new), and their weights."""
     reach = 1.0 if mode == "linear" else 2.0
     if mode not in ("linear", "cubic"):
@@ -165,7 +165,7 @@ def cubic(d: Array, a: float) -> Array:
 
 # -- grids ---------------------------------------------------------------------------------------------------------------------
 @operator("AffineGrid", 20, known=("size",))
-def affine_grid(node: Node, theta: Tensor, size: Array) -> Tensor:
+def affine_grid(node: OnnxNode, theta: Tensor, size: Array) -> Tensor:
     sizes = [int(n) for n in size]
     spatial = sizes[2:]
     axes = []
@@ -181,7 +181,7 @@ def affine_grid(node: Node, theta: Tensor, size: Array) -> Tensor:
 
 
 @operator("GridSample", 16)
-def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
+def grid_sample(node: OnnxNode, x: Tensor, grid: Tensor) -> Tensor:
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(node.get("mode", "linear"), node.get("mode", "linear"))
     padding, corners = node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0))
     rank = x.ndim - 2
@@ -254,7 +254,7 @@ def _grid_taps(mode: str, at: Tensor) -> Taps:
 
 
 @operator("MaxRoiPool", exact=True)
-def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
+def max_roi_pool(node: OnnxNode, x: Tensor, rois: Tensor) -> Tensor:
     """The largest element of each part of regions (image, first column, first row, last column, last row); 0 for a part outside the
     image."""
     sizes, scale = node.need("pooled_shape"), node.get("spatial_scale", 1.0)
@@ -276,7 +276,7 @@ def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
 
 
 @operator("RoiAlign", 10)
-def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
+def roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
     height, width = node.get("output_height", 1), node.get("output_width", 1)
     ratio, scale = node.get("sampling_ratio", 0), node.get("spatial_scale", 1.0)
     mode = node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 16 else "output_half_pixel")
@@ -312,7 +312,7 @@ def _edge_taps(at: Tensor, n: int) -> Taps:
 
 
 @operator("CenterCropPad", 18, known=("shape",), exact=True)
-def center_crop_pad(node: Node, x: Tensor, shape: Array) -> Tensor:
+def center_crop_pad(node: OnnxNode, x: Tensor, shape: Array) -> Tensor:
     axes = axes_in(node.get("axes") or range(x.ndim), x.ndim)
     for axis, wanted in zip(axes, (int(n) for n in shape), strict=True):
         n = x.shape[axis]

@@ -6,14 +6,14 @@ import math
 import numpy as np
 
 from svod.onnx.operators.elementwise import svod_type
-from svod.onnx.registry import Array, Node, axis_in, operator
+from svod.onnx.registry import Array, OnnxNode, axis_in, operator
 from svod.onnx.values import tensor_as
 from svod.tensor import Tensor, fft
 
 
 def window(name: str, weights: tuple[float, ...]) -> None:
     @operator(name, 17, known=("size",))
-    def compute(node: Node, size: Array) -> Tensor:
+    def compute(node: OnnxNode, size: Array) -> Tensor:
         n = int(np.asarray(size).reshape(-1)[0])
         kind = svod_type(node.get("output_datatype", 1), node)
         steps = n if node.get("periodic", 1) else n - 1
@@ -40,16 +40,16 @@ def transformed(x: Tensor, axis: int, n: int, inverse: bool, onesided: bool) -> 
 
 
 @operator("DFT", 17, known=("length",))
-def dft_old(node: Node, x: Tensor, length: Array | None = None) -> Tensor:
+def dft_old(node: OnnxNode, x: Tensor, length: Array | None = None) -> Tensor:
     return transform(node, x, axis_in(node.get("axis", 1), x.ndim), length)
 
 
 @operator("DFT", 20, known=("length", "axis"))
-def dft(node: Node, x: Tensor, length: Array | None = None, axis: Array | None = None) -> Tensor:
+def dft(node: OnnxNode, x: Tensor, length: Array | None = None, axis: Array | None = None) -> Tensor:
     return transform(node, x, axis_in(-2 if axis is None else int(np.asarray(axis).reshape(-1)[0]), x.ndim), length)
 
 
-def transform(node: Node, x: Tensor, axis: int, length: Array | None) -> Tensor:
+def transform(node: OnnxNode, x: Tensor, axis: int, length: Array | None) -> Tensor:
     inverse, onesided = bool(node.get("inverse", 0)), bool(node.get("onesided", 0))
     have = x.shape[axis]
     n = int(np.asarray(length).reshape(-1)[0]) if length is not None else 2 * (have - 1) if inverse and onesided else have
@@ -57,7 +57,7 @@ def transform(node: Node, x: Tensor, axis: int, length: Array | None) -> Tensor:
 
 
 @operator("STFT", 17, known=("step", "length"))
-def stft(node: Node, x: Tensor, step: Array, window: Tensor | None = None, length: Array | None = None) -> Tensor:
+def stft(node: OnnxNode, x: Tensor, step: Array, window: Tensor | None = None, length: Array | None = None) -> Tensor:
     hop = int(np.asarray(step).reshape(-1)[0])
     n = int(np.asarray(length).reshape(-1)[0]) if length is not None else window.shape[0] if window is not None else x.shape[1]
     frames = x.movedim(1, -1).unfold(-1, n, hop)                         # (batch, parts, frames, n)
@@ -67,7 +67,7 @@ def stft(node: Node, x: Tensor, step: Array, window: Tensor | None = None, lengt
 
 
 @operator("MelWeightMatrix", 17, known=("bins", "length", "rate", "low", "high"))
-def mel_weights(node: Node, bins: Array, length: Array, rate: Array, low: Array, high: Array) -> Tensor:
+def mel_weights(node: OnnxNode, bins: Array, length: Array, rate: Array, low: Array, high: Array) -> Tensor:
     count, n, samples = int(bins), int(length), int(rate)
     spectrum = n // 2 + 1
 

@@ -17,7 +17,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.variable import Dim, is_symbolic, lower, number_of, upper
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, Scalar, TensorBase, as_dtype
-from svod.tensor.operations.reduction import Reduction, sum_dtype
+from svod.tensor.operations.reduction import ReductionMethods, sum_dtype
 from svod.tensor.precision import rounds_once
 
 SORT_SHARE = 8      # topk sorts a row of n elements if k > n / SORT_SHARE
@@ -31,7 +31,7 @@ class Found(NamedTuple, Generic[TensorT]):
     indices: TensorT
 
 
-class Ordered(Reduction):
+class Ordered(ReductionMethods):
     """Scans and sorts."""
 
     __slots__ = ()

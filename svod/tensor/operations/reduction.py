@@ -20,7 +20,7 @@ from svod.tensor.precision import rounds_once
 Axes = int | Sequence[int] | None
 
 
-class Reduction(Indexing):
+class ReductionMethods(Indexing):
     """Operations that reduce axes."""
 
     __slots__ = ()

@@ -35,7 +35,7 @@ from svod.core.cost.sketch_facts import outgrows_caches, rows_held
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, Loop, Opt, Scheduler
+from svod.core.kernel.scheduler import DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, AxisLoop, Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
@@ -118,7 +118,7 @@ def lanes_of(kernel: Kernel, target: Target) -> int:
     return max(1, int(target.vector_bytes // widest))
 
 
-def loop_rows(state: Scheduler) -> list[tuple[Loop, str, int]]:
+def loop_rows(state: Scheduler) -> list[tuple[AxisLoop, str, int]]:
     """(row, kind, stage) of every loop that an opt can change, in table order: loops with more than one iteration of stages that have
     loops of their own, which are outputs and the reductions that are not inlined into their readers."""
     kernel, loops = state.kernel, []
@@ -166,7 +166,7 @@ def default_actions(state: Scheduler, lanes: int) -> Iterator[Opt]:
     yield from _placements(state, loops)
 
 
-def _placements(state: Scheduler, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]:
+def _placements(state: Scheduler, loops: list[tuple[AxisLoop, str, int]]) -> Iterator[Opt]:
     """For each stage propose the loops in which it may be computed, and for outputs that exceed the caches non-temporal stores."""
     for s in state.kernel.stages:
         if s.is_output:
@@ -180,7 +180,7 @@ def _placements(state: Scheduler, loops: list[tuple[Loop, str, int]]) -> Iterato
                 yield Opt("STAGE", s.name, row.name)
 
 
-def _group_actions(state: Scheduler, row: Loop, kind: str) -> Iterator[Opt]:
+def _group_actions(state: Scheduler, row: AxisLoop, kind: str) -> Iterator[Opt]:
     """Opts that distribute a loop over the threads of a group, split it over groups, or prefetch copies for its next iterations."""
     for n in group_amounts(row.extent, state.target.group_threads):
         for op in ("LOCAL",) if kind == "o" else ("GROUP", "GROUPTOP"):

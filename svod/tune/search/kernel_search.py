@@ -41,7 +41,7 @@ from svod.tune.measure.measurer import Failure, Measurer, Screened
 from svod.tune.search.events import BaselineTimed, CandidateDropped, CandidateTimed, KernelStarted, Listener, RoundFinished, nobody
 from svod.tune.search.lead import Lead
 from svod.tune.search.pace import Pace
-from svod.tune.search.progress import Progress
+from svod.tune.search.progress import SearchGains
 from svod.tune.search.strategies.registry import make_strategy
 from svod.tune.search.strategies.strategy import Strategy
 
@@ -55,7 +55,7 @@ SEED_ROUND = 8                 # With at least this many seeds, the first round 
 
 
 @dataclass
-class Counts:
+class SearchTotals:
     """Totals of one search."""
 
     proposed: int = 0
@@ -68,7 +68,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Subject:
+class SearchedKernel:
     """A kernel that is searched. `base`: its state without opts; `heuristic`: its state under the heuristic's chain; `seeds`: more states
     to begin with. `known`: the LINEAR digests that the database has measurements of; seeds from the database are measured all the same, as
     they need a score of this run. `calls`: the weight of the kernel in the model. With `grows` False only the seeds are measured, and
@@ -102,7 +102,7 @@ class KernelSearch:
     digests   the LINEAR digests that this search has measured
     """
 
-    def __init__(self, subject: Subject, config: BeamConfig, measurer: Measurer, *, bound: float = 0.0, listener: Listener = nobody,
+    def __init__(self, subject: SearchedKernel, config: BeamConfig, measurer: Measurer, *, bound: float = 0.0, listener: Listener = nobody,
                  clock: Callable[[], float] = time.monotonic,
                  strategy_of: Callable[[Scheduler, BeamConfig], Strategy] = make_strategy) -> None:
         self.subject, self.config, self.measurer, self.listener, self.clock = subject, config, measurer, listener, clock
@@ -111,8 +111,8 @@ class KernelSearch:
         self.lead = Lead(subject.key, Candidate(subject.heuristic, subject.heuristic.applied_opts, Origin.HEURISTIC), listener)
         self.stored = subject.candidates(stored=True)
         self.pace = Pace(config.timeout_sec)
-        self.progress = Progress(config, bound)
-        self.counts = Counts()
+        self.progress = SearchGains(config, bound)
+        self.counts = SearchTotals()
         self.history: list[float] = []
         self.pool: list[Candidate] = []
         self.judged: list[Candidate] = []

@@ -19,7 +19,7 @@ BOUND_RACES = 2                # Races in a row at the bound after which a searc
 BOUND_REFUTED = 0.95           # A time below this many bounds shows that the bound is wrong.
 
 
-class Progress:
+class SearchGains:
     """The gains of a search, round by round. `bound`: the roofline's seconds of a call; 0 where it is unknown. `settled`: the least seconds
     that an incumbent kept when it was measured again. `flat`: rounds in a row without a gain. `at_bound`: latest races in a row whose
     incumbent was at the bound. `noise`: the relative noise of the latest race."""

@@ -331,7 +331,7 @@ def test_scales_and_ticks() -> None:
 
 def test_roofs_below_all_kernels_stay_in_the_plot() -> None:
     """The ceilings may be from a busy machine, or from another one."""
-    points = [charts.Point("a", "#a", 30.0, 300e9, ""), charts.Point("b", "#b", 40.0, 200e9, "")]
+    points = [charts.RooflinePoint("a", "#a", 30.0, 300e9, ""), charts.RooflinePoint("b", "#b", 40.0, 200e9, "")]
     plot = charts.roofline(points, [charts.Roof("f32", 12e9, True, "flat"), charts.Roof("memory", 15e9, False, "memory")])
     roofs = [s for s in plot.shapes if isinstance(s, charts.Line) and s.cls.startswith("roof ")]
     assert roofs and all(0 <= y <= charts.ROOF_HEIGHT for s in roofs for y in (s.y1, s.y2))
@@ -339,7 +339,7 @@ def test_roofs_below_all_kernels_stay_in_the_plot() -> None:
 
 def test_names_are_shortened_where_there_is_no_room() -> None:
     """Names are shortened so that a narrow plot names each of a dozen points, as a wide one does."""
-    points = [charts.Point(f"{i:02d} decoder convolution", f"#{i}", 30 * 1.5 ** (i % 4), 1e10 * 1.15 ** i, "") for i in range(12)]
+    points = [charts.RooflinePoint(f"{i:02d} decoder convolution", f"#{i}", 30 * 1.5 ** (i % 4), 1e10 * 1.15 ** i, "") for i in range(12)]
     plot = charts.roofline(points, [charts.Roof("f32", 4e11, True, "flat"), charts.Roof("memory", 2e10, False, "memory")])
     for cls in ("wide", "narrow"):
         names = [s.text.removesuffix("…") for s in plot.shapes if isinstance(s, charts.Text) and s.cls == f"label halo {cls}"]
@@ -347,7 +347,7 @@ def test_names_are_shortened_where_there_is_no_room() -> None:
 
 
 def test_labels_do_not_collide() -> None:
-    points = [charts.Point(f"kernel number {i}", "#x", 10 ** (i % 5 / 3), 1e9 * (1 + i // 5), "") for i in range(25)]
+    points = [charts.RooflinePoint(f"kernel number {i}", "#x", 10 ** (i % 5 / 3), 1e9 * (1 + i // 5), "") for i in range(25)]
     plot = charts.roofline(points, [charts.Roof("f32", 2e10, True, "flat"), charts.Roof("memory", 5e9, False, "memory")])
     for cls, width in (("wide", charts.WIDE), ("narrow", charts.NARROW)):
         boxes = []

@@ -21,7 +21,7 @@ from svod.bench.roofline import CurvePoint
 from svod.cli.tune import waiting
 from svod.cli.tune.command import cli
 from svod.cli.tune.event_log import EventLog, event_data
-from svod.cli.tune.progress import LineProgress, LiveProgress, Progress, make_progress, worker_rows, workers_in_words
+from svod.cli.tune.progress import LineProgress, LiveProgress, ProgressListener, make_progress, worker_rows, workers_in_words
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, size_lines, work_lines
 from svod.cli.tune.survey import SurveyRow
 from svod.compile.llvm.codegen import CODEGEN_REVISION
@@ -116,7 +116,7 @@ def test_the_log_of_events_is_json_a_line(tmp_path: Path) -> None:
     for _ in range(2):      # a second command goes on with the file
         show(make_progress([row], io.StringIO(), BEAM, log=EventLog(os.fspath(path))), row)
     log, now = EventLog(os.fspath(path)), [0.0]
-    progress = Progress([row], lambda: activity(*FLEET), log, clock=lambda: now[0])
+    progress = ProgressListener([row], lambda: activity(*FLEET), log, clock=lambda: now[0])
     progress(KernelFinished(row.key, float("inf"), float("nan"), "\x1b]0;\ud800", "every candidate failed", False))
     now[0] = 5.0
     progress.tick()

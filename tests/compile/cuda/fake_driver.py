@@ -24,7 +24,7 @@ from svod.compile.cuda.backend import Cuda
 from svod.compile.cuda.code import Nvptx
 from svod.compile.cuda.device import DEFAULT_STREAM
 from svod.compile.cuda.driver import Driver, OutOfMemory
-from svod.compile.cuda.ptxas import KernelReport
+from svod.compile.cuda.ptxas import PtxasReport
 from svod.errors import DeviceLost
 from tests.compile.cuda.emulator import Emulated
 
@@ -297,7 +297,7 @@ class Interpreted(Nvptx):
 
     key = "LLVM IR for NVIDIA's GPUs, emulated"     # type: ignore[assignment]
 
-    def image_of(self, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+    def image_of(self, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[PtxasReport, ...]]:
         return "ir", source.encode(), ()
 
 

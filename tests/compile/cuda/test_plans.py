@@ -206,11 +206,11 @@ def test_the_report_of_ptxas_is_read() -> None:
             "ptxas info    : Function properties for svod_p0\n    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
             "ptxas info    : Used 103 registers, used 1 barriers, 16384 bytes smem, 16 bytes cmem[0]\n")
     report, = ptxas.read_report(said)
-    assert report == ptxas.KernelReport("svod_p0", 103, 16384, 16, 8, 12)
+    assert report == ptxas.PtxasReport("svod_p0", 103, 16384, 16, 8, 12)
 
 
 def test_code_is_read_back_and_refused_where_it_is_damaged() -> None:
-    code = CudaCode("sm_90", "cubin", b"image", (ptxas.KernelReport("k", 1, 2, 3, 4, 5),), "the source")
+    code = CudaCode("sm_90", "cubin", b"image", (ptxas.PtxasReport("k", 1, 2, 3, 4, 5),), "the source")
     assert CudaCode.unpack(code.pack()) == code
     for damaged in (b"", b"other" + code.pack(), code.pack()[:-3]):
         with pytest.raises(CompileError, match="not the code"):

@@ -19,12 +19,12 @@ from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
 from svod.compile.plan import object_cache
 from svod.compile.plan.object_cache import ENTRY_MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
 from svod.core.ir.dtype import STORABLE, dtypes
-from svod.core.ir.launch import ONE, Launch
+from svod.core.ir.launch import ONE, LaunchDims
 from svod.core.ir.uop import UOp
 
 SPEC = ProgramSpec("gemm", tuple((d, 7 + k) for k, d in enumerate(STORABLE)), (0, 2), (64, 4096),
                    (PhaseSpec("gemm_0", 16, 2, 65536), PhaseSpec("gemm_1", 1, 1, 0, True, (Count((("n", 3),), 2, 4, 8),), 128, 4096, 32)),
-               ("n", "start"), (1,), Launch((ONE, UOp.const(dtypes.index, 4), ONE), (ONE, ONE, ONE)))
+               ("n", "start"), (1,), LaunchDims((ONE, UOp.const(dtypes.index, 4), ONE), (ONE, ONE, ONE)))
 ENTRY = CachedObject(SPEC, bytes(range(256)) * 5, {"linear": "ab" * 16})
 KEY = object_key("k" * 32, "c" * 32, "x86_64/znver5/avx2/l1 48k/l2 1m/l3 32m/t2", 1, "llvm 1")
 

@@ -22,7 +22,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.object_cache import CachedObject, ObjectCache
 from svod.compile.plan.stages import STAGES, add_stage, build, load_program, lower_kernel, make_program, spec_of, stage_of
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.launch import ONCE, Launch, Sizes
+from svod.core.ir.launch import ONCE, LaunchDims, Sizes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -161,7 +161,7 @@ def test_what_is_said_explicitly_wins_where_it_is_not_empty() -> None:
     empty = ProgramSpec("", (), (), (), ())
     derived = spec_of(build(make_program(grid(), DEVICES[1]), TARGET), TARGET)
     assert spec_of(build(make_program(grid(), DEVICES[1], explicit=empty), TARGET), TARGET) == derived and derived.name == "kernel"
-    launch = Launch((N, UOp.const(INDEX, 9), UOp.const(INDEX, 1)), None)
+    launch = LaunchDims((N, UOp.const(INDEX, 9), UOp.const(INDEX, 1)), None)
     said = replace(empty, name="grid", params=((F32, 2304), (F32, 2304), (F32, 4000)), ins=(0, 1, 2), temps=(64,), launch=launch)
     assert spec_of(build(make_program(grid(), DEVICES[1], explicit=said), TARGET), TARGET) == replace(
         derived, name="grid", params=said.params, ins=(0, 1, 2), temps=(64,), launch=launch)
@@ -176,7 +176,7 @@ def test_what_is_said_explicitly_wins_where_it_is_not_empty() -> None:
     ({"ins": (2, 1)}, LaunchError, r"slots it reads are \(2, 1\)"),
     ({"ins": (3,)}, LaunchError, r"slots it reads are \(3,\)"),
     ({"variables": ("v1",)}, LaunchError, "its launch depends on v0, v1; its variables are v1"),
-    ({"launch": Launch((number(0), number(1), number(1)))}, LaunchError, "launch dimension 0 evaluated to non-positive value 0"),
+    ({"launch": LaunchDims((number(0), number(1), number(1)))}, LaunchError, "launch dimension 0 evaluated to non-positive value 0"),
     ({"phases": (PhaseSpec("a", 1, 1, 0),)}, CompileError, "describes 1 phases and has code for 2"),
 ])
 def test_what_is_said_explicitly_must_fit_the_code(changes: dict[str, Any], error: type[Exception], said: str) -> None:

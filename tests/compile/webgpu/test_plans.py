@@ -14,7 +14,7 @@ import svod
 from svod import Tensor
 from svod.compile.backend import COLD_RUNS, backend_named
 from svod.compile.webgpu.backend import BACKEND
-from svod.compile.webgpu.device import MOST_BEGUN, Device, GpuMemory
+from svod.compile.webgpu.device import MOST_BEGUN, GpuMemory, WebGpuDevice
 from svod.compile.webgpu.queue import PassClock, WebGpuQueue
 from svod.config import PrepareConfig
 from svod.core.graph.buffer import Array, buffer_of
@@ -210,12 +210,12 @@ def test_calls_return_before_the_adapter_is_done(webgpu: Target, monkeypatch: py
     """Each result is the next one's input; arrays may be changed when the call returns. Only who reads waits, or who has begun a lot."""
     waits: list[str] = []
     for name in ("wait", "_read_part"):
-        real = getattr(Device, name)
+        real = getattr(WebGpuDevice, name)
 
-        def noted(made: Device, *args: Any, name: str = name, real: Any = real) -> None:
+        def noted(made: WebGpuDevice, *args: Any, name: str = name, real: Any = real) -> None:
             waits.append(name)
             real(made, *args)
-        monkeypatch.setattr(Device, name, noted)
+        monkeypatch.setattr(WebGpuDevice, name, noted)
     a = RNG.standard_normal((8, 8)).astype(np.float32)
     given = a.copy()
     w = Tensor(a / 4).to("WEBGPU").realize()

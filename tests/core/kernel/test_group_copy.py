@@ -9,7 +9,7 @@ import pytest
 
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opts
-from svod.core.kernel.group_memory.banks import Access, conflicts, with_row_pad
+from svod.core.kernel.group_memory.banks import SharedAccess, conflicts, with_row_pad
 from svod.core.kernel.group_memory.copy import along_vector, group_copy
 from svod.core.kernel.kernel import Kernel, ResolvedStage
 from svod.core.kernel.layout import Layout
@@ -55,7 +55,7 @@ def test_vectors_are_as_wide_as_rows_are_aligned(n: int, k: int, widths: tuple[i
     (range(0, 128, 4), 4, 4), (range(0, 32 * 64, 64), 4, 32), (range(0, 64, 2), 2, 2)])
 def test_conflicts(elements: range | list[int], width: int, times: int) -> None:
     """Threads that each take 16 bytes are served eight at a time."""
-    assert conflicts(Access(tuple(elements), width, 1.0), 4) == times
+    assert conflicts(SharedAccess(tuple(elements), width, 1.0), 4) == times
 
 
 def test_padded_rows_keep_their_order() -> None:

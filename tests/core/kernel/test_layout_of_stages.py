@@ -113,7 +113,7 @@ def test_swizzled_rows_lie_in_all_banks(lines: int, itemsize: int) -> None:
 
     def turns(swizzle: Swizzle | None, positions: list[tuple[int, int]]) -> float:
         there = layout._replace(swizzle=swizzle)
-        return banks.conflicts(banks.Access(tuple([there.place(p) for p in positions]), line, 1.0), itemsize)
+        return banks.conflicts(banks.SharedAccess(tuple([there.place(p) for p in positions]), line, 1.0), itemsize)
     for first in range(0, 24, 8):
         for c in range(0, 3 * row, line):
             column = [(first + k, c) for k in range(8)]

@@ -12,7 +12,8 @@ import pytest
 from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.schedule.calls import MOST_INVOCATIONS, Step, programs_of, unroll
+from svod.core.schedule.calls import MOST_INVOCATIONS, programs_of, unroll
+from svod.core.schedule.calls import ProgramStep as Step
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import ScheduleError
 from tests.call_trees import ROWS, WIDTH, Call, Loop, interpret, random_arrays, random_tree, variable

@@ -10,7 +10,8 @@ from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Variable
-from svod.core.schedule.calls import MOST_INVOCATIONS, Invocation, Step, memory_of, programs_of, unroll
+from svod.core.schedule.calls import MOST_INVOCATIONS, Invocation, memory_of, programs_of, unroll
+from svod.core.schedule.calls import ProgramStep as Step
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import ScheduleError, ShapeError
 from tests.core.scheduling import run_schedule

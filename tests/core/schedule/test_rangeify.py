@@ -11,7 +11,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.axes import merge_ranges, range_lists, split_ranges
-from svod.core.schedule.rangeify import Output, flatten, rangeify, reshape_coords
+from svod.core.schedule.rangeify import StoreOutput, flatten, rangeify, reshape_coords
 from svod.core.schedule.schedule import kernel_ast
 from svod.core.spec.evaluate import evaluate
 from tests.core.corpus import CORPUS
@@ -116,7 +116,7 @@ def test_a_mask_over_iotas_is_a_gate() -> None:
 def test_a_gather_index_bounds_its_param() -> None:
     index = graph.buffer(dtypes.int64, 3)
     value = graph.gather(leaf(7, 2), index, 0)
-    ast, buffers = rangeify([Output(value, graph.reshape(graph.buffer(f32, 6), (3, 2)))])
+    ast, buffers = rangeify([StoreOutput(value, graph.reshape(graph.buffer(f32, 6), (3, 2)))])
     param = next(p for p in ast.walk(Ops.PARAM) if p.dtype == dtypes.int64)
     assert (param.arg.vmin, param.arg.vmax) == (0, 6) and buffers[param.arg.slot] is index
 

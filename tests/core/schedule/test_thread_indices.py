@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.launch import Launch, Sizes, fit_dimensions
+from svod.core.ir.launch import LaunchDims, Sizes, fit_dimensions
 from svod.core.ir.serialize import ast_to_data, data_to_ast
 from svod.core.ir.text import format_ast, parse_ast
 from svod.core.ir.uop import Ops, UOp
@@ -68,7 +68,7 @@ def test_a_kernel_over_ranges_is_launched_once() -> None:
     k = Ast()
     r, = k.axes(4)
     ast = k.sink(k.store(k.param(0, 4), r, k.load(k.param(1, 4), r), r))
-    assert over_ranges(ast) is ast and launch_of(ast) == Launch() and Launch().at({}) == Sizes((1, 1, 1), (1, 1, 1))
+    assert over_ranges(ast) is ast and launch_of(ast) == LaunchDims() and LaunchDims().at({}) == Sizes((1, 1, 1), (1, 1, 1))
 
 
 def test_positions_become_ranges_of_the_store_with_larger_steps_outside() -> None:
@@ -185,7 +185,7 @@ def test_dimensions_are_folded_and_split_to_fit() -> None:
         possible = any(total % x == 0 and total // x % y == 0 and total // x // y <= limits[2]
                        for x in range(1, limits[0] + 1) for y in range(1, limits[1] + 1) if x * y <= total)
         try:
-            found = [int(Launch(fit_dimensions([number(e) for e in extents], extents, limits)).at({}).global_size[k]) for k in range(3)]
+            found = [int(LaunchDims(fit_dimensions([number(e) for e in extents], extents, limits)).at({}).global_size[k]) for k in range(3)]
         except LaunchError as error:
             assert not possible and str(error).startswith("cannot limit dim"), (extents, limits)
             refused += 1
@@ -199,7 +199,7 @@ def test_dimensions_are_folded_and_split_to_fit() -> None:
 def test_an_extent_by_a_variable_is_folded_and_never_split() -> None:
     limits = (1000, 65535, 30)
     folded = fit_dimensions([N, number(3), number(5), number(7)], [64, 3, 5, 7], limits)
-    assert Launch(folded).at({"v0": 2}).global_size == (2, 15, 7)
+    assert LaunchDims(folded).at({"v0": 2}).global_size == (2, 15, 7)
     for extents, most in (([N * 100], [6400]), ([N], [None])):
         with pytest.raises(LaunchError, match=r"cannot limit dim: a launch of (6400|\?) positions does not fit the target's 1000 ×"):
             fit_dimensions(extents, most, limits)

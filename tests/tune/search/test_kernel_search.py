@@ -20,7 +20,7 @@ from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Failure, Lowered, RaceResult, Screened
 from svod.tune.search.confirmation import finish, result
 from svod.tune.search.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
-from svod.tune.search.kernel_search import KernelSearch, Subject
+from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from svod.tune.search.pace import FIRST_CHUNK
 from tests.toy_backend.target import TOY
 from tests.tune.db.samples import confirmed, verdict
@@ -30,7 +30,7 @@ from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, is_failure, mad
 # -- the loop -----------------------------------------------------------------------------------------------------------------
 def test_a_search_ends_with_something_no_slower_than_the_heuristic() -> None:
     measurer = ReplayedMeasurer()
-    search = KernelSearch(Subject("key", "gemm", BASE, HEURISTIC), BeamConfig(width=2, round_size=8), measurer)
+    search = KernelSearch(SearchedKernel("key", "gemm", BASE, HEURISTIC), BeamConfig(width=2, round_size=8), measurer)
     found = finish(run(search))
     assert search.finished
     assert found.verified and found.confirmed

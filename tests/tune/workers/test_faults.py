@@ -19,7 +19,7 @@ from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Failure
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.confirmation import finish
-from svod.tune.search.kernel_search import KernelSearch, Subject
+from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.executor import Executor, LocalExecutor
 from svod.tune.workers.start import make_executor
@@ -197,7 +197,7 @@ def test_the_winner_is_that_of_a_search_without_the_faulty_candidates(seed: int)
     clean = ReplayedMeasurer(seconds=lambda c: 1.0 if mixed(c) else made_up_seconds(c))
     winners = []
     for measurer in (clean, ReplayedMeasurer(running=fault)):
-        search = KernelSearch(Subject("key", "gemm", base, heuristic), BeamConfig(width=2, round_size=12, seed=seed), measurer)
+        search = KernelSearch(SearchedKernel("key", "gemm", base, heuristic), BeamConfig(width=2, round_size=12, seed=seed), measurer)
         while not search.finished:
             search.step()
         winners.append(finish(search))

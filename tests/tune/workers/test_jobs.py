@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.launch import ONCE, ONE, Launch
+from svod.core.ir.launch import ONCE, ONE, LaunchDims
 from svod.core.ir.param import Param
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import Target
@@ -86,7 +86,7 @@ class _Reduced:
 def test_launches_come_back() -> None:
     """Launch extents are expressions, and are part of the description of every program that is sent."""
     extent = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 64)) * 2
-    for launch in (ONCE, Launch((extent, ONE, ONE), None), Launch((extent, ONE, ONE), (ONE, extent, ONE))):
+    for launch in (ONCE, LaunchDims((extent, ONE, ONE), None), LaunchDims((extent, ONE, ONE), (ONE, extent, ONE))):
         assert decode(encode(launch)) == launch
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from svod.compile.lower.library.loops import GROUP, Loops, aligned, program
-from svod.compile.lower.library.scan import Operator, State
+from svod.compile.lower.library.scan import ScanKind, State
 from svod.compile.lower.program import Program
 from svod.core.ir.summation import SumRule, blocked_loop
 from svod.core.ir.uop import UOp
@@ -35,7 +35,7 @@ SCAN_SUMS = SumRule(16, 16)         # rule for chains of sums that are rounded t
 def lower_by_chunks(node: UOp, target: Target) -> Program:
     """The Program of a SCAN for a target with groups."""
     options, (shape,) = node.arg[1:]
-    chunks = _Chunks(node, Operator(options[0], node.src[0].dtype, node.dtype, target.float_rules), shape, min(GROUP, target.group_threads))
+    chunks = _Chunks(node, ScanKind(options[0], node.src[0].dtype, node.dtype, target.float_rules), shape, min(GROUP, target.group_threads))
     top = len(chunks.lengths) - 1
     up, down = range(top), range(top, -1, -1)
     phases = [*[chunks.phase(level, scans=False) for level in up], *[chunks.phase(level, scans=True) for level in down]]
@@ -66,7 +66,7 @@ class _Chunks:
     """The phases of one scan, and its temporaries: for each level but the first, the totals and the sums of every component of the
     state."""
 
-    def __init__(self, node: UOp, operator: Operator, shape: tuple[int, ...], block: int) -> None:
+    def __init__(self, node: UOp, operator: ScanKind, shape: tuple[int, ...], block: int) -> None:
         self.node, self.operator, self.block = node, operator, block
         self.outer, n, self.inner = shape
         self.lengths, self.chunk = lengths_of(n, self.outer * self.inner if self.inner > 1 else 1)

@@ -41,7 +41,7 @@ PART_ELEMENTS = 1 << 16      # fewest positions of a part of a row
 State = tuple[int, ...]
 
 
-class Operator:
+class ScanKind:
     """One kind of scan: its initial state, combination, and result. When two states are combined, the first is that of earlier positions.
     `rules`: as for `math.expand`."""
 
@@ -125,12 +125,12 @@ class Operator:
 def lower_scan(node: UOp, target: Target) -> Program:
     """The Program of a SCAN."""
     options, (shape,) = node.arg[1:]
-    operator = Operator(options[0], node.src[0].dtype, node.dtype, target.float_rules)
+    operator = ScanKind(options[0], node.src[0].dtype, node.dtype, target.float_rules)
     lanes = min(target.lanes(t) for t in operator.types)
     return _columns(node, operator, shape, lanes, target) if shape[2] > 1 else _rows(node, operator, shape, lanes, target)
 
 
-def _columns(node: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
+def _columns(node: UOp, operator: ScanKind, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
     outer, n, inner = shape
     while lanes > inner:
         lanes //= 2
@@ -191,7 +191,7 @@ def _columns(node: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, 
     return program(node, (), (b, outer * blocks, cores(target, outer * n * inner, outer * blocks), scratch))
 
 
-def _rows(node: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
+def _rows(node: UOp, operator: ScanKind, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
     rows, n, _ = shape
     parts = 1
     if rows < target.threads and n >= 2 * PART_ELEMENTS and not operator.is_position:
@@ -238,7 +238,7 @@ def _span(b: Loops, it: int, n: int, parts: int, chunk: int) -> tuple[int, int, 
     return row, b.calc("ADD", row, begin), b.calc("ADD", row, b.least(b.plus(begin, chunk), b.index(n)))
 
 
-def _totals(node: UOp, operator: Operator, n: int, parts: int, chunk: int, lanes: int) -> Loops:
+def _totals(node: UOp, operator: ScanKind, n: int, parts: int, chunk: int, lanes: int) -> Loops:
     """The phase that combines the positions of each part, in any order."""
     b = Loops()
     _, x = b.args(node)

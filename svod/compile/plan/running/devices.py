@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from svod.compile.backend import LaunchQueue
 from svod.compile.plan.memory_planner import PlannerMode, plan_memory
 from svod.compile.plan.packed import PackedMemory, packed_memory
-from svod.compile.plan.part import Part, buffer_over, devices_of
+from svod.compile.plan.part import DevicePart, buffer_over, devices_of
 from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel, Variant, address_of, lifetimes_of, temporary_numbers
 
 
@@ -31,7 +31,7 @@ class PlanDevices:
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], variants: Sequence[Variant], main: str,
                  threads: int | None, planner: PlannerMode) -> None:
         self.main = main
-        self.parts = {name: Part(name) for name in devices_of(kernels, buffers, main)}
+        self.parts = {name: DevicePart(name) for name in devices_of(kernels, buffers, main)}
         self.is_local = not any(p.is_remote for p in self.parts.values())
         self.is_released = False
         self.packed: dict[int, PackedMemory] = {}
@@ -42,7 +42,7 @@ class PlanDevices:
         self.queues = {name: p.make_queue(kernels, variants, addresses, main, threads) for name, p in self.parts.items() if name in running}
         self.queue = self.queues[main]
 
-    def part_of(self, index: int) -> Part:
+    def part_of(self, index: int) -> DevicePart:
         """Return the part on the device that holds a buffer."""
         return self.parts[self._places[index]]
 
@@ -50,7 +50,7 @@ class PlanDevices:
         """Return the queue that runs a kernel, by its number among all."""
         return self.queues[self._runners[number]]
 
-    def runner_of(self, number: int) -> Part:
+    def runner_of(self, number: int) -> DevicePart:
         """Return the part on the device that runs a kernel."""
         return self.parts[self._runners[number]]
 

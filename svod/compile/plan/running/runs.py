@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from svod.compile.backend import LaunchQueue
-from svod.compile.plan.host_item import HostProgram, Transfer
+from svod.compile.plan.host_item import BufferCopy, HostProgram
 from svod.compile.plan.part import copy_between
 from svod.compile.plan.plan_parts import KernelLog, Launches, PlanBuffer, PreparedKernel, Segment, Variant, written_by
 from svod.compile.plan.running.bindings import Bindings
@@ -242,7 +242,7 @@ class Runs:
             end = time.perf_counter()
             if seconds is None:
                 seconds = end - start
-            if not isinstance(kernel.loaded, Transfer):     # copies log themselves
+            if not isinstance(kernel.loaded, BufferCopy):    # copies log themselves
                 device = HOST if kernel.is_host_item else self._devices.runner_of(number).backend.label
                 log.add(kernel, device, max(start, end - seconds), seconds, values)     # on a device it ended when the host saw it
 
@@ -252,7 +252,7 @@ class Runs:
         k, devices, bindings = self._every[number], self._devices, self._bindings
         if isinstance(k.loaded, HostProgram):
             self._call(number, k, k.loaded)
-        elif isinstance(k.loaded, Transfer):
+        elif isinstance(k.loaded, BufferCopy):
             addresses, _ = devices.queue.arguments(number)
             to, source = (devices.part_of(b) for b in k.buffers)
             with noted(source.backend.label, to.backend.label, k.loaded.nbytes, to.backend):

@@ -15,7 +15,7 @@ BANKS, BANK_BYTES = 32, 4       # number of banks, and bytes that one bank deliv
 THREADS_SERVED_TOGETHER = 32    # threads whose accesses of one word each are served together
 
 
-class Access(NamedTuple):
+class SharedAccess(NamedTuple):
     """An access to shared memory by several threads at once. `elements`: the first element of each thread; `width`: elements of one thread;
     `weight`: relative frequency."""
 
@@ -24,7 +24,7 @@ class Access(NamedTuple):
     weight: float
 
 
-def conflicts(access: Access, itemsize: int) -> float:
+def conflicts(access: SharedAccess, itemsize: int) -> float:
     """The bank cycles that one access of the threads takes, times its weight."""
     nbytes = access.width * itemsize
     at_once = max(1, THREADS_SERVED_TOGETHER * BANK_BYTES // max(nbytes, BANK_BYTES))
@@ -51,7 +51,7 @@ def with_row_pad(layout: Layout, pad: int) -> Layout:
     return layout._replace(strides=tuple(strides), size=size, row_pad=pad)
 
 
-def copy_access(copy: GroupCopy, layout: Layout, threads: int) -> Access:
+def copy_access(copy: GroupCopy, layout: Layout, threads: int) -> SharedAccess:
     """The store of the first turn of a copy, as an access of `threads` threads."""
     counts = copy.counts(layout.extents)
     elements = []
@@ -62,10 +62,10 @@ def copy_access(copy: GroupCopy, layout: Layout, threads: int) -> Access:
             rest //= n
         elements.append(element)
     whole = copy.vector < 0 or layout.strides[copy.vector] == 1
-    return Access(tuple(elements), copy.width if whole else 1, 1.0 if whole else copy.width)
+    return SharedAccess(tuple(elements), copy.width if whole else 1, 1.0 if whole else copy.width)
 
 
-class Digit(NamedTuple):
+class ThreadDigit(NamedTuple):
     """A digit of the thread number t, as it moves an access along a dim: by positions · (t // inner % extent)."""
 
     inner: int
@@ -77,7 +77,7 @@ class SharedRead(NamedTuple):
     """A read of a value in shared memory. `apart`: per dim, the digits of the thread number that move the read; `width`: elements of a
     thread's vector along the innermost dim."""
 
-    apart: tuple[tuple[Digit, ...], ...]
+    apart: tuple[tuple[ThreadDigit, ...], ...]
     width: int
 
 
@@ -114,15 +114,15 @@ def matrix_read(layout: Layout, itemsize: int, summed: int) -> SharedRead:
     line = layout.order[-2] if len(layout.order) > 1 else -1
     if is_turned(layout, itemsize, summed):
         across = nbytes // BANK_BYTES
-        rows = {line: (Digit(1, across, 1),), layout.order[-1]: (Digit(across, lines, 1),)}
+        rows = {line: (ThreadDigit(1, across, 1),), layout.order[-1]: (ThreadDigit(across, lines, 1),)}
         return SharedRead(tuple([rows.get(d, ()) for d in dims]), 1)
-    return SharedRead(tuple([(Digit(1, lines, 1),) if d == line else () for d in dims]), max(1, nbytes // itemsize))
+    return SharedRead(tuple([(ThreadDigit(1, lines, 1),) if d == line else () for d in dims]), max(1, nbytes // itemsize))
 
 
 READ_WEIGHT = 4.0       # weight of a read against a write, as values in shared memory are read more often than written
 
 
-def _read_access(layout: Layout, read: SharedRead, threads: int) -> Access:
+def _read_access(layout: Layout, read: SharedRead, threads: int) -> SharedAccess:
     steps = [(inner, extent, n * stride) for stride, digits in zip(layout.strides, read.apart, strict=True) for inner, extent, n in digits]
     elements = tuple([sum([t // inner % extent * step for inner, extent, step in steps]) for t in range(threads)])
-    return Access(elements, read.width, READ_WEIGHT)
+    return SharedAccess(elements, read.width, READ_WEIGHT)

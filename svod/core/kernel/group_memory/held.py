@@ -24,7 +24,7 @@ from svod.core.machine.isa import DOTS, Fragment
 Pieces = tuple[tuple[EmittedLoop, ...], ...]
 
 
-class Product(NamedTuple):
+class HeldProduct(NamedTuple):
     """A product that has a stage as an operand. `r`: the stage that sums the product; `read`: its read of the operand; `plan`: the
     instruction; `number`: 0 for the first operand, 1 for the second."""
 
@@ -44,14 +44,14 @@ class Product(NamedTuple):
         return (self.plan.rows, along) if self.number == 0 else (along, self.plan.columns)
 
 
-def product_with(placement: Placement, layouts: Layouts, s: int) -> Product | None:
+def product_with(placement: Placement, layouts: Layouts, s: int) -> HeldProduct | None:
     """The product that has stage `s` as an operand, if that is the stage's only reader; else None."""
     reads = list(placement.reads_of(s))
     if s not in layouts.packed or len(reads) != 1:
         return None
     (r, node), = reads
     plan = layouts.dots[r.stage.index]
-    return Product(r, node, plan, next(k for k, o in enumerate(plan.operands) if o.stage == s))
+    return HeldProduct(r, node, plan, next(k for k, o in enumerate(plan.operands) if o.stage == s))
 
 
 def is_computed_in_place(state: Scheduler, placement: Placement, layouts: Layouts, s: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.groups import check_groups
-from svod.core.kernel.scheduler import INLINE, LOOP, UPCAST, Loop, ReductionParts, Scheduler
+from svod.core.kernel.scheduler import INLINE, LOOP, UPCAST, AxisLoop, ReductionParts, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.errors import KernelOptError
 
@@ -71,8 +71,8 @@ def split_row(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
     name = free_name(state, f"{r.name}.in")
     left = -(-r.extent // n)
     rows = list(state.rows)
-    rows[row] = Loop(r.name, r.axis, left, r.stride * n, r.role)
-    rows.append(Loop(name, r.axis, n, r.stride, role))
+    rows[row] = AxisLoop(r.name, r.axis, left, r.stride * n, r.role)
+    rows.append(AxisLoop(name, r.axis, n, r.stride, role))
     new = len(rows) - 1
     ids = state.axis_rows[r.axis]
     at = ids.index(row) + 1

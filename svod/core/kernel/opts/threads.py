@@ -6,7 +6,7 @@ from typing import Any
 
 from svod.core.kernel.groups import has_block_rows
 from svod.core.kernel.opts.splits import checked_amount, checked_groups, cut_reduction, free_name, is_reduce, loop_row, split_row
-from svod.core.kernel.scheduler import GROUP, LOCAL, Loop, Pipelined, Scheduler
+from svod.core.kernel.scheduler import GROUP, LOCAL, AxisLoop, Pipelined, Scheduler
 from svod.errors import KernelOptError
 
 MAX_BUFFERS = 8
@@ -80,7 +80,7 @@ def _split_top(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
     at = ids.index(row)
     axis_rows = list(state.axis_rows)
     axis_rows[r.axis] = (*ids[:at], len(state.rows), *ids[at:])
-    rows = (*state.rows[:row], r._replace(extent=left), *state.rows[row + 1:], Loop(name, r.axis, n, r.stride * left, role))
+    rows = (*state.rows[:row], r._replace(extent=left), *state.rows[row + 1:], AxisLoop(name, r.axis, n, r.stride * left, role))
     return state.copy(rows=rows, axis_rows=tuple(axis_rows))
 
 

@@ -11,13 +11,13 @@ from svod.errors import UnsupportedError
 from svod.onnx.operators.attention import heads_apart, rotated
 from svod.onnx.operators.attention import rotary as turn
 from svod.onnx.operators.products import shifted
-from svod.onnx.registry import MICROSOFT, Array, Node, operator
+from svod.onnx.registry import MICROSOFT, Array, OnnxNode, operator
 from svod.onnx.values import size
 from svod.tensor import Tensor, where
 from svod.tensor.precision import rounded, widened
 
 
-def multi_head(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None) -> Tensor:
+def multi_head(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None) -> Tensor:
     """Attention of operands (N, heads, L, E); returns (N, L, heads · E). If there are more keys than steps, the additional keys are
     earlier than the first step."""
     steps, total = q.shape[2], k.shape[2]
@@ -32,7 +32,7 @@ def multi_head(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     return out.transpose(1, 2).reshape(q.shape[0], steps, -1)
 
 
-def mask_bias(node: Node, mask: Tensor | None, batch: int, total: int) -> Tensor | None:
+def mask_bias(node: OnnxNode, mask: Tensor | None, batch: int, total: int) -> Tensor | None:
     """Convert a mask, 1 for visible keys, (N, S) or with axes in between, or numbers of visible keys, (N,), to numbers to add to the
     scores."""
     if mask is None:
@@ -46,13 +46,13 @@ def mask_bias(node: Node, mask: Tensor | None, batch: int, total: int) -> Tensor
 
 
 @operator("Attention", domain=MICROSOFT)
-def attention(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, mask: Tensor | None = None, past: Tensor | None = None,
+def attention(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None, mask: Tensor | None = None, past: Tensor | None = None,
               extra: Tensor | None = None) -> tuple[Tensor, ...]:
     together = x.matmul(w) if bias is None else x.matmul(w).add(bias)
     return of_projection(node, together, mask, past, extra)
 
 
-def of_projection(node: Node, together: Tensor, mask: Tensor | None, past: Tensor | None, extra: Tensor | None) -> tuple[Tensor, ...]:
+def of_projection(node: OnnxNode, together: Tensor, mask: Tensor | None, past: Tensor | None, extra: Tensor | None) -> tuple[Tensor, ...]:
     """Attention with queries, keys and values concatenated along the last axis, (N, L, 3 · heads · E)."""
     sizes = node.get("qkv_hidden_sizes") or [together.shape[-1] // 3] * 3
     q, k, v = (t.reshape(*together.shape[:2], node.need("num_heads"), -1).transpose(1, 2) for t in together.split(list(sizes), -1))
@@ -63,7 +63,7 @@ def of_projection(node: Node, together: Tensor, mask: Tensor | None, past: Tenso
 
 
 @operator("QAttention", domain=MICROSOFT)
-def quantised_attention(node: Node, x: Tensor, w: Tensor, bias: Tensor, x_scale: Tensor, w_scale: Tensor, mask: Tensor | None = None,
+def quantised_attention(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor, x_scale: Tensor, w_scale: Tensor, mask: Tensor | None = None,
                         x_zero: Tensor | None = None, w_zero: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, ...]:
     """Attention with a projection of 8-bit integers, which is exact; all later operations are on floats."""
     if node.get("do_rotary", 0) or node.get("past_present_share_buffer", 0):
@@ -73,7 +73,7 @@ def quantised_attention(node: Node, x: Tensor, w: Tensor, bias: Tensor, x_scale:
 
 
 @operator("MultiHeadAttention", domain=MICROSOFT, multiplies=True)
-def multi_head_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, bias: Tensor | None = None,
+def multi_head_attention(node: OnnxNode, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, bias: Tensor | None = None,
                          mask: Tensor | None = None, extra: Tensor | None = None, past_key: Tensor | None = None,
                          past_value: Tensor | None = None) -> tuple[Tensor, ...]:
     heads = node.need("num_heads")
@@ -93,7 +93,7 @@ def multi_head_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Tens
 
 
 @operator("RotaryEmbedding", domain=MICROSOFT)
-def rotary(node: Node, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotary(node: OnnxNode, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     at = positions.add(Tensor(np.arange(x.shape[-2 if x.ndim == 4 else 1]))) if positions.ndim == 1 else positions
     if at.ndim == 1:
         at = at.unsqueeze(0).broadcast_to((x.shape[0], at.shape[0]))
@@ -104,7 +104,7 @@ def rotary(node: Node, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -
 
 
 @operator("GroupQueryAttention", domain=MICROSOFT, known=("total",), exact=True)
-def group_query_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, past_key: Tensor | None = None,
+def group_query_attention(node: OnnxNode, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, past_key: Tensor | None = None,
                           past_value: Tensor | None = None, lengths: Tensor | None = None, total: Array | None = None,
                           cos: Tensor | None = None, sin: Tensor | None = None, places: Tensor | None = None,
                           bias: Tensor | None = None, sink: Tensor | None = None, key_scale: Tensor | None = None,
@@ -141,7 +141,7 @@ def group_query_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Ten
     return out.transpose(1, 2).reshape(q.shape[0], steps, -1), *present
 
 
-def apart(node: Node, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...]:
+def apart(node: OnnxNode, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, ...]:
     """Queries, keys and values by head, (N, L, heads or groups, E), from three operands, or from one in which they are concatenated."""
     heads, groups = node.need("num_heads"), node.need("kv_num_heads")
     if k is None or v is None:
@@ -152,7 +152,7 @@ def apart(node: Node, q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Te
     return tuple(t.reshape(t.shape[0], t.shape[1], n, -1) for t, n in ((q, heads), (k, groups), (v, groups)))
 
 
-def normed(node: Node, x: Tensor, weight: Tensor | None, name: str) -> Tensor:
+def normed(node: OnnxNode, x: Tensor, weight: Tensor | None, name: str) -> Tensor:
     """Divide the elements of each head by their root mean square, and multiply by a weight. Without a weight, x is unchanged."""
     if weight is None:
         return x
@@ -173,7 +173,8 @@ def appended(past: Tensor | None, new: Tensor, begins: Tensor, longest: Any) -> 
     return where(at.ge(0).logical_and(at.lt(steps)), moved, kept)
 
 
-def scores_and_values(node: Node, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor:
+def scores_and_values(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, bias: Tensor | None,
+                      sink: Tensor | None) -> Tensor:
     """Attention softmax(q·k) · v with the node's options: a limit of the scores, and a share of each row that goes to no value. `seen`:
     a mask of the keys visible to each query; None: the keys up to its own position."""
     kind, scale, limit = q.dtype, node.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1]), node.get("softcap", 0.0)

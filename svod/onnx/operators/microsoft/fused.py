@@ -8,7 +8,7 @@ import numpy as np
 from svod.onnx.operators.activations import hard_sigmoid, swish
 from svod.onnx.operators.convolution import convolve
 from svod.onnx.operators.products import gemm
-from svod.onnx.registry import MICROSOFT, Node, axis_in, operator
+from svod.onnx.registry import MICROSOFT, OnnxNode, axis_in, operator
 from svod.tensor import Tensor
 
 operator("Gelu", domain=MICROSOFT)(lambda node, x: x.gelu())
@@ -17,7 +17,7 @@ operator("FastGelu", domain=MICROSOFT)(lambda node, x, bias=None: (x if bias is 
 operator("QuickGelu", domain=MICROSOFT)(lambda node, x: swish(x, node.get("alpha", 1.702)))
 
 
-def activated(node: Node, x: Tensor) -> Tensor:
+def activated(node: OnnxNode, x: Tensor) -> Tensor:
     """Apply the activation at the end of a fused operator."""
     name, params = node.get("activation", ""), node.get("activation_params") or []
     if name == "LeakyRelu":
@@ -32,13 +32,13 @@ def activated(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("FusedConv", domain=MICROSOFT)
-def fused_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, z: Tensor | None = None) -> Tensor:
+def fused_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None, z: Tensor | None = None) -> Tensor:
     y = convolve(node, x, w, bias)
     return activated(node, y if z is None else y.add(z))
 
 
 @operator("FusedMatMul", domain=MICROSOFT)
-def fused_matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
+def fused_matmul(node: OnnxNode, a: Tensor, b: Tensor) -> Tensor:
     def turned(t: Tensor, name: str) -> Tensor:
         batched = t.movedim(0, -2) if node.get(f"transBatch{name}", 0) else t
         return batched.transpose(-2, -1) if node.get(f"trans{name}", 0) and t.ndim > 1 else batched
@@ -47,33 +47,33 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 
 @operator("FusedGemm", domain=MICROSOFT)
-def fused_gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+def fused_gemm(node: OnnxNode, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     return activated(node, gemm(node, a, b, c))
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------------------
 @operator("SimplifiedLayerNormalization")
 @operator("SimplifiedLayerNormalization", domain=MICROSOFT)
-def simplified_norm(node: Node, x: Tensor, scale: Tensor) -> Tensor:
+def simplified_norm(node: OnnxNode, x: Tensor, scale: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", -1), x.ndim)
     return x.rms_norm(x.shape[axis:], scale, node.get("epsilon", 1e-5)).cast(x.dtype)
 
 
 @operator("SkipLayerNormalization", domain=MICROSOFT)
-def skip_norm(node: Node, x: Tensor, skip: Tensor, gamma: Tensor, beta: Tensor | None = None,
+def skip_norm(node: OnnxNode, x: Tensor, skip: Tensor, gamma: Tensor, beta: Tensor | None = None,
               bias: Tensor | None = None) -> tuple[Tensor | None, ...]:
     total = x.add(skip) if bias is None else x.add(skip).add(bias)
     return total.layer_norm(total.shape[-1], gamma, beta, node.get("epsilon", 1e-12)).cast(x.dtype), None, None, total
 
 
 @operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def skip_simplified(node: Node, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None) -> tuple[Tensor | None, ...]:
+def skip_simplified(node: OnnxNode, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None) -> tuple[Tensor | None, ...]:
     total = x.add(skip) if bias is None else x.add(skip).add(bias)
     return total.rms_norm(total.shape[-1], gamma, node.get("epsilon", 1e-12)).cast(x.dtype), None, None, total
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
-def embed_norm(node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, positions: Tensor, segment_table: Tensor | None = None,
+def embed_norm(node: OnnxNode, ids: Tensor, segments: Tensor | None, words: Tensor, positions: Tensor, segment_table: Tensor | None = None,
                gamma: Tensor | None = None, beta: Tensor | None = None, mask: Tensor | None = None,
                places: Tensor | None = None) -> tuple[Tensor, ...]:
     at = Tensor(np.arange(ids.shape[1])) if places is None else places

@@ -13,20 +13,21 @@ from svod.onnx.operators.indexing import wrapped
 from svod.onnx.operators.products import shifted
 from svod.onnx.operators.quantised import dynamic_quantize, requantized, to_integers
 from svod.onnx.operators.recurrent import lstm
-from svod.onnx.registry import MICROSOFT, Node, axis_in, operator
+from svod.onnx.registry import MICROSOFT, OnnxNode, axis_in, operator
 from svod.tensor import Tensor
 from svod.tensor.precision import rounded, widened
 
 
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
-def matmul_to_float(node: Node, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: Tensor | None = None,
+def matmul_to_float(node: OnnxNode, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: Tensor | None = None,
                     b_zero: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     wide = shifted(a, a_zero, -2).matmul(shifted(b, b_zero, -1)).cast(a_scale.dtype).mul(a_scale.mul(b_scale))
     return wide if bias is None else wide.add(bias)
 
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
-def dynamic_matmul(node: Node, a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def dynamic_matmul(node: OnnxNode, a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None,
+                   bias: Tensor | None = None) -> Tensor:
     whole, scale, zero = dynamic_quantize(node, a)
     return matmul_to_float(node, whole, b, scale, b_scale, zero, b_zero, bias)
 
@@ -38,7 +39,7 @@ def dequantized(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 def qlinear_binary(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
     @operator(name, domain=MICROSOFT)
-    def compute(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor, b_zero: Tensor | None,
+    def compute(node: OnnxNode, a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor, b_zero: Tensor | None,
                 scale: Tensor, zero: Tensor | None = None) -> Tensor:
         return to_integers(function(dequantized(a, a_scale, a_zero), dequantized(b, b_scale, b_zero)), scale, zero, a.dtype)
 
@@ -47,7 +48,7 @@ qlinear_binary("QLinearAdd", Tensor.add)
 qlinear_binary("QLinearMul", Tensor.mul)
 
 
-def quantised_softmax(node: Node, x: Tensor) -> Tensor:
+def quantised_softmax(node: OnnxNode, x: Tensor) -> Tensor:
     """Softmax by the rules of the node's operator set: before the 13th, a row extends from the axis to the tensor's end."""
     axis = axis_in(node.get("axis", -1), max(1, x.ndim))
     if node.need("opset") >= 13:
@@ -55,9 +56,9 @@ def quantised_softmax(node: Node, x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])).softmax(-1).reshape(x.shape)
 
 
-def qlinear_unary(name: str, function: Callable[[Node, Tensor], Tensor]) -> None:
+def qlinear_unary(name: str, function: Callable[[OnnxNode, Tensor], Tensor]) -> None:
     @operator(name, domain=MICROSOFT)
-    def compute(node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor | None, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+    def compute(node: OnnxNode, x: Tensor, x_scale: Tensor, x_zero: Tensor | None, scale: Tensor, zero: Tensor | None = None) -> Tensor:
         return to_integers(function(node, dequantized(x, x_scale, x_zero)), scale, zero, x.dtype)
 
 
@@ -66,7 +67,7 @@ qlinear_unary("QLinearLeakyRelu", lambda node, x: x.leaky_relu(node.get("alpha",
 qlinear_unary("QLinearSoftmax", quantised_softmax)
 
 
-def quantised_average_pool(node: Node, x: Tensor) -> Tensor:
+def quantised_average_pool(node: OnnxNode, x: Tensor) -> Tensor:
     is_last = node.get("channels_last", 0)
     y = average_pool(node, x.movedim(-1, 1) if is_last else x)
     return y.movedim(1, -1) if is_last else y
@@ -78,13 +79,13 @@ qlinear_unary("QLinearGlobalAveragePool", lambda node, x: x.mean(
 
 
 @operator("QLinearConcat", domain=MICROSOFT)
-def qlinear_concat(node: Node, scale: Tensor, zero: Tensor, *operands: Tensor) -> Tensor:
+def qlinear_concat(node: OnnxNode, scale: Tensor, zero: Tensor, *operands: Tensor) -> Tensor:
     parts = [dequantized(*operands[i:i + 3]) for i in range(0, len(operands), 3)]
     return to_integers(Tensor.cat(parts, node.need("axis")), scale, zero, zero.dtype)
 
 
 @operator("MatMulNBits", domain=MICROSOFT)
-def matmul_n_bits(node: Node, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor | None = None, groups: Tensor | None = None,
+def matmul_n_bits(node: OnnxNode, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor | None = None, groups: Tensor | None = None,
                   bias: Tensor | None = None) -> Tensor:
     """A product with weights of 2, 4 or 8 bits, (columns, blocks, bytes), in blocks with a scale each; the first number of a byte is in
     its lowest bits. `groups`: for each row, the block with its scale and zero point; by default the block that contains the row."""
@@ -111,7 +112,7 @@ def matmul_n_bits(node: Node, a: Tensor, b: Tensor, scales: Tensor, zeros: Tenso
 
 
 @operator("QGemm", domain=MICROSOFT)
-def quantised_gemm(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
+def quantised_gemm(node: OnnxNode, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
                    c: Tensor | None = None, scale: Tensor | None = None, zero: Tensor | None = None) -> Tensor:
     """An exact product of integers plus int32 of the same scale; the result is floats, or integers of `scale`."""
     turned = [shifted(t.transpose(0, 1) if node.get(f"trans{n}", 0) else t, None, -1) for t, n in ((a, "A"), (b, "B"))]
@@ -124,7 +125,7 @@ def quantised_gemm(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Te
 
 
 @operator("GatherBlockQuantized", domain=MICROSOFT, narrow=True, exact=True)
-def gather_block_quantised(node: Node, data: Tensor, index: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
+def gather_block_quantised(node: OnnxNode, data: Tensor, index: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
     """Rows of weights in blocks with a scale each. Integers of 4 bits have one element each; bytes have several elements of `bits` along
     the last axis, the first in the lowest bits. An index out of range gives zeros."""
     rank, bits, block = data.ndim, node.get("bits", 4), node.get("block_size", 128)
@@ -153,7 +154,7 @@ def gather_block_quantised(node: Node, data: Tensor, index: Tensor, scales: Tens
 
 
 @operator("DynamicQuantizeLSTM", domain=MICROSOFT)
-def dynamic_lstm(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
+def dynamic_lstm(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
                  h: Tensor | None = None, c: Tensor | None = None, peepholes: Tensor | None = None, w_scale: Tensor | None = None,
                  w_zero: Tensor | None = None, r_scale: Tensor | None = None, r_zero: Tensor | None = None) -> tuple[Tensor, ...]:
     """An LSTM with weights of 8 bits, (directions, inputs, 4 · hidden). The factors that they are multiplied by stay floats, whereas
@@ -174,7 +175,7 @@ _FOUR_BITS = (
 
 
 @operator("MatMulBnb4", domain=MICROSOFT)
-def matmul_bnb4(node: Node, a: Tensor, b: Tensor, largest: Tensor) -> Tensor:
+def matmul_bnb4(node: OnnxNode, a: Tensor, b: Tensor, largest: Tensor) -> Tensor:
     """A product with bitsandbytes' weights of 4 bits, (N, K) flattened, in blocks with their largest number each; the first number of a
     byte is in its highest bits.
     """

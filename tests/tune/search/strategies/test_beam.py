@@ -16,7 +16,7 @@ from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure
 from svod.tune.search.actions import default_actions
 from svod.tune.search.confirmation import finish
-from svod.tune.search.kernel_search import HOPELESS, KernelSearch, Subject
+from svod.tune.search.kernel_search import HOPELESS, KernelSearch, SearchedKernel
 from svod.tune.search.strategies.beam import Beam
 from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, made_up_seconds, make_search, raced, run
 from tests.tune.search_kernels import TARGET, elementwise, gemm
@@ -158,7 +158,7 @@ def test_an_untouched_kernel_that_is_hopeless_is_not_run_where_there_are_other_s
     assert cost_of(base).cycles > HOPELESS * cost_of(good).cycles
     for seeds, run_ in (([(apply_opt(base, Opt("UPCAST", "o1", 16)), Origin.SKETCH)], False), ([], True)):
         measurer = ReplayedMeasurer()
-        search = KernelSearch(Subject("key", "gemm", base, good, seeds), BeamConfig(width=2, round_size=8), measurer)
+        search = KernelSearch(SearchedKernel("key", "gemm", base, good, seeds), BeamConfig(width=2, round_size=8), measurer)
         search.step()
         search.step()
         assert (base.digest.hex() in measurer.done("lower")) is run_
@@ -301,6 +301,6 @@ def test_the_beam_climbs_where_opts_pay_one_by_one() -> None:
 def test_an_elementwise_kernel_has_enough_to_try() -> None:
     base = Scheduler(elementwise(1000), TARGET)
     heuristic = apply_opt(base, Opt("UPCAST", "o0", 16))
-    search = KernelSearch(Subject("key", "relu", base, heuristic), BeamConfig(width=2), ReplayedMeasurer())
+    search = KernelSearch(SearchedKernel("key", "relu", base, heuristic), BeamConfig(width=2), ReplayedMeasurer())
     run(search)
     assert search.counts.timed > 10

@@ -22,7 +22,7 @@ from svod.errors import ConfigError, KernelOptError, TuneError
 from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status
 from svod.tune.search.actions import default_actions, lanes_of, mutations
 from svod.tune.search.confirmation import finish
-from svod.tune.search.kernel_search import KernelSearch, Subject
+from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from svod.tune.search.strategies.evolve import Evolution
 from svod.tune.search.strategies.registry import check_strategy, make_strategy
 from svod.tune.search.strategies.strategy import FIRST_WIDTH, Proposer
@@ -144,7 +144,7 @@ def test_a_search_ends_where_nothing_is_left(strategy: str) -> None:
         return made
     measurer = ReplayedMeasurer(seconds=seconds)
     config = BeamConfig(width=2, strategy=strategy, patience=1000)
-    search = run(KernelSearch(Subject("key", "gemm", BASE, HEURISTIC), config, measurer, strategy_of=fenced), 200)
+    search = run(KernelSearch(SearchedKernel("key", "gemm", BASE, HEURISTIC), config, measurer, strategy_of=fenced), 200)
     assert search.why == "nothing left to try"
     assert {BASE.digest, HEURISTIC.digest} <= set(strategy_of(search).seen) <= allowed
     assert len(measurer.built) == len(set(measurer.built)) <= 3
