@@ -1,4 +1,4 @@
-"""The CPU as a backend: LINEAR → LLVM IR → an object, or LINEAR interpreted; launches are run by the native runtime and its threads."""
+"""The CPU as a backend: LINEAR is compiled through LLVM IR to an object, or interpreted; a native runtime runs launches on threads."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Llvm(CompilerPair):
 
 
 class Interpreter(CompilerPair):
-    """LINEAR as text, interpreted."""
+    """LINEAR, run by an interpreter in NumPy (`svod.compile.cpu.interpreted`)."""
 
     name, key, revision = "interpreter", "LINEAR, interpreted", CODEGEN_REVISION
 

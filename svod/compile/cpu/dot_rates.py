@@ -1,11 +1,11 @@
-"""How long dot instructions take on this machine, in vector multiply-adds. It is measured, as processors of one instruction set differ
-by four.
+"""A measurement of the time of dot instructions on this machine, in units of vector multiply-adds. Processors with the same instruction
+set differ by a factor of four.
 
-    a_0, a_1, … += x · y        40,000 turns, once with multiply-adds, once with the instruction
+    a_0, a_1, … += x · y        40,000 iterations, once with multiply-adds, once with the instruction
 
-Both loops are LINEAR and go through the code generator of kernels. They take a hundred microseconds and more, beside which the two of a
-call are little. The result is kept per machine beside the tuning database: the cost model ranks by it, and every process has to choose the
-same chains."""
+Both loops are LINEAR and go through the code generator of kernels. Each takes at least a hundred microseconds; the overhead of a call, two
+microseconds, is small against that. The result is stored for each machine beside the tuning database, because the cost model ranks
+schedules by it and all processes must choose the same schedules."""
 from __future__ import annotations
 
 import ctypes
@@ -37,8 +37,8 @@ RATES_REVISION = 1            # version of the loops and of the figures that are
 
 @lru_cache(maxsize=16)
 def measured_cost(name: str) -> float:
-    """Return how many float32 vector multiply-adds this machine does in the time of one instruction `name` of DOTS; one of DOT_COSTS. The
-    first call takes 30 ms."""
+    """Return the number of float32 vector multiply-adds that this machine executes in the time of one instruction `name` of DOTS, rounded
+    to one of DOT_COSTS. The first call takes 30 ms."""
     return kept_cost(data_dir() / "dot_rates.json", name)
 
 
@@ -91,8 +91,8 @@ def measure_times(name: str) -> tuple[float, float]:
 
 
 def turns(target: Target, dtype: DType, dot: Dot | None, count: int = TURNS) -> Program:
-    """Make a program whose `count` iterations add one product to each accumulator; accumulator n starts at n. The product is of the
-    argument with itself, by a multiply-add or `dot`. The program stores the sum of all."""
+    """Make a program whose loop adds one product to each accumulator in each of `count` iterations; accumulator n starts at n. The product
+    is that of the argument with itself, by a multiply-add or by `dot`. The program stores the sum of all accumulators."""
     b = Builder()
     begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
     lanes = target.vector_bytes // 4

@@ -1,9 +1,9 @@
 """The machine svod runs on, as a `Target`.
 
-The key of a target must be equal for machines on which the same code is equally fast, and readable. So it holds
-LLVM's name of the core (which selects the scheduling model), instruction sets (`svod.core.machine.isa`), cache sizes and threads.
-The name and the instruction sets come from LLVM, which asks the processor, the rest from `svod.system.process`; model names and
-microcode are no part of it.
+The key of a target must be readable, and equal for machines on which the same code is equally fast. So it consists of LLVM's name of the
+core (which selects the scheduling model), the instruction sets (`svod.core.machine.isa`), the cache sizes and the number of threads. It has
+no model name and no microcode version. LLVM reads the name and the instruction sets from the processor; the rest comes from
+`svod.system.process`.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from svod.system.process.processor import cache_sizes, may_use_tiles
 
 
 def make_target(arch: str, cpu: str, features: tuple[str, ...], caches: tuple[int, int, int], threads: int) -> Target:
-    """A CPU target from its parts; register sizes follow from `features` (names of `ISA`)."""
+    """Make a CPU target. Vector sizes and registers follow from `features` (names of `ISA`); `caches`: bytes of L1, L2 and L3."""
     wide, avx = "avx512f" in features, "avx2" in features
     x86 = arch == "x86_64"
     l1, l2, l3 = caches
@@ -57,8 +57,8 @@ def _target(first: int, threads: int) -> Target:
 
 
 def host_target(threads: int | None = None) -> Target:
-    """Return this machine as a target, without `dot_cost`, which the backend adds. `threads` limits the threads (None: SVOD_THREADS limits
-    them), as do affinity and the cgroup quota.
+    """Return this machine as a target, without `dot_cost`, which the backend adds. `threads`: an upper limit of the number of threads
+    (None: SVOD_THREADS); the affinity mask and the cgroup quota limit it further.
 
     Each call reads affinity and quota again, because both may change. Raises DeviceError on an architecture without a code generator."""
     if threads is not None and threads < 1:

@@ -1,9 +1,10 @@
-"""Programs as LINEAR, run instruction by instruction in NumPy: the output of the CPU's second compiler (`svod.compile.cpu.backend`).
+"""Programs in LINEAR that are interpreted in NumPy, instruction by instruction: the CPU's second compiler (`svod.compile.cpu.backend`).
 
     source    LINEAR as JSON            "binary"  the same, validated            loaded   a function per phase that interprets it
 
-The functions have the signature of compiled phases and are called by the same runtime from the same threads, so a plan does not know the
-difference. Where results differ from those of LLVM, LLVM or the printer of its text is at fault; where they do not, lowering is.
+The functions have the signature of compiled phases, and the same runtime calls them from the same threads, so plans need no other code.
+They help to locate a wrong result: if the interpreter gives another result than compiled code, LLVM or the printer of its text is wrong; if
+it gives the same wrong result, lowering is.
 """
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from svod.core.ir.dtype import to_numpy
 
 
 class InterpretedProgram:
-    """Phases that interpret their LINEAR: `addresses`, in order, valid until `close()`. Native code calls them, so an exception (or an
-    interrupt) cannot be raised; it is stored until `take_failure`. Each plan calls its own `copy`, so it gets the failures of its own
-    runs."""
+    """A loaded program whose phases interpret LINEAR. `addresses`: the functions of the phases, in order, valid until `close()`. Native
+    code calls them, so an exception (or an interrupt) cannot propagate; it is stored until `take_failure`. Each plan uses a separate
+    `copy`, so that it gets the failures of its own runs only."""
 
     def __init__(self, code: bytes, spec: ProgramSpec) -> None:
-        """Raises CompileError when `code` is not LINEAR, or has other phases than `spec`."""
+        """Decode the program. Raises CompileError if `code` is not LINEAR, or if its phases differ from those of `spec`."""
         self._make_functions(decode_linear(code, spec))
 
     def _make_functions(self, program: Program) -> None:
@@ -47,7 +48,7 @@ class InterpretedProgram:
         return failure
 
     def close(self) -> None:
-        """The addresses must not be called any more."""
+        """Release the functions; `addresses` must not be called any more."""
         self.addresses = ()
         self._functions = []
 
@@ -55,7 +56,7 @@ class InterpretedProgram:
         def run(args: int, variables: int, scratch: int, begin: int, end: int) -> None:
             try:
                 self._run(number, args, variables, begin, end)
-            except BaseException as error:      # native code called this, and ctypes would drop the exception
+            except BaseException as error:      # the caller is native code, so ctypes would discard the exception
                 self._failure = self._failure or error
         return run
 

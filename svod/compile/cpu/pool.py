@@ -1,10 +1,11 @@
-"""The thread pool: worker threads, their cores and their scratch memory. The code that they run is in `runtime.py`.
+"""The thread pool: worker threads, their cores and their scratch memory. The code that the workers execute is in `runtime.py`.
 
-One pool per process (`Pool.get`). Workers are daemon threads that stay inside native code: they spin for about 50 µs after the last launch
-and then sleep until the next one. A plan takes the pool for its own duration by a try-lock; another plan running at the same time finds it
-taken and runs on its own thread alone. Nothing of this is visible to a program that asks for one thread: no thread is made.
+Each process has one pool (`Pool.get`). Workers are daemon threads that stay inside native code: they spin for about 50 µs after the last
+launch and then sleep until the next one. A plan takes the pool while it runs, by a try-lock; a plan that runs at the same time fails to
+take it and runs on its calling thread only. A program that asks for one thread starts no workers.
 
-The pool is re-made after a fork (threads do not survive it) and stopped at exit before machine code is freed.
+After a fork the child restarts the workers, because threads do not survive a fork. At exit the pool is stopped before machine code is
+freed.
 """
 from __future__ import annotations
 
@@ -40,11 +41,11 @@ _SYSCALLS = {"x86_64": (202, 203, 204), "aarch64": (98, 122, 123)}
 
 
 class Arena:
-    """`size` bytes of uninitialised memory that starts 64-byte aligned at `address`, `stagger` lines into a page. `touch`: page faults
-    happen here, not inside a launch; without it they happen in the launches that first write the memory, on all their cores.
+    """Uninitialised memory of at least `size` bytes at `address`, which is 64-byte aligned at an offset within its page that depends on
+    `stagger`. `touch`: take the page faults now; otherwise the launches that first write the memory take them, on all their cores.
 
-    Scratch of different workers, and scratch and large arrays, would otherwise share their low 12 address bits, and stores to the one would
-    delay loads of the other (4 KiB aliasing)."""
+    The different offsets avoid 4 KiB aliasing: if the scratch of two workers, or scratch and a large array, had the same low 12 address
+    bits, stores to one would delay loads from the other."""
 
     __slots__ = ("_memory", "address", "size")
 
@@ -59,7 +60,8 @@ class Arena:
 
 
 class Pool:
-    """`threads` threads counting the caller, and their scratch. Use `Pool.get`; a second pool would compete for the same cores."""
+    """A pool of `threads` threads, counting the caller, and their scratch memory. Get it by `Pool.get`: a second pool would compete for the
+    same cores."""
 
     _shared: Pool | None = None
     _shared_lock = threading.Lock()
@@ -70,7 +72,7 @@ class Pool:
         self.threads = threads
         self._map = private_memory(rt.WORKERS + rt.WORKER_STRIDE * (rt.MAX_THREADS + 1))
         self.address = int(np.frombuffer(self._map, np.uint8).__array_interface__["data"][0])
-        self._guard = threading.Lock()          # growing and starting; never held while a plan runs
+        self._guard = threading.Lock()          # held while scratch grows and workers start, never while a plan runs
         self._workers: list[Joinable] = []
         self._arenas: list[Arena] = []          # including replaced ones: a running launch may still be using them
         self._scratch_bytes = 0
@@ -178,8 +180,9 @@ class Pool:
 
 
 def fit_launch(extent: int, threads: int, chunks: int, limit: int) -> tuple[int, int]:
-    """Return (threads, chunks) of a launch of `extent` iterations if `threads` are wanted and `limit` exist. If chunks is 0, choose four
-    per thread, so that others can do the work of a delayed thread; at most one per iteration."""
+    """Return (threads, chunks) for a launch of `extent` iterations. `threads`: the wanted threads, of which `limit` exist; `chunks`: the
+    wanted chunks, 0 for four per thread, so that other threads can take work from a delayed one. There is at most one chunk per
+    iteration."""
     threads = max(1, min(threads, limit, extent))
     if threads == 1:
         return 1, 1

@@ -1,4 +1,4 @@
-"""The launch queue of the CPU: a plan's launches as records in one block of words, run by one native call.
+"""The launch queue of the CPU: a plan's launches are records in one block of words, and one native call runs them.
 
     words    header | records by kernel | launches by variant | arguments by kernel | variables by kernel
 
@@ -40,7 +40,7 @@ ENTRY, ARGS, VARS, BEGIN, END, THREADS, CHUNKS = (offset // 8 for offset in (
 
 
 class CpuQueue:
-    """`svod.compile.backend.LaunchQueue` of the CPU. Its launches are addresses of records."""
+    """The `svod.compile.backend.LaunchQueue` of the CPU. A `Launches` of it has the address of the first record and their number."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
                  threads: int | None) -> None:
@@ -184,7 +184,8 @@ class CpuQueue:
         return position + _LAUNCH
 
     def _repeated(self, kernel: int) -> Launches:
-        """Return the words of a kernel's records without its once phases, whose records come first."""
+        """Return the records of a kernel's phases that run each time (word of the first one, number). The records of its once phases, which
+        come first, are left out."""
         first, count = self._spans[kernel]
         once = sum(phase.once for phase in self._kernels[kernel].spec.phases)
         return Launches(first + once * _LAUNCH, count - once)

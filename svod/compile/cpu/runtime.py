@@ -1,34 +1,35 @@
 """The native runtime: the worker loop of the thread pool and the function that runs a plan, as one LLVM IR module.
 
-A plan is data, an array of launch records; nothing is compiled for it. `svod_run_plan` walks the records, calls single-core
-launches itself and shares the others out to workers that wait inside `svod_worker`. Python only starts threads, fills memory and
-makes one call per plan. All memory is laid out here (`Pool`, `Launch`, `Plan` offsets) and allocated by `pool.py` and `queue.py`.
+A plan is data, an array of launch records; nothing is compiled for it. `svod_run_plan` processes the records in order: it executes
+single-core launches on the calling thread and distributes the others to workers that wait inside `svod_worker`. Python only starts threads,
+fills memory and makes one call per plan. The layout of all memory is defined here (`Pool`, `Launch`, `Plan` offsets); `pool.py` and
+`queue.py` allocate it.
 
-How a launch is shared out. Each thread of a launch has a share of the chunks, next to one another, and takes the rest of the others'
-shares when its own is done: a core meets the same memory again in the next launch, and none waits while there is work. Chunks that are an
-iteration longer are spread over all shares, as a share that is long by several would leave too little to take. What is left of
-a share is one 64-bit word, its *ticket*, on a cache line of its own:
+How a launch is distributed. Each thread of a launch has a share of consecutive chunks. When a thread has finished its share, it takes
+chunks of other shares. So a core uses the same memory in successive launches, and no thread waits while there is work. If the iterations do
+not divide evenly, the chunks that are one iteration longer are spread over all shares, so that no share is longer than the others by
+several iterations. The rest of a share is described by one 64-bit word, its *ticket*, on a separate cache line:
 
     generation (32 bits) | threads (10 bits) | chunks left (22 bits)
 
 A thread with index < threads claims a chunk by compare-and-swap of a ticket with that ticket - 1 (the borrow cannot leave the lowest
-field, as only a ticket with chunks left is decremented). The job's fields are read after a successful claim only. They cannot change
-under the claimer: a new job is published when `pending` is 0, and a claimed chunk is part of `pending` until its claimer subtracts it. A
-late worker therefore can only claim a chunk of the job that is current. The generation makes two equal tickets of successive jobs
-different. `latest` is (generation, threads, 0) of the job published last, written after its tickets: a worker that went once through all
-shares of a generation has nothing to look for until `latest` changes.
+field, as only a ticket with chunks left is decremented). A thread reads the fields of the job only after a successful claim. They cannot
+change before it has finished the chunk: a new job is published only when `pending` is 0, and a claimed chunk counts in `pending` until the
+thread that claimed it has subtracted it. A late worker therefore can only claim a chunk of the current job. The generation makes tickets of
+successive jobs different. `latest` is (generation, threads, 0) of the job published last, written after its tickets: a worker that has
+checked all shares of a generation finds no more work until `latest` changes.
 
-How a worker sleeps. It counts pauses (about 50 µs), then raises its own flag, counts itself in `sleepers`, looks at `latest` once
-more and waits on its flag with a futex. The caller publishes `latest`, then looks at `sleepers`. All four accesses are sequentially
-consistent, so one of the two sees the other. Whoever lowers a flag from 1 to 0 counts `sleepers` down. Without futexes
-the worker polls between short sleeps instead.
+How a worker sleeps. It spins for about 50 µs, then sets its flag to 1, increments `sleepers`, reads `latest` once more and waits on its
+flag with a futex. The caller writes `latest`, then reads `sleepers`. All four accesses are sequentially consistent, so the worker sees the
+new `latest` or the caller sees the sleeper. The thread that changes a flag from 1 to 0 decrements `sleepers`. Without futexes a worker
+polls between short sleeps instead.
 
-Before and after, for a plan of two launches, the second one on two cores:
+The records and the calls of a plan of two launches, the second one on two cores:
 
     records: [(f, args0, vars0, 0..64, threads 1, chunks 1), (g, args1, vars1, 0..100, threads 2, chunks 8)]
     calls:   f(args0, vars0, scratch, 0, 64)                      on the caller
              g(args1, vars1, scratch_0, 0, 13), g(…, 13, 26) …    on the caller, and at the same time
-             g(args1, vars1, scratch_1, 52, 64), g(…, 64, 76) …   on the worker; who is done first helps the other
+             g(args1, vars1, scratch_1, 52, 64), g(…, 64, 76) …   on the worker; the thread that finishes first helps the other one
 """
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
 from svod.system.forksafe import remake_after_fork
 from svod.system.process.program import package_text
 
-# Layout of the pool, in bytes. Words written by different sides have cache lines of their own.
+# Layout of the pool, in bytes. Words that the caller writes and words that workers write are on different cache lines.
 LATEST, PENDING, LOCK, SLEEPERS, JOB, CONFIG, CORES, WORKERS = 0, 64, 128, 192, 256, 320, 448, 640
 JOB_ENTRY, JOB_ARGS, JOB_VARS, JOB_BEGIN, JOB_QUOTIENT, JOB_REMAINDER, JOB_SHARE, JOB_LONGER = (
     JOB + 8 * i for i in range(8))      # share: chunks per thread; the first `longer` threads have one more

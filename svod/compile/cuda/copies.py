@@ -1,16 +1,16 @@
 """Asynchronous copies from arguments to shared memory as LLVM text.
 
-    COPY_ASYNC of 16 bytes                    cp.async.cg, past the first cache
+    COPY_ASYNC of 16 bytes                    cp.async.cg, which bypasses the L1 cache
     COPY_ASYNC of 4 or 8                      cp.async.ca
-    … at an address that is not known to be a multiple of as many bytes       a load and a store
-    … with a condition `inside`               as many bytes of the argument or none, the rest zeros
+    … at an address of unknown alignment      a load and a store
+    … with a condition `inside`               copies the bytes if it is true, otherwise writes zeros
     COMMIT, WAIT                              cp.async.commit_group, cp.async.wait_group
-    BULK_BEGIN, BULK_END                      mbarrier.init and inval of each buffer's, by the first thread
+    BULK_BEGIN, BULK_END                      mbarrier.init and mbarrier.inval for each buffer, by the first thread of a block
     COPY_BULK                                 mbarrier.arrive.expect_tx with the bytes of a row, cp.async.bulk
-    BULK_WAIT                                 mbarrier.try_wait.parity until it holds
+    BULK_WAIT                                 mbarrier.try_wait.parity in a loop until it succeeds
 
-A thread that arrives tells how many bytes it expects, so that a barrier's phase ends when as many threads have arrived as there are rows,
-and the bytes of all of them.
+Each thread that copies a row arrives at the mbarrier with the number of bytes that it expects. So a phase of the mbarrier ends when the
+threads of all rows have arrived and the bytes of all rows are there.
 """
 from __future__ import annotations
 

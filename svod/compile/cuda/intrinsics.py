@@ -1,7 +1,8 @@
-"""The functions that LLVM IR for NVIDIA's GPUs may call. Other calls may abort the process: LLVM's code generator does so if it has no
-instruction for a call. Assembly, for which LLVM has no intrinsic, is of the statements listed here.
+"""The functions that LLVM IR for NVIDIA's GPUs may call, and the PTX statements that it may contain as inline assembly, which is used for
+instructions without an LLVM intrinsic. LLVM's code generator aborts the process on a call for which it has no instruction, so other calls
+are refused before.
 
-All code made from LINEAR is compiled for every architecture in `tests/compile/cuda/test_instructions.py`."""
+`tests/compile/cuda/test_instructions.py` compiles every form of code that LINEAR can produce for every architecture."""
 from __future__ import annotations
 
 import re

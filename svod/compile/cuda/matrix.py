@@ -1,11 +1,11 @@
 """LLVM text for tiles distributed over the threads of a warp: mma.sync, and loads of its operands.
 
     MMA                                             llvm.nvvm.mma.m16n8k16.row.col.bf16, each thread passes its words of the tiles
-    MMA of float32                                  its factors are rounded by cvt.rna.tf32 first
+    MMA of float32                                  cvt.rna.tf32 of both factors, then mma
     LOADMATRIX from shared memory, lines of 16 bytes       ldmatrix: thread t gives the address of line t % 8 of matrix t // 8
-    the same, lines across the sum                  ldmatrix.trans, of 16-bit numbers
-    two of them that differ in the offset           one ldmatrix, if it supports as many matrices
-    any other                                       each thread loads its own elements
+    the same, lines across the summed axis          ldmatrix.trans, for 16-bit numbers only
+    two LOADMATRIX that differ only in the offset   one ldmatrix, if it supports that many matrices
+    any other LOADMATRIX                            each thread loads its elements
 
 A line is 16 bytes: one 32-bit register in each of four threads. ldmatrix requires lines that begin at multiples of 16 bytes.
 """
@@ -29,7 +29,7 @@ ROUND = "llvm.nvvm.f2tf32.rna"
 THREAD = "llvm.nvvm.read.ptx.sreg.tid.x"        # the number of a thread in its block
 MOST_MATRICES = 4       # most matrices that one ldmatrix loads
 LINES_TOGETHER = 8      # number of lines after which the swizzle pattern of a row changes
-_COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # they write nothing that is read before a WAIT
+_COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # operations whose results are not read before a WAIT
 _ENDS = frozenset({"LOOP", "CARRY", "RESULT", "SHFL_XOR", *(NO_VALUE - _COPIES_BEGIN)})
 
 
@@ -171,7 +171,7 @@ def _joined(w: LlvmWriter, parts: list[str], kind: str, vec: str) -> str:
 
 
 def _words(w: LlvmWriter, s: int) -> list[tuple[str, str]]:
-    """(type, operand) of the registers that hold a fragment, as mma takes them."""
+    """Return (type, operand) of each register of a fragment, in the form that mma expects."""
     dtype, lanes = w.code[s].dtype, w.code[s].lanes
     if lanes == 1:
         return [(SCALAR[dtype.name], w.value[s])]
@@ -185,7 +185,7 @@ def _words(w: LlvmWriter, s: int) -> list[tuple[str, str]]:
 
 
 def _rounded(w: LlvmWriter, words: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Factors of float32 as TF32."""
+    """Round float32 factors to TF32."""
     return [("i32", w.call("i32", ROUND, word)) for word in words]
 
 

@@ -1,12 +1,12 @@
 """NVIDIA's driver through pycuda, in a program that has imported `pycuda.driver`; calls that pycuda lacks go through ctypes.
 
-    contexts        pycuda's stack of the thread: pycuda's own calls and svod's find the same one
-    memory          pycuda frees garbage of the program before it says that there is no memory left
-    streams         pycuda.driver.Stream for the stream of svod's; a stream of another library is a number, for ctypes
+    contexts        pycuda's context stack of the thread, so that pycuda's calls and svod's use the same current context
+    memory          pycuda's allocator, which collects the program's garbage before it reports that memory is exhausted
+    streams         pycuda.driver.Stream for svod's stream; a stream of another library is a number, for ctypes
     modules         pycuda.driver.Module, and prepared calls of its functions
-    by ctypes       events, which stand on streams of other libraries too, graphs, copies between devices
+    by ctypes       events (also recorded on streams of other libraries), graphs, copies between devices
 
-pycuda destroys an object when nobody refers to it: what svod uses is held here by its number until svod frees it.
+pycuda destroys an object that has no references, so this driver keeps a reference to each object, by its number, until svod frees it.
 """
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PycudaDriver(Driver):
         return self._hold(int(context.handle), context)
 
     def current_context(self) -> int:
-        """Return the thread's context that pycuda knows; 0 also if another library has made its own context current."""
+        """Return the thread's current context if pycuda made it current; 0 if there is none or another library did."""
         context = self._cuda.Context.get_current()
         current = super().current_context()
         return current if context is not None and int(context.handle) == current else 0

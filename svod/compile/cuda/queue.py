@@ -1,8 +1,8 @@
-"""The launches of a plan on a GPU: one by one on the device's stream, or as a graph, which takes one call for all of them.
+"""The launches of a plan on a GPU: one by one on the device's stream, or as a CUDA graph, which launches all of them by one call.
 
     first run with given arguments      launch, launch, launch
-    second run with the same            the same three, recorded as a graph; launch the graph
-    later                               launch the graph
+    second run with the same arguments  record the three launches as a graph; launch the graph
+    later runs                          launch the graph
 
 The host waits only to time or to read results (`GpuDevice`). A graph contains addresses and values, so binding an address or setting a
 variable invalidates it."""

@@ -4,8 +4,8 @@
     BEGIN                                     %begin + ctaid.x: the group
     END_                                      the group after it
     LOCAL_ID                                  tid.x
-    SHARED float32 [64]                       64 bytes into @svod_p0.shared, or into @svod_dynamic where a kernel may not declare so much
-    SCRATCH float32 [0]                       memory of the thread
+    SHARED float32 [64]                       byte 64 of @svod_p0.shared; of @svod_dynamic if the phase needs more than STATIC_SHARED
+    SCRATCH float32 [0]                       an alloca: local memory of the thread
     BARRIER                                   barrier.cta.sync
     SHFL_XOR float32 [16]                     shfl.sync.bfly
     LOADMATRIX, MMA                           ldmatrix, mma.sync (matrix.py)
@@ -13,10 +13,10 @@
     COPY_ASYNC, COMMIT, WAIT                  cp.async (copies.py)
     COPY_BULK, BULK_WAIT                      cp.async.bulk, mbarrier
 
-A phase with groups of one thread has independent iterations: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
-infers their address space. An access is as wide as the alignment of its address allows, up to 16 bytes. A masked access is behind a branch,
-which ptxas turns into a predicate. Arguments are assumed to be aligned to 16 bytes and not to overlap; `without_assumptions` makes the same
-code without these assumptions.
+In a phase with groups of one thread, iterations are independent: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
+infers their address space. An access is as wide as the alignment of its address allows, up to 16 bytes. A masked access is inside a branch,
+which ptxas turns into a predicate. Arguments are assumed to be aligned to 16 bytes and not to overlap; `without_assumptions` rewrites a
+module for arguments that are not.
 """
 from __future__ import annotations
 

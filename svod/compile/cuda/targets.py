@@ -1,7 +1,7 @@
 """NVIDIA's GPUs as targets: the features of each architecture, and a typical card for compiling without a device.
 
-The limits are those of "Compute Capabilities" in NVIDIA's CUDA C++ Programming Guide 13.0, the rates those of the card's data sheet. A
-device that is there is asked for everything but what its architecture implies.
+The limits come from "Compute Capabilities" in NVIDIA's CUDA C++ Programming Guide 13.0, the rates from the data sheets of the cards. For a
+GPU of this machine, the driver is asked for all properties that its architecture does not determine.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from svod.errors import DeviceError
 DEVICE = "CUDA"
 WARP = 32
 MOST_THREAD_REGISTERS = 255                 # maximum of a thread
-BULK_ROW = 2048                 # bytes from which a row is copied in bulk, a guess: on an H200, 512 are too few, and more were not timed
+BULK_ROW = 2048                 # least bytes of a row that is copied in bulk: a guess, 512 are too few on an H200, more were not timed
 WIDEST_BYTES = 16               # bytes of the widest access; arguments are assumed to be aligned to it
 STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more must be requested by the launch
 GRID = ((1 << 31) - 1, 65535, 65535)

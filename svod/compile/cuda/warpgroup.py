@@ -1,19 +1,19 @@
 """LLVM text for tiles distributed over the four warps of a warpgroup: wgmma, with operands in shared memory.
 
-    MMASHARED …; MMASHARED …; …       one piece of assembly: wgmma.fence, a wgmma.mma_async for each, commit_group, wait_group 0
-    BARRIER in such a phase           fence.proxy.async before it: wgmma reads what threads have stored
+    MMASHARED …; MMASHARED …; …       one asm statement: wgmma.fence, a wgmma.mma_async for each, commit_group, wait_group 0
+    BARRIER in such a phase           preceded by fence.proxy.async, so that wgmma reads the values that threads have stored
 
-Products that follow each other are under way together: nothing between two of them uses a result, stores or waits. LLVM sees registers that
-the whole piece changes; it has no intrinsic for wgmma.mma_async.
+Consecutive products are in flight together if nothing between two of them uses a result, stores or waits. They are inline assembly, because
+LLVM has no intrinsic for wgmma.mma_async; for LLVM, one asm statement changes the registers of all its products.
 
-An operand is named by a descriptor of 64 bits ("Matrix Descriptor Format" and "Strides" in NVIDIA's PTX ISA): the address in shared memory
-and two distances, each without its lowest four bits, and the bytes of lines that change places (swizzle: none, 32, 64 or 128). An operand
-is cut into rows of so many bytes, which lie one behind the other.
+An operand is described by a 64-bit descriptor ("Matrix Descriptor Format" and "Strides" in NVIDIA's PTX ISA): its address in shared memory
+and two distances, leading and stride, each without its lowest four bits, and the swizzle in bytes (none, 32, 64 or 128). Memory has an
+operand in rows of that many bytes, one after the other. The rows run along the summed axis or along the other one:
 
-    cut along the sum        leading: not looked at                    stride: to the next eight rows
-      rows of one line       leading: to the next line of a row        stride: to the next eight rows
-    cut across it            leading: to the next row of a column      stride: to the next eight of the sum
-      rows of one line       leading: to the next eight of the sum     stride: to the next line of a column
+    rows along the summed axis   leading: ignored                               stride: to the next eight rows
+      rows of one line           leading: to the next line of a row             stride: to the next eight rows
+    rows along the other axis    leading: to the next row of a column           stride: to the next eight summed positions
+      rows of one line           leading: to the next eight summed positions    stride: to the next line of a column
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES, Dot
 
 SWIZZLES = {1: 0, 8: 1, 4: 2, 2: 3}     # lines of a row → the highest bits of a descriptor
-WINDOW = (1 << 18) - 1  # largest address of shared memory in a descriptor
+WINDOW = (1 << 18) - 1  # mask of the bits of a shared-memory address that a descriptor can represent
 COMMIT, WAIT = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned"
 FENCE = "fence.proxy.async.shared::cta;"
 _OPERAND_TYPES = {dtypes.bfloat16: "bf16", dtypes.float16: "f16", dtypes.int8: "s8", dtypes.float32: "f32", dtypes.int32: "s32"}

@@ -2,13 +2,13 @@
 
 No operation may become a call of a library function, trap, or have undefined behaviour:
 
-* float → integer truncates; what the target type cannot hold becomes some value of that type (LLVM's poison, frozen): what is to wrap goes
-  by way of a wider type in LINEAR (`Builder.cast`);
-* a shift by the width or more is poison, which is not selected;
-* MAX and MIN return NaN if one operand is NaN: one instruction where an operand is a constant, else an ordered select and a fix;
-* of 16-bit floats there are conversions from and to float32 alone: that to bfloat16 of x86 flushes subnormals to zero, so it is integer
-  arithmetic there;
-* floats are never reassociated; a multiplication and an addition are fused only where LINEAR says MULACC.
+* float → integer truncates; a float outside the range of the integer type becomes an unspecified value of that type (LLVM's poison,
+frozen). A conversion that has to wrap goes through a wider type in LINEAR (`Builder.cast`);
+* a shift by the width or more is poison, and a select discards it;
+* MAX and MIN return NaN if one operand is NaN: one instruction if an operand is a constant, otherwise an ordered select and a correction;
+* 16-bit floats are only converted from and to float32. On x86 the conversion to bfloat16 is done in integer arithmetic, because the
+  instruction flushes subnormals to zero;
+* floats are never reassociated; a multiplication and an addition are fused only in a MULACC of LINEAR.
 """
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Core = Callable[[LlvmWriter, DType, int, list[str], tuple[int, ...]], str]
 
 
 def instructions(target: Target) -> Instructions:
-    """The instructions that are printed for CPUs."""
+    """Return the instructions that can be printed for a CPU target."""
     halves = frozenset({"float16"}) if target.arch != "x86_64" or "f16c" in target.features else frozenset[str]()
     return replace(LLVM_INSTRUCTIONS, half_casts=halves, widened=halves)
 
 
 # -- the operations ---------------------------------------------------------------------------------
 def _instruction(by_kind: dict[str, str]) -> Core:
-    """Operations that are one LLVM instruction, by the kind of their operands."""
+    """Return the writer of an operation that is one LLVM instruction. `by_kind`: the instruction for each kind of operands."""
     def core(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         text = by_kind.get(dtype.kind)
         if text is None:
@@ -52,7 +52,7 @@ def _instruction(by_kind: dict[str, str]) -> Core:
 
 
 def _call(name: str, extra: str = "") -> Core:
-    """Operations that are one call of an LLVM intrinsic."""
+    """Return the writer of an operation that is one call of an LLVM intrinsic. `extra`: further arguments of the call."""
     def core(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         ty = register_type(dtype.name, lanes)
         args = ", ".join(f"{ty} {operand}" for operand in x)
@@ -74,12 +74,13 @@ def _not(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, 
 
 
 def _extremum(ordered: str, signed: str, unsigned: str) -> Core:
-    """Write MAX or MIN; the arguments are LLVM's names for them."""
+    """Return the writer of MAX or MIN. The arguments are LLVM's names for floats, signed and unsigned integers."""
     def core(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         if dtype.kind != "f":
             return _call(signed if dtype.kind == "i" else unsigned)(w, dtype, lanes, x, src)
-        # the larger, or what is NaN; which zero is chosen is left open. On x86 one maxps, which keeps a NaN of its second operand, and a
-        # test of the first, left away where that is known: a should be what is not on a reduction's critical path
+        # The result is the larger operand, or NaN if one is NaN; for 0 and -0 either may result. On x86 this is one maxps, which keeps a
+        # NaN of its second operand, and a test of the first operand, which LLVM omits for a constant. So the first operand should be a
+        # constant, or the operand that is not on the critical path of a reduction.
         if w.code[src[0]].op == "CARRY" or w.code[src[1]].op == "CONST":
             x = x[::-1]
         return _call(ordered)(w, dtype, lanes, x, src).replace("call ", "call nsz ", 1)
@@ -105,7 +106,7 @@ def _mulacc(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[in
 
 
 def _pow2(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
-    """2^x by ex2.approx.ftz (NVIDIA's PTX ISA), lane by lane."""
+    """Write 2^x as ex2.approx.ftz (NVIDIA's PTX ISA), lane by lane."""
     if dtype.name != "float32" or not w.target.has_pow2:
         raise refuse("POW2", dtype, f"{w.target.arch} has an instruction for it of float32, or none")
     w.declared.add("declare float @llvm.nvvm.ex2.approx.ftz.f32(float)")
@@ -120,14 +121,14 @@ def _pow2(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int,
 
 
 def _scaleb(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
-    """x · 2^n by VSCALEFPS and VSCALEFPD (Intel SDM volume 2C), on registers of 128 to 512 bits, with undefined lanes behind the last."""
+    """Write x · 2^n as VSCALEFPS or VSCALEFPD (Intel SDM volume 2C) on registers of 128 to 512 bits; unused lanes are undefined."""
     if not w.target.has_scaleb:
         raise refuse("SCALEB", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
     scalar, most = SCALAR[dtype.name], 512 // dtype.bits
     words = max(128 // dtype.bits, 1 << (lanes - 1).bit_length()) if lanes <= most else -(-lanes // most) * most
     size = min(words, most)
     whole, part = f"<{words} x {scalar}>", f"<{size} x {scalar}>"
-    # every lane, and at 512 bits: rounded as the processor is set to
+    # a mask of all lanes; the 512-bit form also takes a rounding mode: 4 is the current one of the processor
     mask = "i16" if size == 16 else "i8"
     type_of_rounding, rounding = (", i32", ", i32 4") if size == most else ("", "")
     name = f"@llvm.x86.avx512.mask.scalef.p{'s' if dtype.bits == 32 else 'd'}.{size * dtype.bits}"
@@ -226,11 +227,12 @@ def _bitcast(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ..
 
 
 def ends_of_rounds(code: Sequence[Instruction], is_split: Callable[[Instruction], bool]) -> frozenset[int]:
-    """Return the last instructions of rounds that are directly followed by another round.
+    """Return the last instruction of each round that is directly followed by another round. A round is the code of one unrolled iteration,
+    which adds to each accumulator once.
 
-    Unrolled iterations add to the same accumulators, round after round. Between two rounds goes an empty statement that memory accesses do
-    not pass: LLVM gathers neighbouring loads, those of several rounds before the first, and then lacks registers for the accumulators
-    (14×32 accumulators, two rounds: 18.8 ms for 8.9 ms). `is_split`: whether a block of code ends at an instruction."""
+    The writer puts an empty statement between two rounds that LLVM does not move memory accesses across. Without it LLVM moves the loads of
+    several rounds before the first round, and then lacks registers for the accumulators (14×32 accumulators, two rounds: 18.8 ms instead of
+    8.9 ms). `is_split`: whether a LOOP or ENDLOOP ends a block of code."""
     ends, rounds, current, last = set[int](), dict[int, int](), 0, -1
     for i, instruction in enumerate(code):
         op, _, lanes, src, _ = instruction
@@ -285,8 +287,8 @@ def _shuffle(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ..
 
 
 def _fenced(w: LlvmWriter, vec: str, words: int, operand: str) -> str:
-    """Hide the origin of a vector of this many 32-bit words from LLVM, without generating code. LLVM would try to merge each shuffle with
-    all shuffles before it, which takes longer than the rest of a transposition and gives the same instructions
+    """Hide the definition of a vector of `words` 32-bit words from LLVM, without generating code. Otherwise LLVM tries to merge each
+    shuffle with all shuffles before it, which takes longer than the rest of compiling a transposition and gives the same instructions
     (`experiments/search_compiler.py`)."""
     fence = f"<{words} x float>"
     w.declared.add(f"declare {fence} @llvm.arithmetic.fence.v{words}f32({fence})")
@@ -302,7 +304,7 @@ def _dot(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     dot = next((d for d in DOTS.values() if not d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg)), None)
     if dot is None or not dot.runs_on(w.target):
         raise refuse("DOT", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
-    # a register of 4, 8 or 16 words; lanes beyond those in use hold anything
+    # the instruction has registers of 4, 8 or 16 words; unused lanes are undefined
     words = max(4, lanes)
     if words & (words - 1) or words * 4 > w.target.vector_bytes:
         raise refuse("DOT", dtype, f"{lanes} lanes are no register")
@@ -319,7 +321,7 @@ def _dot(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def _widened(w: LlvmWriter, operand: str, scalar: str, lanes: int, wanted: int) -> str:
-    """Pad a vector to `lanes` elements with undefined ones."""
+    """Pad a vector of `lanes` elements with undefined ones to `wanted` elements."""
     if lanes == wanted:
         return operand
     vec = f"<{lanes} x {scalar}>"

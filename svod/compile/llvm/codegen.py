@@ -1,10 +1,10 @@
-"""LLVM IR text → object bytes → callable addresses.
+"""Compilation of LLVM IR text to object bytes, and loading of objects as callable addresses.
 
-Objects are position-independent ELF for a fixed triple per architecture, whatever system runs the compiler: they
-name no outside symbol, so the same bytes load anywhere, and a worker compiles for the target it is told, never for its own host.
+Objects are position-independent ELF for one fixed triple per architecture, on every operating system. They reference no external symbols,
+so the same bytes load on each of these systems, and a worker compiles for the given target and not for its own host.
 
-llvmlite holds one lock around LLVM: calls from several threads are safe and take turns. LLVM's state is per call (a
-context of its own) or per `LoadedProgram`, so a process forked from a forkserver that has loaded LLVM may use it.
+llvmlite holds a lock around LLVM, so calls from several threads are safe but not parallel. Each call and each `LoadedProgram` has a
+separate LLVM context, so a process forked from a forkserver that has loaded LLVM may use it.
 """
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEARCH_OPT, FINAL_OPT = 1, 2
 """Effort of LLVM's code generator (0-3) while searching and for finalists. On a GEMM tile 1, 2 and 3 give equal speed (250 GFLOP/s of 258),
 and 1 takes 4 to 10 % less time than 3; 0 is six times slower. Only the final effort includes loop strength reduction, see `_generate`."""
 
-# LLVM's code generator options belong to the process, so only one module at a time is generated with its own
+# held while LLVM generates code: its code generator options are global, so modules with different options cannot be generated in parallel
 _generating = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_generating", threading.Lock)
 
@@ -69,7 +69,7 @@ def _machine(arch: str, features: tuple[str, ...], opt: int) -> Any:
 
 
 def _optimize(module: Any, machine: Any) -> None:
-    """Make LLVM's O2 pipeline without the decisions that LINEAR has made already: no vectorisers, no unrolling."""
+    """Run LLVM's O2 pipeline without vectorisers and unrolling, because LINEAR is already vectorised and unrolled."""
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = False
     options.slp_vectorization = False
@@ -80,9 +80,9 @@ def _optimize(module: Any, machine: Any) -> None:
 
 
 def _generate(module: Any, machine: Any, final: bool) -> bytes:
-    """Generate the object of a module. A search leaves out loop strength reduction: LINEAR's addresses are a base and a constant already,
-    so it takes time and gains little (`experiments/search_compiler.py` measures both). The option belongs to the process, so it is restored
-    afterwards."""
+    """Generate the object of a module. `final` False, for a search: without loop strength reduction, which takes time and gains little,
+    because LINEAR's addresses are already a base plus a constant (`experiments/search_compiler.py` measures both). LLVM's option is global
+    in the process, so it is restored afterwards."""
     with _generating:
         if final:
             return bytes(machine.emit_object(module))
@@ -95,8 +95,8 @@ def _generate(module: Any, machine: Any, final: bool) -> bytes:
 
 @contextmanager
 def module_of(ir: str, triple: str, layout: str, machine: Any, passes: bool, what: str) -> Iterator[Any]:
-    """Give the module of LLVM IR for a machine, after the slim O2 pipeline if `passes`. Raises CompileError, also for LLVM's errors inside
-    the context. `what`: the target's name for messages."""
+    """Parse LLVM IR and yield its module for a machine, after the passes of `_optimize` if `passes`. Raises CompileError, also for errors
+    of LLVM in the body. `what`: the target's name in messages."""
     context = llvm.create_context()
     try:
         module = llvm.parse_assembly(ir, context)
@@ -117,15 +117,15 @@ def module_of(ir: str, triple: str, layout: str, machine: Any, passes: bool, wha
 
 @contextmanager
 def _module_for(ir: str, target: Target, passes: bool) -> Iterator[tuple[Any, Any]]:
-    """Return the module of LLVM IR for a processor, and LLVM's machine for it."""
+    """Yield (the module of LLVM IR for a CPU target, LLVM's machine for that target)."""
     machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
     with module_of(ir, TRIPLES[target.arch], _data_layout(target.arch), machine, passes, target.key) as module:
         yield module, machine
 
 
 def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
-    """Compile a module to an ELF object. `passes`: run the slim O2 pipeline first (finalists); without it code is within about 5 % at half
-    the time (the search).
+    """Compile a module to an ELF object. `passes`: run the passes of `_optimize` first, as for the finalists of a search. Without them, as
+    during a search, compilation takes half the time and the code is within about 5 % of the same speed.
 
     Raises CompileError if LLVM rejects the module, or if the object needs an external symbol."""
     with _module_for(ir, target, passes) as (module, machine):
@@ -215,7 +215,8 @@ class LoadedProgram:
         context = llvm.create_context()
         # MCJIT wants a module to start from, and owns the machine it is given
         empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', context)
-        # llvmlite's memory manager puts sections side by side: code reaches constants 2 GiB away, and LLVM's own ends the process beyond.
+        # llvmlite's memory manager (use_lmm) places the sections near each other. Code can address constants up to 2 GiB away; with LLVM's
+        # own memory manager they may be further away, and the process ends.
         engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0), use_lmm=True)
         # Held here, not by this object: in a cycle of garbage Python ends objects in any order, and an engine must not outlive its context.
         self._free = weakref.finalize(self, _free, engine, context)

@@ -1,15 +1,16 @@
 """Memory instructions of LINEAR as LLVM text: pointers, contiguous, strided and indexed accesses, all with masks.
 
-How an access that is masked off is kept from touching memory:
+An access whose mask is false must not touch memory. How that is done:
 
     mask               contiguous                                 strided, indexed
-    per lane           llvm.masked.load/store                     as below, by lane
-    scalar, vector     loads as below; a store with the mask in all lanes, where that is one instruction, else as below
-    scalar             the address becomes that of a private stack slot: no branch, so blocks stay large
-    any, on a GPU      a branch around it, which becomes a predicate; by lane, and for a vector also in one piece where all lanes hold
+    per lane           llvm.masked.load/store                     lane by lane, each with a scalar mask
+    scalar, of vectors loads as in the next row; a store with the mask in all lanes if that is one instruction, otherwise as in that row
+    scalar             the address is replaced by that of a private stack slot: no branch, so basic blocks stay large
+    any, on a GPU      a branch around the access, which becomes a predicate: lane by lane, or once for the vector if all lanes' masks
+                       are true
 
-A strided load with a small stride reads whole vectors between its first and its last lane (never beyond) and shuffles; everything
-else goes by lane, or through gather and scatter instructions where `gathers_in_hardware` says so.
+A strided load with a small stride loads complete vectors between its first and its last lane, never beyond, and shuffles them. Other
+strided and all indexed accesses go lane by lane, or use gather and scatter instructions if `gathers_in_hardware` is true.
 """
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from svod.core.machine.target import Target
 
 
 def gathers_in_hardware(target: Target, bits: int) -> bool:
-    """Whether to use gather and scatter instructions: a gather of 16 float32 takes 4.0 ns on Zen 5, lane by lane 4.6 ns and more
-    instructions. AVX2 gathers without mask registers; there it goes by lane."""
+    """Whether to use gather and scatter instructions for elements of `bits` bits: with AVX-512. On Zen 5 a gather of 16 float32 takes 4.0
+    ns, and lane by lane it takes 4.6 ns and more instructions. AVX2 has gathers without mask registers, which are not used."""
     return "avx512f" in target.features and bits >= 32
 
 
@@ -158,8 +159,9 @@ def _masked_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, 
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     of_all = _scalar_of(w, mask)
     if of_all is not None:
-        # a masked access whose page is not mapped takes hundreds of cycles, and an address that is masked off may be anything: the mask
-        # chooses an address. A constant alternative waits in the slot: nothing to select after the load, which may be part of its user
+        # The mask selects the address. A masked load instruction would take hundreds of cycles on an unmapped page, and the address may be
+        # invalid if the mask is false. A constant alternative value is stored in the slot, so no select follows the load, and LLVM can fold
+        # the load into the instruction that uses it.
         constant = w.code[alt].op == "CONST" and dtype.kind != "b"
         content = w.value[alt] if constant else "poison"
         loaded = w.temp(f"load {mem}, ptr {_pick(w, of_all, address, mem, content)}, align {size}")
@@ -183,7 +185,7 @@ def _store(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
     if len(src) == 3:
         hint = ""
         if stream:
-            # lowering streams only at multiples of the vector, and runs this code only on buffers that are aligned (render.py)
+            # lowering emits streaming stores only at multiples of the vector, and this code runs only on aligned buffers (render.py)
             w.streams, align, hint = True, min(lanes * dtype.itemsize, w.target.vector_bytes), ", !nontemporal !0"
         w.lines.append(f"  store {mem} {operand}, ptr {address}, align {align}{hint}")
     elif w.family.branches:
@@ -202,7 +204,7 @@ def _masked_store(w: LlvmWriter, dtype: DType, lanes: int, address: str, operand
     lane_mask = _lane_mask(w, mask, lanes)
     constant = w.code[mask].arg if w.code[mask].op == "VCONST" else ()
     if sum(constant) == 1:
-        # LLVM 22 turns a conversion to a narrower type and a masked store of one lane into a store of the wide element
+        # LLVM 22 miscompiles a narrowing conversion followed by a masked store of one lane: it stores the wide element
         lane = lanes - 1 - constant.index(True) if reverse else constant.index(True)
         element = w.temp(f"extractelement {mem} {operand}, i64 {lane}")
         at = w.temp(f"getelementptr {_element(dtype)}, ptr {address}, i64 {lane}") if lane else address
@@ -300,9 +302,9 @@ def _loads(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
 
 
 def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
-    """Do a strided load by contiguous loads and shuffles. The last load is moved back so that it ends at the last element needed; under a
-    mask, which is permuted like its lanes, none is moved. The loads have a power of two lanes: LLVM shuffles vectors of other lengths
-    element by element."""
+    """Write a strided load as contiguous loads and shuffles. Without a mask the last load begins earlier, so that it ends at the last
+    element needed. With a mask it does not, because the mask, spread like the lanes, disables the elements beyond. The loads have a power
+    of two lanes, because LLVM shuffles vectors of other lengths element by element."""
     size, step = dtype.itemsize, abs(stride)
     span = (lanes - 1) * step + 1
     first = offset if stride > 0 else offset - (span - 1)
@@ -322,7 +324,7 @@ def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], of
                                    (mem, "poison")))
     result = chunks[0]
     for c in range(1, count):
-        # the source of lanes of earlier chunks: chunk 0 itself the first time, their final place afterwards
+        # lanes of earlier chunks come from chunk 0 in the first iteration, afterwards from their final position in `result`
         order = [f"i32 {wide + position[k] - starts[c]}" if chunk_of[k] == c else
                  f"i32 {position[k] if c == 1 else k}" if chunk_of[k] < c else "i32 poison" for k in range(lanes)]
         order += ["i32 poison"] * (wide - lanes)

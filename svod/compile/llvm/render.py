@@ -11,10 +11,11 @@
     7 STORE src 0, 3, 6                               %t2 = getelementptr float, ptr %v0, i64 %v3
     8 ENDLOOP src 3                                   %v4 = load <16 x float>, ptr %t2, align 4  …
 
-Text, because LLVM parses it in about 3 µs a line, less than building the module call by call from Python would take. Loops are rotated: a
-guard before (left out where start and stop are constants), the test at the bottom, carried values as phis. Values defined in a loop are
-used in it only, except through RESULT, so no other phis are needed. LLVM's own passes run later or not at all (`codegen.py`), so the text
-is already what the code generator should see: vector types, shared bases with constant offsets, no stack variables.
+The IR is written as text, because LLVM parses it in about 3 µs per line, which is faster than building the module by calls from Python.
+Loops are rotated: a guard before the loop (omitted if start and stop are constants), the test at the bottom, carried values as phis. A
+value defined in a loop is used outside only through RESULT, so no other phis are needed. LLVM's passes run later or not at all
+(`codegen.py`), so the text already has the form that suits the code generator: vector types, shared base addresses with constant offsets,
+no stack variables.
 """
 from __future__ import annotations
 

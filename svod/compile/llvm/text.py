@@ -1,7 +1,7 @@
-"""The vocabulary of the LLVM printer: type names, constants, and the state of one function while it is written.
+"""Type names and constants of LLVM text, and the state of one function while it is written.
 
-Registers and memory hold a dtype like this; 16-bit floats travel as their bits, because LLVM falls back to library calls for some of
-their operations on targets without the instruction, and because loads, shuffles and selects need not know them:
+The types of a dtype in registers and in memory are listed below. A 16-bit float is represented by its bits: for some operations on half and
+bfloat LLVM calls library functions if the target lacks the instruction, and loads, shuffles and selects do not need the float type.
 
     dtype              register          memory
     bool               i1, <N x i1>      i8, <N x i8>: 0 or 1
@@ -76,8 +76,8 @@ class Family:
 
     # whether a masked access is inside a branch; otherwise it accesses a private slot, or is one masked instruction
     branches = False
-    fences = True               # empty statements keep LLVM from merging and moving instructions that lowering has placed
-    one_iteration = False       # whether BEGIN … END_ is one iteration
+    fences = True               # whether empty statements keep LLVM from merging and moving instructions that lowering has placed
+    one_iteration = False       # whether the range BEGIN … END_ is always one iteration
     widest_stride = 6
     """Up to here `stride` loads and shuffles are cheaper than a load and an insert per lane. Zen 5, 16 lanes of float32, ns per element:
     stride 2: 0.04 against 0.13, 4: 0.08 against 0.14, 6: 0.17 each, 8: 0.21 each."""

@@ -2,8 +2,9 @@
 
     TILEZERO, TILELOAD, TILEDOT, TILESTORE    →    llvm.x86.tilezero, tileloadd64, tdpbssd …, tilestored64 on numbered registers
 
-The registers are given out here: a TILEDOT changes that of its accumulator, a loop carries it without a phi. A function that uses them
-sets their shapes once, at its start, and gives them back before it returns.
+Tile registers are allocated here and not by LLVM: a TILEDOT modifies the register of its accumulator in place, and a loop carries a tile in
+its register without a phi. A function that uses tiles configures their shapes once, at its start (ldtilecfg), and releases them before it
+returns (tilerelease).
 """
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ X86_PREFIX = "llvm.x86."
 
 
 class _Lifetimes:
-    """The tiles of a function and their lifetimes; a tile is named by the TILEZERO or TILELOAD that makes it."""
+    """The tiles of a function and their lifetimes. A tile is identified by the number of the TILEZERO or TILELOAD that makes it."""
 
     def __init__(self, w: LlvmWriter) -> None:
         self.tile_of: dict[int, int] = {}       # value → its tile

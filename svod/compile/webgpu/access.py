@@ -1,10 +1,11 @@
-"""Loads and stores as WGSL: the memory behind pointers, and how elements are read and written.
+"""Loads and stores as WGSL: the types of the arrays behind pointers, and the code that reads and writes their elements.
 
-    float32, int32, uint32, 64 bits     array<T>; array<vec4<T>> where all stores and some loads are of whole vectors
-    float16 with the feature float16    array<f16>, or array<vec4<f16>> alike
-    other types                         array<u32>, several elements a word: whole words where they are known to be, else a word is read for
-                                        each element, and an element is written by two atomic operations that leave its neighbours alone
-    scratch and shared memory           array<T> of registers: narrow elements take 32 bits there
+    float32, int32, uint32, 64 bits     array<T>; array<vec4<T>> if all stores and some loads are of complete vectors
+    float16 with the feature float16    array<f16>, or array<vec4<f16>> under the same condition
+    other types                         array<u32> with several elements in a word. An access that is known to cover complete words reads or
+                                        writes these; otherwise a word is read for each element, and an element is written by two atomic
+                                        operations that leave the other elements of the word unchanged
+    scratch and shared memory           array<T> with the type of registers, in which narrow elements take 32 bits
 """
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class PointerMemory:
         self.w, self.op, self.number, self.dtype = w, op, number, dtype
         self.name = f"{op.lower()}{number}"
         self.base = w.launch_number(2 + len(w.spec.variables) + number) if op == "ARG" and not w.aligned else ""
-        self.whole: bool = w.aligned or op != "ARG"     # aligned to 16 bytes
+        self.whole: bool = w.aligned or op != "ARG"     # whether the memory begins at a multiple of 16 bytes
         self.scalar_stores = self.vector_accesses = self.stored = self.accessed = self.loose = False
         self.parts: Counter[tuple[int, int]] = Counter()        # scalar loads by the vector that holds them: (index, offset)
         self.is_half = dtype.name == "float16" and w.has("float16")

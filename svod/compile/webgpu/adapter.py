@@ -2,8 +2,8 @@
 
     WEBGPU      the first adapter        WEBGPU:1      the second
 
-Cards stand first, the fastest kind of them before the others, and drivers in software last: each by the best interface that it has a driver
-for. The same cards by other interfaces stand behind them all."""
+Adapters are numbered by kind: discrete cards, integrated and virtual ones, then drivers in software. Each card is listed once there, by the
+best driver interface that supports it. The same cards through other interfaces come after all of these."""
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +37,7 @@ INSTALL = "install Mesa's software driver (on Debian: apt-get install mesa-vulka
 
 
 def package() -> Any:
-    """The package wgpu. Raises DeviceError if it is not installed, or does not load."""
+    """Import the package wgpu. Raises DeviceError if it is not installed, or does not load."""
     if importlib.util.find_spec("wgpu") is None:
         raise DeviceError(f"{NAME} needs the package wgpu, which is not installed; pip install 'svod[webgpu]'")
     try:
@@ -47,7 +47,7 @@ def package() -> Any:
 
 
 def adapters() -> list[Any]:
-    """The adapters of this machine: numbers of devices count in this order."""
+    """List the adapters of this machine, in the order of their device numbers."""
     return _adapters(os.getpid())       # a forked process must query its drivers again
 
 
@@ -55,18 +55,19 @@ def adapters() -> list[Any]:
 def _adapters(process: int) -> list[Any]:
     wgpu = package()
     extras = importlib.import_module("wgpu.backends.wgpu_native.extras")
-    with contextlib.suppress(RuntimeError):         # someone in this process has made an instance already; its adapters do
+    with contextlib.suppress(RuntimeError):         # raised if this process has an instance of wgpu already, whose adapters are used then
         extras.set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
     return in_order(wgpu.gpu.enumerate_adapters_sync())
 
 
 def in_order(found: Iterable[Any]) -> list[Any]:
-    """Adapters of the interfaces that svod uses, the best first; those that are another way to a card that was listed are the last."""
+    """Sort the adapters of the driver interfaces that svod uses, the best first. An adapter for a card that a better interface also lists
+    comes after all others."""
     known = sorted((a for a in found if a.info["backend_type"] in DRIVER_INTERFACES),
                    key=lambda a: DRIVER_INTERFACES.index(a.info["backend_type"]))
 
     def is_another_way(adapter: Any) -> bool:
-        """Whether the card is there by a better interface. OpenGL tells no numbers of devices."""
+        """Whether a better interface lists the same card. OpenGL reports device id 0 for every card; only the vendor is compared then."""
         info = adapter.info
         better = known[:next(i for i, a in enumerate(known) if a.info["backend_type"] == info["backend_type"])]
         return any(a.info["vendor_id"] == info["vendor_id"] and info["device_id"] in (0, a.info["device_id"]) for a in better)
@@ -109,8 +110,8 @@ def adapter_name(info: Any) -> str:
 def subgroup_of(adapter: Any) -> int:
     """Return the subgroup size of an adapter if it is the same in all kernels; 0 if it varies or is unknown.
 
-    wgpu says the least and the greatest size, or zeros where it does not pass on what the driver says. Mesa's software driver runs the
-    threads of a subgroup in the lanes of a vector register, and says in its name how many bits those have."""
+    wgpu reports the smallest and the largest size, or zeros if it does not forward the driver's numbers. Then the size of a card of a known
+    vendor is taken from WARPS. Mesa's software driver executes a subgroup in the lanes of a vector register, whose bits are in its name."""
     if SUBGROUP_FEATURE not in adapter.features:
         return 0
     least, greatest = subgroup_sizes(adapter)

@@ -1,11 +1,12 @@
 """Elementwise instructions of LINEAR as WGSL expressions, chunk by chunk, after legalisation (`WGSL_INSTRUCTIONS`).
 
-WGSL leaves much open: an implementation may assume that there are no NaNs, and regroup sums, and drivers do. So
+WGSL allows an implementation to assume that there are no NaNs and to reassociate sums, and drivers do so. Therefore
 
-* operands are hidden where a compiler could cancel or fold them (`hidden.py`);
-* whether a float is NaN is read from its bits; CMPNE is the negation of an equality;
-* narrow integers and floats stand in registers of 32 bits: a CAST wraps or rounds them;
-* MULACC is fma(), which WGSL allows to round twice: `Target.has_fma` is False, and what needs one rounding is expanded otherwise.
+* operands that a compiler could cancel or fold are hidden from it (`hidden.py`);
+* a float is tested for NaN by its bits; CMPNE is the negation of an equality;
+* narrow integers and floats are in 32-bit registers, and a CAST wraps or rounds them;
+* MULACC is fma(), which may round twice in WGSL: `Target.has_fma` is False, so lowering expands operations that need a single rounding in
+  another way.
 """
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def fit(w: WgslWriter, dtype: DType, width: int, text: str) -> str:
     if w.has("float16"):
         w.uses_half = w.hides = True
         half = w.let(f"{vector('f16', width)}({text})")
-        # otherwise compilers could leave out a conversion to half and back
+        # the select keeps compilers from removing a conversion to half and back
         return f"{vector('f32', width)}(select({half}, -{half}, unknown != 0u))"
     name, v = f"round_{dtype.name}_{width}", vector("f32", width)
     lanes = [f"unpack2x16float(pack2x16float(vec2<f32>({lane(['x'], width, k)}, 0.0f))).x" for k in range(width)]
@@ -56,7 +57,7 @@ def fit(w: WgslWriter, dtype: DType, width: int, text: str) -> str:
 
 # -- the operations -----------------------------------------------------------------------------------
 def _binary(by_kind: dict[str, str]) -> Core:
-    """Return an operator of WGSL, by the kind of its operands."""
+    """Return the writer of a binary operator of WGSL. `by_kind`: the operator for each kind of operands."""
     def core(w: WgslWriter, dtype: DType, width: int, x: list[str], i: int) -> str:
         text = by_kind.get(dtype.kind)
         if text is None:
@@ -66,7 +67,7 @@ def _binary(by_kind: dict[str, str]) -> Core:
 
 
 def _call(name: str) -> Core:
-    """Return a call of a WGSL function."""
+    """Return the writer of a call of a WGSL function."""
     return lambda w, dtype, width, x, i: f"{name}({', '.join(x)})"
 
 

@@ -1,8 +1,8 @@
 """An adapter's device in this process: its memory and copies.
 
-An address is a number: buffers lie one after the other in a range of addresses of their own, so that what is planned with addresses and
-offsets (`svod.compile.plan`) needs to know nothing of buffers. No address is given out twice: one of a device that was lost is no address
-of the next, and no two adapters have the same.
+An address is a number that svod assigns: each device has a range of addresses in which its buffers get consecutive parts. So plans can
+compute with addresses and offsets (`svod.compile.plan`) although WebGPU has only buffer objects. No address is used twice in a process: a
+device that replaces a lost one continues after its addresses, and adapters have separate ranges.
 
     allocate(1000) → address a        a + 256 → (buffer, 256)
 """
@@ -75,11 +75,11 @@ class WebGpuDevice:
         self._staging: Any = None
         self._layouts: dict[int, Any] = {}
         self._filling: Any = None               # buffer that is cleared between runs to fill the L2 cache
-        self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros: launches of no groups
+        self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros: the bounds of empty launches
                         self.wgpu.create_buffer(size=256, usage=wgpu.BufferUsage.STORAGE))
 
     def _seconds_per_tick(self) -> float:
-        """The unit of timestamps, which wgpu gives in nanoseconds."""
+        """Return the unit of timestamps in seconds; wgpu reports it in nanoseconds."""
         api = importlib.import_module("wgpu.backends.wgpu_native._api")
         period = getattr(api.libf, "wgpuQueueGetTimestampPeriod", None)
         return 1e-9 * (float(period(self.queue._internal)) if period is not None else 1.0)

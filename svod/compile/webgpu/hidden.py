@@ -1,11 +1,11 @@
-"""Operands that compilers of WGSL must not see through, because they simplify sums and products of floats as if these were real numbers.
+"""Operands whose values must be hidden from compilers of WGSL, which simplify sums and products of floats as if these were real numbers:
 
     SUB(ADD(x, 1), 1)                       → x             a constant, or a term, on both sides
     SUB(x, x)                               → 0             although it is NaN for an infinite x
     MULACC(n, c2, MULACC(n, c1, x))         → n·(c1 + c2) + x
     MUL(x, 0), FDIV(x, 0), ADD(x, 0)        → 0, 0, x
 
-So the sums' inner operands, and zeros, are written as values that a compiler does not know: `Writer.hide`.
+To prevent that, `WgslWriter.hide` makes the inner operands of such sums, and zeros, values that a compiler cannot know.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "MULACC": 2}     # op → 
 
 
 def hidden_operands(code: Sequence[Instruction]) -> frozenset[tuple[int, int]]:
-    """(instruction, number of an operand): the operands of float instructions of a phase that must be hidden."""
+    """Return the operands of float instructions of a phase that must be hidden, as (instruction, number of the operand)."""
     hidden: set[tuple[int, int]] = set()
     terms: list[Terms] = []
     for i, (op, dtype, _, src, _) in enumerate(code):

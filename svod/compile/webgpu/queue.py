@@ -1,11 +1,11 @@
-"""Runs the launches of a plan: recorded into command buffers and submitted. The host waits (`WebGpuDevice`) only to time or to read
-results.
+"""The launch queue of WebGPU: it records the launches of a plan into command buffers and submits them. The host waits only to time or to
+read results (`WebGpuDevice`).
 
     run([k0 p0, k0 p1, k1 p0], 3)    one pass of nine dispatches, one submission
 
-wgpu puts a barrier between dispatches of which one writes what another uses. Bind groups are kept until an address changes. What a launch
-begins and ends with, the values of variables, and where in their bindings arguments begin lie in one small buffer, which is written where
-they change.
+wgpu inserts a barrier between two dispatches if one writes memory that the other uses. A bind group is kept until an address changes. One
+small buffer has the numbers of all launches: the bounds of their iterations, the values of variables, and the offsets of arguments in their
+bindings. Only numbers that change are written again.
 """
 from __future__ import annotations
 

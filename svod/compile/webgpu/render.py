@@ -3,13 +3,14 @@
     BEGIN           launch[0].x + the group's number in a grid of up to two dimensions; groups from launch[0].y on do nothing
     LOCAL_ID        local_invocation_index; where threads exchange registers subgroup_id · size + subgroup_invocation_id
     SHFL_XOR        subgroupShuffleXor
-    LOOP            for; a block where it is the phase's own group; an if where it runs once at most
+    LOOP            for; a block for the loop over the phase's own group; an if for a loop with at most one iteration
     CARRY, RESULT   a variable of the function
-    VAR             a number of the uniform buffer `launch`, behind begin and end; where each argument begins stands behind them
-    BARRIER         workgroupBarrier, and storageBarrier where the phase reads what it writes
+    VAR             a number in the uniform buffer `launch`, which has begin, end, the variables, and the offset of each argument
+    BARRIER         workgroupBarrier, and storageBarrier if the phase reads memory that it writes
 
-A module comes in two forms: for arguments that begin where bindings may, and for any, which it reads and writes element by element from
-the one on that the launch names. (An `override` would name it, too, but naga then folds constants once more and refuses its own result.)
+Each phase has two modules: one for arguments that begin at multiples of a binding's alignment, and one for arguments at any address, which
+accesses them element by element from the offset in `launch`. (With the offset in an `override`, naga folds constants once more and rejects
+its own result.)
 """
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ from svod.compile.webgpu.text import Facts, WgslWriter, register, widths
 from svod.core.machine.target import Target
 from svod.errors import CompileError, UnsupportedError
 
-ENTRY, OTHER = "main", "OTHER"
+ENTRY, OTHER = "main", "OTHER"      # name of the entry point; name of the binding of the word described in `WgslPhase`
 SOFTWARE_ITERATIONS = 65535     # iterations of all loops of a thread after which Mesa's software driver ends them without an error
-MOST_ELEMENTS = (1 << 31) - (1 << 16)       # most elements of an argument: indices have 32 bits, and may lie a little beyond the end
+MOST_ELEMENTS = (1 << 31) - (1 << 16)       # most elements of an argument: indices have 32 bits, and may be a little larger than the size
 
 
 _HEAD = re.compile(r"^//// .*, bound: ((?:\w+:\d+ ?)*)\n", re.M)
@@ -59,8 +60,8 @@ def legal(program: Program, target: Target) -> Program:
 def render(program: Program, target: Target) -> str:
     """Render the modules of a program, each after a line that names its bindings.
 
-    Raises CompileError for code that LINEAR does not have or that indices of 32 bits do not reach, UnsupportedError for types that the
-    adapter does not have, and for more iterations than a driver in software runs."""
+    Raises CompileError for instructions outside LINEAR; UnsupportedError for arguments too large for 32-bit indices, types that the adapter
+    lacks, and more iterations than a software driver executes."""
     validate(program)
     program = legal(program, target)
     spec = program.spec
@@ -111,7 +112,7 @@ def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], 
         for memory, end in zip(areas, [*[m.number for m in areas[1:]], nbytes], strict=False):
             head.append(memory.declare_private((end - memory.number) // memory.dtype.itemsize))
     if w.hides:
-        head.append("var<private> unknown: u32;")      # 0, which compilers do not know
+        head.append("var<private> unknown: u32;")      # it is 0, but compilers cannot know that (`WgslWriter.hide`)
     bindings = [(m.op, m.number) for m in bound]
     builtins = {"group_at": "@builtin(workgroup_id) group_at: vec3<u32>", "grid": "@builtin(num_workgroups) grid: vec3<u32>"}
     if phase.subgroup:

@@ -1,9 +1,9 @@
 """WGSL registers: how a shader represents the values of LINEAR.
 
-    float32 × 4    one vec4<f32>              float32 × 7    a vec4<f32> and a vec3<f32>: its chunks
+    float32 × 4    one vec4<f32>              float32 × 7    two chunks: a vec4<f32> and a vec3<f32>
     int8 × 2       one vec2<i32>, each number wrapped to eight bits after every operation
-    float16        f32 that holds float16 numbers, rounded after every operation; bfloat16 alike
-    index          i32: `svod.compile.webgpu.render` checks that all elements have such numbers
+    float16        f32, rounded to a float16 number after every operation; bfloat16 in the same way
+    index          i32: `svod.compile.webgpu.render` checks that arguments are small enough for 32-bit indices
 """
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def lane(chunks: Sequence[str], lanes: int, k: int) -> str:
 
 
 class Facts(NamedTuple):
-    """`hidden`: (instruction, number of an operand) if compilers must not see through the operand. `residue`: the residue of each
-    instruction."""
+    """Facts about the instructions of a phase. `hidden`: the operands whose values are hidden from compilers, as (instruction, number of
+    the operand); `residue`: the residue of each instruction's value."""
 
     hidden: frozenset[tuple[int, int]]
     residue: Sequence[Residue]
