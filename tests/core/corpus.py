@@ -1,6 +1,6 @@
-"""About 40 small kernels that stand for what models are made of: `CORPUS[name]()` is a canonical kernel AST.
+"""A corpus of about 40 small kernels of the kinds that models consist of: `CORPUS[name]()` is a canonical kernel AST.
 
-Each is built with the Tensor front end and scheduled; entries that give several kernels name the one that is meant. Extents are small
+Each is built with the Tensor front end and scheduled; an entry whose schedule has several kernels names one of them. Extents are small
 enough for the NumPy evaluator and include 1, primes and non-multiples of vector widths.
 """
 from __future__ import annotations
@@ -18,13 +18,13 @@ Build = Callable[[], Tensor]
 
 
 def data(*shape: int, dtype: str = "float32") -> Tensor:
-    """A realised Tensor of this shape; only its shape and dtype reach the kernel."""
+    """Make a realised Tensor of a shape; kernels depend only on its shape and dtype."""
     base = "float32" if dtype == "bfloat16" else dtype
     return Tensor(np.zeros(shape, base)) if base == dtype else Tensor(np.zeros(shape, np.uint16)).bitcast(dtype)
 
 
 def kernel_of(tensor: Tensor, index: int = -1) -> UOp:
-    """The kernel AST number `index` of the schedule of one Tensor."""
+    """Return kernel AST number `index` of the schedule of one Tensor."""
     return create_schedule(graph.sink(tensor.uop)).calls[index].ast
 
 
@@ -48,7 +48,7 @@ def attention(tokens: int, width: int, causal: bool = False) -> Tensor:
 
 
 def attention_window() -> Tensor:
-    """Each row sees itself, the three before it and all behind it."""
+    """Attention with a mask: each query attends to its own position, the three before it, and all after it."""
     rows, columns = Tensor.arange(36).reshape(36, 1), Tensor.arange(36)
     scores = (data(36, 3) @ data(3, 36)).where(columns > rows - 4, float("-inf"))
     return scores.softmax(-1) @ data(36, 3)

@@ -1,4 +1,4 @@
-"""Runs a schedule with the kernel evaluator: what the scheduling tests compare with the graph interpreter."""
+"""Execution of schedules with the kernel evaluator; scheduling tests compare the results with the graph interpreter."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def run_schedule(schedule: Schedule, buffers: Mapping[UOp, Array]) -> dict[UOp, Array]:
-    """The contents of all buffers after the schedule ran. `buffers`: flat contents at its start."""
+    """Run a schedule; returns the contents of all buffers afterwards. `buffers`: the flat contents before."""
     check_schedule(schedule)
     memory = {b: np.array(a).ravel() for b, a in buffers.items()}
     for call in schedule.calls:

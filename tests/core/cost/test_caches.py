@@ -1,4 +1,4 @@
-"""Footprints counted by hand, traffic that follows from them, and the choices it leads to on two machines."""
+"""Footprints compared with counts by hand, the memory traffic computed from them, and the heuristic's choices on two machines."""
 from __future__ import annotations
 
 import random
@@ -26,7 +26,7 @@ ALL = float(1 << 40)
 
 
 def loaded(coefs: tuple[tuple[int, int], ...], limit: int) -> Access:
-    """The load of an argument of `limit` bytes, in elements of four."""
+    """Make a load from an argument of `limit` bytes, whose elements have four bytes."""
     return Access(AccessKind.LOAD, MemorySpace.GLOBAL, 0, coefs, 4, 1, 1.0, 0, limit)
 
 
@@ -44,7 +44,7 @@ def test_footprints_counted_by_hand() -> None:
 
 
 def test_footprints_of_strided_boxes() -> None:
-    """Against lines enumerated one by one; random boxes whose rows do not overlap."""
+    """Footprints equal counts of cache lines enumerated one by one, for random boxes whose rows do not overlap."""
     rng = random.Random(7)
     for _ in range(60):
         n, rows = rng.randint(1, 60), rng.randint(1, 40)
@@ -58,7 +58,8 @@ def test_footprints_of_strided_boxes() -> None:
 
 
 def test_huge_pages_that_a_cache_holds_need_no_translations() -> None:
-    """Columns of rows of 16 KB, read twice: 512 pages of a smaller array, huge pages of a larger one, and memory beyond the last cache."""
+    """Reading columns of rows of 16 KB costs address translations if the array is below 2 MB, on small pages, or above 32 MB, beyond the
+    last cache. In between it is on huge pages and costs none."""
     def translated(rows: int) -> float:
         columns = loaded(((0, 1 << 14), (1, 4)), rows << 14)
         return traffic(caches_of(DESKTOP), [(1, 32), (0, rows)], 0, [1.0, 1.0], [columns], [False]).translated
@@ -78,7 +79,7 @@ def test_what_fits_costs_nothing_and_what_does_not_is_loaded_again() -> None:
 
 
 def test_columns_cost_more_than_rows() -> None:
-    """The same lines, unforeseen, and sharing sets."""
+    """Reading columns touches the same lines as reading rows, but the prefetcher does not predict them and they share cache sets."""
     n = 512
     rows = traffic(caches_of(SERVER), [(0, n), (1, n)], 0, [1.0, 1.0], [loaded(((0, 4 * n), (1, 4)), 4 * n * n)], [False])
     columns = traffic(caches_of(SERVER), [(0, n), (1, n)], 0, [1.0, 1.0], [loaded(((1, 4 * n), (0, 4)), 4 * n * n)], [False])
@@ -109,14 +110,15 @@ def test_results_larger_than_the_caches_are_streamed() -> None:
 
 
 def test_what_is_stored_past_the_caches_leaves_them_to_the_rest() -> None:
-    """19 MB read and 19 MB written do not fit in 32 MB; the 19 MB that are read do, and stay there from run to run."""
+    """19 MB read and 19 MB written together do not fit in a cache of 32 MB. If stores bypass it, the 19 MB that are read stay there from
+    run to run."""
     n = 75_000 * 64
     state = heuristic(Scheduler(Kernel(lines(n)), DESKTOP))
     assert state.stream and cost_of(state).bytes_moved == 4 * n, "what is stored, and nothing is read from memory"
 
 
 def test_attention_keeps_the_scores_of_a_few_rows() -> None:
-    """Scores of one register tile of rows at a time, keys packed once per head."""
+    """The heuristic stages the scores of one register tile of rows at a time, and packs the keys once per head."""
     q, k, v = (Tensor(np.zeros((1, 8, 256, 64), np.float32)) for _ in range(3))
     calls = create_schedule(graph.sink(q.scaled_dot_product_attention(k, v).uop)).calls
     assert len(calls) == 1

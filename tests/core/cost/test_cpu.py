@@ -1,4 +1,4 @@
-"""The analysis of states: total, finite, the same for equal states, and right where it can be counted by hand."""
+"""The cost analysis of states: finite for every state, equal for equal states, and correct where it can be counted by hand."""
 from __future__ import annotations
 
 import math
@@ -60,13 +60,13 @@ def test_accumulators_are_vector_registers() -> None:
 
 
 def test_scratch_is_what_lives_there() -> None:
-    """A panel of 96 × 32 floats per iteration of o1; lowering reserves at least as much."""
+    """Scratch holds a panel of 96 × 32 floats per iteration of o1, and lowering reserves at least as many bytes."""
     staged = features_of(Kernel(gemm(64, 128, 96)), [["UPCAST", "o1", 32], ["STAGE", "s1", "o1"]])
     assert staged.scratch_bytes >= 96 * 32 * 4
 
 
 def test_what_fits_a_cache_is_not_moved_again() -> None:
-    """All data of a small contraction fit the second level, also on a machine without a third."""
+    """All data of a small contraction fit in the L2 cache, also on a machine without L3."""
     assert TARGET.l3 == 0
     assert features_of(Kernel(gemm(64, 128, 96)), []).bytes_moved == 0
     assert features_of(Kernel(lines(1 << 22)), [["UPCAST", "o0", 16]]).bytes_moved == pytest.approx(3 * (4 << 22), rel=0.1), \
@@ -95,7 +95,8 @@ def test_more_work_costs_more() -> None:
 
 
 def test_short_sums_overlap_and_long_ones_wait() -> None:
-    """A second accumulator halves the time of long sums; short ones end within what a core looks ahead."""
+    """A second accumulator halves the predicted time of long sums, but not of short ones, which overlap within a core's out-of-order
+    window."""
     gains = []
     for k in (4, 256):
         kernel = Kernel(kernel_of(data(64, k) @ data(k, 16)))
@@ -106,8 +107,8 @@ def test_short_sums_overlap_and_long_ones_wait() -> None:
 
 @pytest.mark.parametrize(("channels", "gain"), [(96, 1.0), (8, 1.05)])
 def test_copies_share_the_caches_and_save_masks(channels: int, gain: float) -> None:
-    """A depthwise window: over what no cache holds a copy without masks gains nothing, as masks hide behind memory; where the caches hold
-    the input, the operations that make masks show."""
+    """A depthwise window gains from a padded copy, which needs no masks, only if the caches hold the input: otherwise the time of memory
+    hides that of computing masks."""
     kernel = Kernel(kernel_of(data(1, channels, 112, 112).conv2d(data(channels, 1, 3, 3), padding=1, groups=channels)))
     tile: list[list[Any]] = [["UPCAST", "o1", 4], ["UPCAST", "o2", 16], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"]]
     in_place, copied = features_of(kernel, tile), features_of(kernel, [*tile, ["STAGE", "s0", "o1"]])
@@ -116,15 +117,15 @@ def test_copies_share_the_caches_and_save_masks(channels: int, gain: float) -> N
 
 
 def test_lanes_apart_under_a_mask_cost_more_than_a_copy() -> None:
-    """Every second element under a mask that varies: the copy kills the masks, once for all windows that overlap."""
+    """For loads of every second element under a mask that varies, a copy pays: it removes the masks, once for all overlapping windows."""
     kernel = Kernel(kernel_of(data(1, 64, 83, 83).max_pool2d(3, stride=2, padding=1)))
     tile: list[list[Any]] = [["UPCAST", "o1", 2], ["UPCAST", "o2", 16], ["UNROLL", "r0", 0], ["UNROLL", "r1", 0], ["LANES", "o2.in"]]
     assert features_of(kernel, [*tile, ["STAGE", "s0", "o1"]]).cycles < features_of(kernel, tile).cycles
 
 
 def test_masks_that_no_loop_changes_are_constants() -> None:
-    """A whole row of windows: which lanes are beyond it is known, and a copy without masks brings nothing. With a loop over the window's
-    columns it is not known, and it does."""
+    """If a vector covers a whole row of windows, the mask is a compile-time constant and a copy without masks gains nothing. With a loop
+    over the window's columns the mask varies, and the copy gains."""
     kernel = Kernel(kernel_of(data(1, 64, 83, 83).max_pool2d(3, stride=2, padding=1)))
     whole: list[list[Any]] = [["UPCAST", "o1", 2], ["UPCAST", "o2", 42], ["UNROLL", "r0", 0], ["LANES", "o2.in"]]
     for tile, pays in (([*whole, ["UNROLL", "r1", 0]], False), (whole, True)):
@@ -132,7 +133,8 @@ def test_masks_that_no_loop_changes_are_constants() -> None:
 
 
 def test_sums_that_are_turned_to_be_stored_need_registers_for_it() -> None:
-    """27 accumulators, 3 vectors and what is broadcast fill 32 registers; lanes that are rows of the output need more."""
+    """27 accumulators, 3 vectors and a broadcast value fill 32 registers. If lanes are rows of the output, the transposition before the
+    store needs more."""
     kernel = Kernel(gemm(480, 480, 256))
     along = features_of(kernel, [["UPCAST", "o0", 9], ["UPCAST", "o1", 48], ["LANES", "o1.in"]])
     turned = [features_of(kernel, [["UPCAST", "o1", m], ["UPCAST", "o0", 48], ["LANES", "o0.in"], ["STAGE", "s0", "o0"]]) for m in (8, 9)]
@@ -141,7 +143,8 @@ def test_sums_that_are_turned_to_be_stored_need_registers_for_it() -> None:
 
 
 def test_rows_of_the_output_that_share_cache_sets_are_dear_to_store() -> None:
-    """Lanes that are rows of the output, each stored with the columns beside it. Rows that lie a page apart evict each other."""
+    """If lanes are rows of the output, each row is stored with its neighbouring columns. Rows a page apart map to the same cache sets and
+    evict each other."""
     def cycles(n: int, chain: list[list[Any]]) -> float:
         state = apply_opts(Scheduler(Kernel(gemm(960, n, 64)), TARGET), [Opt.from_json(o) for o in chain])
         return IssuePricer(core_work(state, loop_nest(state), state.kernel.output), CPU).price().cycles / n

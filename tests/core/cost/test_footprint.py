@@ -42,7 +42,8 @@ def test_banks() -> None:
 
 
 def test_touched_bytes_count_distinct_sectors() -> None:
-    """Of disjoint rows and of overlapping windows that begin at sectors, exactly; never less than a count by sets."""
+    """The estimate is exact for disjoint rows and for overlapping windows that begin at sectors, and never less than the number of distinct
+    sectors."""
     rng = random.Random(0)
     for _ in range(200):
         inner, rows, pitch = rng.choice((8, 16, 64)), rng.randint(1, 9), rng.choice((64, 128, 1000)) * SECTOR_BYTES

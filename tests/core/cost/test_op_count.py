@@ -1,4 +1,4 @@
-"""Estimates against counts done by hand."""
+"""Estimated numbers of operations against counts by hand."""
 from __future__ import annotations
 
 import math
@@ -28,7 +28,7 @@ def test_gemm_with_epilogue_and_half_inputs() -> None:
     ("float16", "bfloat16", "float32", "float32"), ("int8", "int8", "float32", "float32"), ("int8", "int32", "int32", "int32"),
     ("uint8", "uint8", "uint32", "uint32"), ("bool", "bool", "int32", "int32"), ("float32", "float32", "float64", "float64")])
 def test_products_are_of_the_type_before_it_was_made_wide(left: str, right: str, wide: str, dtype: str) -> None:
-    """Of those that there are instructions for."""
+    """Products of narrow types that have dot instructions count with the type before the conversion to a wider one."""
     a, b = data(12, 20, dtype=left).cast(wide), data(20, 7, dtype=right).cast(wide)
     assert [(d.name, n) for d, n in count_operations(kernel_of(a @ b)).arithmetic] == [(dtype, 2 * 12 * 20 * 7)]
 

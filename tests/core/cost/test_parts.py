@@ -1,4 +1,4 @@
-"""A prediction by parts: stages or phases add up to the whole, and no part is faster than the resource that bounds it."""
+"""Predictions split by stage or phase: the parts add up to the total, and no part is faster than the resource that bounds it."""
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Sketches: every one of every kernel is legal and correct; contractions get register tiles, rows vectors, large work cores."""
+"""Sketches: all are legal and correct; contractions get register tiles, rows get vectors, and large kernels get several cores."""
 from __future__ import annotations
 
 import random
@@ -31,7 +31,7 @@ MOST_STEPS = 20_000
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_sketch_is_correct(name: str) -> None:
-    """As LINEAR for all targets, as machine code for one that the host can run."""
+    """Each sketch gives correct results as interpreted LINEAR for all targets, and as machine code for a target that the host can run."""
     case = case_of(name)
     done: set[str] = set()
     for target in TARGETS:
@@ -79,7 +79,7 @@ def test_rows_get_vectors_and_large_work_gets_cores() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_of_windows_that_a_few_vectors_hold_are_computed_whole(seed: int) -> None:
-    """Without a copy of what is read, as masks are known along the row. Against NumPy, extents drawn."""
+    """No copy of the input is made, as the masks along a whole row are constants. Results are compared with NumPy at random extents."""
     pool = heuristic(Scheduler(Kernel(kernel_of(data(1, 64, 112, 112).max_pool2d(3, stride=2, padding=1))), TARGET))
     assert 56 in [o.arg for o in pool.applied_opts if o.op == "UPCAST"] and not any(o.op == "STAGE" for o in pool.applied_opts)
     rng = random.Random(seed)
@@ -104,7 +104,7 @@ def test_short_rows_of_windows_have_vectors_along_the_outputs(window: int) -> No
 
 @pytest.mark.parametrize("size", [2, 14, 62, 134])
 def test_small_windows_that_do_not_overlap_are_straight_line_code(size: int) -> None:
-    """Both axes of a window, not its columns alone."""
+    """Both axes of a window are unrolled, not only its columns."""
     case = Case(Kernel(kernel_of(data(1, 3, size, size).max_pool2d(2))))
     state = heuristic(Scheduler(case.kernel, replace(NATIVE[-1] if NATIVE else TARGET, threads=2)))
     if size > 2:
@@ -114,7 +114,8 @@ def test_small_windows_that_do_not_overlap_are_straight_line_code(size: int) -> 
 
 @pytest.mark.parametrize(("rows", "row"), [(1, 37), (5, 64), (3, 1009)])
 def test_rows_less_a_mean_that_another_kernel_made_get_vectors(rows: int, row: int) -> None:
-    """The squared value is a row of the input less one element of another, which is contiguous along the row all the same."""
+    """The squared value is a row of the input minus one element of another array; it still is contiguous along the row, so it is
+    vectorised."""
     x = data(rows, row) - data(rows, 1)
     case = Case(Kernel(kernel_of(data(rows, row) * (x * x).sum(1, keepdim=True))))
     state = heuristic(Scheduler(case.kernel, replace(NATIVE[-1] if NATIVE else TARGET, threads=2)))
@@ -124,8 +125,8 @@ def test_rows_less_a_mean_that_another_kernel_made_get_vectors(rows: int, row: i
 
 @pytest.mark.parametrize("seed", range(2))
 def test_windows_are_copied_by_each_core(seed: int) -> None:
-    """A part of the rows each, in one phase; inside a part short tiles follow each other along memory, long ones across. Against NumPy,
-    extents drawn."""
+    """Each core copies a part of the rows, in one phase. Inside a part, short tiles follow each other along memory, long ones across it.
+    Results are compared with NumPy at random extents."""
     two = replace(TARGET, threads=2)
     large = Scheduler(Kernel(kernel_of(conv(64, 64, 56, 3, padding=1))), two)
     parts = [s for s in sketches(large) if any(o.op == "TILE" for o in s.applied_opts)]
@@ -146,8 +147,8 @@ def test_windows_are_copied_by_each_core(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_large_packed_constants_are_asked_for_ahead(seed: int) -> None:
-    """Weights that take more than half of the second cache, where vectors of them are read; a quarter of the first cache ahead. Numbers are
-    the evaluator's at extents that are drawn."""
+    """Weights that take more than half of L2 and are read as vectors are prefetched, a quarter of L1 ahead. Results equal the evaluator's
+    at random extents."""
     def hints(kernel: Kernel, target: Target) -> list[Opt]:
         return [o for o in heuristic(Scheduler(kernel, target)).applied_opts if o.op == "PREFETCH"]
 
@@ -167,7 +168,7 @@ def test_large_packed_constants_are_asked_for_ahead(seed: int) -> None:
 
 @pytest.mark.parametrize("threads", (1, 2, 4))
 def test_small_convolutions_have_sketches(threads: int) -> None:
-    """Also where the tiles that use the multipliers best leave cores no share of the windows."""
+    """There are sketches even if the tiles that use the multipliers best leave some cores without windows."""
     for made in (data(2, 4, 9).conv1d(data(6, 4, 3)), data(1, 2, 5, 4, 6).conv3d(data(3, 2, 3, 3, 3))):
         state = Scheduler(Kernel(kernel_of(made)), replace(TARGET, threads=threads))
         assert len({tuple(s.applied_opts) for s in sketches(state)}) > 1
@@ -187,7 +188,8 @@ def test_amounts_fit_their_axis() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sketches_of_what_memory_limits_are_correct_at_any_extents(seed: int) -> None:
-    """Rows past sums, several rows at a time, tiles of windows from padded rows, squares: against NumPy, extents drawn."""
+    """Row reductions, several rows at a time, tiles of windows of padded rows, and transposed squares, compared with NumPy at random
+    extents."""
     rng = random.Random(seed)
     rows, columns, size, channels = rng.choice((17, 24, 41)), rng.choice((128, 149, 300)), rng.choice((1, 7, 19, 33)), rng.choice((1, 3))
     drawn = [data(rows, columns).sum(0), data(columns) @ data(columns, rows * 8), data(rows, columns).max(1),
@@ -223,7 +225,7 @@ def test_sums_over_what_no_cache_holds_have_a_sketch_of_half_vectors(length: int
 
 @pytest.mark.parametrize(("rows", "expected"), [(64, False), (4096, True)])
 def test_what_the_second_cache_does_not_hold_is_streamed_in_one_sketch_though_predicted_slower(rows: int, expected: bool) -> None:
-    """16 MB to read and to store: a last cache of 64 MB has room for both, if others leave it."""
+    """The kernel reads and stores 16 MB each: a last-level cache of 64 MB has room for both, unless other programs use it."""
     start = Scheduler(Kernel(softmax(rows, 1024)), replace(TARGET, l2=1 << 20, l3=1 << 26))
     streamed = [s for s in sketches(start) if any(o.op == "STREAM" for o in s.applied_opts)]
     assert len(streamed) == expected
@@ -233,7 +235,7 @@ def test_what_the_second_cache_does_not_hold_is_streamed_in_one_sketch_though_pr
 
 
 def test_memory_is_read_in_its_order() -> None:
-    """Sums of columns: the loop over rows stands outside. Transposing: two lines of each row are stored at a time."""
+    """For sums of columns the loop over rows is outermost. A transposition stores two cache lines of each row at a time."""
     sums = heuristic(Scheduler(Kernel(kernel_of(data(4096, 4096).sum(0))), TARGET))
     loops = [sums.rows[row].name for row in sums.order[sums.kernel.output] if sums.rows[row].extent > 1]
     assert "r0" in loops[:-1] and loops[-1].startswith("o0")
@@ -244,7 +246,7 @@ def test_memory_is_read_in_its_order() -> None:
 
 
 def test_few_long_rows_are_shared_evenly() -> None:
-    """Seven rows over two cores: halves of each row, as whole rows would leave a core idle; and sums are right."""
+    """Of seven rows, two cores compute half of each row, because whole rows would leave a core idle. The sums are right."""
     two = replace(TARGET, threads=2)
     assert heuristic(Scheduler(Kernel(row_sums(7, 100_003)), two)).split_reduce is not None
     assert heuristic(Scheduler(Kernel(row_sums(8, 100_003)), two)).thread is not None

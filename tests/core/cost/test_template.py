@@ -1,4 +1,4 @@
-"""Templates: which chains they lead to, in which order, and how the chains are named."""
+"""Templates: the chains that they generate, their order, and their names."""
 from __future__ import annotations
 
 import numpy as np

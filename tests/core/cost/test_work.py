@@ -39,7 +39,7 @@ def test_the_docstring() -> None:
 
 
 def test_neighbouring_windows_overlap() -> None:
-    """Three taps of eight results read ten elements; with a stride of two, 17, and with one of four, 24."""
+    """Eight windows of three taps read ten elements with a stride of one, 17 with a stride of two, and 24 with a stride of four."""
     for stride, read in ((1, 10), (2, 17), (4, 24)):
         work = work_of(Kernel(gemm(64, 64, 64)))
         work.positions[:3], work.lanes = [8, 3, 1], 1

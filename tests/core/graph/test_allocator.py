@@ -1,4 +1,5 @@
-"""Memory of large arrays: never under two live arrays, used again when the last view is gone, bounded, safe in threads and children."""
+"""The allocator of large arrays: no memory is shared by two live arrays; it is reused when the last view is gone; the kept memory is
+bounded; threads and forked children may use it."""
 from __future__ import annotations
 
 import errno
@@ -25,7 +26,7 @@ def address(array: np.ndarray) -> int:
 
 
 def churn(allocator: Allocator, seed: int, steps: int = 150) -> None:
-    """Arrays come and go; each holds a number of its own that nobody else may change."""
+    """Allocate and free arrays at random; each is filled with a unique number, which must not change as long as the array lives."""
     rng = random.Random(seed)
     live: list[tuple[int, np.ndarray]] = []
     for step in range(steps):
@@ -81,7 +82,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
 def test_a_block_that_returns_while_the_lock_is_held_waits_for_nobody() -> None:
     allocator = Allocator(4 * PAGE)
     a = allocator.allocate(PAGE)
-    with allocator._lock:       # pretends that the collector runs inside `allocate`
+    with allocator._lock:       # as if the garbage collector ran inside `allocate`
         del a
     assert allocator.kept == 0
     allocator.allocate(PAGE)

@@ -1,4 +1,4 @@
-"""Files under buffers: mapped, used in place, refused where they do not fit."""
+"""Buffers over mapped files: kernels use them in place, and buffers beyond the end of a file are refused."""
 from __future__ import annotations
 
 import gc
@@ -22,7 +22,7 @@ def tensor_at(mapped: np.ndarray, offset: int, dtype: DType, shape: tuple[int, .
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -73,7 +73,7 @@ def test_parts_of_a_file_are_views_of_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal((t.permute(1, 0) + 1).numpy(), values[4:].reshape(4, 5).T + 1)
     bits = tensor_at(mapped, 4, dtypes.bfloat16, (3,))
     assert bits.dtype == dtypes.bfloat16 and np.shares_memory(buffer_of(base_of(bits.uop)).array, mapped)
-    # elements that lie across multiples of their size are copied, when they are asked for
+    # elements that are not aligned to their size are copied when the buffer's memory is first used
     odd = tensor_at(mapped, 5, dtypes.int16, (3,))
     assert not buffer_of(base_of(odd.uop)).is_allocated and buffer_of(base_of(odd.uop)).read_only
     assert not np.shares_memory(buffer_of(base_of(odd.uop)).array, mapped) and buffer_of(base_of(odd.uop)).read_only

@@ -1,4 +1,4 @@
-"""Graphs whose convolutions have their channels last compute the same, and copy nothing between two of them."""
+"""The rewrite of convolutions to channels-last memory: results stay the same, and nothing is copied between two convolutions."""
 from __future__ import annotations
 
 import random
@@ -22,7 +22,7 @@ def values(rng: np.random.Generator, *shape: int) -> Tensor:
 
 
 def network(seed: int) -> Tensor:
-    """Convolutions of all kinds, a residual, pooling: sums of small integers, which are exact in any order."""
+    """Make a network of convolutions of all kinds, a residual and pooling; it sums small integers, which is exact in any order."""
     rng, chosen = np.random.default_rng(seed), random.Random(seed)
     n, c, size = chosen.randint(1, 2), chosen.choice((1, 2, 3, 8, 9)), chosen.randint(6, 9)
     x = values(rng, n, c, size, size)
@@ -37,7 +37,7 @@ def network(seed: int) -> Tensor:
 
 
 def computed(sink: UOp) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """The value of a graph with one output."""
+    """Compute the value of a graph with one output."""
     plan = Tensor.from_uop(sink.src[0]).prepare(PrepareConfig(db=":none:"))
     plan.execute()
     return np.array(plan.outputs[0]).ravel()
@@ -53,7 +53,7 @@ def test_the_same_is_computed() -> None:
 
 
 def test_nothing_is_copied_between_convolutions() -> None:
-    """The input is copied, and each weight that has taps; what a convolution computes lies as the next one wants it."""
+    """Only the input and weights with several taps are copied: a convolution stores its result in the order that the next one reads."""
     def kernels(sink: UOp) -> list[str]:
         return [c.name_hint for c in create_schedule(sink).calls]
     x = data(2, 8, 6, 6)
@@ -66,7 +66,7 @@ def test_nothing_is_copied_between_convolutions() -> None:
 
 @pytest.mark.parametrize("channels", [3, 8, 9])
 def test_rows_of_channels_are_whole_lines(channels: int) -> None:
-    """Of 16 bytes, which are four numbers of 32 bits."""
+    """Rows of channels are padded to multiples of 16 bytes, four 32-bit numbers."""
     sink = channels_last(graph.sink(data(2, channels, 6, 6).conv2d(data(4, channels, 3, 3)).uop), lambda image: True)
     found = [shape_of(u) for u in sink.walk(Ops.CONTIGUOUS)]
     assert sorted(shape[-1] for shape in found) == [4 * -(-channels // 4)] * 2
@@ -89,7 +89,7 @@ def test_what_is_not_wanted_stays() -> None:
     ((1, 2, 3, 1, 1, 3, 3), 2, (2, 5, 6)), ((1, 2, 3, 4, 4, 3, 3), 2, (0, 1, 2, 3, 5, 6))],
     ids=["by_outputs", "each_channel", "each_channel_summed", "convolution", "of_each_place"])
 def test_products_with_windows_that_look_like_convolutions(weight: tuple[int, ...], place: int, axes: tuple[int, ...]) -> None:
-    """Channels of three numbers of 32 bits are no lines. `place`: the axis of the weight along which the channels of the image are."""
+    """Rows of three 32-bit channels are no multiple of 16 bytes. `place`: the axis of the weight that runs along the image's channels."""
     rng = np.random.default_rng(0)
     windows = Tensor.from_uop(graph.window(values(rng, 2, 3, 6, 6).uop, [(2, 3, 1, 1), (3, 3, 1, 1)]))
     y = (windows.reshape(2, *[3 if a == place else 1 for a in (1, 2)], 4, 4, 3, 3) * values(rng, *weight)).sum(axes)
@@ -97,7 +97,7 @@ def test_products_with_windows_that_look_like_convolutions(weight: tuple[int, ..
 
 
 def test_memory_that_is_written_stays_where_it_is() -> None:
-    """A state that a convolution reads and that is assigned to."""
+    """A buffer that a convolution reads and that is assigned to keeps its layout."""
     state = Tensor(np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)).realize()
     weight = Tensor(np.ones((1, 3, 3, 3), np.float32))
     y = state.conv2d(weight)

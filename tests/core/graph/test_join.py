@@ -1,4 +1,4 @@
-"""Concatenations: which are selected from, which are stored part by part, and that both are right."""
+"""The rewrite of CAT: the conditions for selects and for storing part by part, and correct results of both."""
 from __future__ import annotations
 
 import numpy as np
@@ -23,7 +23,7 @@ def leaf(*shape: int) -> UOp:
 
 
 def check(node: UOp) -> Schedule:
-    """The schedule of a node, after comparing what it computes with the reference."""
+    """Return the schedule of a node, after checking its result against the reference."""
     rng = np.random.default_rng(0)
     contents = {b: rng.integers(-99, 99, b.arg).astype(np.int32) for b in node.walk(Ops.BUFFER)}
     schedule = create_schedule(graph.sink(node))
@@ -49,7 +49,7 @@ def test_an_output_is_stored_part_by_part() -> None:
 
 
 def test_many_parts_are_stored_by_one_kernel_each() -> None:
-    """200 slices of one tensor: one kernel, at 200 places."""
+    """Concatenating 200 slices of one tensor calls one kernel 200 times, at different offsets."""
     x = leaf(200, 7)
     joined = graph.cat([graph.shrink(x, [(i, i + 1), (0, 7)]) for i in reversed(range(200))], 0)
     schedule = check(doubled(joined))
@@ -67,14 +67,14 @@ def test_a_concatenation_of_concatenations_is_one() -> None:
 
 
 def test_no_element_passes_many_selects() -> None:
-    """Selects inside of selects count together."""
+    """The limit applies to the total of nested selects."""
     rows = [graph.cat([leaf(2, 3), leaf(2, 4), leaf(2, 1)], 1) for _ in range(4)]
     schedule = check(doubled(graph.cat(rows, 0)))
     assert len(schedule.calls) == 13 and len(list(schedule.calls[-1].ast.walk(Ops.LOAD))) == 1
 
 
 def test_a_part_is_computed_where_it_is_stored() -> None:
-    """A reduction, and the same value at two places."""
+    """One call per part: a reduction is computed directly into the joined buffer, and a value that is three parts is copied three times."""
     x, y = leaf(4, 5), leaf(4, 1)
     total = graph.reduce_axis(x, "ADD", (1,))
     assert [c.name_hint for c in check(graph.cat([total, y], 1)).calls] == ["reduce", "copy"]

@@ -1,4 +1,4 @@
-"""LibraryKernels in the graph: shapes and errors, how they are scheduled, what they mean and cost."""
+"""Library kernels in the graph: shapes and errors, scheduling, reference results and costs."""
 from __future__ import annotations
 
 import numpy as np
@@ -41,7 +41,7 @@ def test_shapes_and_errors() -> None:
 
 
 def test_a_library_kernel_is_a_kernel_of_its_own_between_buffers() -> None:
-    """Views and constants among its operands are stored first; what reads it starts from its buffer; the AST travels."""
+    """Views and constants among its operands are stored first, its readers read its buffer, and its AST survives serialization."""
     x, y = buffer(6, 4), buffer(1, 4, 6)
     moved = graph.reshape(graph.permute(x, (1, 0)), (1, 4, 6))
     zeros = graph.full((1, 4, 6), 0, dtypes.int32)
@@ -69,7 +69,7 @@ def test_a_library_kernel_reads_what_was_assigned() -> None:
 
 
 def test_sums_are_exact_where_asked() -> None:
-    """2^24 + 1 + 1 + …: float32 cannot count on."""
+    """The sum 2^24 + 1 + 1 + … stays at 2^24 in float32; the exact evaluation does not."""
     values = np.array([2.0 ** 24, 1, 1, 1, 1], np.float32)
     ast = create_schedule(graph.sink(graph.library_kernel("SCAN", ("ADD",), F32, buffer(1, 5, 1)))).calls[0].ast
     args = [np.zeros(5, np.float32), values]

@@ -1,4 +1,4 @@
-"""16-bit floats that are computed in float32 are widened behind what moves them."""
+"""The rewrite that moves conversions of 16-bit floats to float32 after movements."""
 from __future__ import annotations
 
 import numpy as np
@@ -12,7 +12,7 @@ from svod.tensor import Tensor
 
 
 def widened_at(t: Tensor) -> list[tuple[int, ...]]:
-    """The shapes of the conversions to float32 in the graph of a tensor, after `normalize`."""
+    """List the shapes of the conversions to float32 in the graph of a tensor after `normalize`."""
     sink = normalize(UOp(Ops.SINK, dtypes.void, (t.uop,))).sink
     return [shape_of(u) for u in sink.toposort() if u.op is Ops.CAST and u.dtype == dtypes.float32]
 

@@ -1,4 +1,4 @@
-"""Memory that a plan writes: what lies under it is refused, as comparing every byte range with every other says."""
+"""The check for buffers that overlap written memory, compared with a comparison of every byte range with every other."""
 from __future__ import annotations
 
 import random

@@ -1,4 +1,4 @@
-"""Launch sizes: exactly these operations, and every way in which one can fail."""
+"""Launch-size expressions: the allowed operations, and every error of each."""
 from __future__ import annotations
 
 import random
@@ -26,7 +26,7 @@ def bind(var: UOp, value: UOp) -> UOp:
 
 
 def test_what_expressions_come_to() -> None:
-    """Random expressions of every operation, against Python's integers; where Python divides by zero so does the launch."""
+    """Random expressions give the values of Python's integers, or an error exactly if Python divides by zero."""
     rng = random.Random(3)
 
     def python(op: Ops, *x: int) -> int:

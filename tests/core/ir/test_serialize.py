@@ -1,4 +1,4 @@
-"""AST ↔ data: the same object back, by way of JSON text, and nothing but FormatError for damaged data."""
+"""Serialization of ASTs: a round trip through JSON text gives the same object, and damaged data raises only FormatError."""
 from __future__ import annotations
 
 import contextlib
@@ -27,7 +27,7 @@ def travelled(u: UOp) -> UOp:
 
 
 def gemm(m: int = 3, n: int = 5, k: int = 7) -> UOp:
-    """The GEMM of docs/ir.md with staged operands."""
+    """Make the GEMM of docs/ir.md with staged operands."""
     def rng(extent: int, i: int) -> UOp:
         return UOp(Ops.RANGE, dtypes.index, (const(extent),), i)
 

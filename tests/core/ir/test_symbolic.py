@@ -1,4 +1,4 @@
-"""Index arithmetic against Python's integers: random expressions, negative values included."""
+"""Index arithmetic compared with Python's integers on random expressions, which include negative values."""
 from __future__ import annotations
 
 import random

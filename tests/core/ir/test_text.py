@@ -1,4 +1,4 @@
-"""Graphs and kernel ASTs as text: what is printed is read back as the same node, and what is not, is refused with its line."""
+"""Text of graphs and kernel ASTs: printed text is read back as the same node; other text is refused with its line number."""
 from __future__ import annotations
 
 import math

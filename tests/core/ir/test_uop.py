@@ -1,4 +1,4 @@
-"""Nodes are one object for one content, also when they are copied and pickled, however deep their graph is."""
+"""Nodes: equal content is one object, also after copying and pickling graphs of any depth."""
 from __future__ import annotations
 
 import _thread
@@ -20,7 +20,7 @@ def test_copies_and_pickles_of_a_deep_graph() -> None:
 
 
 def test_an_interrupt_while_nodes_die_is_not_lost() -> None:
-    """It comes before the nodes die, in one call that runs no Python code of its own."""
+    """The interrupt arrives before the nodes are freed, and freeing them runs no Python code that could receive and lose it."""
     nodes = [UOp.const(dtypes.int32, 1_000_003 + i) for i in range(100)]
     with pytest.raises(KeyboardInterrupt):
         list(map(operator.call, (_thread.interrupt_main, nodes.clear)))

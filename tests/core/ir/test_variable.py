@@ -1,4 +1,4 @@
-"""Variables: what an extent that depends on one answers, what it refuses, and the form of kernels over them."""
+"""Variables: the operations that extents support, the ones that they refuse, and the kernels over such extents."""
 from __future__ import annotations
 
 import numpy as np

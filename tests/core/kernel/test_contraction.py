@@ -1,4 +1,5 @@
-"""Windows of convolutions with wide padding: which iterations of a reduce loop add zeros, that loops skip them, and that numbers stay."""
+"""Windows of convolutions with wide padding: iterations of a reduce loop that only add zeros are found and skipped, and results stay the
+same."""
 from __future__ import annotations
 
 import random
@@ -26,7 +27,7 @@ NATIVE = [replace(t, threads=2) for t in runnable_targets().values()]
 
 
 def windows(kernel: Kernel, *chain: Opt) -> dict[str, Window]:
-    """By the name of the reduce axis."""
+    """Return the windows by the name of their reduce axis."""
     state = apply_opts(Scheduler(kernel, TARGET), chain)
     out = loop_nest(state).stages[kernel.output]
     found = {kernel.axes[out.r.axes[a]].name: skipping_window(state, out.r, a, out.axes[a])
@@ -35,13 +36,13 @@ def windows(kernel: Kernel, *chain: Opt) -> dict[str, Window]:
 
 
 def dynamic_loops(program: Program) -> int:
-    """Loops of the last phase whose start is not a constant."""
+    """Return the loops of the last phase whose start is not a constant."""
     code = program.code[-1]
     return sum(i.op == "LOOP" and code[i.src[0]].op == "MAX" for i in code)
 
 
 def test_windows_of_wide_padding() -> None:
-    """Rows o and taps q of a dilation of 5: the padded row o + 5·q holds data from 5 to 12."""
+    """Row o reads with tap q and a dilation of 5 the padded row o + 5·q; rows 5 to 12 have data, the others are padding."""
     wide = Kernel(kernel_of(conv(3, 6, 7, 3, dilation=5, padding=5)))
     assert windows(wide) == {"r1": Window(1, 4, 1, 5, 5, 12), "r2": Window(2, 5, 1, 5, 5, 12)}
     assert windows(wide, Opt("UNROLL", "r2", 0)).keys() == {"r1"}, "straight-line code has no bounds"
@@ -52,7 +53,7 @@ def test_windows_of_wide_padding() -> None:
 
 
 def test_the_share_of_taps_that_are_used() -> None:
-    """Against positions counted one by one."""
+    """The computed share equals a count over all positions."""
     rng = random.Random(3)
     for _ in range(200):
         outputs, summed, tile = rng.randint(1, 17), rng.randint(1, 7), rng.randint(1, 5)
@@ -61,7 +62,7 @@ def test_the_share_of_taps_that_are_used() -> None:
         starts = range(0, outputs, tile)
         used = sum(any(w.low <= w.step * o + w.apart * q < w.high for o in range(start, start + tile))
                    for start in starts for q in range(summed))
-        # between the first and the last position of a tile all are asked for
+        # the region of a tile includes all positions between its first and its last one
         assert used / (len(starts) * summed) <= w.used(tile, outputs, summed) <= 1.0
         if tile == 1:
             assert w.used(1, outputs, summed) == used / (outputs * summed)
@@ -80,7 +81,7 @@ def test_loops_over_padding_are_skipped_and_cost_less() -> None:
 
 
 def test_parts_of_a_sum_are_all_combined() -> None:
-    """The nine parts of eighteen rows of taps are no taps: the phase that adds them leaves none out."""
+    """The phase that adds the nine parts of a sum over eighteen rows of taps skips none of them: parts are not taps."""
     kernel = Kernel(kernel_of(data(1, 1, 12, 12).conv2d(data(1, 1, 18, 9), padding=(17, 8))))
     state = apply_opts(Scheduler(kernel, replace(AVX512, threads=9)), [Opt("THREAD", "r0", 9)])
     run_interpreted(Case(kernel), lower(state), 2)
@@ -89,8 +90,8 @@ def test_parts_of_a_sum_are_all_combined() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_stay(seed: int) -> None:
-    """Sketches and random chains, extents and strides drawn, against the evaluator: tiles that do not divide, output loops inside reduce
-    loops, sums in parts."""
+    """Sketches and random chains give the evaluator's results at random extents and strides: with tiles that do not divide, output loops
+    inside reduce loops, and sums in parts."""
     rng = random.Random(seed)
     target = NATIVE[-1] if NATIVE else TARGET
     stood = 0

@@ -54,7 +54,7 @@ def test_vectors_are_as_wide_as_rows_are_aligned(n: int, k: int, widths: tuple[i
     (range(32), 1, 1), ([0] * 32, 1, 1), (range(0, 64, 2), 1, 2), (range(0, 32 * 32, 32), 1, 32), (range(0, 32 * 33, 33), 1, 1),
     (range(0, 128, 4), 4, 4), (range(0, 32 * 64, 64), 4, 32), (range(0, 64, 2), 2, 2)])
 def test_conflicts(elements: range | list[int], width: int, times: int) -> None:
-    """Threads that each take 16 bytes are served eight at a time."""
+    """Bank conflicts of accesses of 16 bytes per thread are counted over eight threads at a time."""
     assert conflicts(SharedAccess(tuple(elements), width, 1.0), 4) == times
 
 
@@ -64,7 +64,7 @@ def test_padded_rows_keep_their_order() -> None:
 
 
 def random_index(rng: random.Random, axes: list[UOp], depth: int) -> UOp:
-    """An index of axes, with divisions and remainders by constants."""
+    """Make a random index of axes, with divisions and remainders by constants."""
     if depth == 0 or rng.random() < 0.2:
         return rng.choice([*axes, axes[-1], number(rng.choice((2, 3, 8, 32)))])
     first = random_index(rng, axes, depth - 1)
@@ -78,7 +78,7 @@ OPERATIONS = {"ADD": operator.add, "SUB": operator.sub, "MUL": operator.mul, "ID
 
 
 def values_at(r: ResolvedStage, at: tuple[int, ...]) -> dict[int, int]:
-    """The integers and conditions of a stage at a position, by node."""
+    """Compute the integers and conditions of a stage at a position, by node."""
     found: dict[int, int] = {}
     for i, n in enumerate(r.nodes):
         if n.kind == "axis":
@@ -93,7 +93,8 @@ def values_at(r: ResolvedStage, at: tuple[int, ...]) -> dict[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_what_moves_evenly_in_vectors(width: int) -> None:
-    """Each claim holds at every position where a vector begins, and many of what is divided move evenly."""
+    """If the analysis says that an index moves evenly, it does so at every position where a vector begins; and it says so for many indices
+    with divisions."""
     rng, divided = random.Random(width), 0
     for _ in range(count(100)):
         a = Ast()
@@ -116,7 +117,8 @@ def test_what_moves_evenly_in_vectors(width: int) -> None:
 
 @pytest.mark.parametrize("width", [2, 4])
 def test_vectors_of_copies_lie_beside_each_other_under_one_condition(width: int) -> None:
-    """Whatever is divided, and under whatever condition it is read: each vector begins where one does in memory."""
+    """For any divisions in the index and any condition of the read, the elements of a vector are contiguous from a multiple of its width
+    on, and all of them are read or none."""
     rng, seen = random.Random(width), [0, 0]
     for _ in range(count(300)):
         a = Ast()

@@ -1,4 +1,4 @@
-"""Opts of targets with groups of threads: what they do to the loops, and which limit of the target refuses them."""
+"""Opts for targets with groups of threads: their effect on the loops, and the target limits that make them illegal."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -44,7 +44,7 @@ def table(state: Scheduler, axis: str) -> str:
     (GEMM, [["LOCAL", "o1", 16], ["GROUPTOP", "r0", 3], ["UNROLL", "r0", 2]], "r0",
      "r0.top group 3×10, r0 loop 5×2, r0.in unroll 2×1", (16, 3)),
     (SOFTMAX, [["GROUP", "s1.r0", 8], ["GROUP", "s3.r0", 4]], "s1.r0", "s1.r0 loop 5×8, s1.r0.in group 8×1", (1, 1, 8)),
-    # the threads of a row share its maximum and its sum, where there are as many
+    # the threads of a row share its maximum and its sum, if both are reduced by the same number of threads
     (SOFTMAX, [["GROUP", "s1.r0", 8], ["GROUP", "s3.r0", 8], ["LOCAL", "o1", 8], ["LOCAL", "o0", 4]], "o0",
      "o0 loop 3×4, o0.in local 4×1", (32, 1)),
     (SOFTMAX, [["GROUP", "s1.r0", 4], ["GROUP", "s3.r0", 4], ["LOCAL", "o1", 2], ["LOCAL", "o0", 4]], "o0",

@@ -1,4 +1,4 @@
-"""HOLD: stages laid out like the results of a matrix instruction, and which values stay in registers."""
+"""HOLD: stages in the layout of a matrix instruction's results, and the conditions under which values stay in registers."""
 from __future__ import annotations
 
 import pytest
@@ -67,9 +67,9 @@ def test_what_others_read_lies_in_shared_memory(changes: dict[str, str], shared:
 
 
 def product_and(form: str, m: int, n: int, k: int) -> Kernel:
-    """s2[i, j], a product of two matrices of 16 bits, of which the output reads: the element at its own position (`itself`), also for
-    several positions of another axis (`twice`), the one below (`below`), those of a diagonal (`diagonal`); or sums of products with half of
-    it (`product`), or with it times an argument (`loaded`)."""
+    """Make a kernel whose stage s2[i, j] is a product of two 16-bit matrices. The output reads of s2 the element at its own position
+    (`itself`), also for several positions of another axis (`twice`), the element below (`below`), or a diagonal (`diagonal`); or it is
+    another product with half of s2 (`product`), or with s2 times an argument (`loaded`)."""
     a, more = Ast(), {"below": 1, "diagonal": n}.get(form, 0)
     out, x, w, v = a.param(0, 2 * m * n), a.param(1, (m + more) * k, F16), a.param(2, k * n, F16), a.param(3, n * n, F16)
     p, q, r, s, i, j, t = a.axes(m + more, k, k, n, m + more, n, k)
@@ -98,7 +98,8 @@ def product_and(form: str, m: int, n: int, k: int) -> Kernel:
     ("twice", (14, 24, 7), "STAGE(s2, o2) HOLD(out, mma_f16,o1,o2) LOCAL(o0, 2)", SHARED),
 ])
 def test_who_holds_a_product(form: str, shape: tuple[int, int, int], chain: str, space: MemorySpace) -> None:
-    """The threads that compute it, where each reads its own elements: of the same rows, of the same axes, bound alike, all of them."""
+    """A product stays in registers if each thread of its reader reads only elements that the thread computed: same rows, same axes, bound
+    to threads in the same way."""
     state = state_of(product_and(form, *shape), f"TC(s2.r0, mma_f16,s2.o0,s2.o1) {chain}")
     assert loop_nest(state).stages[state.stage_id("s2")].space is space
 

@@ -1,4 +1,4 @@
-"""Facts of a Kernel about its AST: names, reads, analysed accesses, and refused ASTs."""
+"""Properties of a Kernel derived from its AST: names, reads, analysed accesses; and ASTs that are refused."""
 from __future__ import annotations
 
 import random
@@ -90,7 +90,7 @@ def test_gathered_indices_are_atoms() -> None:
 
 
 def test_axes_of_one_dimension_share_a_number() -> None:
-    """Stages that read each other position by position; the rows of a window merge two axes."""
+    """Axes of stages that read each other position by position get one number; a row of a window merges two axes."""
     def groups(ast: UOp) -> set[frozenset[str]]:
         kernel = Kernel(ast)
         found: dict[int, set[str]] = {}
@@ -119,7 +119,7 @@ def test_lanes_follow_the_widest_value() -> None:
 
 @pytest.mark.parametrize("name", HAND)
 def test_linear_forms_are_the_expressions(name: str) -> None:
-    """Every analysed flat index, computed from its coefficients at random points, is what the AST's expression gives."""
+    """Every analysed flat index, computed from its coefficients at random points, equals the value of the AST's expression."""
     kernel = Kernel(HAND[name]())
     rng = random.Random(name)
     for stage in kernel.stages:

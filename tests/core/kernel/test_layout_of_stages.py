@@ -1,4 +1,5 @@
-"""Layouts of staged values: a place for every element, tiles for readers of whole tiles, and their analysis."""
+"""Memory layouts of staged values: every element has an offset, readers of complete tiles get tiled layouts, and the cost analysis knows
+them."""
 from __future__ import annotations
 
 import itertools
@@ -28,7 +29,7 @@ SERVER = replace(AVX512, l1=48 << 10, l2=2 << 20, l3=480 << 20, threads=2)
 
 
 def staged(m: int, n: int, depth: int, rows: int, columns: int) -> tuple[Layout, Layout]:
-    """Of the operands of a product, both at the root, by a tile of rows and columns."""
+    """Return the state of a product with both operands staged at the root, computed in tiles of rows and columns."""
     state = Scheduler(Kernel(gemm(m, n, depth)), SERVER)
     for opt in (Opt("UPCAST", "o0", rows), Opt("UPCAST", "o1", columns), Opt("STAGE", "s0", "root"), Opt("STAGE", "s1", "root")):
         state = apply_opt(state, opt) if opt.arg != 1 else state
@@ -37,7 +38,7 @@ def staged(m: int, n: int, depth: int, rows: int, columns: int) -> tuple[Layout,
 
 
 def places(layout: Layout) -> list[list[int]]:
-    """Per element where it lies: twice, where the last tile is moved back over it."""
+    """Map each element to its offsets: two offsets if the last tile, which is moved back, contains it again."""
     out = []
     for position in itertools.product(*map(range, layout.extents)):
         at = sum(p * s for i, (p, s) in enumerate(zip(position, layout.strides, strict=True)) if i != layout.tiled)
@@ -72,8 +73,8 @@ def test_whole_tiles_are_tiles() -> None:
 
 
 def test_tiles_are_counted_as_they_lie() -> None:
-    """A panel of 512 KB that is read eight times: in tiles it stays in the second cache as a plain array does; as a part of rows of 2 KB
-    its lines share sets."""
+    """A panel of 512 KB that is read eight times stays in L2 if it is stored in tiles, as a plain array does. As a part of rows of 2 KB its
+    lines would share cache sets."""
     n, depth, tile = 512, 4096, 32
     loops, body = [(0, n // tile), (2, 8), (1, depth)], [float(tile), 1.0, 1.0]
     limit = 4 * n * depth
@@ -90,7 +91,8 @@ def test_tiles_are_counted_as_they_lie() -> None:
 
 @pytest.mark.parametrize("channels", [128, 512])
 def test_packed_weights_are_read_in_whole_tiles(channels: int) -> None:
-    """Of two tiles that use as many registers, the one that divides the channels: the other one reads rows that lie far apart."""
+    """Of two tiles with the same number of registers the heuristic takes the one that divides the channels, because the other one reads
+    rows that are far apart in memory."""
     x, w = Tensor(np.zeros((1, 64, 7, 7), np.float32)), Tensor(np.zeros((channels, 64, 3, 3), np.float32)).realize()
     sink = graph.sink(x.realize().conv2d(w, padding=1).uop)
     kernel = Kernel(create_schedule(sink, frozenset({base_of(w.uop)})).calls[0].ast)
@@ -103,7 +105,7 @@ def test_packed_weights_are_read_in_whole_tiles(channels: int) -> None:
 @pytest.mark.parametrize("lines", [2, 4, 8])
 @pytest.mark.parametrize("itemsize", [1, 2])
 def test_swizzled_rows_lie_in_all_banks(lines: int, itemsize: int) -> None:
-    """Whichever eight lines are touched at once: those that follow each other, or the same one of eight rows."""
+    """Eight lines that are accessed at once are in different banks, both consecutive lines and the same line of eight rows."""
     line = 16 // itemsize
     row, swizzle = lines * line, Swizzle(line, lines)
     layout = Layout((24, 3 * row), (row, 1), (0, 1), 1, row, 24 * row, 72 * row, swizzle=swizzle)
@@ -124,7 +126,7 @@ def test_swizzled_rows_lie_in_all_banks(lines: int, itemsize: int) -> None:
 
 @pytest.mark.parametrize("parts", [2, 4, 8, 16, 24])
 def test_lines_are_left_out_so_that_copies_meet_in_no_bank(parts: int) -> None:
-    """Threads copy the parts of a row, then those of the next, eight lines at a time."""
+    """Threads copy the parts of a row, then those of the next row; the padding puts any eight lines copied at once in different banks."""
     for rows in range(1, 70):
         apart = rows + left_out(rows, parts)
         assert rows <= apart < rows + 8

@@ -1,4 +1,4 @@
-"""Stores past the caches: lowering, the analysis of states and the sketches agree."""
+"""Non-temporal stores, which bypass the caches: lowering, the cost analysis and the sketches agree on them."""
 from __future__ import annotations
 
 import math
@@ -28,7 +28,7 @@ SERVER = replace(AVX512, l1=48 << 10, l2=2 << 20, l3=32 << 20, threads=2)
 
 
 def streamed(program: Program) -> list[list[bool]]:
-    """Per phase that stores to an argument, whether each of its stores is non-temporal."""
+    """List for each phase that stores to an argument whether each of its stores is non-temporal."""
     phases = [[bool(i[4][1]) if i[0] == "STORE" else False for i in code
                if i[0] in ("STORE", "STORES", "SCATTER") and code[i[3][0]][0] == "ARG"] for code in program.code]
     return [stores for stores in phases if stores]
@@ -40,13 +40,14 @@ def streamed(program: Program) -> list[list[bool]]:
     (9973, [("UPCAST", "o0", 64)], True), (9973, [("UPCAST", "o0", 24)], False),
     (9973, [("TILE", "o0", 64), ("UPCAST", "o0.in", 16)], False)])
 def test_tiles(extent: int, chain: list[tuple[str, str, int]], whole: bool) -> None:
-    """112 by 32: the last tile is moved back to 80, a multiple of the vector. That of a long row has a loop of its own."""
+    """In 112 positions by tiles of 32, the last tile is moved back to 80, a multiple of the vector. For a long row the last tile has a
+    separate loop."""
     state = apply_opts(Scheduler(Kernel(lines(extent)), AVX512), [Opt(*o) for o in chain])
     assert has_non_temporal_stores(state) is whole is (cost_of(apply_opt(state, STREAM)) != cost_of(state))
 
 
 def test_stores_are_streamed_where_all_of_a_phase_can_be() -> None:
-    """Random chains over kernels of all shapes: a phase streams all of its stores or none, and some phase does where it was said."""
+    """Under random chains a phase streams all of its stores or none, and some phase streams exactly if the analysis says so."""
     rng = random.Random(5)
     said = 0
     names = [*HAND, *["vectors"] * len(HAND)]
@@ -75,7 +76,7 @@ def test_stores_are_streamed_where_all_of_a_phase_can_be() -> None:
 
 @pytest.mark.parametrize(("columns", "whole"), [(4096, True), (4099, True), (1001, False), (1016, False), (1008, True)])
 def test_rows_that_begin_between_vectors_gain_where_they_are_long(columns: int, whole: bool) -> None:
-    """Two axes that cannot be one, as the second operand is the same for all rows. Of a long row all vectors but those at its ends are
+    """The two axes cannot be merged, as the second operand is the same for all rows. Of a long row all vectors except those at its ends are
     stored at multiples of their size."""
     out = Tensor.empty(8192, columns) + Tensor.empty(1, columns)
     state = Scheduler(Kernel(create_schedule(sink(out.uop)).calls[0].ast), SERVER)
@@ -91,7 +92,7 @@ def test_rows_that_begin_between_vectors_gain_where_they_are_long(columns: int, 
 
 
 def test_rows_that_lie_side_by_side_are_one_axis() -> None:
-    """So an elementwise kernel over whole rows streams whatever their length is."""
+    """The axes of contiguous rows are merged, so an elementwise kernel over them streams for every row length."""
     out = Tensor.empty(8192, 4099) + Tensor.empty(8192, 4099)
     state = heuristic(Scheduler(Kernel(create_schedule(sink(out.uop)).calls[0].ast), SERVER))
     assert [a.extent for a in state.kernel.axes] == [8192 * 4099] and state.stream and any(map(any, streamed(lower(state))))

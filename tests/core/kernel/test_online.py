@@ -1,4 +1,4 @@
-"""ONLINE: rows of max, exp, sum and weighted sum in one pass over blocks mean what they meant."""
+"""ONLINE: the fused pass over blocks for maximum, exp, sum and weighted sum of a row gives the results of the separate passes."""
 from __future__ import annotations
 
 import random
@@ -37,7 +37,7 @@ EXTENTS = (1, 2, 3, 5, 7, 13, 16, 17, 31)
 
 
 def peak_of(kernel: Kernel) -> str:
-    """The stage of the maximum."""
+    """Return the stage of the maximum."""
     return next(s.name for s in kernel.stages if s.value.arg == ("MAX", 1))
 
 
@@ -127,7 +127,8 @@ def test_infinities_and_nans_fall_where_they_did(kind: str, keys: int, block: in
 
 @pytest.mark.parametrize("kind", ["divided", "padded", "reciprocals"])
 def test_what_is_weighted_is_zero_beyond_a_row_that_its_blocks_do_not_divide(kind: str) -> None:
-    """Gated loads give 0: a quotient by it, and infinite padding, would be 0 · inf under a weight of 0."""
+    """Values beyond the end of a row must be 0. Gated loads give 0, but a quotient by such a load, or infinite padding, would give 0 · inf
+    with the weight 0."""
     weights = (data(2, 5, 3) @ data(2, 3, 17)).softmax(-1)
     kernel = Kernel(kernel_of({"divided": lambda: (weights / data(17)) @ data(2, 17, 7),
                                "padded": lambda: weights @ data(2, 17, 7).pad(((0, 0), (0, 0), (1, 0)), value=float("inf")),
@@ -204,8 +205,8 @@ phase 0: out → p0
 
 @pytest.mark.parametrize(("dtype", "keys"), [("bfloat16", 24), ("float16", 17)])
 def test_weights_are_rounded_after_they_were_added_up(dtype: str, keys: int) -> None:
-    """A block's sum of weights reads them as they are, its product with the values reads them rounded; and both factors of that product
-    are stages along the positions of a block, which is what instructions take."""
+    """The sum of a block's weights reads them unrounded, and its product with the values reads them rounded. Both factors of that product
+    are stages along the positions of a block, as matrix instructions need."""
     kernel = online(Kernel(kernel_of(attention(2, 6, keys, 4, 8, dtype=dtype))), 8).kernel
     m, s, a = (kernel.resolve(frozenset())[kernel.output].nodes[v].arg       # type: ignore[union-attr]
                for v in kernel.resolve(frozenset())[kernel.output].reductions[0].values)     # type: ignore[union-attr]
@@ -219,7 +220,8 @@ def test_weights_are_rounded_after_they_were_added_up(dtype: str, keys: int) -> 
 @pytest.mark.parametrize("scale", [3.7, 1e-3, -0.5, 0.0])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_positive_factor_of_scores_of_16_bits_is_taken_once_for_a_row(scale: float, causal: bool) -> None:
-    """The largest score is that with the largest sum then; and sums are not rounded before."""
+    """With a positive factor, the largest score has the largest sum, so the factor is applied once to the maximum of a row; sums are not
+    rounded before it."""
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal(s).astype(np.float16) for s in ((2, 19, 5), (2, 23, 5), (2, 23, 11)))
     y = Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), is_causal=causal, scale=scale)
@@ -248,7 +250,7 @@ def test_weights_of_16_bits_are_powers_of_two(dtype: type[np.floating[Any]], pow
 
 
 def test_components_that_positions_share_are_carried_once() -> None:
-    """Four rows of two vectors: four maxima and four sums of weights, beside eight vectors of what is weighted."""
+    """A tile of four rows of two vectors carries four maxima, four sums of weights, and eight vectors of weighted values."""
     chain = [Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 0)]
     kernel = Kernel(kernel_of(attention(1, 4, 24, 4, 32)))
     program = lower(apply_opts(online(kernel, 8), chain))
@@ -259,7 +261,7 @@ def test_components_that_positions_share_are_carried_once() -> None:
 
 @pytest.mark.parametrize(("keys", "block"), [(64, 16), (67, 16), (40, 7)])
 def test_limits_of_a_causal_mask(keys: int, block: int) -> None:
-    """The blocks that a mask leaves anything of, for tiles of rows, are those that a count over all positions finds."""
+    """For tiles of rows, the blocks with unmasked positions are the ones that a count over all positions finds."""
     kernel = online(Kernel(kernel_of(attention(2, 24, keys, 3, 5, causal=True))), block).kernel
     limit, = masked_limits(kernel)
     count = -(-keys // block)
@@ -318,7 +320,7 @@ def test_states_of_other_blocks_are_others() -> None:
 
 @pytest.mark.parametrize(("queries", "keys", "columns"), [(7, 600, 40), (3, 768, 8), (101, 531, 17)])
 def test_sketches_of_long_rows(queries: int, keys: int, columns: int) -> None:
-    """Prime rows and such that a block divides, fewer queries than a tile and more; short rows have none."""
+    """Row lengths are primes or multiples of a block, with fewer and more queries than a tile; short rows have no such sketches."""
     case = Case(Kernel(kernel_of(attention(2, queries, keys, 5, columns))))
     target = TARGETS[-1]
     found = list(schedule(ATTENTION, Scheduler(case.kernel, target)))

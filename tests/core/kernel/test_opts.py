@@ -1,4 +1,4 @@
-"""Every opt: a legal case with what it does to the loops, and illegal ones with the reason."""
+"""Each opt: a legal case with the resulting loops, and illegal cases with their reasons."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -33,12 +33,12 @@ def apply(kernel: Kernel, chain: Chain) -> Scheduler:
 
 
 def loops(state: Scheduler, stage: str = "out") -> str:
-    """`o0:6 o1:48 r0:30`: loops outermost first."""
+    """Write the loops of a state, outermost first, as `o0:6 o1:48 r0:30`."""
     return " ".join(f"{state.rows[r].name}:{state.rows[r].extent}" for r in state.order[state.stage_id(stage)])
 
 
 def table(state: Scheduler, axis: str) -> str:
-    """`loop 6×4, upcast 4×1`: the rows of an axis, outermost first, extent×stride."""
+    """Write the parts of an axis, outermost first, with extent×stride, as `loop 6×4, upcast 4×1`."""
     rows = state.axis_rows[state.kernel.axis_by_name[axis].index]
     return ", ".join(f"{state.rows[r].role} {state.rows[r].extent}×{state.rows[r].stride}" for r in rows)
 
@@ -197,7 +197,7 @@ def test_illegal(op: str, kernel: Kernel, chain: Chain, why: str) -> None:
 
 @pytest.mark.parametrize("op", OPTS)
 def test_what_is_written_of_an_opt_is_read_back(op: str) -> None:
-    """In chains and alone, as an Opt and as a record has it, with nothing, an amount, and names."""
+    """The text of an opt is read back: in chains and alone, from an Opt and from a record, without operands, with an amount, with names."""
     chains = [c[2] for c in LEGAL if c[0] == op]
     chains += [[[op, "out", None]], [[op, "o0.in", 16]], [[op, "s1", ["mma_bf16", "o1", "o0"]]]]
     for chain in chains:
@@ -207,7 +207,7 @@ def test_what_is_written_of_an_opt_is_read_back(op: str) -> None:
 
 
 def test_chains_of_records_that_are_not_read_back() -> None:
-    """A chain without opts has a word of its own, and opts of another version are written like ours."""
+    """A chain without opts is written as special words, and opts that this version does not know are written in the form of known ones."""
     assert chain_words([]) == "as it is" and parse_chain(" as it is\n") == () and chain_text([]) == ""
     foreign = [["NEW"], ["NEW", None, None], ["SWAP", "o0", "o1"], ["NEW", "o0", 2, "x"]]
     assert chain_text(foreign) == "NEW() NEW() SWAP(o0, o1) NEW(o0, 2,x)"
@@ -231,7 +231,7 @@ def test_placements() -> None:
     staged = apply(SOFTMAX, [["STAGE", "s2", "o0"], ["STAGE", "s0", "root"]])
     out = SOFTMAX.output
     assert place_stages(staged).paths[2] == ((out, 1),) and place_stages(staged).paths[0] == ()
-    # maxima and sums live at the row, where they are not repeated
+    # maxima and sums are placed in the loop over rows, where they are computed once per row
     assert place_stages(staged).paths[1] == ((out, 1),) and place_stages(staged).paths[3] == ((out, 1),)
     assert place_stages(staged).children[out, 1] == (1, 2, 3)
 

@@ -1,4 +1,4 @@
-"""docs/opts.md lists the opts that exist, and shows real loop nests."""
+"""docs/opts.md lists all opts, and its loop nests are the actual ones."""
 from __future__ import annotations
 
 import json

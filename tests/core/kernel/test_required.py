@@ -1,4 +1,5 @@
-"""Required regions: what one iteration of the loops around a stage asks of it, against the positions that its readers touch one by one."""
+"""Required regions: the part of a stage that one iteration of the loops around it needs, compared with the positions that its readers
+access."""
 from __future__ import annotations
 
 import pytest

@@ -70,7 +70,8 @@ def test_unknown_names_list_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_cover_their_axis(name: str) -> None:
-    """After any chain: the parts of an axis are nested strides whose positions cover its extent, loops are those of more than one."""
+    """After any chain the parts of an axis have nested strides whose positions cover its extent, and every loop has more than one
+    iteration."""
     kernel = Kernel(HAND[name]())
     for seed in range(20):
         state = random_state(random.Random(f"{name} {seed}"), Scheduler(kernel, TARGET), 8)
@@ -88,7 +89,7 @@ def test_rows_cover_their_axis(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, "variance_again"])
 def test_a_plan_is_the_states_own(name: str) -> None:
-    """Placement that a step takes over from the state before equals the placement of every stage anew."""
+    """The placement of stages that an opt updates incrementally equals a placement of all stages from scratch."""
     taken_over = 0
     for seed in range(20):
         rng, state = random.Random(f"{name} {seed}"), Scheduler(Kernel(HAND[name]()), TARGET)
@@ -127,7 +128,7 @@ def test_everything_that_changes_code_changes_the_identity() -> None:
 
 
 def test_the_identity_does_not_depend_on_the_process() -> None:
-    """A golden value: workers and driver agree on it."""
+    """The identity equals a recorded value, so workers and driver agree on it."""
     assert apply([["UPCAST", "o0", 4], ["STAGE", "s1", "o1"], ["THREAD", "o0", 2]]).digest.hex() == "2637f94fb29e74d2dae8ef01dde9fec8"
 
 
@@ -144,7 +145,7 @@ def test_a_chain_replays(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutated_opt_touches_its_axis_or_raises(name: str) -> None:
-    """An amount of a chain changed: only the axis that the opt names, and what is split off it, has other rows."""
+    """If one amount of a chain changes, only the axis that the opt names, and the axes split off it, change."""
     kernel = Kernel(HAND[name]())
     mutated = 0
     for seed in range(30):
@@ -172,7 +173,7 @@ def test_a_mutated_opt_touches_its_axis_or_raises(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_renamed_opt_touches_the_named_axis_or_raises(name: str) -> None:
-    """A chain whose last split names another axis changes nothing else."""
+    """If the last split of a chain names another axis, no other axis changes."""
     kernel = Kernel(HAND[name]())
     for seed in range(20):
         rng = random.Random(f"{name} {seed}")

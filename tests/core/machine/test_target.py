@@ -1,4 +1,4 @@
-"""Keys of targets: what they say, and what follows from them."""
+"""Keys of targets: their content, and the properties derived from them."""
 from __future__ import annotations
 
 from dataclasses import replace

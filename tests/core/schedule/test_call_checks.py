@@ -1,4 +1,5 @@
-"""Kernels written by hand stay inside their parameters and write each element once: against counting, and what is refused."""
+"""The checks of kernels written by hand: they access only elements of their parameters and write each element once. The checks are compared
+with counting, and errors are tested."""
 from __future__ import annotations
 
 import itertools
@@ -18,7 +19,7 @@ N = 8
 
 
 def parts_of(rng: random.Random, ranges: list[UOp]) -> UOp:
-    """A sum of ranges, their quotients and remainders."""
+    """Make a random sum of ranges, their quotients and remainders."""
     total = number(rng.randint(-3, 3))
     for r in ranges:
         for _ in range(rng.choice([1, 1, 2])):
@@ -67,7 +68,7 @@ def test_what_a_gate_lets_through_is_within_what_is_said() -> None:
 
 
 def test_what_kernels_of_tensors_do_is_taken() -> None:
-    """But for indices read from memory that no gate bounds."""
+    """Kernels of Tensor operations pass the checks, except for indices from memory without a gate that bounds them."""
     for name in sorted(HAND.keys() - {"gathered_stage"}):
         check_accesses(HAND[name](), "")
     with pytest.raises(ScheduleError, match="reads a STAGE at -2147483648 to 2147483647"):
@@ -75,7 +76,7 @@ def test_what_kernels_of_tensors_do_is_taken() -> None:
 
 
 def kernel(at: UOp | None = None, *, gate: UOp | None = None, shift: int = 0, dtype: str = "float32", extent: int = N) -> UOp:
-    """y[at] = x[r + shift] under a gate, y[r] without `at`; r is the first range."""
+    """Make a kernel y[at] = x[r + shift] under a gate; r is the first range, and `at` is r by default."""
     k = Ast()
     y, x = k.param(0, N), k.param(1, N)
     r, = k.axes(extent)

@@ -1,5 +1,5 @@
-"""Loops of calls in loops of calls: against a plain interpreter of random trees of them; which loop a call stands in, in which order the
-calls of a loop run, and every way in which loops can be ill-formed."""
+"""Nested loops of calls: compared with an interpreter on random trees of loops; the loop to which a call belongs, the order of the calls in
+a loop, and the errors for ill-formed loops."""
 from __future__ import annotations
 
 import random
@@ -37,7 +37,8 @@ def after(content: UOp, *done: UOp) -> UOp:
 
 
 def call(y: UOp, x: UOp, *counters: UOp, constant: int = 0) -> UOp:
-    """y = (y·3 + x + constant) & 1023; the row of y is the sum of the counters, RANGEs and numbers."""
+    """Make a call of y = (y·3 + x + constant) & 1023 on one row of y. The row's number is the sum of the given counters, RANGEs and
+    numbers."""
     depths = tuple(range(len(counters)))
     binds = [UOp(Ops.BIND, INDEX, (variable(d), c)) for d, c in zip(depths, counters, strict=True)]
     return UOp(Ops.CALL, VOID, (y, x, *binds), Call(0, 1, depths, (), constant).kernel())
@@ -48,20 +49,21 @@ def memory() -> UOp:
 
 
 def kinds(*outputs: UOp) -> list[str]:
-    """The steps of the one loop of a graph, with the number of each RANGE."""
+    """List the steps of the only loop of a graph, with the number of each RANGE."""
     (program,) = programs_of(graph.sink(*outputs)).values()
     ranges = list(dict.fromkeys(s.range for s in program.steps if s.range is not None))
     return [f"{s.kind} {ranges.index(s.range)}" if s.range is not None else s.kind for s in program.steps]
 
 
 def values(*outputs: UOp) -> list[tuple[int, ...]]:
-    """Values of the variables in each invocation of the one loop of a graph."""
+    """List the values of the variables in each invocation of the only loop of a graph."""
     (program,) = programs_of(graph.sink(*outputs)).values()
     return [tuple(v for _, v in i.values) for i in unroll(program.steps)]
 
 
 def build(statements: tuple[Call | Loop, ...], contents: list[UOp], ranges: tuple[UOp, ...] = ()) -> list[UOp]:
-    """The calls and ENDs of a tree, whose AFTERs are put into `contents`. Loops of as many turns at one depth share their RANGE."""
+    """Build the calls and ENDs of a tree, and put their AFTERs into `contents`. Loops at one depth with equal numbers of iterations share
+    their RANGE."""
     units = []
     for s in statements:
         if isinstance(s, Loop):
@@ -94,7 +96,7 @@ def test_random_trees_of_loops_do_what_a_plain_interpreter_does(seed: int) -> No
         schedule = replace(schedule, calls=any_order(schedule.calls, rng))
 
 
-# -- which loop a call stands in -----------------------------------------------------------------------------------------
+# -- the loop to which a call belongs ------------------------------------------------------------------------------------
 def test_calls_before_and_after_an_inner_loop_depend_on_the_outer_range_only() -> None:
     x, y, z, r, s = memory(), memory(), memory(), turns(2), turns(3, 1)
     p = call(x, y, r)
@@ -157,9 +159,9 @@ def test_turns_are_multiplied_and_bounded() -> None:
         create_schedule(graph.sink(after(x, end(end(k, turns(1 << 30)), turns(1 << 30, 1)))))
 
 
-# -- in which order the calls of a loop run ------------------------------------------------------------------------------
+# -- the order of the calls in a loop ------------------------------------------------------------------------------------
 def test_a_content_is_read_before_it_is_overwritten_in_each_turn() -> None:
-    """q overwrites x, which p reads; the graph says neither before the other, and names q first."""
+    """q overwrites x, which p reads. The graph orders neither before the other and lists q first, but p has to run first."""
     x, y, z, r, s = memory(), memory(), memory(), turns(2), turns(2, 1)
     p, q = end(call(y, x, r, s), s), call(x, z, r)
     done = end(call(z, after(x, q), r), p, r)

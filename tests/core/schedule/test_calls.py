@@ -1,4 +1,4 @@
-"""Calls of kernels in a graph: their arguments and variables, and loops of them, unrolled; every way in which they can be wrong."""
+"""Calls of kernels in a graph: arguments, variables, unrolled loops of calls, and all errors."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def variable(name: str = "i", low: int = 0, high: int = 7) -> UOp:
 
 
 def accumulate(size: int = 8 * N) -> UOp:
-    """y = y·2 + x[i·4 : i·4 + 4]."""
+    """Make the kernel y = y·2 + x[i·4 : i·4 + 4]."""
     k = Ast()
     y, x = k.param(0, N), k.param(1, size)
     r, = k.axes(N)
@@ -34,7 +34,7 @@ def accumulate(size: int = 8 * N) -> UOp:
 
 
 def add() -> UOp:
-    """y = a + b."""
+    """Make the kernel y = a + b."""
     k = Ast()
     y, a, b = k.param(0, N), k.param(1, N), k.param(2, N)
     r, = k.axes(N)
@@ -65,7 +65,7 @@ def memory(size: int = N) -> UOp:
     return graph.buffer(F32, size)
 
 
-# -- what calls and loops come to ----------------------------------------------------------------------------------------
+# -- schedules of calls and loops ----------------------------------------------------------------------------------------
 def test_a_loop_is_unrolled_into_invocations_with_fixed_variables() -> None:
     y, x, r = memory(), memory(8 * N), turns(3)
     looped = after(y, end(call(accumulate(), y, x, bind(r)), r))
@@ -84,8 +84,8 @@ def test_a_loop_is_unrolled_into_invocations_with_fixed_variables() -> None:
 
 
 def test_calls_of_one_loop_take_turns_on_the_same_memory() -> None:
-    """x = x + y and y = y + x by turns: only the last call is closed; the first belongs to the loop as the last depends on what it leaves
-    and the RANGE is its own."""
+    """x = x + y and y = y + x alternate. Only the last call is the operand of an END. The first belongs to the loop too, because the last
+    depends on its result and it uses the loop's RANGE."""
     x, y, r = memory(), memory(), turns(4)
     k = Ast()
     p, a = k.param(0, N), k.param(1, N)
@@ -107,7 +107,7 @@ def test_calls_of_one_loop_take_turns_on_the_same_memory() -> None:
 
 
 def test_turns_and_variables_are_expressions_of_what_is_bound() -> None:
-    """A RANGE of n//2 + 1 with n bound to 5, and i bound to n - 3."""
+    """The loop has a RANGE of n//2 + 1 with n bound to 5, and binds i to n - 3."""
     n = bind(5, variable("n", 1, 9))
     y, x = memory(), memory(8 * N)
     r = turns(UOp(Ops.IDIV, INDEX, (n, number(2))) + 1)
@@ -122,7 +122,7 @@ def test_turns_and_variables_are_expressions_of_what_is_bound() -> None:
 
 
 def test_loops_of_the_same_range_are_loops_of_their_own() -> None:
-    """One after the other, and side by side: a RANGE is told by its extent only."""
+    """Two loops with RANGEs of equal extent stay separate loops, one after the other or independent of each other."""
     y, z, x, r = memory(), memory(), memory(8 * N), turns(2)
     ast = accumulate()
     twice = after(y, end(call(ast, y, x, bind(r)), r))
@@ -164,7 +164,7 @@ def test_values_are_computed_for_a_call_and_reads_of_the_old_content_come_before
 
 
 def test_an_order_alone_is_a_dependency() -> None:
-    """AFTER(x, CALL, AFTER(y, …)): the call reads nothing of y and waits all the same."""
+    """With AFTER(x, CALL, AFTER(y, …)) the call waits for the write of y, although it does not read y."""
     x, y, a = memory(), memory(), memory()
     first = after(y, call(add(), y, a, a))
     second = after(x, call(add(), x, a, a), first)
@@ -173,7 +173,7 @@ def test_an_order_alone_is_a_dependency() -> None:
 
 
 def test_a_store_under_an_after_is_an_assignment_and_a_kernels_own_orders_nothing() -> None:
-    """STORE(view of x, value) writes the view, as an ASSIGN does; the STORE of a kernel is the business of the CALL."""
+    """STORE(view of x, value) writes the view, as an ASSIGN does. A STORE inside a kernel implies no order: the CALL does."""
     x, a, b = memory(2 * N), memory(), memory()
     half = graph.shrink(x, [(N, 2 * N)])
     stored = after(x, UOp(Ops.STORE, VOID, (half, UOp(Ops.ADD, F32, (a, b)))))

@@ -1,7 +1,7 @@
-"""Canonical forms and kernel keys: what they ignore, what they keep, and that they never change by accident.
+"""Canonical forms and kernel keys: the differences between kernels that they ignore and keep, and recorded keys that must not change.
 
-`python -m tests.core.schedule.test_canonical` writes golden_keys.json anew; do that only together with a new AST_VERSION,
-or for a kernel whose operation computes something else now."""
+`python -m tests.core.schedule.test_canonical` rewrites golden_keys.json; do that only together with a new AST_VERSION,
+or for a kernel whose operation has a new meaning."""
 from __future__ import annotations
 
 import itertools
@@ -32,7 +32,7 @@ def kernel_key(ast: UOp) -> str:
 
 
 def disguise(ast: UOp, seed: int) -> tuple[UOp, list[int]]:
-    """The same kernel with other RANGE ids, other slots and other orders of commutative operands; and the old slot of each new one."""
+    """Return the same kernel with other RANGE ids, slots and orders of commutative operands; and the old slot of each new slot."""
     rng = random.Random(seed)
     nodes = ast.toposort()
     ids = [u.arg for u in nodes if u.op is Ops.RANGE]

@@ -1,4 +1,4 @@
-"""Sums of products with their axes merged compute the same, whatever the extents, strides and groups; what is none is refused."""
+"""Merging the axes of sums of products: results stay the same for any extents, strides and groups, and other kernels are refused."""
 from __future__ import annotations
 
 import random
@@ -21,7 +21,7 @@ from tests.hand_kernels import Ast
 
 
 def random_convolution(rng: random.Random) -> Tensor:
-    """With a bias and a residual; the image lies with its channels last, or as it is."""
+    """Make a random convolution with a bias and a residual; the image is stored with its channels last or in its given order."""
     groups, taps, stride, dilation = rng.choice((1, 1, 2)), rng.choice((1, 2, 3)), rng.choice((1, 2)), rng.choice((1, 2))
     n, c, o, h, w = rng.randint(1, 3), groups * rng.randint(1, 4), groups * rng.choice((2, 3, 5)), rng.randint(5, 8), rng.randint(5, 9)
     x = data(n, h, w, c).permute(0, 3, 1, 2) if rng.random() < 0.5 else data(n, c, h, w)
@@ -50,7 +50,7 @@ def test_the_same_is_computed() -> None:
 
 
 def test_the_axis_that_memory_has_innermost_comes_last() -> None:
-    """Channels of an image that lies with its channels last; columns of the window of one that does not."""
+    """The last axis is the channels for an image stored with channels last, otherwise the columns of the window."""
     for image, inside in ((data(2, 6, 6, 5).permute(0, 3, 1, 2), 5), (data(2, 5, 6, 6), 3)):
         weight = data(4, 3, 3, 5).permute(0, 3, 1, 2) if inside == 5 else data(4, 5, 3, 3)
         ast = kernel_of(image.conv2d(weight))
@@ -70,7 +70,7 @@ def test_what_is_refused(name: str, why: str) -> None:
 
 
 def test_a_factor_that_another_output_reads_too() -> None:
-    """It is stored as it is by one, and multiplied by the other, whose axes would be others."""
+    """One output stores the factor itself, the other a product with it: merged axes of the product would not fit the first output."""
     a = Ast()
     y, z, x, w = a.param(0, 60), a.param(1, 72), a.param(2, 72), a.param(3, 30)
     p, q, r, o, s, t = a.axes(12, 2, 3, 5, 2, 3)
@@ -85,7 +85,7 @@ def test_a_factor_that_another_output_reads_too() -> None:
 
 
 def test_an_image_that_is_padding_alone() -> None:
-    """No row of the window lies inside of the image."""
+    """No row of the window is inside the image."""
     for image in (data(2, 4, 1, 5), data(2, 1, 5, 4).permute(0, 3, 1, 2)):
         ast = kernel_of(image.conv2d(data(3, 4, 1, 3), stride=(3, 1), padding=(1, 0)))
         with pytest.raises(KernelOptError, match="padding"):
@@ -93,7 +93,7 @@ def test_an_image_that_is_padding_alone() -> None:
 
 
 def test_axes_that_vary_stay() -> None:
-    """Of a batch whose size is told before each run, the pixels are merged."""
+    """For a batch whose size is a variable, the pixels are merged and the batch stays a separate axis."""
     n = svod.Variable("n", 1, 5)
     ast = kernel_of(data(5, 3, 6, 7).shrink([(0, n), None, None, None]).conv2d(data(4, 3, 3, 3)))
     flat = flatten(ast, ast.src[0])

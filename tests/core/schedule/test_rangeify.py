@@ -1,4 +1,4 @@
-"""Rangeify and the two passes over ranges: the shape of what they make."""
+"""Rangeify and the two passes over ranges: the structure of the resulting kernels."""
 from __future__ import annotations
 
 import numpy as np

@@ -51,7 +51,7 @@ Boxes = list[tuple[tuple[int, int], ...]]
 
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[tuple[int, ...], Boxes]:
-    """A shape, and boxes that it is cut into again and again."""
+    """Draw a shape and boxes into which it is cut repeatedly."""
     shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=4)))
     boxes: Boxes = [tuple((0, n) for n in shape)]
     for _ in range(draw(st.integers(0, 6))):
@@ -96,7 +96,7 @@ def test_a_region_holds_what_an_index_reaches(terms: list[tuple[int, int]], extr
 
 
 def part(x: UOp, y: UOp, row: int, column: int) -> tuple[UOp, UOp]:
-    """Columns `column` … of y as rows `row` … of x."""
+    """Return (value, target) of an assignment: two columns of y, from `column` on, to two rows of x, from `row` on."""
     target = graph.shrink(graph.reshape(x, (8, 6)), [(row, row + 2), (0, 5)])
     value = graph.permute(graph.shrink(graph.reshape(y, (5, 9)), [(0, 5), (column, column + 2)]), (1, 0))
     return value, target
@@ -110,7 +110,7 @@ def test_what_is_done_to_other_parts_is_the_same_kernel() -> None:
 
 
 def test_reads_under_a_gate_are_found_again() -> None:
-    """A padded part: the index of its load leaves the part where the gate is closed."""
+    """In a padded part, the index of the load is outside the part if the gate is false; the kernel still reads the right elements."""
     x = graph.buffer(dtypes.int32, 40)
     values = np.arange(40, dtype=np.int32)
     for begin in (0, 3, 34):

@@ -24,7 +24,7 @@ EXTENTS = (1, 2, 3, 4, 5, 6)
 
 
 class RandomGraph:
-    """Grows a graph of int32 nodes (their arithmetic is exact) by random operations."""
+    """A random graph of int32 nodes, whose arithmetic is exact, that grows by random operations."""
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
@@ -44,7 +44,7 @@ class RandomGraph:
         return self.rng.choice(self.nodes[-5:])
 
     def partner(self, x: UOp) -> UOp:
-        """A node of x's shape: one that has it, a reduction of one broadcast back, or a new buffer."""
+        """Return a node of x's shape: an existing node, the broadcast reduction of one, or a new buffer."""
         shape = shape_of(x)
         same = [n for n in self.nodes if shape_of(n) == shape]
         kind = self.rng.random()
@@ -114,7 +114,7 @@ class RandomGraph:
         return graph.gather(x, index, axis)
 
     def library_kernel(self, x: UOp) -> UOp:
-        """A scan, the order of an axis, its best, or values put into it: kernels that nothing is fused into."""
+        """Add a SCAN, ARGSORT, TOPK or SCATTER: kernels into which nothing is fused."""
         shape = shape_of(x)
         if not shape:
             return x
@@ -231,7 +231,8 @@ def test_a_cheap_value_is_computed_twice_and_a_dear_one_is_kept() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_conversions_of_floats_make_no_value_dear(dtype: str) -> None:
-    """Each step computed in float32 and rounded, as PyTorch's programs do."""
+    """In a chain in which each step computes in float32 and rounds, as in PyTorch programs, no step is stored because of its
+    conversions."""
     x, w = data(9, 5).cast(dtype).contiguous(), data(5, 7).cast(dtype).contiguous()
     scaled = x.cast("float32").mul(2.0).cast(dtype)
     cheap = scaled.cast("float32").add(1.0).cast(dtype)
@@ -241,7 +242,7 @@ def test_conversions_of_floats_make_no_value_dear(dtype: str) -> None:
 
 @pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
 def test_memory_keeps_the_narrow_type(narrow: str) -> None:
-    """Sums of 16-bit floats are made in 32 bits: operands are made wide where they are read, for whatever reason they are stored."""
+    """Sums of 16-bit floats are computed in 32 bits: operands are stored in 16 bits and converted by their readers."""
     x, w, v = (data(*shape).cast(narrow).contiguous() for shape in ((9, 5), (5, 7), (7, 4)))
     inner = x @ w
     dear = (inner.exp() + 1).log()
@@ -255,7 +256,8 @@ def test_memory_keeps_the_narrow_type(narrow: str) -> None:
 
 
 def test_positions_of_positions_are_other_places() -> None:
-    """The elements at p[i] and at p[p[i]] are two: a step that reads a value directly and at positions doubles the places of a kernel."""
+    """The elements at p[i] and p[p[i]] are different: each step that reads a value both directly and at positions doubles the number of
+    positions that a kernel reads."""
     order = np.array([3, 1, 4, 1, 5, 2, 6, 0])
     t = Tensor(np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32))
     expected, p, steps = t.numpy(), Tensor(order), 24
@@ -266,7 +268,7 @@ def test_positions_of_positions_are_other_places() -> None:
 
 
 def test_a_gather_is_eight_operations_deep() -> None:
-    """Each position of a chain waits for the one before it, with its bounds: a kernel has 16 of them."""
+    """In a chain of gathers each index waits for the one before it and its bounds check: a kernel has at most 16 of them."""
     t, p = Tensor(np.ones((8, 8), np.float32)), Tensor(np.array([3, 1, 4, 1, 5, 2, 6, 0]))
     for i in range(4 * MAX_DEPTH // 8):
         t = t.take(p, i % 2)

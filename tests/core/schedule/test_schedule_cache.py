@@ -1,4 +1,4 @@
-"""Schedules from the cache are those that scheduling anew gives, over the buffers of the graph at hand."""
+"""The schedule cache: a cached schedule equals a newly made one, with the buffers of the current graph."""
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -26,7 +26,7 @@ from tests.graph_reference import evaluate_graph
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[UOp]:
-    """An empty cache; the SINKs that were scheduled, as opposed to found."""
+    """Start with an empty cache; gives the list of SINKs that were scheduled and not found in it."""
     sinks: list[UOp] = []
 
     def counted(sink: UOp, *args: Any, **more: Any) -> Schedule:

@@ -1,4 +1,4 @@
-"""Schedules that somebody wrote down or changed: what cannot be run is refused by the call that is wrong."""
+"""Checks of schedules written or changed by hand: one that cannot run is refused, and the error names the invalid call."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ A = graph.buffer(dtypes.float32, N)
 
 
 def chain(length: int = 3) -> Schedule:
-    """`length` calls, each of which reads what the one before it wrote."""
+    """Make a schedule of `length` calls, each of which reads the result of the one before it."""
     u = A
     for _ in range(length):
         u = graph.contiguous(UOp(Ops.ADD, dtypes.float32, (u, graph.flip(u, [0]))))
@@ -44,14 +44,15 @@ def with_deps(*deps: tuple[int, ...]) -> Schedule:
 
 
 def overwritten() -> Schedule:
-    """Call 1 overwrites the buffer that call 0 reads, without waiting for it."""
+    """Make a schedule whose call 1 overwrites the buffer that call 0 reads, without waiting for call 0."""
     made = create_schedule(graph.sink(graph.flip(A, [0]), graph.assign(A, UOp(Ops.MUL, dtypes.float32, (A, A)))))
     assert [c.deps for c in made.calls] == [(), (0,)]
     return replace(made, calls=(made.calls[0], replace(made.calls[1], deps=())))
 
 
 def written_twice(*, beside: bool) -> Schedule:
-    """The last call writes what the one before it writes, or what lies beside that, on an earlier level."""
+    """Make a schedule whose last call has an earlier level than the call before it, and writes the same elements or the ones next to
+    them."""
     b = graph.buffer(dtypes.float32, N)
     half, other = graph.shrink(A, [(0, N // 2)]), graph.shrink(A, [(N // 2, N)] if beside else [(0, N // 2)])
     late = create_schedule(graph.sink(graph.assign(half, graph.shrink(graph.contiguous(graph.flip(b, [0])), [(0, N // 2)]))))
@@ -99,7 +100,7 @@ def test_schedules_that_are_refused(name: str) -> None:
 
 
 def test_a_schedule_by_hand_is_read_as_one_that_was_made() -> None:
-    """Calls put together anew, in another order that can run."""
+    """A schedule assembled by hand, with its calls in another valid order, is accepted like one that was made by `create_schedule`."""
     made = chain()
     first, second, third = made.calls
     twin = KernelCall(first.ast, (own(5), A), (0, 0), "twin", "", (), "by hand")

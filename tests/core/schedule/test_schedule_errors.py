@@ -1,4 +1,4 @@
-"""A node that cannot be scheduled is refused by name, wherever in the graph it stands."""
+"""A node that cannot be scheduled is refused with its name, at any position in the graph."""
 from __future__ import annotations
 
 import numpy as np

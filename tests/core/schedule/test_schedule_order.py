@@ -1,5 +1,5 @@
-"""The order of a schedule: its dependencies are enough. Reads of old and new content of buffers that are assigned to, and written by
-kernels that are called, in every order that the dependencies allow, against NumPy doing one statement after the other."""
+"""The dependencies of a schedule are sufficient: programs with assignments and called kernels, which read old and new contents of buffers,
+give NumPy's results of the statements one after the other, in every order of calls that the dependencies allow."""
 from __future__ import annotations
 
 import random
@@ -25,7 +25,7 @@ N = 6
 
 
 def doubling() -> UOp:
-    """y = y·2 + x + i."""
+    """Make the kernel y = y·2 + x + i."""
     k = Ast()
     y, x = k.param(0, N, dtypes.int32), k.param(1, N, dtypes.int32)
     r, = k.axes(N)
@@ -34,8 +34,8 @@ def doubling() -> UOp:
 
 
 class Program:
-    """Statements over three arrays: values written down, arrays and parts of arrays assigned to, a kernel called once or in a loop. svod
-    does them lazily, NumPy at once."""
+    """Random statements over three arrays: recorded values, assignments to arrays and parts of arrays, calls of a kernel, once or in a
+    loop. svod executes them lazily, NumPy immediately."""
 
     def __init__(self, seed: int, statements: int):
         self.rng = random.Random(seed)
@@ -45,7 +45,7 @@ class Program:
 
     def run(self, state: list[Any], flip: Callable[[Any], Any], assign: Callable[[list[Any], int, Any], None],
             assign_part: Callable[[list[Any], int, Any], None], call: Callable[[list[Any], int, Any, int], None]) -> list[Any]:
-        """The recorded accesses, then the state, which is changed."""
+        """Execute the statements, which changes `state`; returns the recorded values followed by `state`."""
         values: list[Any] = []
         for kind, i, j, c, target in self.statements:
             x = state[i]
@@ -99,7 +99,7 @@ class Program:
 
 
 def any_order(calls: tuple[KernelCall, ...], rng: random.Random) -> tuple[KernelCall, ...]:
-    """The calls in a random order that their dependencies allow."""
+    """Return the calls in a random order that their dependencies allow."""
     left, placed = list(range(len(calls))), []
     while left:
         i = rng.choice([i for i in left if set(calls[i].deps) <= set(placed)])
@@ -127,7 +127,7 @@ def test_every_order_that_the_dependencies_allow_gives_what_the_statements_say(s
 
 
 def test_calls_of_one_kernel_wait_for_each_other_by_call() -> None:
-    """x += 1 three times is one kernel, called three times, each after the one before."""
+    """x += 1 three times is one kernel that is called three times, and each call waits for the one before it."""
     x = Tensor(np.zeros(N, np.int32))
     for _ in range(3):
         x.assign(x + 1)
@@ -139,7 +139,7 @@ def test_calls_of_one_kernel_wait_for_each_other_by_call() -> None:
 
 
 def test_what_has_only_an_order_between_them_waits_too() -> None:
-    """The second call reads nothing that the first writes: it overwrites what the first reads."""
+    """The second call does not read the result of the first, but overwrites memory that the first reads, so it waits for it."""
     x, y = Tensor(np.arange(N, dtype=np.int32)), Tensor(np.ones(N, np.int32))
     old = x * 2
     x.assign(y)

@@ -1,4 +1,4 @@
-"""Kernels over the positions of a launch: what they are over RANGEs, their launch dimensions, and what is refused."""
+"""Kernels over the positions of a launch: their rewrite to RANGEs, their launch dimensions, and errors."""
 from __future__ import annotations
 
 import math
@@ -32,7 +32,7 @@ def core(most: int, least: int = 0) -> UOp:
 
 
 def doubled(*positions: tuple[UOp, int]) -> UOp:
-    """y = x·2 over positions, outermost first, each with its extent."""
+    """Make the kernel y = x·2 over positions with the given extents, outermost first."""
     k = Ast()
     size = math.prod(n for _, n in positions)
     at, step = number(0), size
@@ -72,7 +72,8 @@ def test_a_kernel_over_ranges_is_launched_once() -> None:
 
 
 def test_positions_become_ranges_of_the_store_with_larger_steps_outside() -> None:
-    """Whatever they are called; and one kernel, whatever is said of their names and order."""
+    """RANGEs are ordered by their steps, the largest outermost. Kernels that differ only in the spelling of the positions' names become
+    one kernel."""
     kernel = Kernel(doubled((position("l0", 3), 3), (position("gidx0", 5), 5), (position("g1", 2), 2)))
     assert [(a.name, a.extent, a.node.src[1].arg) for a in kernel.axes] == [("o0", 3, "l0"), ("o1", 5, "g0"), ("o2", 2, "g1")]
     other = doubled((position("lidx0", 3), 3), (position("g0", 5), 5), (position("global1", 2), 2))
@@ -81,7 +82,7 @@ def test_positions_become_ranges_of_the_store_with_larger_steps_outside() -> Non
 
 
 def test_stages_get_the_positions_that_they_depend_on() -> None:
-    """y[g] = Σ_r (x[g, r] + 1)·c[r], the sum of one stage in another: the first gets a RANGE for g0, as does its reader; c gets none."""
+    """In y[g] = Σ_r (x[g, r] + 1)·c[r], the stage of x + 1 and the stage that reads it get a RANGE for g; the stage of c gets none."""
     k = Ast()
     g = position("g0", 5)
     a, b, c, r = k.axes(7, 7, 7, 7)
@@ -109,7 +110,8 @@ def test_what_positions_became_is_written_and_read() -> None:
 
 
 def test_positions_that_every_access_sees_as_one_are_merged_where_a_kernel_is_called() -> None:
-    """y[(g1*3 + g0)*4 + l0] is one RANGE of 24, which still says what it was; of y[l0*3 + g0] and x[g0*4 + l0] there remain two."""
+    """The positions of y[(g1*3 + g0)*4 + l0] become one RANGE of 24, which still records them. Accesses y[l0*3 + g0] and x[g0*4 + l0] need
+    two RANGEs."""
     ast = doubled((position("g1", 2), 2), (position("g0", 3), 3), (position("l0", 4), 4))
     called, _, _ = kernel_of_call(ast, (), {})
     merged, = called.walk(Ops.RANGE)
@@ -122,7 +124,7 @@ def test_positions_that_every_access_sees_as_one_are_merged_where_a_kernel_is_ca
 
 
 def unequal(first: UOp, second: UOp) -> UOp:
-    """Two positions in one index."""
+    """Make a kernel with two positions in one index."""
     k = Ast()
     at = first * 8 + second
     return k.sink(k.store(k.param(0, 64), at, k.load(k.param(1, 64), at)))
@@ -133,7 +135,7 @@ def one(node: UOp) -> UOp:
 
 
 def gated(sources: Callable[[UOp, UOp], tuple[UOp, ...]]) -> UOp:
-    """A STORE with other sources, given itself and a condition."""
+    """Make a STORE with other sources, which are computed from the STORE and a condition."""
     store, = one(position("g0", 4)).src
     return UOp(Ops.SINK, dtypes.void, (store.replace(src=sources(store, store.src[0].src[1] < 3)),))
 
@@ -175,7 +177,8 @@ def test_a_launch_dimension_that_is_not_positive(extent: int) -> None:
 
 # -- three dimensions within limits ---------------------------------------------------------------------------------------
 def test_dimensions_are_folded_and_split_to_fit() -> None:
-    """Random extents and limits: what comes out has as many positions and fits; where nothing does, no factorisation would."""
+    """For random extents and limits, the result has the same number of positions and fits; an error occurs only if no factorisation
+    fits."""
     rng = random.Random(5)
     refused = 0
     for _ in range(400):

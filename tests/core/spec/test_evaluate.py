@@ -198,7 +198,8 @@ def test_argmax_is_the_first_and_nan_wins(name: str, function: object, block: in
 
 @pytest.mark.parametrize("name", sorted(COMBINERS))
 def test_combiners(name: str) -> None:
-    """Identity, associativity and commutativity over values with ties, infinities and NaN; both forms of ARGMAX agree."""
+    """Combiners have an identity and are associative and commutative on values with ties, infinities and NaN; both forms of ARGMAX
+    agree."""
     combiner = get_combiner(name)
 
     def alu(op: Ops, *args: np.ndarray) -> np.ndarray:
@@ -298,7 +299,7 @@ def test_integer_division_is_pythons_and_casts_truncate() -> None:
 
 
 def bf16_by_fractions(value: float) -> int:
-    """The bits of the bfloat16 nearest to a positive float, ties to even, by exhaustive comparison of exact values."""
+    """Return the bits of the bfloat16 nearest to a positive float, ties to even, by comparing with the exact values of all bfloat16."""
     if math.isinf(value):
         return 0x7F80
     codes = np.arange(0x7F81, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""The values of small graphs, beside an interpreter that shares no code with svod, and with numbers that depend on Variables."""
+"""The values of small graphs, compared with an interpreter that shares no code with svod, and values that depend on Variables."""
 from __future__ import annotations
 
 from typing import Any
@@ -53,7 +53,8 @@ def test_what_is_too_large_or_unknown_has_no_value() -> None:
 
 
 def test_numbers_of_variables() -> None:
-    """Numbers that are the same for all values are known: comparisons that the bounds decide, quotients and remainders by constants."""
+    """Results that are one number or expression for all values of a Variable are known: comparisons that the bounds decide, quotients and
+    remainders by constants."""
     n = Variable("n", 2, 12)
     size = Tensor.from_uop(number_of(n, K.dtype))
 
@@ -69,7 +70,7 @@ def test_numbers_of_variables() -> None:
 
 
 def test_integers_beside_variables_are_held_in_their_type() -> None:
-    """Some elements depend on a Variable, the others are numbers modulo 2^64 or 2^32 as in a kernel."""
+    """In an array some of whose elements depend on a Variable, the others wrap modulo 2^64 or 2^32 as in a kernel."""
     size = Tensor.from_uop(number_of(Variable("n", 2, 12), K.dtype))
     both = Tensor.stack([size, Tensor(np.int64(3))], 0)
 

@@ -1,4 +1,4 @@
-"""A loop tree computes every position of an output, and adds every position of a sum once: read off its nodes, without lowering."""
+"""A loop tree computes every position of an output and adds every position of a sum once. The tests execute its nodes without lowering."""
 from __future__ import annotations
 
 import random
@@ -24,13 +24,13 @@ from tests.hand_kernels import HAND
 
 KERNELS = {**CORPUS, **HAND}
 CHAINS = 3              # chains of each kernel and target
-MOST_POSITIONS = 20_000     # positions of an output times those of its sum
+MOST_POSITIONS = 20_000     # most output positions times positions of the sum of a tested phase
 Opened = dict[int, list[int]]       # local axis: positions of its open loops
 Position = tuple[int, ...]
 
 
 def start(frame: Frame, a: int, opened: Opened) -> int:
-    """The first position of an axis' tile; the last tile is moved back."""
+    """Return the first position of an axis' current tile; the last tile is moved back."""
     at, loops = sum(opened.get(a, [])), [p for p in frame.pieces[a] if p.role == LOOP]
     inside = [p for p in frame.pieces[a] if p.role != LOOP] + loops[len(opened.get(a, [])):]
     span = 1 + sum(p.stride * (p.extent - 1) for p in inside)
@@ -38,7 +38,7 @@ def start(frame: Frame, a: int, opened: Opened) -> int:
 
 
 def tile(frame: Frame, axes: range, opened: Opened, extents: tuple[int, ...]) -> list[Position]:
-    """The positions that are expanded along some axes, those inside of their extents."""
+    """List the positions that are unrolled along some axes, as far as they are inside the extents."""
     ways = []
     for a in axes:
         own = [p for p in frame.pieces[a] if p.role != LOOP]
@@ -49,7 +49,7 @@ def tile(frame: Frame, axes: range, opened: Opened, extents: tuple[int, ...]) ->
 
 
 class Walk:
-    """Runs the loops of one phase. `extents`: of its local axes."""
+    """An interpreter of the loops of one phase. `extents`: the extents of its local axes."""
 
     def __init__(self, extents: tuple[int, ...], split: Split | None, part: int) -> None:
         self.extents, self.split, self.part = extents, split, part
@@ -116,7 +116,7 @@ class Walk:
                 self.inside(tail.body, a, node.whole * node.stride, opened, sums)
 
     def aligned(self, node: Loop, opened: Opened, sums: dict[Position, Counter[Position]]) -> None:
-        """A row that begins anywhere: after three positions the vectors are aligned."""
+        """A loop nest over a row that begins at any address: after three positions the vectors are aligned."""
         extent, width, step, a = node.frame.bounds[node.axis], node.frame.width, node.loop.piece.stride, node.axis
         first = 3
         rest = first + (extent - first) // step * step
@@ -130,7 +130,7 @@ class Walk:
 
 
 def check(state: Scheduler) -> int:
-    """Check the phase of the output. Gives the number of its positions; 0 where it is too large, or skips some."""
+    """Check the phase of the output; returns the number of its positions, or 0 if it has too many or skips some."""
     kernel = state.kernel
     phase = next(p for p in loop_tree(state) if p.kind in (PhaseKind.OUTPUT, PhaseKind.PARTIAL))
     r = phase.launch.frame.r

@@ -1,4 +1,4 @@
-"""Loop trees after each pass, word for word on small kernels; a pass of the user's takes part."""
+"""Loop trees of small kernels after each pass, compared as text; and a pass that a user adds."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -40,7 +40,7 @@ def tree(last: str | None, tensor: Tensor, *chain: Chain, target: Target = AVX2)
 
 
 def test_launch() -> None:
-    """Loops up to one with enough iterations, or with a stage inside."""
+    """The launch runs over the outer loops, up to one with enough iterations or one that contains a stage."""
     assert tree("", data(5, 6, 7) + 1, ("UPCAST", "o0", 8)) == dedent("""\
         phase out, output
           launch once
@@ -53,7 +53,7 @@ def test_launch() -> None:
 
 
 def test_tails_of_a_sum() -> None:
-    """Seventy is seventeen times four and two; the stage inside is smaller in the tail."""
+    """A sum of 70 by 4 has 17 iterations and a tail of 2; the stage inside is smaller in the tail."""
     chain = (("UPCAST", "o1", 8), ("TILE", "r0", 4), ("STAGE", "s1", "r0"))
     assert tree("launch", data(4, 70) @ data(70, 8), *chain) == dedent("""\
         phase out, output
@@ -87,7 +87,8 @@ def test_tails_of_a_sum() -> None:
 
 
 def test_tails_of_an_extent_that_a_variable_ends() -> None:
-    """Tiles while they fit, then vectors, the last of which is masked; rows of accumulators one by one where few are left."""
+    """The loop runs over complete tiles, then over vectors, the last of which is masked; the last few rows of accumulators run one by
+    one."""
     n = Variable("n", 1, 100).bind(50)
     assert tree("tails", data(100)[:n] * 2, ("UPCAST", "o0", 32)) == dedent("""\
         phase out, output
@@ -123,7 +124,7 @@ def test_blocks_of_a_long_sum() -> None:
 
 
 def test_skips_of_wide_padding() -> None:
-    """Most taps of the first rows lie in the padding."""
+    """Most taps of the first rows are in the padding, and the loop over taps skips them."""
     image = conv(4, 4, 6, 5, padding=4)
     assert "skipping" not in tree("blocks", image)
     assert "skipping what adds nothing" in tree("skips", image)
@@ -131,7 +132,7 @@ def test_skips_of_wide_padding() -> None:
 
 
 def test_copies_ahead() -> None:
-    """One operand is turned by its copy, which no asynchronous copy does."""
+    """The copy of one operand transposes it, which an asynchronous copy cannot do, so it passes through registers."""
     chain = (("LOCAL", "o0", 4), ("LOCAL", "o1", 8), ("TILE", "r0", 4), ("STAGE", "s0", "r0"), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2))
     before, after = (tree(name, data(8, 16) @ data(16, 16), *chain, target=TOY) for name in ("skips", "ahead"))
     assert "copy s0[4, 4], shared\n" in before + "\n" and "ahead" not in before
@@ -149,14 +150,14 @@ def test_copies_ahead() -> None:
 
 
 def product_of_tiles(*chain: Opt) -> Scheduler:
-    """Sixteen products an iteration, four for each of the sums of a subgroup."""
+    """Make a product with sixteen matrix instructions per iteration, four for each accumulator of a subgroup."""
     opts = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), *[Opt(name, axis, 2) for name in ("UPCAST", "LOCAL") for axis in ("o0", "o1")],
             Opt("TILE", "r0", 4), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), *chain, Opt("PIPELINE", "r0", 2)]
     return apply_opts(Scheduler(gemm(64, 32, 256, dtypes.bfloat16, dtypes.bfloat16), card_target("sm_80", group_threads=128)), opts)
 
 
 def test_copies_begin_between_products_and_operands_are_loaded_early() -> None:
-    """Behind the fifth and the eighth product, and before the last four."""
+    """Copies begin after the fifth and the eighth product; the operands of the next iteration are loaded before the last four."""
     state = product_of_tiles(Opt("UNROLL", "r0.in2", 0))
     before, between, early = (format_tree(state.kernel, loop_tree(state, name)) for name in ("ahead", "between", "early"))
     begins = """
@@ -186,7 +187,7 @@ def test_steps_stand_in_linear_where_the_tree_has_them() -> None:
 
 
 def test_parts_of_a_sum() -> None:
-    """The second phase has loops of its own, which passes see: as few parts as are unrolled, or a loop over them."""
+    """The second phase, which adds the parts of a sum, has separate loops: few parts are unrolled, more get a loop."""
     four = replace(AVX512, threads=4)
     assert tree("", data(34, 21).sum(0), ("THREAD", "r0", 2), target=four) == dedent("""\
         phase out, partial results, 2 parts of 17 positions
@@ -210,7 +211,7 @@ def test_parts_of_a_sum() -> None:
 
 
 def test_parts_of_a_sum_that_is_added_to_its_output() -> None:
-    """No position is computed twice in place: those of the last vector beyond the end are masked."""
+    """No position is computed twice if the output is updated in place: positions of the last vector beyond the end are masked."""
     x = Tensor(np.zeros(21, np.float32))
     text = tree(None, x.assign(x + data(34, 21).sum(0)), ("THREAD", "r0", 2), target=replace(AVX512, threads=4))
     assert "moved back" not in text and "launch o0 by 16 (2)" in text
@@ -222,7 +223,7 @@ def test_an_unknown_pass_is_refused() -> None:
 
 
 def test_each_pass_changes_some_tree() -> None:
-    """A pass that changes nothing anywhere would not be one."""
+    """Each pass changes the tree of at least one kernel."""
     states = [state_of(data(4, 70) @ data(70, 8), ("UPCAST", "o1", 8), ("UNROLL", "r0", 4)), state_of(data(3, 4096).sum(1)),
               state_of(conv(4, 4, 6, 5, padding=4)),
               state_of(data(8, 16) @ data(16, 16), ("LOCAL", "o0", 4), ("TILE", "r0", 4), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2),
@@ -233,7 +234,7 @@ def test_each_pass_changes_some_tree() -> None:
 
 
 def test_a_pass_that_changes_nothing_leaves_linear_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that visits every loop, and gives it back."""
+    """A pass that visits every loop and returns it unchanged does not change LINEAR."""
     seen: list[Loop] = []
 
     def same(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

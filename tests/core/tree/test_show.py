@@ -67,7 +67,7 @@ def test_docstring_example_of_a_phase_of_its_own() -> None:
     found = show.print_nest(apply_opts(a, chain))
     assert show.__doc__ is not None
     example = dedent(show.__doc__.split("THREAD(o1, 2)\n\n")[1].split("\n\n")[0])
-    # the example's weights are constants of a plan: packed once instead of by both cores in every run
+    # the weights of the example are constants of a plan, so they are packed once and not by both cores in every run
     assert found == example.replace(", once at prepare", ", on 2 cores")
 
 
@@ -138,7 +138,7 @@ def test_long_values_are_shortened() -> None:
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_every_kernel_of_the_corpus_under_many_chains(name: str) -> None:
-    """Whatever state can be reached can be shown, and every loop that is left stands in it."""
+    """Every reachable state can be shown, and the text contains every loop of the state."""
     base = Scheduler(Kernel(CORPUS[name]()), TARGET)
     rng = random.Random(name)
     states = [base, heuristic(base), *sketches(base)]
