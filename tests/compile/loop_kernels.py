@@ -54,9 +54,9 @@ _loaded: dict[tuple[str, ...], LoadedProgram] = {}
 
 
 def loaded(*names: str) -> LoadedProgram:
-    """count: a0[i] += 1. affine: a0[i] = a1[i] * 3 + 1. sum: a0[i] = a1[i] + a2[i]. addvar: a0[i] = a1[i] + vars[0].
-    scratch: a0[i] = what it wrote to scratch and read again, i. touch: a0[i] = address of scratch."""
-    with _lock:             # a program made twice by two threads would lose its code with the one that is dropped
+    """Load the kernels. count: a0[i] += 1. affine: a0[i] = a1[i] * 3 + 1. sum: a0[i] = a1[i] + a2[i]. addvar: a0[i] = a1[i] + vars[0].
+    scratch: writes i to scratch, reads it again, and stores it to a0[i]. touch: a0[i] = address of scratch."""
+    with _lock:             # if two threads made the program, the code of one would be freed with its object
         if names not in _loaded:
             _loaded[names] = LoadedProgram(_code(), names)
         return _loaded[names]
@@ -68,5 +68,5 @@ def address(name: str) -> int:
 
 def spec(name: str, extent: int, threads: int = 1, *, slots: int = 1, temps: tuple[int, ...] = (), scratch: int = 0,
          variables: tuple[str, ...] = ()) -> ProgramSpec:
-    """A program of one phase over int64 buffers of `extent` elements that writes slot 0."""
+    """Make the spec of a program with one phase over int64 buffers of `extent` elements, which writes slot 0."""
     return ProgramSpec(name, ((dtypes.int64, extent),) * slots, (0,), temps, (PhaseSpec(name, extent, threads, scratch),), variables)

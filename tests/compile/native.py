@@ -22,7 +22,7 @@ AVX512 = make_target("x86_64", "skylake-avx512", ("avx2", "avx512f", "f16c", "fm
 
 
 def runnable_targets() -> dict[str, Target]:
-    """The host, and the x86 targets above whose code the host can run."""
+    """List the host as a target, and the x86 targets above whose code the host can run."""
     host = host_target()
     others = {"baseline": BASELINE, "avx2": AVX2, "avx512": AVX512}
     return {"host": host} | {n: t for n, t in others.items() if t.arch == host.arch and set(t.features) <= set(host.features)}
@@ -32,7 +32,7 @@ TARGETS = pytest.mark.parametrize("target", [pytest.param(t, id=n) for n, t in r
 
 
 class Code:
-    """LINEAR of one phase; every method appends an instruction and returns its position."""
+    """A builder of the LINEAR of one phase. Every method appends an instruction and returns its number."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -77,13 +77,13 @@ class Code:
 
 
 def program(code: Code, arrays: Sequence[np.ndarray[Any, Any]], variables: tuple[str, ...] = (), scratch: int = 0) -> Program:
-    """A program of one phase named `phase` over `arrays` (element types are the test's own business)."""
+    """Make a program with one phase, named `phase`, over `arrays`; the test chooses their element types."""
     spec = ProgramSpec("test", tuple((dtypes.uint8, a.nbytes) for a in arrays), (0,), (), (PhaseSpec("phase", 1, 1, scratch),), variables)
     return Program(spec, (tuple(code.instructions),))
 
 
 def aligned(nbytes: int, alignment: int = 64) -> np.ndarray[Any, Any]:
-    """Zeroed bytes at an address that is a multiple of `alignment`."""
+    """Allocate zeroed bytes at an address that is a multiple of `alignment`."""
     raw = np.zeros(nbytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start:start + nbytes]
@@ -91,7 +91,7 @@ def aligned(nbytes: int, alignment: int = 64) -> np.ndarray[Any, Any]:
 
 def run(code: Code, arrays: Sequence[np.ndarray[Any, Any]], begin: int = 0, end: int = 1, variables: dict[str, int] | None = None,
         scratch: int = 0, target: Target | None = None, passes: bool = False) -> None:
-    """Compile and run the phase in place on `arrays`, its arguments by slot."""
+    """Compile the phase and run it in place on `arrays`, the arguments by slot."""
     values = variables or {}
     target = target or host_target()
     built = program(code, arrays, tuple(values), scratch)
@@ -102,7 +102,8 @@ def run(code: Code, arrays: Sequence[np.ndarray[Any, Any]], begin: int = 0, end:
 
 def apply(op: str, dtype: DType, operands: Sequence[np.ndarray[Any, Any]], lanes: int, of: Sequence[DType] | None = None,
           constants: dict[int, Any] | None = None, target: Target | None = None, put: Any = None) -> np.ndarray[Any, Any]:
-    """One elementwise instruction over whole arrays (their length a multiple of `lanes`): operand k has dtype `of[k]`, or is a constant."""
+    """Apply one elementwise instruction to whole arrays, whose length is a multiple of `lanes`. Operand k has dtype `of[k]`, or is a
+    constant."""
     of = of or [dtype] * len(operands)
     n = len(operands[0])
     out = np.zeros(n, to_numpy(dtype))

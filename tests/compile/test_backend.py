@@ -1,4 +1,4 @@
-"""Devices by name, and both of the CPU's pairs of renderer and compiler: every stage of each, from source and from bytes."""
+"""Names of devices, and the two compilers of the CPU: each stage of both, from source and from bytes."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ PAIRS = backend_named("CPU").compilers
 
 
 def test_names_of_devices() -> None:
-    """The number of a device is no part of what its code depends on."""
+    """The key of a target does not contain the number of its device, as code does not depend on it."""
     assert device_named("cpu") == device_named("CPU:0") == device_named("CPU")
     assert device_named("CPU").pair.name == "llvm" and device_named("cpu:Interpreter").pair.name == "interpreter"
     assert len({p.key for p in PAIRS}) == len(PAIRS) == 2
@@ -46,7 +46,7 @@ def code_of(program: Program, pair: CompilerPair) -> bytes:
 
 
 def run(program: Program, code: bytes, pair: CompilerPair) -> list[Array]:
-    """The arguments after one run over the same random ones."""
+    """Run the code once; returns the arguments afterwards. Each call starts from the same random arguments."""
     rng = np.random.default_rng(3)
     arrays = [rng.integers(-4, 5, size).astype(to_numpy(dtype)) for dtype, size in program.spec.params]
     ExecutionPlan.of_kernel(program.spec, pair.load(code, program.spec), arrays, threads=2).execute()
@@ -111,7 +111,7 @@ def test_what_fails_in_an_interpreted_kernel_is_raised_by_its_plan(monkeypatch: 
 
 
 def test_an_interrupt_in_an_interpreted_kernel_is_raised_by_the_plan_that_ran_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where two plans share the code, and the other one runs before the first looks at what went wrong."""
+    """The interrupted plan raises it, even if a second plan with the same code runs before the first checks for failures."""
     program, pair = program_of("line"), PAIRS[1]
     loaded = pair.load(code_of(program, pair), program.spec)
     arrays = [np.zeros(size, to_numpy(dtype)) for dtype, size in program.spec.params]

@@ -1,9 +1,9 @@
-"""Generated code of a few kernels, word for word: a review sees how a change of the compiler changes it.
+"""Recorded code of a few kernels, so that a review shows how a change of the compiler changes the code.
 
-    python -m pytest tests/compile/test_goldens.py --update-goldens        # writes tests/compile/goldens anew
+    python -m pytest tests/compile/test_goldens.py --update-goldens        # rewrites tests/compile/goldens
 
-A file has a chain, its loop nest, LINEAR, and the text that the device's own compiler is given. Chains are fixed, with small amounts: a
-changed price leaves the files as they are, and a reader gets to the end of one.
+A file has a chain, its loop nest, its LINEAR, and the text for the compiler of the device. The chains are fixed, so a change of the cost
+model does not change the files, and their amounts are small, so the files are short.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured rates of dot instructions: numbers of the timed loops, rates from times, the file that keeps them."""
+"""Measured rates of dot instructions: results of the timed loops, rates computed from times, and the file that stores them."""
 from __future__ import annotations
 
 import ctypes
@@ -38,7 +38,8 @@ def test_the_loop_of_multiply_adds() -> None:
 
 
 def argument_and_sums(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The argument of an instruction's loop, as it lies in memory, and what its turns sum up: small whole numbers, so that all is exact."""
+    """Return the argument of an instruction's loop in memory form, and the sums that its iterations add: small integers, so sums are
+    exact."""
     dot = DOTS[name]
     x = np.random.default_rng(3).integers(0, 100, (16, dot.group))
     sums = sum(range(ACCUMULATORS)) + ACCUMULATORS * COUNT * (x ** 2).sum(1)
@@ -58,7 +59,7 @@ def test_the_loop_of_an_instruction(name: str) -> None:
 
 @pytest.mark.parametrize("name", HERE)
 def test_the_loop_as_it_is_timed(name: str) -> None:
-    """The machine's own instruction, all turns of it."""
+    """The loop with an instruction of this machine gives the right sums after all iterations."""
     target = host_target()
     x, sums = argument_and_sums(name)
     area = ctypes.create_string_buffer(64 + x.nbytes)
@@ -78,8 +79,8 @@ def test_the_nearest_power_of_two(times: tuple[float, float, float]) -> None:
 
 
 def test_the_loops_are_long_beside_a_call() -> None:
-    """The two microseconds that a call takes more or less turn no power of two into another, on a core of 6 GHz with four multiply-adds a
-    cycle either."""
+    """An error of two microseconds, the overhead of a call, does not change the rounded rate, not even on a core of 6 GHz with four
+    multiply-adds per cycle."""
     least = dot_rates.TURNS * ACCUMULATORS / 4 / 6e9
     for cost in (2.0, 4.0, 8.0):
         assert cost_of(least + 4e-6, cost * least + 2e-6) == cost_of(least + 2e-6, cost * least + 4e-6) == cost
@@ -132,7 +133,7 @@ def test_what_cannot_be_kept_is_measured_each_time(tmp_path: Path, caplog: pytes
 
 @pytest.mark.parametrize("name", HERE[:1])
 def test_the_analysis_of_states_takes_what_is_kept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine would measure: the record says 16."""
+    """The cost analysis uses the recorded rate, 16 here, and does not measure."""
     monkeypatch.setattr(dot_rates, "data_dir", lambda: tmp_path)
     assert kept_cost(tmp_path / "dot_rates.json", name, lambda _: (1.0, 16.0)) == 16.0
     dot_rates.measured_cost.cache_clear()
@@ -144,7 +145,7 @@ def test_the_analysis_of_states_takes_what_is_kept(name: str, tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", HERE[:1])
 def test_both_loops_are_timed(name: str) -> None:
-    """As many instructions as multiply-adds, each at least a cycle of 6 GHz for four of them."""
+    """Both loops have the same number of instructions, and take at least a cycle of 6 GHz for each four of them."""
     assert all(seconds > dot_rates.TURNS * ACCUMULATORS / 4 / 6e9 for seconds in dot_rates.measure_times(name))
 
 

@@ -1,4 +1,4 @@
-"""The host as a target."""
+"""The description of the host as a target."""
 from __future__ import annotations
 
 import subprocess
@@ -70,7 +70,7 @@ def test_asking_again_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tiles_are_a_feature_only_where_the_system_grants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LLVM says what the processor has; Linux keeps the state of tile registers from processes that did not ask."""
+    """LLVM reports tile instructions if the processor has them, but Linux lets a process use tile registers only after a request."""
     features = host._processor()[2]
     assert "amx" not in features or host.may_use_tiles()
     monkeypatch.setattr(host, "may_use_tiles", lambda: False)

@@ -1,4 +1,4 @@
-"""The pool computes every iteration exactly once, whatever runs beside it."""
+"""The thread pool executes every iteration exactly once, also while other plans and threads run."""
 import ctypes
 import os
 import subprocess
@@ -60,7 +60,8 @@ def test_begin_and_chunks(chunks):
 
 @pytest.mark.parametrize(("threads", "chunks", "held", "own"), [(2, 8, 0, [4, 5, 6, 7]), (2, 7, 1, [0, 1, 2, 3]), (2, 3, 0, [2])])
 def test_own_share_first_then_the_others(threads, chunks, held, own):
-    """One of two threads is held up in its first chunk until the other one has run all the rest: its own chunks, then the held one's."""
+    """One of two threads is blocked in its first chunk until the other has run all other chunks: first its own share, then the rest of the
+    blocked thread's share."""
     ran, started, both, rest = [], set(), threading.Barrier(2), threading.Event()
     first = (0, own[-1] + 1)[held]      # the held one's first chunk
 
@@ -93,7 +94,7 @@ def test_every_chunk_once_when_chunks_do_not_divide(threads):
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
 def test_shares_are_even(threads):
-    """Chunks of one iteration more are spread over all threads: no thread's own share is more than an iteration longer than another's."""
+    """Chunks with one more iteration are spread over all threads: the shares of two threads differ by at most one iteration."""
     chunks = 4 * threads
     for extent in range(chunks, 6 * chunks + 1):
         ran = []
@@ -168,7 +169,7 @@ def test_stop_and_start_again():
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_plan_that_runs_while_python_ends_does_not_wait_for_threads():
-    """From an object's end, after the pool's workers have returned: no thread starts any more."""
+    """A plan that runs in an object's destructor at exit, after the workers have ended, runs on the calling thread: no thread can start."""
     script = """
 import numpy as np
 from svod import Tensor

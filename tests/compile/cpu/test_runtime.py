@@ -1,4 +1,4 @@
-"""The runtime's own code: one object per process, kept by the object cache."""
+"""The machine code of the native runtime: loaded once per process, and stored in the object cache."""
 from svod.compile.cpu import runtime as rt
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import LoadedProgram, compile_object

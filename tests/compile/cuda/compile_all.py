@@ -1,4 +1,5 @@
-"""Compiles every operation of LINEAR on every type for an architecture, and prints how many; LLVM would end the process where it cannot.
+"""A program that compiles every operation of LINEAR on every type for an architecture and prints their number. LLVM aborts the process if
+it cannot compile one.
 
     python -m tests.compile.cuda.compile_all sm_90
 """
@@ -20,7 +21,7 @@ TYPES = [d for d in BY_NAME.values() if d not in (dtypes.void, dtypes.index)]
 
 
 def operations(dtype: DType) -> Iterator[str]:
-    """The elementwise operations that LINEAR has on a type."""
+    """List the elementwise operations of LINEAR on a type."""
     for op in sorted(ARITY):
         if op == "SCALEB" or (op == "POW2" and dtype != dtypes.float32):
             continue
@@ -33,7 +34,7 @@ def operations(dtype: DType) -> Iterator[str]:
 
 
 def one(op: str, dtype: DType, lanes: int, to: DType | None = None) -> Program:
-    """y = op(x, x, x), loaded and stored with a stride; with `to` a conversion."""
+    """Make the kernel y = op(x, x, x), loaded and stored with a stride; with `to`, a conversion to that type."""
     out = dtypes.bool if op in COMPARES else to or dtype
     index = dtypes.index
     code = [Instruction("ARG", dtype, 1, (), 0), Instruction("ARG", out, 1, (), 1), Instruction("LOCAL_ID", index, 1, (), None),
@@ -52,7 +53,7 @@ def one(op: str, dtype: DType, lanes: int, to: DType | None = None) -> Program:
 
 
 def main(arch: str) -> None:
-    """Compile all, a hundred kernels in a module of PTX at a time."""
+    """Compile all kernels, a hundred in each module of PTX."""
     target, done = card_target(arch), 0
     programs = [one(op, dtype, lanes) for dtype in TYPES for op in operations(dtype) for lanes in LANES]
     programs += [one("CAST", dtype, lanes, to) for dtype in TYPES for to in TYPES if dtype != to for lanes in (1, 4)]

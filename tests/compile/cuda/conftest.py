@@ -1,4 +1,4 @@
-"""The mark `gpu` needs a GPU of NVIDIA's. Without one the tests are skipped, and say what is missing."""
+"""Fixtures for tests on GPUs. Tests with the mark `gpu` need an NVIDIA GPU; without one they are skipped with the reason."""
 from __future__ import annotations
 
 import pytest
@@ -22,7 +22,7 @@ def gpu() -> Device:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    """CUDA with the stand-in for the driver: a small GPU."""
+    """The device CUDA with `FakeDriver` as driver: a small GPU whose kernels run on the CPU."""
     driver = FakeDriver()
     stand_in(driver, monkeypatch)
     return driver
@@ -30,7 +30,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 @pytest.fixture(params=["stand-in", pytest.param("GPU", marks=pytest.mark.gpu)])
 def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeDriver | None:
-    """CUDA, once with the stand-in for the driver and once on a GPU."""
+    """The device CUDA: once with `FakeDriver`, once on a GPU."""
     if request.param == "GPU":
         request.getfixturevalue("gpu")
         return None

@@ -1,18 +1,19 @@
-"""The LLVM IR that goes to ptxas, run on the CPU: what is NVIDIA's in it is mapped to the host, and each thread is a coroutine.
+"""An emulator that runs the LLVM IR for ptxas on the CPU: NVIDIA's intrinsics are mapped to the host, and each thread is a coroutine.
 
     ptr addrspace(3), addrspacecast            ptr, the same pointer
     call i32 @llvm.nvvm.read.ptx.sreg.tid.x()  a load from the thread's context
-    cp.async                                   noted, and done at once or at the wait for it; a thread that ends without is an error
-    cp.async.bulk                              noted with its mbarrier, and done at once or at a wait for the end of its phase
+    cp.async                                   recorded, and done at once or at the wait for it; a thread that ends without a wait is an
+    error cp.async.bulk                              recorded with its mbarrier, and done at once or at a wait for the end of its phase
     barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
-    assembly with wgmma                        the same, of the threads of a warpgroup; until they wait for a product its registers hold
-                                               anything, and what it reads of shared memory must not change
-    fence.proxy.async, before a barrier        what wgmma reads is what shared memory held when all threads had last fenced before one
+    assembly with wgmma                        the same for the threads of a warpgroup; before the wait for a product its registers have
+                                               arbitrary contents, and the shared memory that it reads must not change
+    fence.proxy.async, before a barrier        wgmma reads the contents of shared memory at the last barrier with a fence by all threads
 
-LLVM's coroutine passes cut a kernel where it suspends. One warp is as far ahead of the next as it can get, in an order drawn from a seed;
-its threads run one after another, each up to where it waits. Which asynchronous copies are done at once is drawn too: who reads what is
-still under way, and who copies over what others still read, are both found out. What a warp computes together NumPy computes when all its
-threads have arrived. Threads that wait at different places where all have to wait at one are an error. Shared memory starts as NaNs."""
+LLVM's coroutine passes split a kernel at its suspension points. Warps run in an order drawn from a seed, each as far as it can before the
+next one; the threads of a warp run one after another, each up to its next suspension. A random choice decides which asynchronous copies are
+done at once. So the emulator finds threads that read data still being copied, and copies over data that other threads still read. NumPy
+computes the collective operations of a warp when all its threads have arrived. It is an error if threads that must wait at the same
+instruction wait at different ones. Shared memory starts as NaNs."""
 from __future__ import annotations
 
 import ctypes
@@ -83,7 +84,7 @@ declare void @emulated_row(ptr, ptr, i32, ptr)
 
 
 class Shared(NamedTuple):
-    """Shared memory: its content, what wgmma sees of it, and of what its address is known to be a multiple."""
+    """Shared memory of a block: its content, the content that wgmma reads, and the known alignment of its address."""
 
     content: Array
     fenced: Array
@@ -91,7 +92,7 @@ class Shared(NamedTuple):
 
 
 class DeviceFault(CompileError):
-    """A kernel does what no GPU may be asked to do."""
+    """Raised for a kernel that does something undefined or forbidden on a GPU."""
 
 
 Copies = list[list[tuple[int, int, int]]]       # (to, from, bytes left to copy), those committed together; the last are open
@@ -104,7 +105,7 @@ _draws = random.Random(0)                       # draws for the module that runs
 
 
 def _left(to: int, source: int, nbytes: int) -> int:
-    """The bytes of a copy that are left to be copied later: it is done at once, or as late as may be."""
+    """Draw whether a copy is done at once or as late as allowed; returns the number of bytes that remain to be copied."""
     if _draws.random() < 0.5:
         return nbytes
     ctypes.memmove(to, source, nbytes)
@@ -122,7 +123,7 @@ def _started(thread: int, to: int, source: int, given: int, nbytes: int) -> None
 
 
 def _waited(thread: int, number: int) -> None:
-    """commit_group where the number is negative, else wait_group."""
+    """Do commit_group if the number is negative, otherwise wait_group."""
     own = _copies.setdefault(thread, [[]])
     if number < 0:
         own.append([])
@@ -135,7 +136,7 @@ def _waited(thread: int, number: int) -> None:
 
 
 class Counted:
-    """An mbarrier: the arrivals of a phase, those to come, bytes to come, the number of the phase, and copies under way."""
+    """An mbarrier: the arrivals of each phase, the missing arrivals and bytes of the current one, its number, and unfinished copies."""
 
     def __init__(self, arrivals: int):
         self.arrivals = self.to_come = arrivals
@@ -143,7 +144,7 @@ class Counted:
         self.rows: list[tuple[int, int, int, int]] = []     # (to, from, bytes, bytes left to copy)
 
     def has_ended(self, parity: int) -> bool:
-        """Whether the phase of a parity has. What is under way arrives now."""
+        """Whether the phase of a parity has ended; unfinished copies are completed first."""
         if self.to_come == 0:
             for to, source, nbytes, left in self.rows:
                 ctypes.memmove(to, source, left)
@@ -159,7 +160,8 @@ _counts: dict[int, Counted] = {}              # mbarriers by address
 
 
 def _counted(at: int, number: int) -> None:
-    """arrive.expect_tx of so many bytes where the number is not negative, arrive, inval, or init of ARRIVED - number arrivals."""
+    """Do an operation on an mbarrier. `number` ≥ 0: arrive.expect_tx of that many bytes; INVALIDATE: inval; ARRIVED: arrive; below: init
+    for ARRIVED - number arrivals."""
     if at % 8:
         _faults.append("an mbarrier at an address that is no multiple of 8")
     if number < ARRIVED:
@@ -197,7 +199,7 @@ for _name, _function in (("emulated_copy", _STARTED), ("emulated_wait", _WAITED)
 
 
 class _Rewriter:
-    """The text of a module for the host. `sites`: what each place is at which threads wait; numbers from 1 on."""
+    """Rewrites the text of a module for the host. `sites`: the kind of each suspension point, numbered from 1."""
 
     def __init__(self, ir: str):
         self.sites: list[str] = [""]
@@ -315,7 +317,7 @@ class _Rewriter:
             self.lines.append(f"  {result} = load {type_}, ptr {self._word(OPERANDS)}, align 4")
 
     def _bulk(self, assembly: str, operands: str, result: str | None) -> None:
-        """Assembly with mbarriers."""
+        """Rewrite inline assembly with mbarriers."""
         if "try_wait" in assembly:
             self._call(result, "i32", TRY_WAIT, operands)
         elif assembly.startswith("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"):
@@ -324,7 +326,7 @@ class _Rewriter:
             self.lines.append(f"  call void @emulated_count({operands if 'expect_tx' in assembly else f'{operands}, i32 {ARRIVED}'})")
 
     def _copy(self, name: str, operands: str) -> None:
-        """A call of the host's `_started`, `_committed` or `_waited`."""
+        """Rewrite an asynchronous copy as a call of the host's `_started`, `_committed` or `_waited`."""
         operands = re.sub(r" addrspace\(\d\)", "", operands)
         size = re.search(r"\.global\.(\d+)(\.s)?$", name)
         if size:
@@ -335,7 +337,7 @@ class _Rewriter:
             self.lines.append(f"  call void @emulated_wait(ptr %ctx, {number})")
 
     def _bfloat(self, result: str, wide: str, lanes: str | None, operand: str, short: str) -> None:
-        """float → bfloat in integers: the host may lack the instruction, or flush what is subnormal."""
+        """Rewrite a conversion of float to bfloat in integer arithmetic: the host may lack the instruction, or flush subnormals."""
         def of(scalar: str) -> str:
             return scalar if lanes is None else f"<{lanes} x {scalar}>"
 
@@ -353,7 +355,7 @@ class _Rewriter:
 
 
 class Emulated:
-    """A module in the host's memory, ready to be run."""
+    """A module that is loaded in the host's memory."""
 
     def __init__(self, ir: str, seed: int = 0):
         self.rng = random.Random(seed)
@@ -436,11 +438,11 @@ class Emulated:
 
     @staticmethod
     def _waiting(threads: Sequence[int], handles: Sequence[int]) -> list[int]:
-        """The threads that have not ended."""
+        """Return the threads that have not ended."""
         return [t for t in threads if ctypes.c_void_p.from_address(handles[t]).value]
 
     def _of_warp(self, number: int, warps: Sequence[list[int]], contexts: Array) -> list[int]:
-        """The threads that go on, of a warp or of its warpgroup: those that have all arrived at what they do together."""
+        """Return the threads of a warp, or of its warpgroup, that can continue because all have arrived at a collective operation."""
         warp = warps[number]
         ready = self._at_mbarriers(warp, contexts)
         sites = {int(contexts[t, 8]) for t in warp}
@@ -455,7 +457,7 @@ class Emulated:
         return warp
 
     def _of_block(self, warps: Sequence[list[int]], contexts: Array) -> list[int]:
-        """All threads, at a barrier. Raises DeviceFault where they are not."""
+        """Return all threads, which wait at a barrier. Raises DeviceFault if some wait elsewhere."""
         waiting = [t for warp in warps for t in warp]
         sites = {int(contexts[t, 8]) for t in waiting}
         if any(self.sites[s] == TRY_WAIT for s in sites):
@@ -470,7 +472,7 @@ class Emulated:
         return waiting
 
     def _at_mbarriers(self, waiting: list[int], contexts: Array) -> list[int]:
-        """The threads for which a phase of an mbarrier has ended."""
+        """Return the threads whose mbarrier phase has ended."""
         ready = []
         for t in waiting:
             if self.sites[int(contexts[t, 8])] == TRY_WAIT:
@@ -484,7 +486,7 @@ class Emulated:
         return ready
 
     def _warpgroup(self, first: int, warps: Sequence[list[int]], contexts: Array) -> list[int]:
-        """The threads of a warpgroup, if all are at the same wgmma; their results are in their contexts."""
+        """Execute a wgmma if all threads of a warpgroup have arrived at it; returns these threads, with the results in their contexts."""
         threads = [t for warp in warps[first // WARP:(first + WARPGROUP) // WARP] for t in warp]
         if len(threads) < WARPGROUP or len({int(contexts[t, 8]) for t in threads}) > 1:
             return []
@@ -495,7 +497,7 @@ class Emulated:
 
 
 def _resume(handle: int, destroy: int) -> None:
-    """Run a coroutine on, or end it."""
+    """Resume a coroutine, or destroy it."""
     address = ctypes.c_void_p.from_address(handle + 8 * destroy).value
     assert address
     _RESUME(address)(handle)
@@ -506,7 +508,7 @@ _RESUME = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 # -- what a warp does together -----------------------------------------------------------------------------
 def collective(name: str, words: Array) -> None:
-    """Replace the operands of the threads of a warp, 32-bit words, by the results."""
+    """Execute a collective operation of a warp: replace the operands of its threads, 32-bit words, by the results."""
     if name == "llvm.nvvm.shfl.sync.bfly.i32":
         source = np.arange(len(words)) ^ words[:, 2].astype(np.int64)
         words[:, 0] = np.where(source < len(words), words[np.minimum(source, len(words) - 1), 1], words[:, 1])
@@ -530,8 +532,8 @@ _KINDS: dict[str, tuple[str, Callable[[Array], Array]]] = {
 
 
 def load_matrices(count: int, turned: bool, words: Array) -> None:
-    """ldmatrix: eight threads give the lines of each matrix; thread t gets of row t // 4 the numbers 2·(t % 4) and the next, of the matrix
-    or, turned, of its transpose."""
+    """Execute ldmatrix: eight threads give the addresses of each matrix's lines; thread t gets elements 2·(t % 4) and 2·(t % 4) + 1 of row
+    t // 4 of each matrix, or of its transpose."""
     addresses = np.ascontiguousarray(words[:, :2]).view(np.uint64)[:, 0]
     if any(int(a) % 16 for a in addresses[:8 * count]):
         raise DeviceFault("a line of ldmatrix does not begin at a multiple of 16 bytes")
@@ -543,7 +545,8 @@ def load_matrices(count: int, turned: bool, words: Array) -> None:
 
 
 def multiply_matrices(rows: int, depth: int, kind: tuple[str, Callable[[Array], Array]], words: Array) -> None:
-    """mma.m16n8k* and m8n8k16, by the figures of "Matrix Fragments" in NVIDIA's PTX ISA, which this says again apart from svod's data."""
+    """Execute mma.m16n8k* and m8n8k16. The layouts follow the figures of "Matrix Fragments" in NVIDIA's PTX ISA, independently of svod's
+    tables."""
     dtype, numbers = kind
     halves = rows // 8
     of_columns = depth * 8 // WARP // len(numbers(np.zeros(1, np.uint32)))
@@ -577,8 +580,8 @@ _NUMBERS: dict[str, tuple[Any, Callable[[Array], Array]]] = {
 
 
 class UnderWay:
-    """The products of a warpgroup for which it has not waited. `groups`: of those committed together what they read of shared memory, as
-    (places, content); `tiles`: what registers that hold anything will be, by what they hold."""
+    """The products of a warpgroup for which it has not waited. `groups`: for each committed group the shared memory that it reads, as
+    (positions, content); `tiles`: the results that belong in registers with placeholders, by placeholder."""
 
     def __init__(self) -> None:
         self.groups: list[list[tuple[Array, Array]]] = []
@@ -586,24 +589,25 @@ class UnderWay:
         self.begun = 0
 
     def tile(self, held: Array) -> Array:
-        """A tile with registers that may be under way."""
+        """Return the content of a tile, whose registers may be placeholders of unfinished products."""
         return self.tiles.get(held.tobytes(), (0, held))[1]
 
     def hidden(self, content: Array) -> Array:
-        """The registers of a tile of the group that was committed last, while it is under way."""
+        """Return placeholders for the registers of a tile of the last committed group while its products are unfinished."""
         held = np.random.default_rng(self.begun + len(self.tiles)).integers(1 << 32, size=content.shape, dtype=np.uint32)
         self.tiles[held.tobytes()] = self.begun, content
         return held
 
     def wait(self, left: int, memory: Shared) -> None:
-        """Until so many groups are under way. What they read must not have changed meanwhile."""
+        """Wait until at most this many groups are unfinished. Raises DeviceFault if shared memory that a finished group reads has
+        changed."""
         while len(self.groups) > left:
             for places, content in self.groups.pop(0):
                 if (memory.content[places] != content).any():
                     raise DeviceFault("shared memory changes that a product under way reads")
 
     def done(self, held: Array) -> Array:
-        """A tile that was waited for."""
+        """Return the result of a tile whose products have been waited for."""
         number, content = self.tiles.get(held.tobytes(), (0, held))
         if number > self.begun - len(self.groups):
             raise DeviceFault("a tile is used while its products are under way")
@@ -618,9 +622,9 @@ FIELDS = 3 << 62 | 0x3FFF << 32 | 0x3FFF << 16 | 0x7FFF
 
 
 def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: Shared) -> tuple[Array, Array]:
-    """The bytes of shared memory, and the matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor
-    Format", "Strides" and "Canonical Layouts" in NVIDIA's PTX ISA). A descriptor has 18 bits of addresses. Swizzle takes bits 4, 5 and 6
-    of an address by its bits 7, 8 and 9."""
+    """Read the operand that a descriptor describes: returns its byte positions in shared memory, and its matrix, with a row for each row of
+    the result and a column for each summed position ("Matrix Descriptor Format", "Strides" and "Canonical Layouts" in NVIDIA's PTX ISA).
+    Addresses in a descriptor have 18 bits. Swizzling XORs bits 4, 5 and 6 of an address with its bits 7, 8 and 9."""
     start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     if descriptor & ~FIELDS:
         raise DeviceFault("a descriptor with other fields")
@@ -655,9 +659,9 @@ _WAIT = re.compile(r"wgmma\.wait_group\.sync\.aligned (\d+);")
 
 
 def multiply_in_shared(assembly: str, words: Array, memory: Shared, own: UnderWay) -> None:
-    """wgmma between fence and commit_group, and perhaps wait_group behind; or wait_group alone, whose operands are the registers of a tile.
-    Operands of the others are the descriptors, then the registers of the tiles; thread t of the warpgroup has of each tile row
-    16·(t // 32) + t % 32 // 4 and the one 8 further, of columns 2·(t % 4) and the next of every eight."""
+    """Execute one asm statement: wgmma instructions between fence and commit_group, possibly followed by wait_group; or a wait_group alone,
+    whose operands are the registers of a tile. The operands of products are the descriptors, then the registers of the tiles. Thread t of
+    the warpgroup has of each tile the rows 16·(t // 32) + t % 32 // 4 and 8 more, and of every eight columns 2·(t % 4) and the next one."""
     wait = _WAIT.search(assembly)
     if wait is not None and assembly.startswith(wait[0]):
         own.wait(int(wait[1]), memory)
@@ -700,7 +704,7 @@ def multiply_in_shared(assembly: str, words: Array, memory: Shared, own: UnderWa
 
 
 def run_program(program: Program, target: Target, args: Sequence[Array], variables: Mapping[str, int] | None = None, seed: int = 0) -> None:
-    """Run the phases of a program in order over flat arrays by slot, outputs written in place."""
+    """Run the phases of a program in order over flat arrays by slot; outputs are written in place."""
     source, temps, values = render(program, target), poisoned_temporaries(program), dict(variables or {})
     addresses = [a.ctypes.data for a in (*args, *temps)]
     module = Emulated(without_assumptions(source) if any(a % 16 for a in addresses) else source, seed)

@@ -1,11 +1,11 @@
-"""NVIDIA's driver without a GPU: memory of the device is the host's, kernels run in the emulator, and every call is remembered.
+"""A replacement of NVIDIA's driver without a GPU: device memory is host memory, kernels run in the emulator, and every call is recorded.
 
-    copy_in, launch, record, copy_out       nothing is done: they are put on the stream
-    wait, wait_event                        what is on the stream is done, in order, up to there
-    follow_event                            first, what is on the other stream
+    copy_in, launch, record, copy_out       only queued on the stream
+    wait, wait_event                        execute the work queued on the stream, in order, up to that point
+    follow_event                            queues a wait: the work of the other stream up to the event is executed first
 
-As late as the real driver may do it: who reads too early, or gives memory away too early, gets wrong numbers. `stand_in` makes CUDA a
-device of this machine."""
+Work is executed as late as a real driver may execute it, so code that reads too early, or reuses memory too early, gets wrong numbers.
+`stand_in` makes CUDA a device of this machine."""
 from __future__ import annotations
 
 import ctypes
@@ -33,8 +33,8 @@ SIZES = {"major": 9, "minor": 0, "units": 4, "unit_threads": 128, "unit_groups":
 
 
 class FakeDriver(Driver):
-    """A GPU with small groups. `room`: bytes of its memory; `sizes`: what differs from `SIZES`; `failing`: a kernel that does what it must
-    not."""
+    """A GPU with small groups. `room`: bytes of its memory; `sizes`: attributes that differ from `SIZES`; `failing`: the name of a kernel
+    whose launch faults."""
 
     def __init__(self, room: int = 1 << 28, sizes: Mapping[str, int] | None = None) -> None:
         self.sizes = {**SIZES, **(sizes or {})}
@@ -58,7 +58,7 @@ class FakeDriver(Driver):
         self.lost: DeviceLost | None = None     # after it every call fails
 
     def begin(self, stream: int, work: Callable[[], None]) -> None:
-        """Put work on a stream."""
+        """Queue work on a stream."""
         self._check()
         self.streams[stream].append(work)
 
@@ -79,7 +79,7 @@ class FakeDriver(Driver):
         return not any(self.streams.values())
 
     def names(self) -> list[str]:
-        """The calls so far, by name."""
+        """List the names of the calls so far."""
         return [c[0] for c in self.calls]
 
     def count(self) -> int:
@@ -99,7 +99,7 @@ class FakeDriver(Driver):
 
     @property
     def context(self) -> int:
-        """The calling thread's context; 0: none. Threads have stacks of their own."""
+        """Return the calling thread's current context, 0 if there is none. Each thread has a context stack."""
         return self.contexts[-1] if self.contexts else 0
 
     @property
@@ -120,7 +120,8 @@ class FakeDriver(Driver):
         self.contexts.pop()
 
     def place_of(self, address: int) -> tuple[int, int]:
-        """Memory that nobody allocated here is another library's, of the contexts in `theirs` or of all."""
+        """See `Driver.place_of`. Memory that was not allocated by this driver belongs to another library: to its context in `theirs`, or to
+        all contexts."""
         own = next((self.owner[a] for a, raw in self.memory.items() if a <= address < a + raw.nbytes), None)
         context = self.theirs.get(address, 0) if own is None else own
         return context % 100, context if own is not None or context >= 100 else 0
@@ -136,7 +137,7 @@ class FakeDriver(Driver):
         return address
 
     def _context_of(self, address: int, nbytes: int) -> int:
-        """The context in which the memory at an address was allocated, if it has so many bytes."""
+        """Return the context in which the memory at an address was allocated; an error unless it has this many bytes."""
         return next(self.owner[a] for a, raw in self.memory.items() if a <= address and address + nbytes <= a + raw.nbytes)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
@@ -293,7 +294,7 @@ class FakeDriver(Driver):
 
 
 class Interpreted(Nvptx):
-    """LLVM IR as it is, for the emulator."""
+    """A compiler whose image is the LLVM IR itself, for the emulator."""
 
     key = "LLVM IR for NVIDIA's GPUs, emulated"     # type: ignore[assignment]
 
@@ -302,7 +303,7 @@ class Interpreted(Nvptx):
 
 
 def stand_in(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the device CUDA be this driver's."""
+    """Make CUDA a device with this driver."""
     module = types.ModuleType("svod_fake_cuda")
     module.BACKEND = fake_backend(driver)       # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -311,5 +312,5 @@ def stand_in(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fake_backend(driver: FakeDriver) -> Cuda:
-    """CUDA with this driver."""
+    """Make a CUDA backend with this driver."""
     return Cuda(0, lambda: driver, Interpreted())

@@ -1,4 +1,4 @@
-"""Runs of programs for NVIDIA's GPUs in the emulator that are checked against the evaluator."""
+"""Checks of programs for NVIDIA's GPUs: runs in the emulator, compared with the evaluator."""
 from __future__ import annotations
 
 import random
@@ -20,7 +20,7 @@ def is_small(program: Program) -> bool:
 
 
 def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
-    """The state's program, well formed and with right numbers, whatever is late where `seed` draws it."""
+    """Check that the state's program is well formed and gives right numbers, with asynchronous copies delayed as `seed` draws it."""
     program, args = lower(state), case.fresh()
     validate(program)
     run_program(program, state.target, args, case.values, seed)
@@ -29,7 +29,7 @@ def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
 
 
 def run(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
-    """A random chain's program, unless it is large: the ways in which it ran."""
+    """Run the program of a random chain unless it is too large; returns the ways in which it ran."""
     if not is_small(program):
         return {}
     check(case, state, rng.randrange(100))

@@ -8,5 +8,5 @@ from svod.core.machine.target import Target
 
 
 def card_target(arch: str, group_threads: int = 1024) -> Target:
-    """A typical card of an architecture, compiled for only."""
+    """Return a typical card of an architecture as a target for compiling only."""
     return replace(target_of(ARCHITECTURES[arch], ARCHITECTURES[arch].card, f"CUDA:{arch}"), group_threads=group_threads)

@@ -1,4 +1,4 @@
-"""Attention in one pass over blocks of the keys on NVIDIA's GPUs: right numbers on the CPU, and what ptxas makes of it."""
+"""Attention in one pass over blocks of keys for NVIDIA's GPUs: right numbers in the emulator, and the code that ptxas generates."""
 from __future__ import annotations
 
 import random
@@ -67,7 +67,7 @@ def attention(heads: int, queries: int, keys: int, width: int, dtype: str) -> Ke
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_75", "float16"), ("sm_80", "bfloat16"), ("sm_90", "float32"), ("sm_90a", "bfloat16")])
 def test_ptxas_accepts_the_fastest_pass(arch: str, dtype: str) -> None:
-    """One phase, in which nothing is spilled and no thread has memory of its own."""
+    """The fastest pass is one phase without spills and without local memory."""
     target = card_target(arch)
     _, state = GroupPrices().cheapest(schedule(ATTENTION, Scheduler(attention(12, 1024, 1024, 64, dtype), target)), 1)[0]
     assert state.online and any(o.op == "TC" for o in state.applied_opts) == (dtype != "float32")
@@ -78,7 +78,7 @@ def test_ptxas_accepts_the_fastest_pass(arch: str, dtype: str) -> None:
 
 
 def windowed(queries: int, keys: int, before: int, width: int) -> tuple[Tensor, Array]:
-    """Attention of each query to the `width` keys up to its own position, which is `before` further on; and what must come out."""
+    """Make attention in which query i attends to the `width` keys up to key i + `before`; returns it with the expected result."""
     rng = np.random.default_rng(width)
     q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((2, queries, 5), (2, keys, 5), (2, keys, 16)))
     row, column = np.arange(queries)[:, None] + before, np.arange(keys)
@@ -103,7 +103,7 @@ def test_passes_begin_and_end_where_a_window_does(queries: int, keys: int, befor
 
 
 def test_blocks_that_are_masked_for_all_rows_of_a_group_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value that is no number spoils all rows whose group computes its block, though it weighs 0 there."""
+    """Masked blocks are skipped: a NaN among the values spoils only rows whose group computes its block, where it has the weight 0."""
     stand_in(FakeDriver(sizes={**H100, "group_threads": 128}), monkeypatch)
     case = AttentionCase.draw(random.Random(1), "causal", "float32", (1, 96, 96, 3, 8))
     case.v[:, 70] = np.nan
@@ -138,7 +138,8 @@ def test_one_pass_is_predicted_faster_than_phases_where_scores_outgrow_the_cache
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_passes_in_registers(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores, weights and sums of random shapes that stay with the threads that computed them; lengths that no tile divides."""
+    """Scores, weights and sums stay in the registers of the threads that computed them, for random shapes and lengths that no tile
+    divides."""
     rng, ran = random.Random(f"held {kind} {dtype}"), 0
     stand_in(FakeDriver(sizes={**CARDS[rng.choice(list(CARDS))], "group_threads": 128}), monkeypatch)
     for _ in range(TRIES * count(1)):
@@ -168,7 +169,7 @@ def held_stages(state: Scheduler) -> set[str]:
     "HOLD(out, mma_f16,o0,r0) UPCAST(r0, 2) LOCAL(o0, 2)", "HOLD(out, mma_f16,o0,r0) UPCAST(r0, 2) UNROLL(r0, 2) UPCAST(o0, 2)",
     "TILE(r0, 16) HOLD(out, mma_f16,o0,r0.in) UPCAST(r0.in, 2)", "HOLD(out, mma_f16,o0,r0) LOCAL(o0, 3)"])
 def test_rows_shared_by_the_threads_of_a_tile(chain: str) -> None:
-    """Sums and positions of maxima by exchanges of registers; 29 columns are no whole tiles."""
+    """Sums and argmax over rows of a tile exchange registers between threads; 29 columns are no multiple of a tile."""
     for seed, made in enumerate((data(37, 29).sum(1), data(37, 29).argmax(1), data(3, 37, 29).max((0, 2)))):
         kernel = Kernel(kernel_of(made))
         text = chain if seed < 2 else chain.replace("r0", "r1")
@@ -180,7 +181,7 @@ def test_rows_shared_by_the_threads_of_a_tile(chain: str) -> None:
 @pytest.mark.parametrize("chain", ["SPLITK(r0, 2) HOLD(out, mma_f16,o0,o1)", "HOLD(out, mma_f16,o0,o1) UPCAST(o0, 2) SPLITK(r0, 3)",
                                    "HOLD(out, mma_f16,o0,r0) SPLITK(r0, 2)", "SPLITK(r0, 2) HOLD(out, mma_f16,o1,r0)"])
 def test_parts_of_sums_by_the_threads_of_a_tile(chain: str) -> None:
-    """The phase that combines them is not laid out like the one that makes them."""
+    """The phase that combines the parts has another layout than the phase that computes them."""
     for seed, (m, n, k) in enumerate(((17, 3, 31), (29, 9, 32), (32, 16, 48))):
         kernel = Kernel(kernel_of(data(m, k) @ data(k, n)))
         check(Case(kernel, seed), apply_opts(Scheduler(kernel, card_target("sm_80", group_threads=128)), parse_chain(chain)), seed)
@@ -189,7 +190,7 @@ def test_parts_of_sums_by_the_threads_of_a_tile(chain: str) -> None:
 @pytest.mark.parametrize("chain", ["HOLD(out, mma_f16,o0,o1)", "LOCAL(s1.o0, 8) GROUP(s1.r0, 4) HOLD(out, mma_f16,o1,o0)",
                                    "TILE(o0, 16) STAGE(s1, o0) LOCAL(s1.o0, 4) GROUP(s1.r0, 8) HOLD(out, mma_f16,o0.in,o1)"])
 def test_tiles_that_read_sums(chain: str) -> None:
-    """The norm of each row, computed by the threads of a tile or by threads of its own, which share it."""
+    """The norm of each row is computed by the threads of a tile, or by other threads that share it."""
     for seed, shape in enumerate(((33, 19), (37, 64))):
         kernel = Kernel(kernel_of((data(*shape) + data(*shape)).rms_norm(shape[1], data(shape[1]))))
         check(Case(kernel, seed), apply_opts(Scheduler(kernel, card_target("sm_80", group_threads=128)), parse_chain(chain)), seed)
@@ -198,7 +199,7 @@ def test_tiles_that_read_sums(chain: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("queries", "row"), [(32, "UPCAST(s3.o1, 2)"), (32, ""), (64, "LOCAL(s3.o1, 2)")])
 def test_what_does_not_stay_in_registers_is_right_too(queries: int, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage that HOLD has laid out lies in shared memory where its reader has other threads."""
+    """A stage with a HOLD layout is in shared memory if its reader has other threads; results are right then, too."""
     stand_in(FakeDriver(sizes={**A100, "group_threads": 128}), monkeypatch)
     case = AttentionCase.draw(random.Random(queries), "causal", "float16", (2, 70, 67, 16, 24))
     found = next(s for s in passes_in_registers(case) if any(str(o) == f"TILE(o1, {queries})" for o in s.applied_opts))
@@ -209,7 +210,8 @@ def test_what_does_not_stay_in_registers_is_right_too(queries: int, row: str, mo
 
 
 def test_groups_with_most_blocks_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a causal mask the last queries have most keys. Groups of several heads that have as many begin beside each other."""
+    """With a causal mask the last queries have the most keys, so their groups begin first. Groups of several heads with the same number of
+    keys begin together."""
     stand_in(FakeDriver(sizes={**A100, "group_threads": 128}), monkeypatch)
     case = AttentionCase.draw(random.Random(5), "causal", "float16", (3, 70, 70, 16, 8))
     state = next(s for s in passes_in_registers(case) if "TILE(o1, 32)" in map(str, s.applied_opts))

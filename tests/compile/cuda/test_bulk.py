@@ -1,4 +1,4 @@
-"""Bulk copies: cp.async.bulk and mbarriers as svod writes them, run on the CPU. Rows arrive at once, or when a thread waits for them."""
+"""Bulk copies by cp.async.bulk and mbarriers, run in the emulator. Rows arrive at once, or when a thread waits for them."""
 from __future__ import annotations
 
 import random
@@ -48,7 +48,7 @@ def bulk_copies(program: Program) -> int:
 
 
 def run(case: Case, source: str, program: Program) -> None:
-    """Run LLVM IR, which may not be what svod writes."""
+    """Run LLVM IR in the emulator, also IR with planted errors."""
     args = case.fresh()
     module, phase = Emulated(source, 1), program.spec.phases[0]
     module.launch(phase.symbol, grid_of(phase, phase.extent), block_of(phase), 0, [*(a.ctypes.data for a in args), 0, phase.extent])
@@ -57,7 +57,7 @@ def run(case: Case, source: str, program: Program) -> None:
 
 @pytest.mark.slow
 def test_random_shapes() -> None:
-    """Primes among them: rows that are cut off, and rows that begin anywhere, are not copied in bulk."""
+    """Random shapes include primes: rows that are cut off, or not aligned to 16 bytes, are not copied in bulk."""
     ran = {True: 0, False: 0}
     for seed in range(count(8)):
         rng = random.Random(f"bulk {seed}")
@@ -112,7 +112,7 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", FAULTS)
 def test_faults_are_found(planted: str) -> None:
-    """Without a wait a read gives the former content of shared memory."""
+    """The emulator finds a missing wait: the read gives the old content of shared memory."""
     case, state = product(64, 64, 96, True, 2)
     program = lower(state)
     source = render(program, TARGET)
@@ -143,7 +143,8 @@ def test_short_rows_are_left_to_the_threads() -> None:
 
 @pytest.mark.parametrize("upcast", [16, 2])
 def test_what_they_are_expected_to_cost(upcast: int) -> None:
-    """Rows of 512 bytes and of 64 are faster copied in parts: a subgroup begins its copies in bulk one after the other."""
+    """The cost model prefers ordinary copies for rows of 512 and of 64 bytes, because a subgroup starts its bulk copies one after the
+    other."""
     kernel = gemm(256, 4096, 4096, BF16, BF16)
     chain = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), Opt("UPCAST", "o1", upcast), Opt("LOCAL", "o1", 2), Opt("LOCAL", "o0", 2),
              Opt("TILE", "r0", 2), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]

@@ -1,5 +1,5 @@
-"""Convolutions by matrix instructions: what the heuristic makes of them gives the right numbers, whatever their extents, strides,
-dilations and groups; and the copies of their windows are as wide as rows of channels allow."""
+"""Convolutions by matrix instructions: the heuristic's kernels give right numbers for any extents, strides, dilations and groups, and
+copies of their windows are as wide as the rows of channels allow."""
 from __future__ import annotations
 
 import random
@@ -38,12 +38,12 @@ CHAINS = {"sm_75": "TC(r0, mma_f16k8,{m},{o}) UPCAST({m}, 2) TILE(r0, 2) ", "sm_
 
 
 def data(*shape: int, dtype: str = "bfloat16") -> Tensor:
-    """A tensor in memory; only its shape and type reach the kernel."""
+    """Make a tensor in memory; kernels depend only on its shape and type."""
     return Tensor.from_uop(graph.reshape(graph.buffer(getattr(dtypes, dtype), prod(shape)), shape))
 
 
 def convolution(rng: random.Random, dtype: str) -> Tensor:
-    """Over an image and weights that lie with their channels last."""
+    """Make a convolution of an image and weights that are stored with their channels last."""
     groups, taps, stride, dilation = rng.choice((1, 1, 2)), rng.choice((1, 2, 3)), rng.choice((1, 1, 2)), rng.choice((1, 1, 2))
     n, c, o, size = rng.randint(1, 3), groups * rng.choice((1, 3, 8, 16, 24)), groups * rng.choice((3, 8, 17, 32)), rng.choice((5, 7, 8))
     x, w = data(n, size, size + 1, c, dtype=dtype), data(o, taps, taps, c // groups, dtype=dtype)
@@ -79,7 +79,7 @@ def test_random_convolutions(arch: str) -> None:
 
 
 def data_of(*shape: int) -> Tensor:
-    """Small integers in memory, other ones for each shape."""
+    """Make a tensor of small random integers, different for each shape."""
     return Tensor(np.random.default_rng(shape).integers(-2, 3, shape).astype(np.float32)).cast("bfloat16").realize()
 
 
@@ -92,7 +92,8 @@ CASES = {"3x3": (2, 16, 24, 7, 3, {"padding": 1}), "3x3_s2": (2, 16, 8, 9, 3, {"
 @pytest.mark.parametrize("sizes", [A100, H100], ids=["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_heuristics_plan(name: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A convolution, an activation and another one: images and weights are turned once, and the second copies nothing."""
+    """Of two convolutions with an activation between them, image and weights are rearranged once, and the second convolution copies
+    nothing."""
     stand_in(FakeDriver(sizes=sizes), monkeypatch)
     n, c, o, size, taps, options = CASES[name]
     x, w, b, last = data_of(n, c, size, size), data_of(o, c // options.get("groups", 1), taps, taps), data_of(o), data_of(8, o, 1, 1)
@@ -116,7 +117,7 @@ def conv_3x3(channels: int) -> Kernel:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
 def test_windows_are_copied_in_lines(arch: str) -> None:
-    """Sixteen bytes of channels at a time, of which none are read outside of the image; nothing is spilled."""
+    """Windows are copied in lines of 16 bytes of channels, none of which is read outside the image; no registers are spilled."""
     state = group_heuristic(Scheduler(conv_3x3(128), card_target(arch)))
     assert str(state.applied_opts[0]) == "FLATTEN(out)" and any(state.dots)
     ptx = emit_ptx(render(lower(state), state.target), arch)
@@ -127,7 +128,7 @@ def test_windows_are_copied_in_lines(arch: str) -> None:
 
 
 def test_arguments_that_begin_anywhere() -> None:
-    """Without assumptions windows are loaded by bytes, those outside of the image not at all."""
+    """For arguments of unknown alignment, windows are loaded without alignment requirements, and nothing is read outside the image."""
     kernel = Kernel(kernel_of(data(1, 5, 5, 8).permute(0, 3, 1, 2).conv2d(
         data(16, 3, 3, 8).permute(0, 3, 1, 2), padding=1)))
     chain = "FLATTEN(out) TC(r0, mma_bf16,o0,o1) STAGE(s0, r0) STAGE(s1, r0) PIPELINE(r0, 2)"
@@ -140,7 +141,7 @@ def test_arguments_that_begin_anywhere() -> None:
 
 
 def test_weights_are_turned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a plan of their own: no run does it again, and another plan with the same weights finds them."""
+    """A separate plan rearranges the weights: runs do not repeat it, and another plan with the same weights reuses the result."""
     stand_in(FakeDriver(sizes=A100), monkeypatch)
     x, w = data_of(1, 8, 6, 6), data_of(16, 8, 3, 3)
     config = PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")
@@ -152,7 +153,8 @@ def test_weights_are_turned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_kernels_of_another_device() -> None:
-    """A program on the CPU whose kernels are captured for a card has those of the card, and the same numbers."""
+    """If kernels are captured for a card while a program runs on the CPU, the captured kernels are the card's, and the results do not
+    change."""
     x, w = data_of(1, 8, 6, 6), data_of(16, 8, 3, 3)
     y, again = x.conv2d(w, padding=1), x.conv2d(w, padding=1)
     plan = y.prepare(PrepareConfig(capture_device="CUDA:sm_80", db=":none:"))
@@ -163,7 +165,7 @@ def test_the_kernels_of_another_device() -> None:
 
 @pytest.mark.slow
 def test_a_batch_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pixels of an image are merged, images are not: how many there are is told before each run."""
+    """The pixels of an image are one merged axis; the images stay a separate axis, because their number is a variable."""
     stand_in(FakeDriver(sizes=A100), monkeypatch)
     n, x, w, b = svod.Variable("n", 1, 4), data_of(4, 8, 6, 7), data_of(16, 8, 3, 3), data_of(16)
 

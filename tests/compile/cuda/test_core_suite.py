@@ -1,4 +1,4 @@
-"""The core suite at small sizes: what the heuristic makes of it for NVIDIA's GPUs gives the right numbers, run on the CPU as a plan."""
+"""The core benchmark suite at small sizes: the heuristic's plans for NVIDIA's GPUs give right numbers in the emulator."""
 from __future__ import annotations
 
 import pytest
@@ -32,7 +32,7 @@ def test_each_case_of_the_suite_has_a_small_one() -> None:
 
 
 def check_case(case: Case) -> str:
-    """Runs a case on CUDA and compares the result. Returns the chains of its kernels."""
+    """Run a case on CUDA and check its result; returns the chains of its kernels."""
     operands = case.draw()
     prepared = SvodContestant("heuristic", PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")).prepare(case, operands)
     error = difference(prepared.output(), reference(case, operands), case.out_dtype)

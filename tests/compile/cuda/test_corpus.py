@@ -1,5 +1,5 @@
-"""Random chains with loops bound to the threads of a group, over the corpus: the LLVM IR for NVIDIA's GPUs gives the right numbers, run on
-the CPU, and ptxas accepts it."""
+"""Random chains over the corpus with loops bound to the threads of a group: the LLVM IR for NVIDIA's GPUs gives right numbers in the
+emulator, and ptxas accepts it."""
 from __future__ import annotations
 
 import random
@@ -50,7 +50,7 @@ def test_extents_that_depend_on_variables(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(KERNELS)[::6])
 def test_ptxas_accepts_random_chains(name: str) -> None:
-    """Of every sixth kernel, for an architecture drawn at random; without assumptions about arguments as well."""
+    """ptxas accepts random chains of every sixth kernel for a random architecture, also without assumptions about arguments."""
     if ptxas.ptxas_version() is None:
         pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
     rng = random.Random(f"ptxas {name}")
@@ -73,7 +73,8 @@ def test_ptxas_accepts_random_chains(name: str) -> None:
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16, dtypes.float64], ids=str)
 @pytest.mark.parametrize("shape", [(48, 88), (40, 3), (3, 40), (21, 10)])
 def test_a_transpose_in_registers(dtype: DType, shape: tuple[int, int]) -> None:
-    """Squares are turned there: all accesses of global memory are of 16 bytes, where those divide both axes. A short axis is whole."""
+    """Squares are transposed in registers: all accesses to global memory have 16 bytes if these divide both axes. A short axis is not
+    cut."""
     kernel = Kernel(kernel_of(Tensor(np.zeros(shape, np.float32)).cast(dtype.name).realize().transpose(0, 1).contiguous()))
     width = 16 // dtype.itemsize
     chain = [Opt("UPCAST", "o0", 0 if shape[1] < width else width), Opt("UPCAST", "o1", 0 if shape[0] < width else width),
@@ -90,7 +91,7 @@ def test_a_transpose_in_registers(dtype: DType, shape: tuple[int, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [3, 16, 31, 33, 64, 96, 129])
 def test_rows_in_registers(columns: int) -> None:
-    """Softmax and a norm, short rows in one thread, longer ones in several. Each element is loaded once, where none are masked."""
+    """A softmax and a norm keep short rows in one thread and longer ones in several. Each element is loaded once if none is masked."""
     for row in (lambda x: x.softmax(-1), lambda x: x / ((x * x).mean(-1, keepdim=True) + 1.0).sqrt()):
         kernel = Kernel(kernel_of(row(Tensor(np.zeros((6, columns), np.float32)))))
         case, base = Case(kernel, columns), Scheduler(kernel, TARGET)

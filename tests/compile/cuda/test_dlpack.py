@@ -1,5 +1,5 @@
-"""Memory that svod and other libraries share on a GPU by DLPack: who comes after whom, on the stand-in, which does everything as late as it
-may. Another library's work is put on the default stream."""
+"""Memory that svod and other libraries share on a GPU through DLPack: the order of their work, tested with `FakeDriver`, which executes
+work as late as allowed. The other library's work is on the default stream."""
 from __future__ import annotations
 
 import ctypes
@@ -26,7 +26,7 @@ X, W = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18), (1
 
 
 class Theirs:
-    """An array of another library on the GPU `number`: what PyTorch's tensors on CUDA say of themselves."""
+    """An array of another library on GPU `number`, with the DLPack methods of PyTorch's CUDA tensors."""
 
     def __init__(self, array: Array, number: int = 0) -> None:
         self.array, self.number, self.streams = array, number, list[Any]()
@@ -88,7 +88,7 @@ def test_a_tensor_on_a_gpu_is_shared(fake: FakeDriver) -> None:
 
 
 class _OnHost:
-    """A tensor as NumPy asks for it when it is told to copy."""
+    """A tensor whose DLPack export is requested as NumPy does for a copy to the host."""
 
     def __init__(self, t: Tensor) -> None:
         self.t = t
@@ -110,14 +110,14 @@ def test_all_types_are_shared(fake: FakeDriver) -> None:
 
 # -- the order of streams ----------------------------------------------------------------------------------
 def array_of(capsule: Any, shape: tuple[int, ...]) -> Array:
-    """The memory of a capsule, float32."""
+    """Return the memory of a DLPack capsule as a float32 array."""
     managed = ctypes.cast(dlpack._pointer_of(capsule, b"dltensor"), ctypes.POINTER(dlpack._DLManagedTensor)).contents.tensor
     found: Array = np.ctypeslib.as_array((ctypes.c_float * int(np.prod(shape))).from_address(managed.data)).reshape(shape)
     return found
 
 
 def release(capsule: Any) -> None:
-    """Release the memory as a consumer does."""
+    """Release the memory of a capsule as a consumer does."""
     managed = ctypes.cast(dlpack._pointer_of(capsule, b"dltensor"), ctypes.POINTER(dlpack._DLManagedTensor)).contents
     managed.deleter(ctypes.addressof(managed))
     gc.collect()
@@ -187,7 +187,8 @@ def test_what_a_consumer_puts_on_its_stream_comes_after_svods_work(fake: FakeDri
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [1, 8])
 def test_memory_that_was_lent_is_used_again_after_what_its_borrower_did(fake: FakeDriver, stream: int) -> None:
-    """The borrower lets go of a result while its kernels that read it have still to run; the next result lies in the same memory."""
+    """The borrower releases a result before its kernels that read it have run; the next result gets the same memory, after those
+    kernels."""
     assert backend_named("CUDA").dlpack_stream == 7 and fake.create_stream() == 8
     f = svod.jit(lambda a: (a.to("CUDA") @ Tensor(W).to("CUDA")))
     f(X)
@@ -211,7 +212,7 @@ def test_memory_that_was_lent_is_used_again_after_what_its_borrower_did(fake: Fa
 
 
 class OnDevice:
-    """Memory of the first GPU that another library has, int32."""
+    """An int32 array of another library in the first GPU's memory."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self.memory = memory
@@ -225,7 +226,7 @@ class OnDevice:
 
 
 def test_the_default_stream_and_svods_work_in_turns(cuda: Any) -> None:
-    """Long fills on the default stream between svod's runs, on a GPU too: each reads what the one before has written."""
+    """Long fills on the default stream alternate with svod's runs, also on a GPU: each reads the result of the one before."""
     device = backend_named("CUDA")
     assert isinstance(device, Cuda)
     size = 1 << (12 if cuda is not None else 28)
