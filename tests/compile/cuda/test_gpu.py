@@ -1,7 +1,7 @@
-"""Kernels that need a GPU of NVIDIA's: `pytest -m gpu`. Where there is none each test is skipped with the reason. `.ci/gpu` runs this file
-under compute-sanitizer, too.
+"""Tests of kernels on an NVIDIA GPU: `pytest -m gpu`. Without a GPU each test is skipped with the reason. `.ci/gpu` also runs this file
+under compute-sanitizer.
 
-Layouts of matrix instructions, barriers and asynchronous copies are checked in the emulator too; here the device has the last word."""
+Layouts of matrix instructions, barriers and asynchronous copies are also checked in the emulator; these tests check the real hardware."""
 from __future__ import annotations
 
 import random
@@ -38,7 +38,7 @@ OF_PRODUCTS = {dtypes.float32: "f32", dtypes.bfloat16: "bf16", dtypes.float16: "
 
 
 def check(gpu: Device, case: Case, state: Scheduler) -> None:
-    """Run a state on the device, twice, and compare."""
+    """Run a state on the device twice, and compare the results with the evaluator's."""
     program, constants = lower(state), [p.arg.slot for p in case.kernel.params if p.arg.constant]
     code = gpu.pair.load(gpu.pair.compile(gpu.pair.render(program, state.target), state.target), program.spec)
     for _ in range(2):
@@ -65,8 +65,9 @@ def test_random_chains(name: str, gpu: Device) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", HELD)
 def test_matrix_instructions(name: str, transposed: bool, gpu: Device) -> None:
-    """Operands staged and copied ahead, tiles side by side, several subgroups; shapes that no tile divides, and windows. Blocks are of two,
-    four and eight instructions: rows of shared memory have 64 or 128 bytes, or are two of these. Sums are cut into parts, too."""
+    """Products with operands staged and copied ahead, several tiles per subgroup and several subgroups, at shapes that no tile divides, and
+    windows. Blocks have two, four or eight instructions, so rows in shared memory have 64, 128 or twice 128 bytes. Some sums are split into
+    parts."""
     dot, target = DOTS[name], target_of(gpu)
     if not dot.runs_on(target):
         pytest.skip(f"{target.cpu} has no {' and '.join(dot.features)}")
@@ -122,7 +123,7 @@ def test_the_core_suite_at_small_sizes(name: str, gpu: Device) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", attention.KINDS)
 def test_attention_in_one_pass(kind: str, dtype: str, gpu: Device) -> None:
-    """The heuristic's pass and others, with scores in registers and in shared memory; lengths that no tile divides."""
+    """Attention by the heuristic's pass and by others, with scores in registers and in shared memory, for lengths that no tile divides."""
     rng = random.Random(f"gpu {kind} {dtype}")
     shape = rng.choice((2, 3)), rng.choice((130, 192, 257)), rng.choice((192, 257, 320)), rng.choice((24, 64)), rng.choice((40, 64, 128))
     case = attention.AttentionCase.draw(rng, kind, dtype, shape)

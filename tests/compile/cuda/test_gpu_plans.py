@@ -1,4 +1,4 @@
-"""Plans on a GPU of NVIDIA's: `pytest -m gpu`. What can be seen without one runs with the stand-in for the driver, too (fixture `cuda`)."""
+"""Tests of plans on an NVIDIA GPU: `pytest -m gpu`. Tests with the fixture `cuda` also run without a GPU, with `FakeDriver`."""
 from __future__ import annotations
 
 import sqlite3
@@ -27,7 +27,7 @@ CONFIG = PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The copies of devices from now on: "in" or "out", or "direct" and "refused" between two, with the bytes."""
+    """Record the copies of devices from now on, with their bytes: "in", "out", and between two devices "direct" or "refused"."""
     done: list[tuple[str, int]] = []
     own_in, own_out, own_from = GpuDevice.copy_in, GpuDevice.copy_out, GpuDevice.copy_from
 
@@ -55,7 +55,7 @@ def test_the_core_suite(case: object, gpu: Device) -> None:
 
 
 def test_a_plan_is_a_graph_from_its_second_run_on(cuda: Any) -> None:
-    """Inputs that change, other arrays bound, and what runs between."""
+    """A plan runs as a graph from its second run on, also if inputs change, other arrays are bound, or other plans run between."""
     rng = np.random.default_rng(0)
     x, w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 96), (96, 80), (80, 10)))
     given = Tensor(x)
@@ -103,8 +103,8 @@ def test_variables(cuda: Any) -> None:
 # -- memory ----------------------------------------------------------------------------------------------------
 def test_a_mapped_file_is_copied_in_pieces(cuda: Any, copies: list[tuple[str, int]], tmp_path: Path,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece is copied in chunks of pinned memory and a rest; the last piece is smaller than what goes that way. The file's values begin
-    where no float32 may."""
+    """Each piece is copied through pinned memory in chunks and a remainder; the last piece is too small for that. The file's values are not
+    aligned for float32."""
     piece = 5 << 20
     for place in ("svod.compile.plan.part.PIECE", "svod.core.graph.buffer.PIECE"):
         monkeypatch.setattr(place, piece)
@@ -127,7 +127,7 @@ def test_a_mapped_file_is_copied_in_pieces(cuda: Any, copies: list[tuple[str, in
 
 @pytest.mark.parametrize("large", [False, True])
 def test_copies_between_two_gpus(cuda_pair: Any, copies: list[tuple[str, int]], large: bool) -> None:
-    """Directly where one reaches the other's memory, else by the host's; twice, as the second time nothing is opened."""
+    """Copies are direct if one GPU can access the other's memory, otherwise through the host; repeated, as access is enabled only once."""
     x = np.arange((3 << 20 if cuda_pair is None else 5003) if large else 3, dtype=np.float32)     # an emulator takes its time
     plan = (((Tensor(x).to("CUDA") * 2).to("CUDA:1") + 1).to("CUDA") * 3).prepare(CONFIG)
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_copies_between_two_gpus(cuda_pair: Any, copies: list[tuple[str, int]], 
 
 
 def test_the_second_gpu_computes(cuda_pair: Any) -> None:
-    """Memory, modules and streams are its own, also where the first one is used between."""
+    """The second GPU uses separate memory, modules and streams, also if the first one is used in between."""
     rng = np.random.default_rng(1)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 40), (40, 7)))
     plans = [(Tensor(x) @ Tensor(w)).relu().prepare(replace(CONFIG, device=d)) for d in ("CUDA", "CUDA:1", "CUDA")]
@@ -161,7 +161,8 @@ def test_memory_is_given_back(gpu: Device) -> None:
 # -- code of older architectures -------------------------------------------------------------------------------
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_code_of_older_architectures(cuda: Any, arch: str) -> None:
-    """Of the same major capability as machine code where there is ptxas, of others as PTX that the driver compiles."""
+    """Code for an older architecture of the same major capability is machine code if ptxas exists; for others it is PTX, which the driver
+    compiles."""
     backend = backend_named("CUDA")
     assert isinstance(backend, Cuda)
     if not runs(ARCHITECTURES[arch], backend.gpu.capability):
@@ -182,7 +183,7 @@ def test_code_of_older_architectures(cuda: Any, arch: str) -> None:
 # -- time ----------------------------------------------------------------------------------------------------
 @pytest.mark.gpu
 def test_the_device_times_by_its_own_clock(gpu: Device) -> None:
-    """Ten runs take longer than one, whatever the clock."""
+    """By the device's clock, ten runs take longer than one."""
     x = Tensor(np.ones((2048, 2048), np.float32))
     plan = (x @ x).prepare(CONFIG)
     plan.execute()
@@ -193,7 +194,7 @@ def test_the_device_times_by_its_own_clock(gpu: Device) -> None:
 
 @pytest.mark.gpu
 def test_a_search_finds_a_right_kernel(gpu: Device, tmp_path: Path) -> None:
-    """Candidates compile in workers, one of which has the device. What they find is right, and the next plan takes it."""
+    """Candidates are compiled in workers, one of which uses the device. The kernel found is right, and the next plan uses it."""
     rng, db = np.random.default_rng(0), tmp_path / "tune.db"
     a, b = (rng.standard_normal((192, 192)).astype(np.float32) for _ in range(2))
     config = replace(CONFIG, db=str(db))

@@ -1,4 +1,5 @@
-"""Every operation of LINEAR on every type, compiled for every architecture in a process of its own: LLVM would end it where it cannot."""
+"""Every operation of LINEAR on every type compiles for every architecture. Compilation runs in a separate process, as LLVM aborts on
+failure."""
 from __future__ import annotations
 
 import subprocess
@@ -15,7 +16,7 @@ from tests.draws import count
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES)[::1 if count(1) > 1 else 3])
 def test_every_operation_on_every_type(arch: str) -> None:
-    """Of the architectures every third, of all where more is drawn."""
+    """Every third architecture is compiled; with more draws, all of them."""
     ran = subprocess.run([sys.executable, "-m", "tests.compile.cuda.compile_all", arch], capture_output=True, text=True, check=False)
     assert ran.returncode == 0 and "compiled 2076" in ran.stdout, ran.stdout[-300:] + ran.stderr[-2000:]
 

@@ -1,5 +1,5 @@
-"""Tensor cores: mma.sync and ldmatrix as svod writes them give the right numbers on the CPU, by another statement of their layouts than
-svod's data; and ptxas accepts them."""
+"""Tensor cores: kernels with mma.sync and ldmatrix give right numbers in the emulator, whose layouts are written independently of svod's
+tables; and ptxas accepts them."""
 from __future__ import annotations
 
 import random
@@ -47,7 +47,7 @@ TILES = [Opt("UPCAST", "o0", 2), Opt("UPCAST", "o1", 2), Opt("LOCAL", "o0", 2), 
 
 
 def rounding(arch: str) -> Target:
-    """A card with small groups, which may round factors of float32."""
+    """Return a target with small groups that may round factors of float32."""
     return card_target(arch, group_threads=128).allowing(True, True, True)
 
 
@@ -71,8 +71,8 @@ def test_random_shapes_and_chains(name: str, arch: str, dtype: DType) -> None:
 
 @pytest.mark.parametrize(("transposed", "want"), [(False, (2, 1)), (True, (3, 0))])
 def test_operands_in_shared_memory_are_read_by_ldmatrix(transposed: bool, want: tuple[int, int]) -> None:
-    """Both as they lie in memory, without padding to groups: rows of the columns' operand are read turned, its columns as they are. Two
-    tiles of columns are read at once."""
+    """Both operands are staged in their memory order without padding. The right operand is read transposed if its rows are contiguous, and
+    directly if its columns are. Two of its tiles are read by one instruction."""
     kernel = gemm(64, 32, 64, BF16, BF16, transposed=transposed)
     state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 2), *STAGED)
     ptx = emit_ptx(render(check(Case(kernel, 1), state), state.target), "sm_80")
@@ -84,7 +84,7 @@ def test_operands_in_shared_memory_are_read_by_ldmatrix(transposed: bool, want: 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("block", [2, 4, 8])
 def test_neither_copies_nor_loads_meet_in_a_bank(block: int, transposed: bool) -> None:
-    """Lines of swizzled rows, by their addresses: eight at once lie in different banks, and rows begin where sectors do."""
+    """By their addresses, any eight lines of swizzled rows that are accessed at once are in different banks, and rows begin at sectors."""
     kernel = gemm(64, 64, 256, BF16, BF16, transposed=transposed)
     state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", block), *STAGED)
     check(Case(kernel, 1), state)
@@ -118,8 +118,8 @@ def test_lines_that_change_places_otherwise_give_wrong_numbers(planted: str, mon
 @pytest.mark.slow
 @pytest.mark.parametrize(("further", "between"), [([Opt("UNROLL", "r0.in2", 0)], True), ([], False)], ids=["unrolled", "loop"])
 def test_copies_begin_between_products(further: list[Opt], between: bool) -> None:
-    """In two parts, where the block is one piece of code: the first behind the loads of the first products; before them where it has a
-    loop."""
+    """Copies begin in two parts if the block is straight-line code, the first part after the loads of the first products. If the block has
+    a loop, copies begin before it."""
     kernel = gemm(64, 64, 256, BF16, BF16)
     state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 4), *STAGED, *further)
     code = check(Case(kernel, 1), state).code[0]
@@ -135,8 +135,8 @@ def test_copies_begin_between_products(further: list[Opt], between: bool) -> Non
 @pytest.mark.parametrize(("m", "n", "k", "buffers", "parts"), [
     (64, 32, 256, 2, 1), (50, 40, 290, 3, 1), (33, 32, 96, 4, 3), (64, 40, 65, 3, 3), (50, 40, 290, 2, 3), (64, 32, 160, 4, 1)])
 def test_the_next_operands_are_loaded_before_the_last_products(m: int, n: int, k: int, buffers: int, parts: int) -> None:
-    """Also with a shorter last block, with parts of a sum of which the last has fewer blocks, and with few blocks; not where copies are no
-    asynchronous ones."""
+    """Operands of the next block are loaded early, also with a shorter last block, with parts of a sum of which the last has fewer blocks,
+    and with few blocks; but not if copies are not asynchronous."""
     kernel = gemm(m, n, k, BF16, BF16)
     chain = [Opt("UPCAST", "o1", 2), Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2), *STAGED[:2], Opt("PIPELINE", "r0", buffers),
              *[Opt("SPLITK", "r0", parts)][:parts - 1]]
@@ -158,7 +158,7 @@ def test_the_next_operands_are_loaded_before_the_last_products(m: int, n: int, k
 
 @pytest.mark.slow
 def test_operands_loaded_before_the_barrier_are_found() -> None:
-    """The barrier of the loop is what they wait for."""
+    """The emulator finds operands that are loaded before the barrier of the loop, which makes the copies visible."""
     kernel = gemm(64, 64, 256, BF16, BF16)
     state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 2), *STAGED, Opt("UNROLL", "r0.in2", 0))
     program, args = check(Case(kernel, 1), state), Case(kernel, 1).fresh()
@@ -177,7 +177,8 @@ def test_operands_loaded_before_the_barrier_are_found() -> None:
     ("wgmma_bf16n64", "sm_90a", [*STAGED[:2], Opt("LOCAL", "o0", 2)])], ids=["beside", "apart", "warpgroup"])
 @pytest.mark.parametrize(("rows", "columns"), [(70, 72), (65, 136), (73, 70), (128, 64)])
 def test_threads_of_a_row_exchange_results_that_they_store(name: str, arch: str, further: list[Opt], rows: int, columns: int) -> None:
-    """Lines of 16 bytes where every row is whole lines and the tiles of a thread are beside each other; else words."""
+    """Results are stored in lines of 16 bytes if rows are multiples of a line and the tiles of a thread are adjacent; otherwise in
+    words."""
     kernel = gemm(rows, columns, 48, BF16, BF16, out=BF16)
     state = apply_opts(Scheduler(kernel, card_target(arch, group_threads=256)), [Opt("TC", "r0", (name, "o0", "o1")), *further])
     code = check(Case(kernel, 1), state).code[-1]
@@ -188,7 +189,8 @@ def test_threads_of_a_row_exchange_results_that_they_store(name: str, arch: str,
 
 
 def test_what_is_computed_of_sums_is_exchanged_behind_it() -> None:
-    """A bias and another matrix are added in words, as threads hold the sums; half of the rows are beyond the end."""
+    """A bias and another matrix are added word by word in the layout of the sums, before the exchange; half of the rows are beyond the
+    end."""
     m, n, k = 40, 64, 32
     x, w, bias, more = (Tensor(np.random.default_rng(i).standard_normal(s, dtype=np.float32)).cast("bfloat16")
                         for i, s in enumerate(((m, k), (k, n), (n,), (m, n))))
@@ -211,7 +213,7 @@ def test_words_exchanged_with_another_thread_give_wrong_numbers(monkeypatch: pyt
 
 @pytest.mark.parametrize("number", range(3))
 def test_another_layout_gives_wrong_numbers(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where operands come by loads of each thread, which alone follow the data."""
+    """A changed table of layouts gives wrong numbers in the emulator, also if only the loads of single threads follow the table."""
     kernel, right = gemm(16, 8, 16, BF16, BF16), DOTS["mma_bf16"]
     assert right.fragments is not None
     check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80"))
@@ -225,7 +227,8 @@ def test_another_layout_gives_wrong_numbers(number: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("further", "loaded"), [(16, 1), (512, 1), (4, 0)])
 def test_two_tiles_are_one_ldmatrix_where_both_begin_lines(further: int, loaded: int) -> None:
-    """Four numbers of two bytes are no line: a GPU refuses the address."""
+    """Two tiles are loaded by one ldmatrix only if both begin at lines of 16 bytes: four 2-byte numbers are no line, and a GPU would
+    fault."""
     tiles = [("LOADMATRIX", BF16, 4, (1, 4), (offset, "mma_bf16", 1, 1, 64, 1)) for offset in (0, further)]
     code = [("ARG", BF16, 1, (), 0), ("SHARED", BF16, 1, (), 0), ("BEGIN", dtypes.index, 1, (), None), ("END_", dtypes.index, 1, (), None),
             ("CONST", dtypes.index, 1, (), 0), ("LOOP", dtypes.index, 1, (2, 3), 1), *tiles,
@@ -238,7 +241,7 @@ def test_two_tiles_are_one_ldmatrix_where_both_begin_lines(further: int, loaded:
 
 @pytest.mark.parametrize(("length", "bits"), [(1 << 20, 32), (1 << 28, 64), (1 << 33, 64)])
 def test_rows_that_lie_gigabytes_apart(length: int, bits: int) -> None:
-    """Fifteen rows of 2^28 numbers are more than 32 bits count, with a sign."""
+    """The offsets of fifteen rows of 2^28 numbers do not fit signed 32-bit integers."""
     state = tensorized(gemm(16, 8, length, BF16, BF16, transposed=True), "mma_bf16", "sm_80")
     product = lower(state).code[-1]
     rows = {x.arg[3] for x in product if x.op == "LOADMATRIX" and x.arg[2] == 0}
@@ -252,7 +255,7 @@ def test_rows_that_lie_gigabytes_apart(length: int, bits: int) -> None:
 @pytest.mark.parametrize(("name", "arch", "dtype"), [("mma_f16k8", "sm_75", F16), ("mma_s8k16", "sm_75", I8), ("mma_s8", "sm_80", I8), *[
     (name, arch, dtype) for name, dtype in (("mma_bf16", BF16), ("mma_f16", F16)) for arch in ("sm_80", "sm_90")]])
 def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
-    """The heuristic takes the instruction, for tiles of many registers, and nothing is spilled."""
+    """The heuristic uses the matrix instruction with tiles of many registers, and ptxas spills nothing."""
     state = group_heuristic(Scheduler(gemm(1024, 1024, 1024, dtype, dtype, out=dtype if dtype.is_float else None), card_target(arch)))
     chosen = state.dots[state.kernel.output]
     assert chosen is not None and chosen.name == name
@@ -269,7 +272,7 @@ def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
     ("sm_90", F16, "HMMA.16816.F32", {"LDSM", "LDGSTS"}), ("sm_80", I8, "IMMA.16832.S8.S8", {"LDSM", "LDGSTS"}),
     ("sm_75", I8, "IMMA.8816.S8.S8", {"LDSM", "STS"})])
 def test_the_machine_code_of_the_heuristics_matmul(arch: str, dtype: DType, product: str, operations: set[str]) -> None:
-    """The instructions of tensor cores, and no memory of a thread's own."""
+    """The machine code has instructions of tensor cores, and uses no local memory."""
     if ptxas.ptxas_version() is None or ptxas.tool("nvdisasm") is None:
         pytest.skip("there is no ptxas or no nvdisasm: the CUDA toolkit has both, the package nvidia-cuda-nvdisasm the latter")
     target = card_target(arch)
@@ -282,8 +285,8 @@ def test_the_machine_code_of_the_heuristics_matmul(arch: str, dtype: DType, prod
 # -- copies ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("m", "n", "sizes"), [(32, 32, {16}), (32, 36, {8, 16}), (32, 34, {4, 16}), (32, 33, {16}), (29, 32, {16})])
 def test_copies_are_as_wide_as_their_alignment_allows(m: int, n: int, sizes: set[int]) -> None:
-    """Rows of 36 bfloat16 begin at multiples of 8 bytes, of 33 at none that cp.async takes: those pass through registers. Of rows beyond
-    the end nothing is read."""
+    """Rows of 36 bfloat16 are aligned to 8 bytes. Rows of 33 have no alignment that cp.async accepts, so their copies pass through
+    registers. Nothing is read of rows beyond the end."""
     kernel = gemm(m, n, 64, BF16, BF16)
     state = tensorized(kernel, "mma_bf16", "sm_80", Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2), *STAGED)
     ir = render(check(Case(kernel, 1), state), state.target)
@@ -300,7 +303,7 @@ def test_three_buffers() -> None:
 
 
 def test_a_program_that_does_not_wait_is_found() -> None:
-    """A thread that ends before its copies do, and one that copies over what another warp still reads."""
+    """The emulator finds a thread that ends before its copies, and one that overwrites data which another warp still reads."""
     kernel = gemm(32, 16, 64, F16, F16)
     state = tensorized(kernel, "mma_f16", "sm_80", Opt("TILE", "r0", 2), *STAGED)
     program, case = lower(state), Case(kernel, 1)
@@ -319,7 +322,7 @@ def test_a_program_that_does_not_wait_is_found() -> None:
 
 
 def test_without_assumptions_no_copy_needs_alignment() -> None:
-    """Arguments that begin anywhere: each is a view that begins two bytes behind a multiple of 16."""
+    """Each argument is a view that begins two bytes after a multiple of 16."""
     kernel = gemm(32, 16, 64, F16, F16)
     state, case = tensorized(kernel, "mma_f16", "sm_80", Opt("TILE", "r0", 2), *STAGED), Case(kernel, 1)
     args = []
@@ -334,7 +337,7 @@ def test_without_assumptions_no_copy_needs_alignment() -> None:
 
 
 def test_copies_of_many_turns() -> None:
-    """A group of one subgroup that copies in a loop what its products read."""
+    """A group of one subgroup copies the operands of its products in a loop."""
     kernel = gemm(64, 32, 96, BF16, BF16, transposed=True)
     state = tensorized(kernel, "mma_bf16", "sm_80", Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 4), Opt("TILE", "r0", 3), *STAGED)
     program = check(Case(kernel, 1), state)

@@ -1,4 +1,4 @@
-"""Plans on CUDA: compiled without a device; and run, with a driver that runs kernels on the CPU and remembers what it was asked."""
+"""Plans on CUDA: compiled without a device, and run with `FakeDriver`, which executes kernels on the CPU and records all calls."""
 from __future__ import annotations
 
 import ctypes
@@ -90,8 +90,9 @@ def test_a_kernel_shows_its_ptx() -> None:
 
 
 def by_nvidia(threads: int, registers: int, shared: int) -> int:
-    """Blocks that a unit of an H100 runs at a time, by the rules of NVIDIA's occupancy calculator: registers go to warps 256 at a time,
-    from one of four quarters; shared memory goes to blocks 128 bytes at a time, 1 KB of it reserved."""
+    """Return the number of blocks that an SM of an H100 runs at a time, by the rules of NVIDIA's occupancy calculator: registers are
+    allocated to warps in units of 256, from one of four partitions; shared memory is allocated to blocks in units of 128 bytes, plus 1
+    KB."""
     warps = -(-threads // 32)
     of_registers = 4 * (16384 // (-(-registers * 32 // 256) * 256)) // warps
     of_shared = (228 << 10) // (-(-(shared + 1024) // 128) * 128)
@@ -99,7 +100,7 @@ def by_nvidia(threads: int, registers: int, shared: int) -> int:
 
 
 def test_an_analysis_says_what_groups_need() -> None:
-    """Of a product and a softmax, whose groups add by shared memory."""
+    """The analysis reports the resources of the groups of a product and of a softmax, which reduces through shared memory."""
     a = Tensor(RNG.standard_normal((96, 64)).astype(np.float32))
     w = Tensor(RNG.standard_normal((64, 2000)).astype(np.float32))
     found = ((a @ w).softmax(-1) + 1).prepare(ONLY).analyze()
@@ -121,7 +122,7 @@ def test_an_analysis_says_what_groups_need() -> None:
 
 
 def test_shared_memory_that_a_launch_asks_for_counts() -> None:
-    """64 KB of tiles, of which ptxas sees nothing: three groups have room on a unit of 228 KB."""
+    """64 KB of dynamic shared memory, which ptxas does not report, limit a unit of 228 KB to three groups."""
     phase = PhaseSpec("svod_p0", 8, 1, 0, block=128, shared_bytes=64 << 10)
     found = resources_of(backend_named("CUDA:sm_90").target(), phase, 128, 32, 0, 0, 0)
     assert (found.resident, found.shared, found.occupancy) == (3, 64 << 10, 3 * 128 / 2048)
@@ -175,7 +176,7 @@ def test_architectures_of_devices() -> None:
 
 
 def test_a_device_of_a_later_capability_gets_ptx() -> None:
-    """A cubin is for the minor capabilities of one major one."""
+    """A cubin runs only on devices of its major capability, so a later device gets PTX."""
     pair = device_named("CUDA:sm_120").pair
     assert isinstance(pair, Nvptx)
     code = svod.kernel(Tensor(X) + 1, config=replace(CONFIG, device="CUDA:sm_120")).apply("UPCAST(o0, 2)")._form
@@ -282,7 +283,7 @@ def test_a_graph_goes_with_its_plan(fake: FakeDriver) -> None:
 
 
 def test_a_plan_that_is_collected_leaves_the_thread_on_its_device(fake: FakeDriver) -> None:
-    """The collector runs wherever objects are made: also where another device is about to be asked for memory."""
+    """The garbage collector may run at any allocation, also before a call for another device, so it must not change the current device."""
     plan = network().prepare(CONFIG)
     for _ in range(2):
         plan.execute()
@@ -295,7 +296,7 @@ def test_a_plan_that_is_collected_leaves_the_thread_on_its_device(fake: FakeDriv
 
 
 def test_memory_that_runs_out_waits_for_who_records_a_graph(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that records is not waited for, by no thread: its recording would be void."""
+    """No thread waits for a stream while it records a graph, because that would invalidate the recording."""
     plan, device, launch = network().prepare(CONFIG), backend_named("CUDA"), fake.launch
     plan.execute()
     first = device.allocate(1 << 16)
@@ -318,7 +319,7 @@ def test_memory_that_runs_out_waits_for_who_records_a_graph(fake: FakeDriver, mo
 
 
 def test_a_fork_of_a_process_that_was_busy_is_told_so(fake: FakeDriver) -> None:
-    """A thread had the locks when the process was forked, and is gone in the fork."""
+    """A thread held the locks when the process was forked, and does not exist in the child; the child gets an error and does not hang."""
     device = backend_named("CUDA").gpu      # type: ignore[attr-defined]
     said: list[str] = []
 
@@ -336,8 +337,8 @@ def test_a_fork_of_a_process_that_was_busy_is_told_so(fake: FakeDriver) -> None:
 
 
 def test_each_run_of_a_sample_begins_with_a_cache_that_was_filled(fake: FakeDriver) -> None:
-    """Twice its size is written, before the event from which time is counted. Each run has two events; of many runs the first stand for
-    all."""
+    """Before each timed run, twice the size of the L2 cache is written, and then the begin event is recorded. Each run has two events; of
+    many runs only the first ones are timed."""
     plan = (Tensor(X) * 2).prepare(CONFIG)
     plan.execute()
     for times, runs in ((3, 3), (1, 1), (0, 0), (40 * COLD_RUNS, COLD_RUNS)):
@@ -362,7 +363,7 @@ def test_runs_as_a_graph_begin_so_too(fake: FakeDriver) -> None:
 
 
 def test_a_search_times_such_runs(fake: FakeDriver) -> None:
-    """A sample that is timed again is flushed again, the untimed run before it too."""
+    """A search flushes the cache before each sample, also before a repeated one and before the untimed run."""
     kernel = svod.kernel(Tensor(X) * 2, config=CONFIG).state
     context = KernelContext(Setup(ast_to_data(kernel.kernel.ast), kernel.target))
     runner, = context.ready_for_timing([compile_candidate(((), True), context)])
@@ -375,7 +376,7 @@ def test_a_search_times_such_runs(fake: FakeDriver) -> None:
 
 
 class Clocked(FakeDriver):
-    """A quarter of a second for nothing, and half a second for each launch between two events."""
+    """A driver whose clock reports a quarter of a second for an empty interval, plus half a second for each launch between two events."""
 
     def seconds_between(self, first: int, second: int) -> float:
         names = self.names()
@@ -384,7 +385,7 @@ class Clocked(FakeDriver):
 
 
 def test_profiles_are_of_the_devices_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second cache stays as the kernel before left it; an empty call is taken off by the same clock."""
+    """Profiles do not flush the L2 cache between kernels, and subtract the time of an empty call, measured by the same clock."""
     driver = Clocked()
     stand_in(driver, monkeypatch)
     plan = (Tensor(X[:2, :3].copy()) @ Tensor(W[:3, :2].copy())).softmax(-1).prepare(CONFIG)
@@ -413,7 +414,7 @@ def test_copies_between_devices_are_in_the_trace(fake: FakeDriver) -> None:
 
 
 def test_what_is_done_once_is_not_timed(fake: FakeDriver) -> None:
-    """The first run of a queue loads modules, the second records a graph: before the clock starts."""
+    """The first run of a queue loads modules and the second records a graph, both before the clock starts."""
     plan = (Tensor(X[:2, :3].copy()) @ Tensor(W[:3, :2].copy())).softmax(-1).prepare(CONFIG)
     plan.load_inputs()
     for once in ("load_module", "begin_capture"):
@@ -431,7 +432,7 @@ def test_a_run_of_many_repetitions(fake: FakeDriver) -> None:
 
 
 def test_what_a_plan_changes_is_copied_back(fake: FakeDriver) -> None:
-    """The kernel reads and writes one buffer, through arguments that do not begin where wide accesses may."""
+    """The kernel reads and writes one buffer, through arguments that are not aligned for wide accesses."""
     x = Tensor(X.copy()).realize()
     x[2:4] = Tensor(X[:2]) * 3
     plan = x.prepare(CONFIG)
@@ -460,8 +461,8 @@ def test_arguments_that_are_not_aligned_get_code_without_assumptions(fake: FakeD
     ((0, 256, 512), False), ((0, 128, 512), True), ((128, 0, 512), True), ((0, 512, 640), False), ((0, 512, 512), False),
     ((0, 0, 512), True), ((0, 264, 512), True), ((4, 264, 520), True)])
 def test_code_that_assumes_nothing_runs_where_memory_is_shared(addresses: tuple[int, int, int], plain: bool) -> None:
-    """What is written lies under another argument, in part or whole, or an argument begins where wide accesses may not. Arguments that are
-    read may share memory."""
+    """Code without assumptions runs if a written argument overlaps another one, or if an argument is not aligned for wide accesses.
+    Arguments that are only read may share memory."""
     spec = ProgramSpec("k", ((dtypes.float32, 64),) * 3, (0,), (), ())
     kernel = PreparedKernel(spec, CudaCode("sm_90", "ir", b"", (), ""), (0, 1, 2))
     assert CudaQueue._is_plain(kernel, addresses) == plain
@@ -502,7 +503,7 @@ def test_memory_is_used_again_and_given_back_where_it_runs_out(fake: FakeDriver)
 
 
 def test_memory_comes_back_inside_a_collection(fake: FakeDriver) -> None:
-    """The collector runs also in the thread that asks for memory."""
+    """The garbage collector may return memory while the same thread allocates."""
     pool = backend_named("CUDA").allocate(100).pool     # type: ignore[attr-defined]
     memory = [DeviceMemory(pool, 30_000)]
     address = memory[0].address
@@ -528,7 +529,7 @@ def test_an_error_in_a_kernel_names_it(fake: FakeDriver) -> None:
 
 
 def test_calls_return_before_the_device_is_done(fake: FakeDriver) -> None:
-    """Each result is the next one's input. Only who reads waits."""
+    """Each result is the input of the next call. Only reading a result waits."""
     w = Tensor(W[:, :13] @ V @ V.T / 10).to("CUDA").realize()
     f = svod.jit(lambda x: (x @ w.T).relu() + 1)
     g = svod.jit(lambda x: (x.to("CUDA") @ w).to("CUDA"))
@@ -561,7 +562,7 @@ def test_what_a_run_reads_may_be_changed_when_the_call_returns(fake: FakeDriver)
 
 
 def test_copies_of_any_size_pass_through_the_ring(fake: FakeDriver) -> None:
-    """Of pinned memory; the host's array is another one's when the call returns."""
+    """Copies of any size pass through the ring of pinned memory; the host's array may be reused as soon as the call returns."""
     rng, device = np.random.default_rng(3), backend_named("CUDA")
     array = np.empty(9 << 20, np.uint8)
     copies = []
@@ -579,7 +580,8 @@ def test_copies_of_any_size_pass_through_the_ring(fake: FakeDriver) -> None:
 
 
 def test_an_error_names_the_kernels_that_were_running(fake: FakeDriver) -> None:
-    """Of all runs since somebody waited, in their order: the driver does not say which. What is left of them is one error."""
+    """The error names the kernels of all runs since the last wait, in order, because the driver does not report the failing one. It is
+    raised once."""
     there = Tensor(X).to("CUDA").realize()
     first, second = ((there * 2).prepare(CONFIG), (there @ Tensor(W).to("CUDA")).prepare(CONFIG))
     for plan in (first, second):
@@ -594,7 +596,7 @@ def test_an_error_names_the_kernels_that_were_running(fake: FakeDriver) -> None:
 
 @pytest.mark.slow
 def test_memory_and_code_are_used_until_the_device_is_done(fake: FakeDriver) -> None:
-    """A plan and its memory go while its kernels have still to run; the memory is the next one's."""
+    """A plan is deleted before its kernels have run, and the next plan gets its memory; both results are right."""
     results = []
     for n in range(12):
         f = svod.jit(lambda x, n=n: ((x.to("CUDA") * (n + 2)).sum(1) + n).relu())
@@ -618,7 +620,7 @@ def test_the_second_device_shares_the_code_of_the_first(fake: FakeDriver) -> Non
 
 
 def test_a_device_runs_the_code_of_an_older_one(fake: FakeDriver) -> None:
-    """It is a target of its own, though its memory is the device's."""
+    """A device with code of an older architecture has a separate target, but the memory of the device."""
     own, older = (backend_named(name).target() for name in ("CUDA", "CUDA:1:sm_80"))
     assert (own.cpu, older.cpu, older.device) == ("sm_90a", "sm_80", "CUDA:1:sm_80") and "wgmma" not in older.features
     assert older.key != own.key and older.units == own.units
@@ -641,8 +643,8 @@ def test_a_device_runs_the_code_of_an_older_one(fake: FakeDriver) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reached", [True, False])
 def test_copies_between_devices(fake: FakeDriver, reached: bool) -> None:
-    """Directly where they reach each other's memory, else by the host's; each asks once, and opens the other's memory once. Tensors of the
-    CPU lie on the plan's device: from there to a tensor of that device the copy is its own."""
+    """Copies are direct if the devices can access each other's memory, otherwise through the host. Each device asks for access once and
+    enables it once. A CPU tensor whose content is on a device is copied on that device to a tensor of it."""
     fake.reached = reached
     for n in (3, 1 << 20):
         x = np.arange(n, dtype=np.float32)
@@ -702,7 +704,7 @@ def test_compiled_code_is_found_again(fake: FakeDriver, tmp_path: Path, monkeypa
     lambda x: Tensor.ones(11).cumsum(0) + x, lambda x: Tensor.arange(11).flip(0).sort()[0] + x,
 ], ids=["scatter", "scan", "sort"])
 def test_what_reads_no_memory_is_computed_where_it_is_read(made: Any, fake: FakeDriver) -> None:
-    """Also in a plan of several devices, as that is which copies x from the host."""
+    """A value that reads no memory is computed on the device of its reader, also in a plan of several devices."""
     x = Tensor(X[:, 0].copy())
     np.testing.assert_allclose(made(x.to("CUDA")).numpy(), made(x).numpy(), rtol=1e-6)
 
@@ -718,7 +720,7 @@ def test_what_reads_no_memory_and_is_read_on_two_devices_is_refused(fake: FakeDr
 
 # -- one kernel -------------------------------------------------------------------------------------------
 def test_a_plan_of_one_kernel_is_told_what_is_constant(fake: FakeDriver) -> None:
-    """Phases that run once read constants when the plan is made. What is no constant is not on the device by then."""
+    """Phases that run once read constants while the plan is made; other inputs are not on the device at that time."""
     case, device = case_of("constants_only"), device_named("CUDA")
     state = apply_opts(Scheduler(case.kernel, device.backend.target()), [Opt("STAGE", "s1", "root"), Opt("GROUPTOP", "s3.r0", 8)])
     program = lower(state)

@@ -1,5 +1,5 @@
-"""Arrays of pycuda, Numba and CuPy: memory shared by `__cuda_array_interface__`, and contexts and streams of the program's own, on the
-stand-in; the same with NVIDIA's calls, through ctypes and through pycuda, on a library in C that has one device and runs no kernels."""
+"""Arrays of pycuda, Numba and CuPy: memory shared through `__cuda_array_interface__`, and the program's contexts and streams, with
+`FakeDriver`. The driver's calls, through ctypes and through pycuda, are tested with a C library that has one device and runs no kernels."""
 from __future__ import annotations
 
 import ctypes
@@ -30,7 +30,7 @@ X = np.random.default_rng(0).standard_normal((11, 18)).astype(np.float32)
 
 
 class GpuArray:
-    """An array as pycuda's GPUArray describes itself; `about`: what differs."""
+    """An array with the interface of pycuda's GPUArray; `about`: fields of the interface that differ."""
 
     def __init__(self, array: Array, **about: Any) -> None:
         self.array, self.about = array, about
@@ -141,7 +141,7 @@ def test_runs_come_after_what_is_on_the_programs_stream(fake: FakeDriver, stream
 
 @pytest.mark.parametrize("stream", [None, 9])
 def test_what_an_array_was_last_written_by_comes_first(fake: FakeDriver, stream: int | None) -> None:
-    """The write is on the stream that the interface names, or on the default one."""
+    """svod waits for the last write to the array, which is on the stream that the interface names, or on the default stream."""
     assert gpu().stream == 7
     while fake.create_stream() < 9:
         pass
@@ -251,7 +251,7 @@ assert (copied == x).all() and current() == before
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a libcuda.so.1 that was compiled from libcuda.c."""
+    """Return a folder with a libcuda.so.1 compiled from libcuda.c."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler, which makes the stand-in of NVIDIA's library")

@@ -31,7 +31,7 @@ EDGES = np.array([1 + 2.0**-11, -1 - 2.0**-11, 1 + 2.0**-11 - 2.0**-23, 1 + 3 * 
 
 
 def rounded(x: Array, bits: int = 11) -> Array:
-    """Numbers rounded to so many significant bits, to nearest, ties away from zero, by arithmetic."""
+    """Round numbers to this many significant bits, to nearest, ties away from zero, by arithmetic and not by bits."""
     mantissa, exponent = np.frexp(x.astype(np.float64))
     return np.where(np.isfinite(x), np.ldexp(np.trunc(mantissa * 2.0**bits + np.copysign(0.5, mantissa)) / 2.0**bits, exponent), x)
 
@@ -82,7 +82,7 @@ def test_verification_allows_for_the_rounding_and_no_more() -> None:
     kernel = gemm(m, n, k, F32, F32)
 
     def differs(bits: int, significand: int) -> list[bool]:
-        """Of the sets of inputs, of integers and of reals, whether products of factors of so many bits are refused."""
+        """Return for the two sets of inputs, integers and reals, whether the check refuses products whose factors have this many bits."""
         reference, found = Reference(kernel, significand=significand), []
         for number, inputs in enumerate(reference.sets):
             _, a, b = (x.whole() for x in reference.given(number))
@@ -99,7 +99,7 @@ def test_verification_allows_for_the_rounding_and_no_more() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_heuristics_matmul(transposed: bool) -> None:
-    """The heuristic takes it; the machine code has the product and asynchronous copies, and nothing is spilled."""
+    """The heuristic uses TF32; the machine code has the product and asynchronous copies, and nothing is spilled."""
     target = card_target("sm_80").allowing(True, True, True)
     state = group_heuristic(Scheduler(gemm(1024, 1024, 1024, F32, F32, transposed=transposed), target))
     chosen = state.dots[state.kernel.output]

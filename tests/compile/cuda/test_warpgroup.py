@@ -1,5 +1,5 @@
-"""wgmma: what svod writes gives the right numbers on the CPU, by another statement of the layouts than svod's; ptxas accepts it and has
-HGMMA for it."""
+"""wgmma: kernels give right numbers in the emulator, whose layouts are written independently of svod's; ptxas accepts them and generates
+HGMMA."""
 from __future__ import annotations
 
 import random
@@ -56,7 +56,7 @@ def tensorized(kernel: Kernel, name: str, *chain: Opt) -> Scheduler:
                                              ("wgmma_s8n64", I8)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_random_shapes_and_chains(name: str, dtype: DType, transposed: bool) -> None:
-    """Of bytes both operands lie along the sum; those that memory has the other way round are turned in the copy."""
+    """8-bit operands need rows along the summed axis; an operand stored the other way round is transposed by its copy."""
     def draw(rng: random.Random, kind: str) -> tuple[Case, Scheduler]:
         m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((65, 80, 100, 160))
         kernel = windows(k, m, n, 3, dtype, dtype) if kind == "windows" else \
@@ -85,7 +85,7 @@ def test_tiles_side_by_side_and_two_warpgroups() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wgmma_bf16n64", "mma_bf16"])
 def test_parts_of_a_sum(name: str) -> None:
-    """Three parts of seven blocks, of which the last has one; each group copies the blocks of its part ahead."""
+    """Seven blocks are split into three parts, the last of which has one block; each group copies the blocks of its part ahead."""
     kernel = gemm(70, 65, 7 * 32 - 5, BF16, BF16)
     program = check(Case(kernel, 1), tensorized(kernel, name, *[Opt("UPCAST", "o0", 4)][:name == "mma_bf16"], *STAGED,
                                                 Opt("SPLITK", "r0", 3)))
@@ -120,8 +120,8 @@ def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.Mo
 
 
 def turns() -> tuple[int, int, int, int]:
-    """Accesses of the last block to its busiest bank, for eight lines of 16 bytes at a time, and its number of eights:
-    (turns of copies, copies, turns of products, reads)."""
+    """Count bank accesses of the last block, for eight lines of 16 bytes at a time: (accesses of copies to their busiest bank, number of
+    eights copied, accesses of products to their busiest bank, number of eights read)."""
     of_thread: dict[int, list[int]] = {}
     for thread, to, nbytes in started:
         assert nbytes == 16
@@ -137,7 +137,8 @@ def turns() -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("block", [1, 2, 4, 8])
 def test_neither_copies_nor_products_meet_in_a_bank(block: int, transposed: bool, swizzled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their addresses, whatever number of lines a row has. Copies into rows of one line do where none is left out."""
+    """By their addresses, copies and products have no bank conflicts for any number of lines in a row. Copies into rows of one line would
+    have some without the padding."""
     kernel = gemm(64, 64, 256, BF16, BF16, transposed=transposed)
     chain = [*[Opt("TILE", "r0", block)][:block - 1], *STAGED[1:]]
 
@@ -181,7 +182,7 @@ def test_a_result_that_others_use_too_ends_what_is_under_way() -> None:
 
 
 def test_tiles_that_a_threads_registers_do_not_hold_are_refused() -> None:
-    """Of a tile of 64 rows and 256 columns a thread has 128 numbers."""
+    """Each thread holds 128 numbers of a tile of 64 rows and 256 columns, so several such tiles do not fit in its registers."""
     state = apply_opts(Scheduler(gemm(512, 512, 64, BF16, BF16), TARGET), [Opt("TC", "r0", ("wgmma_bf16n256", "o0", "o1"))])
     with pytest.raises(KernelOptError, match="a thread has 256 numbers of tiles, and 255 registers"):
         apply_opts(state, [Opt("UPCAST", "o0", 2)])
@@ -189,7 +190,7 @@ def test_tiles_that_a_threads_registers_do_not_hold_are_refused() -> None:
 
 @pytest.mark.parametrize(("user", "left"), [([], {1}), ([("ADD", (1, 2))], set())])
 def test_a_result_that_is_used_at_once_is_waited_for(user: list[tuple[str, tuple[int, ...]]], left: set[int]) -> None:
-    """Also where somebody else waits for it later."""
+    """A result that is used at once is waited for there, also if another use waits for it later."""
     code = instructions(("CONST", ()), ("MMASHARED", (0, 0, 0, 0, 0)), ("MMAWAIT", (1,)), *user)
     assert left_under_way(code, products_together(code)) == left
 
@@ -199,7 +200,7 @@ def test_a_result_that_is_used_at_once_is_waited_for(user: list[tuple[str, tuple
                          ids=["block", "tiles", "unrolled", "parts"])
 @pytest.mark.parametrize("buffers", [4, 5])
 def test_products_are_under_way_while_the_next_block_begins(buffers: int, chain: list[Opt]) -> None:
-    """From four buffers on one block's products run on behind the next barrier; with three all are waited for."""
+    """With four or more buffers, the products of a block may continue after the next barrier; with three, all are waited for before it."""
     kernel = gemm(130, 70, 230, BF16, BF16)
     tiles, further = [o for o in chain if o.op == "UPCAST"], [o for o in chain if o.op != "UPCAST"]
 
@@ -212,7 +213,8 @@ def test_products_are_under_way_while_the_next_block_begins(buffers: int, chain:
 
 
 def test_products_of_what_has_one_buffer_are_waited_for() -> None:
-    """A factor that is computed of another copy, in the loop, is written for the next block when nobody reads this one's any more."""
+    """A factor that the loop computes from a copy has one buffer: it is written for the next block only after all products of this
+    block."""
     a = Ast()
     out, x, w = a.param(0, 64 * 64), a.param(1, 64 * 200, BF16), a.param(2, 200 * 64, BF16)
     p, q, e, f, r, s, i, j, t = a.axes(64, 200, 64, 200, 200, 64, 64, 64, 200)
@@ -232,7 +234,7 @@ def test_products_of_what_has_one_buffer_are_waited_for() -> None:
     (("wait_group.sync.aligned 0", "wait_group.sync.aligned 1"), "while its products are under way"),
     (("wait_group.sync.aligned 1", "wait_group.sync.aligned 2"), "changes that a product under way reads")], ids=["stored", "copied over"])
 def test_products_that_nobody_waits_for_are_found(planted: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tile is stored before its products are done; a block is copied over what products read."""
+    """The emulator finds a tile that is stored before its products are done, and a copy that overwrites operands of unfinished products."""
     kernel = gemm(64, 64, 320, BF16, BF16)
     state = tensorized(kernel, "wgmma_bf16n64", *STAGED[:3], Opt("UNROLL", "r0.in2", 0), Opt("PIPELINE", "r0", 4))
     check(Case(kernel, 1), state)
@@ -249,7 +251,8 @@ def test_tiles_that_no_registers_hold_are_refused() -> None:
 
 
 def test_loops_of_wgmma_stay_rolled() -> None:
-    """ptxas takes ten seconds to unroll the product of `device_ceilings` whose operands stay where they are, and 0.05 s to leave it."""
+    """ptxas takes ten seconds to unroll the loop of `device_ceilings` that repeats a product of fixed operands, and 0.05 s without
+    unrolling."""
     dot = DOTS["wgmma_bf16n256"]
     state = matrix_state(Kernel(matrix_ast(dot, 256, 256, 64)), TARGET, dot, (128, 256))
     text = emit_ptx(render(lower(state), TARGET), "sm_90a")
@@ -275,7 +278,7 @@ def test_assembly_is_of_listed_statements() -> None:
 @pytest.mark.parametrize(("dtype", "transposed", "product"), [
     (BF16, False, r"HGMMA\.64x256x16\.F32\.BF16"), (F16, True, r"HGMMA\.64x256x16\.F32"), (I8, True, r"IGMMA\.64x256x32\.S8\.S8")])
 def test_the_machine_code_of_the_heuristics_matmul(dtype: DType, transposed: bool, product: str) -> None:
-    """Products follow each other without waiting, operands are copied meanwhile, and nothing is spilled."""
+    """Products follow each other without waits, operands are copied at the same time, and nothing is spilled."""
     target, size = card_target("sm_90a"), 4096
     kernel = gemm(size, size, size, dtype, dtype, transposed=transposed, out=dtype if dtype.is_float else None)
     state = group_heuristic(Scheduler(kernel, target))
@@ -290,7 +293,7 @@ def test_the_machine_code_of_the_heuristics_matmul(dtype: DType, transposed: boo
 
 
 def test_numbers_of_a_bfloat16_product() -> None:
-    """Against NumPy, with factors of all bits."""
+    """The product equals NumPy's for factors that use all bits of bfloat16."""
     m, n, k = 70, 100, 96
     rng = np.random.default_rng(0)
     a, b = (rng.integers(0x3F00, 0x4000, size).astype(np.uint16) for size in (m * k, k * n))     # 0.5 to 2

@@ -25,7 +25,8 @@ COMPARE = ("CMPLT", "CMPLE", "CMPEQ", "CMPNE")
 
 
 class Generator:
-    """A phase over one input and one output per dtype, all of PITCH * EXTENT elements; slot 2k is written, 2k+1 read."""
+    """A generator of a random phase over one input and one output per dtype, all of PITCH * EXTENT elements; slot 2k is written, 2k+1
+    read."""
 
     def __init__(self, seed: int, types: tuple[DType, ...]) -> None:
         self.rng = random.Random(seed)
@@ -84,7 +85,7 @@ class Generator:
             self.code.put("STORES", dtype, lanes, (self.pointers[k][0], base, value, *extra), (first, stride))
 
     def step(self) -> None:
-        """One random value."""
+        """Append one random instruction and its value."""
         rng, code = self.rng, self.code
         dtype, lanes = rng.choice(self.types), rng.choice((1, 4, 8, 16))
         what = rng.randrange(10)
@@ -149,7 +150,7 @@ def inputs(types: tuple[DType, ...], seed: int) -> list[np.ndarray[Any, Any]]:
 
 
 def plain(dtype: DType, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array with every NaN made the same."""
+    """Return the array with all NaNs replaced by the same one."""
     if dtype == dtypes.bfloat16:
         return np.where(x & 0x7FFF > 0x7F80, 0x7FC0, x)
     return np.where(np.isnan(x), np.nan, x) if dtype.is_float else x

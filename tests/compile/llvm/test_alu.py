@@ -1,4 +1,4 @@
-"""Every elementwise instruction, natively, against NumPy: all dtypes, several lane counts, and the awkward operands."""
+"""Machine code of every elementwise instruction, compared with NumPy: all dtypes, several lane counts, and special operands."""
 from __future__ import annotations
 
 import warnings
@@ -22,7 +22,7 @@ COUNT = 96  # a multiple of all of LANES
 
 
 def to_bfloat16(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """float32 → bits of bfloat16, to nearest even: the definition, by exact arithmetic on the neighbours."""
+    """Convert float32 to the bits of bfloat16, to nearest even, by exact comparison with the two neighbours."""
     out = np.empty(x.shape, np.uint16)
     for k, v in enumerate(x.astype(np.float32)):
         down = int(np.float32(v).view(np.uint32)) >> 16
@@ -44,7 +44,7 @@ def narrow(dtype: DType, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def sample(dtype: DType, seed: int, special: bool = True) -> np.ndarray[Any, Any]:
-    """COUNT values of `dtype` (bits for bfloat16): random, with zeros, extremes, infinities and NaN among them."""
+    """Draw COUNT values of `dtype` (bits for bfloat16): random, with zeros, extremes, infinities and NaN among them."""
     rng = np.random.default_rng(seed)
     if dtype.kind == "b":
         return rng.integers(0, 2, COUNT).astype(np.bool_)
@@ -63,7 +63,7 @@ def sample(dtype: DType, seed: int, special: bool = True) -> np.ndarray[Any, Any
 
 
 def same(dtype: DType, got: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) -> None:
-    """Equal bit for bit, except the payload and the sign of NaN."""
+    """Assert that two arrays are equal bit for bit, except the payload and the sign of NaNs."""
     if dtype.is_float:
         a, b = widen(dtype, got), widen(dtype, want)
         assert (np.isnan(a) == np.isnan(b)).all()
@@ -72,7 +72,7 @@ def same(dtype: DType, got: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) ->
 
 
 def reference(dtype: DType, compute: Any, *x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """`compute` in float32 for 16-bit floats, then rounded."""
+    """Apply `compute`; for 16-bit floats in float32, with a rounded result."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if dtype.is_float and dtype.bits == 16:
@@ -197,7 +197,8 @@ def test_mulacc(dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64], ids=str)
 @pytest.mark.parametrize("lanes", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 33, 48])
 def test_scaling_by_powers_of_two(dtype: DType, lanes: int) -> None:
-    """Exact, rounded once where the result is denormal, to infinity and zero, on registers of every size and several of them."""
+    """Scaling is exact, or rounded once if the result is denormal; it overflows to infinity and underflows to zero, for vectors of every
+    register size and of several registers."""
     targets = [t for t in runnable_targets().values() if t.has_scaleb]
     if not targets:
         pytest.skip("needs a processor with AVX-512")
@@ -264,7 +265,7 @@ def test_casts(of: DType, to: DType) -> None:
 
 
 def nearest_bfloat16(v: float) -> int:
-    """float64 → bfloat16 with one rounding, by trying the neighbours of the float32 result."""
+    """Convert float64 to bfloat16 with one rounding, by comparing the neighbours of the float32 result."""
     if not np.isfinite(np.float32(v)) or np.isnan(v):
         return int(to_bfloat16(np.float32([v]))[0])
     guess = int(to_bfloat16(np.float32([v]))[0])
@@ -289,7 +290,7 @@ def test_float64_is_rounded_once_to_16_bits(target: Target) -> None:
 
 @TARGETS
 def test_every_kind_of_bfloat16_rounding(target: Target) -> None:
-    """Over a sweep of all exponents, subnormals included, and the bits around the rounding point."""
+    """The conversion to bfloat16 is right for all exponents, subnormals included, and all bits around the rounding point."""
     high = np.arange(0x0000, 0x7F80, 53, dtype=np.uint32) << 16
     bits = np.concatenate([h | np.uint32([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF]) for h in high])
     x = np.resize(bits, -(-len(bits) // 16) * 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""Objects and their loading: what is refused, independence of the host, freeing, threads and forked children."""
+"""Compiling and loading of objects: errors, independence of the host, freeing, threads and forked children."""
 from __future__ import annotations
 
 import concurrent.futures
@@ -24,7 +24,7 @@ NEON = make_target("aarch64", "neoverse-v1", ("neon",), CACHES, 1)
 
 
 def scale(factor: float, lanes: int = 8) -> Program:
-    """x[i] *= factor in a phase `scale`, x[i] += 1 in a phase `shift`."""
+    """Make a program with the phases `scale`, x[i] *= factor, and `shift`, x[i] += 1."""
     codes = []
     for op, value in (("MUL", factor), ("ADD", 1.0)):
         code = Code()
@@ -88,7 +88,7 @@ def test_code_for_other_machines_and_the_same_every_time(target: object, passes:
 
 
 def gather(stride: int) -> str:
-    """y[i] = x[stride·i], 64 times: an address that loop strength reduction changes."""
+    """Make a loop of 64 iterations y[i] = x[stride·i], whose address loop strength reduction changes."""
     code = Code()
     x, y = code.arg(0, F32), code.arg(1, F32)
     loop = code.loop(code.put("BEGIN", INDEX, 1), code.put("END_", INDEX, 1), 1)
@@ -99,7 +99,8 @@ def gather(stride: int) -> str:
 
 
 def test_what_one_thread_searches_does_not_change_what_another_finishes() -> None:
-    """The generator's options belong to the process."""
+    """LLVM's code generator options are global in a process, so code generation for a search must not affect another thread's final
+    code."""
     target, ir, stride = host_target(), gather(67), 67
     alone = {passes: compile_object(ir, target, passes) for passes in (True, False)}
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
@@ -144,7 +145,7 @@ def test_closing_frees_and_spares_the_others() -> None:
 
 
 def test_code_in_a_cycle_of_garbage_is_freed_in_order() -> None:
-    """Python ends the objects of a cycle in any order; LLVM's engines end the process when their context went first."""
+    """Python destroys the objects of a garbage cycle in any order, but an LLVM engine must be freed before its context."""
     target = host_target()
     code = compile_object(render(scale(2.0), target), target)
 

@@ -1,5 +1,5 @@
-"""Memory instructions, loops and whole phases, natively, against NumPy. Every array lies between guard elements that must not change,
-and masked accesses point outside mapped memory where they are off."""
+"""Machine code of memory instructions, loops and complete phases, compared with NumPy. Every array is between guard elements that must not
+change, and masked lanes point outside mapped memory."""
 from __future__ import annotations
 
 import ctypes
@@ -30,7 +30,7 @@ def values(dtype: DType, n: int, seed: int = 1) -> np.ndarray[Any, Any]:
 
 
 def at_end_of_page(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy of x that ends where readable memory ends: reading one element more is a fault."""
+    """Copy x to the end of a readable page, so that reading one element more faults."""
     page = mmap.PAGESIZE
     size = -(-x.nbytes // page) * page
     region = mmap.mmap(-1, size + page)
@@ -74,7 +74,7 @@ def test_strided_loads_stay_inside(dtype: DType, stride: int, target: Target) ->
 @TARGETS
 @pytest.mark.parametrize(("dtype", "stride"), a_quarter(itertools.product(STORABLE, [2, -3, 6])), ids=str)
 def test_masked_strided_loads_touch_no_other_element(dtype: DType, stride: int, target: Target) -> None:
-    """The lanes at the far end are masked, and there is no memory; masks that are constants, and masks that are not."""
+    """The lanes at the far end are masked and point outside readable memory, with constant and computed masks."""
     for lanes, active in ((5, 3), (12, 7), (16, 12), (16, 1), (32, 29)) if target == HOST else ((8, 5),):
         span = (active - 1) * abs(stride) + 1
         x = at_end_of_page(values(dtype, span))
@@ -118,7 +118,7 @@ def lane_mask(code: Code, pointer: int, lanes: int) -> int:
 @TARGETS
 @pytest.mark.parametrize("dtype", STORABLE, ids=str)
 def test_masked_loads(dtype: DType, target: Target) -> None:
-    """Lanes that are off lie beyond readable memory."""
+    """Masked lanes point beyond readable memory."""
     for op, lanes in itertools.product(("LOAD", "LOADS", "GATHER"), (8, 16) if target == HOST else (8,)):
         for stride in (1, -1, 3) if op == "LOADS" else (1,):
             on = lanes // 2 - 1
@@ -173,7 +173,8 @@ def test_masked_stores(dtype: DType, target: Target) -> None:
 @pytest.mark.parametrize("dtype", STORABLE, ids=str)
 @pytest.mark.parametrize("lanes", [3, 16])
 def test_one_mask_for_all_lanes_chooses_the_address(lanes: int, dtype: DType, target: Target) -> None:
-    """No masked access, which is slow where its page is not mapped: a load from memory that ends there, or of the alternative."""
+    """One mask for all lanes selects between the address and a slot with the alternative. No masked load is used, which is slow on an
+    unmapped page."""
     for on, reverse in itertools.product((False, True), (False, True)):
         code = Code()
         o, a, zero = code.arg(0, dtype), code.arg(1, dtype), code.put("BEGIN", INDEX, 1)
@@ -193,7 +194,7 @@ def test_one_mask_for_all_lanes_chooses_the_address(lanes: int, dtype: DType, ta
 @pytest.mark.parametrize("lanes", [1, 16])
 @pytest.mark.parametrize("on", [False, True])
 def test_scalar_masks(lanes: int, on: bool, target: Target) -> None:
-    """A scalar mask that is false keeps every form of access away from memory (the pointers are to where it ends)."""
+    """With a false scalar mask no form of access touches memory: the pointers are to the end of readable memory."""
     x = np.arange(lanes * 3, dtype=np.float32) + 1
     out = np.zeros(lanes * 3, np.float32)
     dtype = F32
@@ -252,7 +253,7 @@ def test_gather_and_scatter(dtype: DType, of: DType, target: Target) -> None:
 
 @pytest.mark.parametrize("dtype", STORABLE, ids=str)
 def test_lanes(dtype: DType) -> None:
-    """SPLAT, EXTRACT, VCONST and SHUFFLE."""
+    """SPLAT, EXTRACT, VCONST and SHUFFLE give the right lanes."""
     x = values(dtype, 8)
     out = np.zeros(32, x.dtype)
     code = Code()
@@ -394,7 +395,7 @@ def test_what_is_not_linear_is_refused() -> None:
 @pytest.mark.parametrize("target", [BASELINE, AVX2, AVX512], ids=["baseline", "avx2", "avx512"])
 @pytest.mark.parametrize("passes", [False, True])
 def test_no_instruction_needs_a_library(target: Target, passes: bool) -> None:
-    """All elementwise instructions and conversions, every dtype, in one object without undefined symbols."""
+    """One object with all elementwise instructions and conversions of every dtype has no undefined symbols."""
     unary = {"NEG", "ABS", "SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "NOT"}
     code = Code()
     zero = code.put("BEGIN", INDEX, 1)
