@@ -182,7 +182,7 @@ def test_a_result_that_others_use_too_ends_what_is_under_way() -> None:
 
 
 def test_tiles_that_a_threads_registers_do_not_hold_are_refused() -> None:
-    """Each thread holds 128 numbers of a tile of 64 rows and 256 columns, so several such tiles do not fit in its registers."""
+    """Each thread holds 128 numbers of a tile of 64 rows and 256 columns, so two such tiles exceed its 255 registers."""
     state = apply_opts(Scheduler(gemm(512, 512, 64, BF16, BF16), TARGET), [Opt("TC", "r0", ("wgmma_bf16n256", "o0", "o1"))])
     with pytest.raises(KernelOptError, match="a thread has 256 numbers of tiles, and 255 registers"):
         apply_opts(state, [Opt("UPCAST", "o0", 2)])

@@ -1,4 +1,4 @@
-"""The builder of LINEAR: one value per expression and scope, at the level of its last dependency; folding; memory order."""
+"""The builder of LINEAR: equal expressions in a scope are one instruction, placed in the outermost possible loop; folding; memory order."""
 from __future__ import annotations
 
 import contextlib
@@ -107,7 +107,7 @@ def test_identities() -> None:
 
 
 def test_floats_are_not_folded() -> None:
-    """x + 0 is not x for x = -0, and rounding is the machine's."""
+    """Float operations are not folded: x + 0 differs from x for x = -0, and results must be rounded as the machine rounds."""
     b = Builder()
     one, zero = b.const(F32, 1, 1.0), b.const(F32, 1, 0.0)
     assert b.known(b.alu("ADD", F32, 1, one, zero)) is None

@@ -1,5 +1,5 @@
-"""Dot instructions: what TC makes of narrow contractions computes what the AST says, as LINEAR everywhere, as machine code where the host
-has the instructions; and what is planted wrong is found."""
+"""Dot instructions: narrow contractions with TC give the AST's results, as interpreted LINEAR for all targets and as machine code if the
+host has the instructions; and planted errors are found."""
 from __future__ import annotations
 
 import random
@@ -43,14 +43,15 @@ TILED = [(I8, I8, "amx8"), (U8, U8, "amx8uu"), (U8, I8, "amx8us"), (I8, U8, "amx
 
 
 def missing(target: Target) -> list[str]:
-    """Features of `target` that the host lacks."""
+    """Return the features of `target` that the host lacks."""
     host = host_target()
     return sorted(set(target.features) - set(host.features)) if host.arch == target.arch else [target.arch]
 
 
 def gemm(m: int, n: int, k: int, left: DType, right: DType, *, transposed: bool = False, offset: int = 0,
          out: DType | None = None) -> Kernel:
-    """c[i, j] = Σ a[i, t]·b[t, j] in 32 bits; `transposed`: b lies as [j, t]. `offset` is added to a before it is made wide."""
+    """Make the kernel c[i, j] = Σ a[i, t]·b[t, j] in 32 bits. `transposed`: b is stored as [j, t]; `offset`: added to a before a is
+    widened."""
     ast = Ast()
     wide = F32 if left.is_float else I32
     c, a, b = ast.param(0, m * n, out or wide), ast.param(1, m * k, left), ast.param(2, k * n, right)
@@ -63,7 +64,7 @@ def gemm(m: int, n: int, k: int, left: DType, right: DType, *, transposed: bool 
 
 
 def windows(channels: int, outputs: int, size: int, width: int, left: DType, right: DType) -> Kernel:
-    """y[o, i] = Σ w[o, c, t]·x[c, i + t - 1], what lies outside of x is 0."""
+    """Make the kernel y[o, i] = Σ w[o, c, t]·x[c, i + t - 1], with 0 outside x."""
     ast = Ast()
     wide = F32 if left.is_float else I32
     y, w, x = ast.param(0, outputs * size, wide), ast.param(1, outputs * channels * width, left), ast.param(2, channels * size, right)
@@ -86,7 +87,7 @@ def check_all_ways(case: Case, state: Scheduler, slices: int) -> None:
 
 
 def with_full_range(case: Case, seed: int) -> Case:
-    """The case with integers over the whole range of their types."""
+    """Return the case with integer inputs over the whole range of their types."""
     rng = np.random.default_rng(seed)
     for slot, p in enumerate(case.kernel.params):
         if p.dtype.is_int and slot not in case.kernel.outs:
@@ -97,7 +98,7 @@ def with_full_range(case: Case, seed: int) -> Case:
 
 @pytest.mark.parametrize(("left", "right", "name"), KINDS, ids=lambda v: v if isinstance(v, str) else v.name)
 def test_random_shapes_and_chains(left: DType, right: DType, name: str) -> None:
-    """TC first or after other opts, then anything; extents of 1, primes, and sums that no group divides."""
+    """Chains have TC first or after other opts, then any opts; extents include 1, primes, and sums that no group divides."""
     assert check_random_chains(left, right, name, 4, NO_TILES) >= 2
 
 
@@ -107,7 +108,7 @@ def test_random_shapes_and_chains_with_tiles(left: DType, right: DType, name: st
 
 
 def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], count: int, target: Target) -> int:
-    """The number of chains, of `count`, that ran with the instruction in them."""
+    """Check `count` random chains; returns the number of those whose code has the instruction."""
     used = 0
     for seed in range(count):
         rng = random.Random(f"{left}{right}{arg}{seed}")
@@ -137,7 +138,7 @@ def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], c
 @pytest.mark.parametrize("target", [NO_TILES, TARGET], ids=["vectors", "tiles"])
 @pytest.mark.parametrize("left", [I8, BF16], ids=lambda d: d.name)
 def test_sketches_agree(left: DType, target: Target) -> None:
-    """All whole chains, those with an instruction among them, on a shape that nothing divides."""
+    """All sketches, with and without dot instructions, give right results for a shape that no tile divides."""
     case = with_full_range(Case(gemm(29, 83, 37, left, left)), 1)
     states = [s for s in sketches(Scheduler(case.kernel, target)) if any(s.dots)]
     chosen = {s.dots[-1].name for s in states}
@@ -150,7 +151,7 @@ def test_sketches_agree(left: DType, target: Target) -> None:
 @pytest.mark.parametrize(("target", "chain"), [(NO_TILES, [Opt("TC", "r0", "bf16"), Opt("UPCAST", "o1", 32)]),
                                                (TARGET, [Opt("TC", "r0", ("amxbf16", "o0", "o1"))])], ids=["vectors", "tiles"])
 def test_machine_code_of_bf16_equals_the_interpreter_bit_for_bit(target: Target, chain: list[Opt], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of products over a wide range, denormals among them: the order of rounding and what is flushed are the processor's."""
+    """For products over a wide range, which includes denormals, the interpreter rounds and flushes in the order of the processor."""
     if missing(target):
         pytest.skip(f"the host has no {', '.join(missing(target))}")
     for low in (-4, -63, -66):
@@ -243,7 +244,8 @@ def test_the_identity_is_that_of_the_instruction() -> None:
 
 
 def test_the_analysis_counts_groups() -> None:
-    """A quarter of the instructions; where they are slow, converting once is better."""
+    """Dot instructions reduce the number of instructions to a quarter. If they are slow, converting to a wider type once is predicted
+    faster."""
     kernel = gemm(64, 256, 256, I8, I8)
     tile = [Opt("UPCAST", "o0", 8), Opt("UPCAST", "o1", 32)]
     plain, dots = (cost_of(apply_opts(Scheduler(kernel, TARGET), [*c, *tile])) for c in ([], [Opt("TC", "r0", "vnni8")]))
@@ -259,7 +261,7 @@ Edit = Callable[[Instruction], Instruction]
 
 
 def edited(program: Program, phase: int, op: str, edit: Edit, number: int | None = 0, dtype: DType | None = None) -> Program:
-    """The program with one instruction changed, or all of a kind."""
+    """Return the program with one instruction changed, or all instructions of one operation."""
     code = list(program.code[phase])
     places = [i for i, instr in enumerate(code) if instr[0] == op and dtype in (None, instr[1])]
     for at in places if number is None else [places[number]]:
@@ -270,7 +272,7 @@ def edited(program: Program, phase: int, op: str, edit: Edit, number: int | None
 
 
 def dropped(program: Program, number: int, op: str = "DOT") -> Program:
-    """A DOT or TILEDOT whose result is its accumulator."""
+    """Replace a DOT or TILEDOT by its accumulator."""
     phase = len(program.code) - 1
     code = program.code[phase]
     at = [i for i, instr in enumerate(code) if instr[0] == op][number]
@@ -279,7 +281,7 @@ def dropped(program: Program, number: int, op: str = "DOT") -> Program:
 
 
 def mutants(left: DType) -> dict[str, tuple[Program, Program]]:
-    """Per fault: the right program, and the one with it."""
+    """Yield for each planted fault the right program and the program with the fault."""
     name = "vnni8" if left is I8 else "bf16"
     chain = [Opt("TC", "r0", name), Opt("UPCAST", "o0", 2), Opt("UPCAST", "o1", 16), Opt("UNROLL", "r0", 2)]
     program = lower(apply_opts(Scheduler(gemm(6, 37, 21, left, left), TARGET), chain))

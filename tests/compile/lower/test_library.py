@@ -1,4 +1,4 @@
-"""LibraryKernels as programs, against their meaning in NumPy: interpreted, part by part over poisoned scratch, and native."""
+"""Programs of library kernels, compared with the NumPy reference: interpreted, in parts with poisoned scratch, and as machine code."""
 from __future__ import annotations
 
 import math
@@ -103,7 +103,7 @@ def test_scans_in_chunks(combiner: str, shape: tuple[int, ...], monkeypatch: pyt
 @pytest.mark.parametrize(("combiner", "n", "scan_of"), [("ADD", 331, np.cumsum), ("LOGADDEXP", 53, np.logaddexp.accumulate)])
 def test_long_scans_round_a_few_times(combiner: str, n: int, scan_of: Any, target: Target, most: float,
                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    """Additions of equal numbers round alike; in one chunk and in several."""
+    """A long scan of equal numbers, whose rounding errors all have the same sign, is accurate in one chunk and in several."""
     kernel = kernel_of("SCAN", (combiner,), "float32", [(1, n, 1)], ["float32"])
     x = np.full(n, 0.1, np.float32)
     want = scan_of(x.astype(np.float64))

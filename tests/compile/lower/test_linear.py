@@ -27,7 +27,7 @@ def const(value: Any, dtype: DType = IDX, lanes: int = 1) -> Instruction:
 
 
 def relu(n: int, lanes: int = 4) -> Program:
-    """y = max(x, 0) over blocks of `lanes`, the tail masked."""
+    """Make y = max(x, 0) in vectors of `lanes` elements, with a masked tail."""
     return program([
         ("ARG", F32, 1, (), 0), ("ARG", F32, 1, (), 1), ("BEGIN", IDX, 1, (), None), ("END_", IDX, 1, (), None),
         const(0.0, F32, lanes), ("VCONST", IDX, lanes, (), tuple(range(lanes))), const(lanes), const(n, IDX, lanes),
@@ -44,7 +44,7 @@ def relu(n: int, lanes: int = 4) -> Program:
 
 
 def dot(n: int, k: int) -> Program:
-    """y[i] = sum over k of a[i, k] * b[k]: nested loops, a carried value, an empty loop when k is 0."""
+    """Make y[i] = sum over k of a[i, k] * b[k], with nested loops, a carried value, and an empty loop if k is 0."""
     return program([
         ("ARG", F32, 1, (), 0), ("ARG", F32, 1, (), 1), ("ARG", F32, 1, (), 2), ("BEGIN", IDX, 1, (), None), ("END_", IDX, 1, (), None),
         const(0), const(k), const(0.0, F32),

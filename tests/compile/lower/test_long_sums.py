@@ -1,4 +1,4 @@
-"""Long sums of floats in blocks: no accumulator takes more additions in a row than the law allows, whatever opts a kernel has."""
+"""Long sums of floats in blocks: no accumulator takes more additions in a row than the sum rule allows, with any opts."""
 from __future__ import annotations
 
 import random
@@ -108,7 +108,7 @@ def test_threads_of_groups_keep_the_law(target: str, opts: list[Opt]) -> None:
 
 
 def test_one_chain_is_seen() -> None:
-    """The tests above rely on this: without the law the chain has as many additions as terms."""
+    """Without the sum rule, the measured chain has as many additions as terms; the tests above rely on that measurement."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summation, "SUMS", SumRule(1 << 30, 1 << 30))
         for opts in ([], [Opt("SWAP", "o0", "r0")], [Opt("UNROLL", "r0", 7)]):
@@ -126,7 +126,8 @@ def test_short_sums_integers_and_extrema_have_one_chain() -> None:
 
 @pytest.mark.parametrize("name", a_quarter(KERNELS))
 def test_blocks_give_the_right_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With chains of a few additions every kernel has blocks, remainders of blocks, and accumulators of blocks in scratch."""
+    """Results are right if the rule allows only a few additions, so that every kernel has blocks, remainders, and accumulators in
+    scratch."""
     monkeypatch.setattr(summation, "SUMS", SumRule(3, 2))
     monkeypatch.setattr(summation, "PRODUCTS", SumRule(5, 3))
     case = Case(Kernel(KERNELS[name]()))
@@ -144,7 +145,7 @@ def test_blocks_give_the_right_numbers(name: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("n", [64, 2003, 2048, 65_536, 70_001])
 def test_iterations_of_blocks_are_counted(n: int) -> None:
-    """A thread with one sum has as many as terms, and a few for each block that ends."""
+    """A thread with one sum has an iteration for each term, and a few more for each block."""
     program = lower(Scheduler(Kernel(kernel_of(data(n, 2).sum(0))), TARGETS["cpu"]))
     assert n <= sum(least_iterations(*pair) for pair in zip(program.spec.phases, program.code, strict=True)) <= 1.4 * n
 
@@ -157,7 +158,7 @@ def test_blocks_cost_something() -> None:
     assert cost_of(base).cycles > cost_of(without).cycles
 
 
-# -- the law itself ------------------------------------------------------------------------------------
+# -- the sum rule itself -------------------------------------------------------------------------------
 @pytest.mark.parametrize(("iterations", "additions", "blocks"), [
     (64, 1, BlockedLoop((), 64)), (65, 1, BlockedLoop((13,), 5)), (67, 1, BlockedLoop((16,), 5)), (300, 1, BlockedLoop((15, 240), 2)),
     (2, 32, BlockedLoop((), 64)), (3, 32, BlockedLoop((1,), 3)), (50, 5, BlockedLoop((2, 32), 2)), (1, 64, BlockedLoop((), 64))])

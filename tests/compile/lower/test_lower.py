@@ -1,4 +1,4 @@
-"""Lowering: the shape of what is emitted, and chains that once gave wrong numbers."""
+"""Lowering: the structure of the emitted code, and chains that once gave wrong numbers."""
 from __future__ import annotations
 
 import random
@@ -52,7 +52,7 @@ def ops(program: Program, phase: int = 0) -> list[str]:
 
 # -- what is emitted ----------------------------------------------------------------------------------
 def test_last_tile_is_moved_back_without_a_mask() -> None:
-    """The example of the module's docstring."""
+    """The example in the docstring of `svod.compile.lower.lower` is emitted as written there."""
     program = lowered(Kernel(lines(100)), [["UPCAST", "o0", 16]])
     phase, = program.spec.phases
     assert phase.extent == 7 and phase.scratch_bytes == 0
@@ -64,7 +64,7 @@ def test_last_tile_is_moved_back_without_a_mask() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_staged_tiles_that_overlap(seed: int) -> None:
-    """Columns that no tile divides, packed in the tiles they are read in: whole, in part, and by cores that share them."""
+    """Columns that no tile divides are packed in the tiles in which they are read: completely, in part, and by several cores."""
     rng = random.Random(seed)
     m, depth = rng.choice((1, 5, 13, 31)), rng.choice((1, 2, 7, 29))
     tile = rng.choice((5, 16, 24, 32))
@@ -97,14 +97,14 @@ def test_tiles_that_are_not_moved_back_lie_in_rows(name: str, chain: Chain) -> N
 
 
 def test_in_place_kernels_mask_the_last_tile_instead() -> None:
-    """Computing an element twice is wrong where the kernel reads what it writes."""
+    """If the kernel reads its output, computing an element twice would be wrong, so the last tile is masked and not moved back."""
     program = lowered(Kernel(in_place(1, 53)), [["UPCAST", "o1", 16]])
     assert "MIN" not in ops(program)
     assert all(len(i[3]) == 4 for i in program.code[0] if i[0] == "STORE"), "stores are masked"
 
 
 def test_a_gemm_tile_lives_in_registers() -> None:
-    """UPCAST 4 × 32 of 16-lane vectors: 8 accumulators, 2 vector loads and 4 scalar ones per step of the reduction, nothing else."""
+    """A GEMM tile of 4 × 32 in 16-lane vectors has 8 accumulators, and per step of the reduction 2 vector loads and 4 scalar loads."""
     program = lowered(Kernel(gemm(32, 64, 24)), [["UPCAST", "o0", 4], ["UPCAST", "o1", 32]])
     code = program.code[0]
     names = ops(program)
@@ -115,8 +115,8 @@ def test_a_gemm_tile_lives_in_registers() -> None:
 
 
 def test_unrolled_rounds_of_a_large_tile_keep_their_loads_apart() -> None:
-    """Rounds into the same accumulators: what LLVM may not gather before the first one stands behind an empty statement, one per round
-    but the first; and a large tile reads an element again in the round that needs it, where a small one keeps it."""
+    """Unrolled rounds add to the same accumulators. An empty statement between two rounds keeps LLVM from moving loads before the first
+    round. In a large tile each round loads the elements that it needs again; a small tile keeps them in registers."""
     kernel = Kernel(gemm(32, 64, 24))
     tile: Chain = [["UPCAST", "o0", 4], ["UPCAST", "o1", 32]]
     for rounds in (2, 3, 4):
@@ -151,7 +151,8 @@ def test_a_constant_contraction_and_what_it_reads_run_once_in_order() -> None:
 
 
 def test_what_a_variable_changes_does_not_run_once() -> None:
-    """y[i, j] = x[i, j]·Σ_u v[j, u]·(Σ_k<n w[j, k]): weights alone, whose inner sum, done in the nest of the other, has n terms."""
+    """In y[i, j] = x[i, j]·Σ_u v[j, u]·(Σ_k<n w[j, k]) both sums depend on weights only, but the inner one, in the nest of the outer one,
+    has n terms, a variable, so no phase of them runs only once."""
     k = Ast()
     size = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("v0", 1, 9))
     y, x, w, v = k.param(0, 15), k.param(1, 15), k.param(2, 45, constant=True), k.param(3, 20, constant=True)
@@ -180,17 +181,17 @@ def test_softmax_is_one_phase(chain: Chain) -> None:
 
 
 def test_exponentials_use_what_the_target_scales_with() -> None:
-    """Of an elementwise stage, and of the sums that ONLINE keeps of them."""
+    """Exponentials use the target's scaling instruction, in an elementwise stage and in the running sums of ONLINE."""
     for chain in ([], [["ONLINE", "s1", 16]]):
         assert [[op in ops(lowered(Kernel(softmax(5, 37)), chain, width)) for op in ("SCALEB", "SHL")] for width in (64, 32)] == [
             [True, False], [False, True]]
 
 
 def test_streaming_needs_multiples_of_the_vector() -> None:
-    """A last tile that is moved back does not start at a multiple of the vector: none of its stores may stream."""
+    """If the last tile, which is moved back, does not start at a multiple of the vector, no store of the phase is streaming."""
     streamed = [i[4][1] for i in lowered(Kernel(lines(128)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE"]
     assert streamed == [True, True]
-    # half a vector past the caches beside a whole one that is not: lines would be written twice
+    # half a vector stored past the caches next to a complete one stored through them: cache lines would be written twice
     streamed = [i[4][1] for i in lowered(Kernel(lines(96)), [["UPCAST", "o0", 24], ["STREAM", "out"]]).code[0] if i[0] == "STORE"]
     assert streamed == [False, False]
     assert not any(i[4][1] for i in lowered(Kernel(lines(100)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE")
@@ -199,7 +200,8 @@ def test_streaming_needs_multiples_of_the_vector() -> None:
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8])
 def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: int) -> None:
-    """Whatever a row's length: all stores of a row but those at its ends, also past the caches, and every element is stored."""
+    """For any row length, all stores except those at the ends of a row are at multiples of the vector, also streaming ones, and every
+    element is stored."""
     rng = np.random.default_rng([dtype.itemsize, width])
     lanes = width // dtype.itemsize
     tile, long = lanes * int(rng.choice([1, 2, 4])), 128 * lanes + int(rng.integers(1, lanes))
@@ -221,7 +223,8 @@ def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: in
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize("lanes_over", [1, 3, 0])
 def test_the_last_tile_of_a_long_row_has_a_loop_of_its_own(lanes_over: int, width: int) -> None:
-    """All of a row is stored past the caches but the tile that is moved back; launches that begin and end anywhere store every element."""
+    """All stores of a row are streaming, except those of the tile that is moved back. Launches over any part of the rows store every
+    element."""
     rng = np.random.default_rng([lanes_over, width])
     lanes = width // 4
     for tiles, vectors in ((40, 4), (129, 1), (67, 2)):
@@ -242,14 +245,14 @@ def test_the_last_tile_of_a_long_row_has_a_loop_of_its_own(lanes_over: int, widt
 
 @pytest.mark.parametrize(("columns", "step"), [(1, 1), (3, 3), (7, 4), (8, 8), (15, 4), (17, 4), (31, 16), (32, 16), (33, 4), (997, 16)])
 def test_copies_of_rows_take_several_vectors_at_once(columns: int, step: int) -> None:
-    """Vectors are used where they divide a row, or where the last one computes little of it again."""
+    """Copies use vectors if these divide a row, or if the last vector copies only a small part of it again."""
     assert copy_step(columns, 4) == step
     case = Case(Kernel(softmax(4, columns)))
     run_interpreted(case, lowered(case.kernel, [["STAGE", "s2", "o0"]], 16), 2)
 
 
 def test_a_program_is_given_up_where_it_has_more_instructions_than_it_may() -> None:
-    """Of one phase or several, with squares that are transposed and with prefetches, which come after the rest is built."""
+    """The limit holds for programs of one or several phases, and counts transposed squares and prefetches, which are added last."""
     phases: set[int] = set()
     for name in HAND:
         rng = random.Random(name)
@@ -264,7 +267,7 @@ def test_a_program_is_given_up_where_it_has_more_instructions_than_it_may() -> N
 
 
 def test_equal_loads_are_one() -> None:
-    """x is read by the difference twice, and by the mean; the difference is squared: one load per position and reduction."""
+    """x is read by the mean, and twice by the squared difference; each position is loaded once in each reduction."""
     program = lowered(Kernel(variance(8, 40)), [])
     assert ops(program).count("LOAD") == 2
 
@@ -314,11 +317,11 @@ def test_hard_chains(why: str) -> None:
         run_native(case, program, target, 2)
 
 
-# -- whole amounts, one position, primes ---------------------------------------------------------------
+# -- amounts equal to the extent, extents of 1, primes -------------------------------------------------
 @pytest.mark.parametrize("extent", [1, 2, 3, 7, 15, 16, 17, 31, 64, 101])
 @pytest.mark.parametrize("amount", [0, 2, 5, 8, 16, 24])
 def test_any_amount_of_any_extent(extent: int, amount: int) -> None:
-    """UPCAST on an output, UPCAST and UNROLL on a reduction, with every remainder."""
+    """Results are right for UPCAST on an output axis, and UPCAST and UNROLL on a reduction axis, with every remainder."""
     if amount > extent or extent == 1:
         chains: list[Chain] = [[]]
     else:
@@ -332,7 +335,7 @@ def test_any_amount_of_any_extent(extent: int, amount: int) -> None:
                          ids=lambda d: d.name)
 @pytest.mark.parametrize("amount", [5, 32, 48, 64])
 def test_vectors_of_every_width(dtype: Any, amount: int) -> None:
-    """Narrow types have 64 or 32 lanes, partial vectors among them."""
+    """Vectors of narrow types have up to 64 or 32 lanes; partial vectors are included."""
     case = Case(Kernel(lines(131, dtype)))
     program = lowered(case.kernel, [["UPCAST", "o0", amount]])
     run_interpreted(case, program, 3)
@@ -340,7 +343,7 @@ def test_vectors_of_every_width(dtype: Any, amount: int) -> None:
 
 @pytest.mark.parametrize("shift", [0, 1, 3, 16])
 def test_streams_into_memory_that_is_not_aligned(shift: int) -> None:
-    """A user's array may begin anywhere; non-temporal stores fault on what is not aligned, so ordinary ones take their place."""
+    """For an unaligned array of a user, ordinary stores replace the non-temporal ones, which would fault."""
     target = next(iter(NATIVE.values()))
     program = lower(apply_opts(Scheduler(Kernel(lines(256)), target), [Opt("UPCAST", "o0", 32), Opt("STREAM", "out")]))
     assert any(i[0] == "STORE" and i[4][1] for i in program.code[0])
@@ -354,7 +357,8 @@ def test_streams_into_memory_that_is_not_aligned(shift: int) -> None:
 
 @pytest.mark.parametrize(("extent", "tile", "at", "start"), [(100, 16, 96, 84), (100, 16, 48, 48), (8, 16, 0, 0), (96, 16, 80, 80)])
 def test_a_tile_at_a_constant_position_is_moved_back_as_in_a_loop(extent: int, tile: int, at: int, start: int) -> None:
-    """As after a pass that takes the last iteration out of its loop: no term is left that says where the tile is."""
+    """A tile at a constant position, as after a pass that peels the last iteration of a loop, is moved back as a tile in a loop is,
+    although its address has no loop variable."""
     stage: Any = SimpleNamespace(linear={}, opened={0: [({}, at)]}, base={0: ({}, 0)}, bounds=[extent], span=lambda a: tile,
                                  frame=SimpleNamespace(ends=lambda a: Ends.MOVED_BACK))
     context: Any = SimpleNamespace(b=None, facts=None, kernel=None)

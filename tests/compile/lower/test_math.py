@@ -1,4 +1,5 @@
-"""The vector expansions, run with NumPy, against long double references: every 16-bit float, a million float32 per function."""
+"""The vector expansions of functions, executed with NumPy and compared with long double references on every 16-bit float and on a million
+float32 per function."""
 from __future__ import annotations
 
 import math
@@ -31,7 +32,7 @@ REFERENCE_SLACK = 0.0 if np.finfo(np.longdouble).nmant > 60 else 1.0
 
 
 class Direct:
-    """A Builder that computes at once: ids number arrays in held form."""
+    """A Builder that computes each instruction immediately; its instruction numbers stand for arrays in held form."""
 
     def __init__(self) -> None:
         self.values: list[tuple[Array, DType, int]] = []
@@ -91,7 +92,7 @@ def reference(op: Ops, *args: Array) -> Array:
 
 
 def ulps(got: Array, want: Array, dtype: DType) -> Array:
-    """The distance in units of the last place of `want` in `dtype`; infinity counts as the number after the largest one."""
+    """Return the distance in units of the last place of `want` in `dtype`; infinity counts as the number after the largest one."""
     mantissa, top = MANTISSA[dtype], MAX_EXPONENT[dtype]
     with np.errstate(all="ignore"):
         over = np.ldexp(np.longdouble(1), top + 1)
@@ -123,7 +124,7 @@ def domain(op: Ops, dtype: DType, x: Array) -> Array:
 
 
 def spread(op: Ops, dtype: DType, count: int) -> list[Array]:
-    """Sample points: over all bit patterns, over the range where the function moves, and around 0 and 1."""
+    """Draw sample points: over all bit patterns, over the range in which the function varies, and around 0 and 1."""
     draw = np.random.default_rng(7)
     numpy = to_numpy(dtype)
     word = np.uint32 if dtype == F32 else np.uint64
@@ -216,7 +217,7 @@ def test_erf_and_tanh_keep_relative_accuracy_near_zero(dtype: DType) -> None:
 
 
 def decimal_erf(x: float) -> Decimal:
-    """By the series of positive terms 2x/sqrt(pi) exp(-x²) sum (2x²)^n / (2n+1)!!."""
+    """Compute erf by the series of positive terms 2x/sqrt(pi) exp(-x²) sum (2x²)^n / (2n+1)!!."""
     with localcontext() as context:
         context.prec = 50
         v = Decimal(x)
@@ -265,7 +266,7 @@ def test_pow(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 def test_pow_cases(dtype: DType) -> None:
-    """IEEE 754's pow: zeros, ones, infinities, NaN, negative bases with even, odd and fractional exponents."""
+    """The special cases of IEEE 754's pow: zeros, ones, infinities, NaN, negative bases with even, odd and fractional exponents."""
     values = [0.0, 1.0, 2.0, 3.0, 0.5, 1.5, 4.0, 7.0, 100.0, 101.0, 1e-40, 1e30, 16777215.0, 2.0**53, math.inf]
     both_signs = [*values, *(-v for v in values), math.nan]
     x, y = (cast(v.ravel(), F64, dtype) for v in np.meshgrid(both_signs, both_signs))
@@ -281,7 +282,7 @@ def test_pow_cases(dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 @pytest.mark.parametrize("rules", [STRICT, SCALED, LOOSE, LOOSE._replace(has_float64=False)])
 def test_expansions_are_valid_linear(op: Ops, dtype: DType, rules: FloatRules) -> None:
-    """The same through the lowering's builder: well-formed instructions that compute the same bits."""
+    """The expansions built by lowering's builder are well-formed LINEAR and compute the same bits."""
     operands = 2 if op is Ops.POW else 1
     b = Builder()
     out, *ins = (b.pure("ARG", dtype, 1, (), s) for s in range(operands + 1))
@@ -300,7 +301,7 @@ def test_expansions_are_valid_linear(op: Ops, dtype: DType, rules: FloatRules) -
 @pytest.mark.parametrize("op", [Ops.EXP, Ops.EXP2, Ops.POW], ids=lambda op: op.value)
 @pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
 def test_one_instruction_scales_by_powers_of_two(op: Ops, dtype: DType) -> None:
-    """The expansion has no other powers of two then, and is shorter."""
+    """On a target with a scaling instruction, the expansion uses only that for powers of two, and is shorter."""
     made: list[list[str]] = []
     for scales in (False, True):
         b = Direct()
@@ -319,7 +320,7 @@ def test_integers_are_refused() -> None:
 @pytest.mark.parametrize("target", [pytest.param(t, id=n) for n, t in runnable_targets().items() if t.has_fma])
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 def test_machine_code_computes_the_same_bits(dtype: DType, target: Target) -> None:
-    """All functions in one phase on the targets this machine can run; NaNs compare as NaNs."""
+    """All functions in one phase give the same bits as machine code, for all targets that this machine can run; all NaNs count as equal."""
     ops, count, lanes = (*UNARY, Ops.POW), 512, 8
     draw = np.random.default_rng(5)
     x = np.concatenate([cast(draw.standard_normal(count - 40) * 20, F64, dtype), cast(np.array([*SPECIAL, 2.5, 0.1])[:40], F64, dtype)])

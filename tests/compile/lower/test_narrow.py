@@ -1,4 +1,4 @@
-"""Indices in 32 bits, and in 64 where 32 are too few. That programs compute the same is tested where they run: tests/compile/cuda."""
+"""Narrowing of indices to 32 bits, or not if 32 are too few. tests/compile/cuda checks that programs compute the same."""
 from __future__ import annotations
 
 from svod.compile.lower.narrow import narrow_indices
@@ -9,7 +9,7 @@ INDEX = dtypes.index
 
 
 def kinds(code: list[tuple[str, tuple[int, ...], object]], extent: int) -> dict[str, str]:
-    """The types of instructions by their operation, narrowed in a phase of so many groups."""
+    """Narrow a phase with this number of groups; returns the types of its instructions by operation."""
     instructions = tuple([Instruction(op, INDEX, 1, src, arg) for op, src, arg in code])
     return {i.op: i.dtype.name for i in narrow_indices(PhaseSpec("p", extent, 1, 0, block=32), instructions)}
 
@@ -40,7 +40,8 @@ def test_the_last_step_of_a_loop_must_fit_too() -> None:
 
 
 def test_bits_that_differ_are_those_of_the_larger_number() -> None:
-    """The positions below 600 differ from 1023 in bits below 1024, and their product fits; those of a difference may be negative."""
+    """The XOR of a position below 600 and 1023 is below 1024, so a product with it fits 32 bits. The XOR of a difference may be
+    negative."""
     fits: list[tuple[str, tuple[int, ...], object]] = [("BEGIN", (), None), ("CONST", (), 1023), ("XOR", (0, 1), None),
                                                        ("CONST", (), (1 << 31) // 1024), ("MUL", (2, 3), None)]
     found = kinds(fits, 600)

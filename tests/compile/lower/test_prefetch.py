@@ -1,4 +1,4 @@
-"""PREFETCH: where the instructions stand, and that they change no number."""
+"""PREFETCH: the positions and addresses of the instructions; results do not change."""
 from __future__ import annotations
 
 import re
@@ -34,7 +34,7 @@ def lowered(kernel: Kernel, chain: Chain, target: Target = AVX512) -> Program:
 
 
 def ahead(found: Program) -> list[tuple[int, int, int]]:
-    """(slot, elements ahead of the first load with the same index, elements it reads) per prefetch."""
+    """List for each prefetch (slot, its distance from the first load with the same index in elements, elements of that load)."""
     out = []
     for code in found.code:
         for op, _, _, src, arg in code:
@@ -44,9 +44,10 @@ def ahead(found: Program) -> list[tuple[int, int, int]]:
     return out
 
 
-# -- where they stand -----------------------------------------------------------------------------------
+# -- positions of the instructions ----------------------------------------------------------------------
 def test_addresses_are_iterations_ahead_of_the_loop_that_moves_the_load() -> None:
-    """c[24, 48] += a[24, 30]·b[30, 48], two steps of the sum in a row: b moves by two rows, a by two elements."""
+    """In c[24, 48] += a[24, 30]·b[30, 48] with two steps of the sum per iteration, prefetches are ahead by two rows of b and two elements
+    of a per iteration."""
     tile: Chain = [["UPCAST", "o1", 16], ["UNROLL", "r0", 2]]
     kernel = Kernel(gemm(24, 48, 30))
     assert ahead(lowered(kernel, [*tile, ["PREFETCH", "p2", 3]])) == [(2, 3 * 2 * 48, 16), (2, 3 * 2 * 48 + 48, 16)]
@@ -57,22 +58,22 @@ def test_addresses_are_iterations_ahead_of_the_loop_that_moves_the_load() -> Non
 
 
 def test_a_line_is_asked_for_once() -> None:
-    """64 floats are four lines, as vectors of 16 lanes or of 4; 64 bytes are one."""
+    """There is one prefetch per cache line: four for 64 floats, in vectors of 16 or 4 lanes, and one for 64 bytes."""
     for target in (AVX512, replace(AVX512, vector_bytes=16)):
         assert [a for _, a, _ in ahead(lowered(Kernel(lines(640)), [["UPCAST", "o0", 64], ["PREFETCH", "p1", 2]], target))] \
             == [128, 144, 160, 176]
 
 
 def test_copies_are_prefetched_where_they_read() -> None:
-    """The panel of b that columns o1 read is copied; its sources are arguments, its readers are not."""
+    """For a copied panel of b the loads of the copy are prefetched, because they read an argument; the loads of its readers are not."""
     found = lowered(Kernel(gemm(24, 48, 30)), [["UPCAST", "o1", 16], ["SWAP", "o0", "o1"], ["STAGE", "s1", "o1"], ["PREFETCH", "p2", 4]])
     assert ahead(found) and {slot for slot, _, _ in ahead(found)} == {2}
     assert all(code[i[3][0]][0] == "ARG" for code in found.code for i in code if i[0] == "PREFETCH")
 
 
 def test_stages_at_the_root_are_prefetched_where_they_are_read() -> None:
-    """The packed columns of b lie in a temporary in tiles of 16: two steps of the sum read 32 elements. Its copy is as without it, and so
-    is the temporary where it has become a part in scratch again."""
+    """The packed columns of b are in a temporary in tiles of 16, of which two steps of the sum read 32 elements. The phase that packs them
+    is not changed. If the stage is moved back into scratch, nothing is prefetched."""
     tile: Chain = [["UPCAST", "o1", 16], ["UNROLL", "r0", 2], ["STAGE", "s1", "root"], ["PREFETCH", "s1", 3]]
     kernel = Kernel(gemm(24, 48, 30))
     found = lowered(kernel, tile)
@@ -82,13 +83,14 @@ def test_stages_at_the_root_are_prefetched_where_they_are_read() -> None:
 
 
 def test_what_no_loop_moves_is_loaded_as_without_it() -> None:
-    """The loop goes after the hint was given: nothing is left to be ahead of."""
+    """If the loop disappears after the hint was given, there is no prefetch."""
     chain: Chain = [["PREFETCH", "p2", 4], ["UNROLL", "r0", 0], ["UPCAST", "o1", 0]]
     assert not ahead(lowered(Kernel(gemm(2, 4, 3)), chain))
 
 
 def test_rows_that_are_looked_up_are_prefetched_along_the_row() -> None:
-    """The row's number is loaded outside the loop over its columns; the numbers themselves move with the rows."""
+    """In a lookup of rows, the row number is loaded outside the loop over columns, so the columns of the row are prefetched; the row
+    numbers are prefetched along the loop over rows."""
     kernel = Kernel(gathered_rows(9, 20, 13, 8))
     found = [lowered(kernel, [["PREFETCH", f"p{slot}", 2]]) for slot in range(1, len(kernel.params))]
     assert any(ahead(f) for f in found)
@@ -96,7 +98,7 @@ def test_rows_that_are_looked_up_are_prefetched_along_the_row() -> None:
 
 # -- code -----------------------------------------------------------------------------------------------
 def test_it_is_an_instruction() -> None:
-    """In LINEAR, in LLVM's text and in machine code: one prefetch to all caches per line, beside the load."""
+    """LINEAR, LLVM's text and machine code have one prefetch into all caches per line, next to the load."""
     found = lowered(Kernel(lines(640)), [["UPCAST", "o0", 32], ["PREFETCH", "p1", 2]])
     assert len(re.findall(r"^ +PREFETCH float32 %\d+, %\d+ \[\d+\]$", format_linear(found), re.M)) == 2
     text = render(found, AVX512)
@@ -110,7 +112,7 @@ def test_it_is_an_instruction() -> None:
 
 @TARGETS
 def test_machine_code_may_ask_for_any_address(target: Target) -> None:
-    """Far outside the argument, in both directions and where nothing is mapped: nothing faults."""
+    """Prefetches far outside the argument, in both directions and in unmapped memory, do not fault."""
     code = Code()
     x, y = code.arg(0, dtypes.float32), code.arg(1, dtypes.float32)
     for offset in (-(1 << 40), -1, 7, 1 << 20, 1 << 44):
@@ -137,7 +139,7 @@ SHAPES = [(1, 1, 1), (1, 17, 31), (13, 1, 7), (19, 23, 1), (17, 19, 23), (33, 47
 @TARGETS
 @pytest.mark.parametrize("seed", range(4))
 def test_products_are_those_of_numpy(target: Target, seed: int) -> None:
-    """Tiles that do not divide, copies of both operands, sums in parts; every argument prefetched that can be."""
+    """With all possible prefetches, products with tiles that do not divide, copies of both operands and sums in parts equal NumPy's."""
     rng = np.random.default_rng(seed)
     target, stood = replace(target, threads=4), 0
     for m, n, k in SHAPES:
@@ -169,7 +171,7 @@ KERNELS = {"strided": lambda: row_sums(13, 37, by_column=True), "backwards": lam
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_all_kinds_of_loads(name: str) -> None:
-    """Strided, backwards, masked, of what is written, of rows that are looked up: prefetched, with the evaluator's numbers."""
+    """Strided, reversed and masked loads, loads of written memory and of looked-up rows are prefetched and give the evaluator's results."""
     case = Case(Kernel(KERNELS[name]()))
     target = replace(next(iter(runnable_targets().values())), threads=4)
     stood = 0

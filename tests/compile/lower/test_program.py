@@ -1,4 +1,4 @@
-"""A ProgramSpec agrees with its kernel; an impossible program is refused, stage by stage, before anything runs."""
+"""ProgramSpecs agree with their kernels; each stage refuses an invalid program before anything runs."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ GOOD = ProgramSpec("k", ((dtypes.int64, 4), (dtypes.int64, 4)), (0,), (64,), (Ph
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_a_spec_is_derived_from_its_kernel(name: str) -> None:
-    """Parameters by slot, without gaps, sorted, each once; the slots of the STOREs; the phases that the code has."""
+    """The spec has the parameters by slot, without gaps and repetitions, the slots of the STOREs, and the phases of the code."""
     ast = CORPUS[name]()
     program = lower(Scheduler(Kernel(ast), host_target(2)))
     params = {u.arg.slot: (u.dtype, u.arg.size) for u in ast.walk(Ops.PARAM)}

@@ -33,7 +33,7 @@ LEAST = {"lowered": 1.0, "both": 0.9}       # the limits above leave out few
 
 
 def draw(rng: random.Random, case: Case) -> Scheduler:
-    """A chain for one of the targets, with hints beside anything else, wherever they apply. What is refused has a reason."""
+    """Draw a chain for one of the targets, with hints among the other opts. Checks that each refusal has a reason."""
     refused: list[tuple[Opt, str]] = []
     state = random_state(rng, Scheduler(case.kernel, rng.choice(TARGETS)), rng.randint(1, 12), refused)
     assert all(why for _, why in refused)
@@ -42,7 +42,7 @@ def draw(rng: random.Random, case: Case) -> Scheduler:
 
 
 def run(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
-    """As LINEAR in slices and as machine code."""
+    """Run the program as LINEAR, in several launches of parts, and as machine code."""
     if program.size > MOST_INSTRUCTIONS:
         return {}
     slices = rng.randint(1, 4)
@@ -72,7 +72,7 @@ def test_random_extents(part: int) -> None:
 
 @pytest.mark.parametrize("name", a_quarter(KERNELS))
 def test_equal_tables_give_equal_code(name: str) -> None:
-    """Orders of the same opts that end in the same table are the same program, and cost the same."""
+    """If two orders of the same opts lead to the same table of axes, their programs and predicted costs are the same."""
     kernel = case_of(name).kernel
     compared = 0
     for seed in range(8):

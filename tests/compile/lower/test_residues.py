@@ -1,4 +1,4 @@
-"""Remainders of integers, and the addresses that follow: an access that is wider than its address allows ends the device."""
+"""Known remainders of integers, from which the alignment of addresses follows: an access wider than its alignment faults on a GPU."""
 from __future__ import annotations
 
 from math import gcd
@@ -51,14 +51,14 @@ def test_an_offset_counts() -> None:
 
 
 def test_a_float_is_rounded_when_it_becomes_an_index() -> None:
-    """Four times 0.3 is 1."""
+    """A float is rounded when it becomes an index: four times 0.3 gives the index 1."""
     number = alu("VAR", dtype=FLOAT, arg="x")
     code = (number, const(4.0, FLOAT), alu("MUL", 0, 1, dtype=FLOAT), alu("CAST", 2, dtype=INT), alu("CAST", 3))
     assert gcd(residues(code)[4].divisor() * 4, 16) == 4
 
 
 def test_small_integers_wrap_around() -> None:
-    """48 times 6, divided by 3, is 96; of eight bits it is 10."""
+    """48 times 6, divided by 3, is 96; in eight bits the product wraps and the result is 10."""
     code = (alu("VAR", dtype=dtypes.uint8, arg="x"), const(48, dtypes.uint8), alu("MUL", 0, 1, dtype=dtypes.uint8),
             const(3, dtypes.uint8), alu("QUOTIENT", 2, 3, dtype=dtypes.uint8), alu("CAST", 4))
     assert gcd(residues(code)[5].divisor() * 4, 16) == 4

@@ -1,4 +1,4 @@
-"""Squares of strided accesses become transpositions: the same numbers, and no strided access left."""
+"""Squares of strided accesses become transpositions in registers: results stay the same, and no strided access remains."""
 from __future__ import annotations
 
 import numpy as np
@@ -18,8 +18,8 @@ INDEX = dtypes.index
 
 
 def strided(dtype: DType, lanes: int, stride: int, count: int, *, store: bool, swap: bool = False, active: int | None = None) -> Program:
-    """`count` strided loads of x stored contiguously to y, or contiguous loads stored with the stride. `active`: lanes that are loaded,
-    the others are 7."""
+    """Make a program of `count` strided loads of x that are stored contiguously to y, or of contiguous loads stored with the stride.
+    `active`: number of lanes that are loaded; the others are 7."""
     code = [("ARG", dtype, 1, (), 0), ("ARG", dtype, 1, (), 1), ("CONST", INDEX, 1, (), 0), ("BEGIN", INDEX, 1, (), None),
             ("END_", INDEX, 1, (), None), ("LOOP", INDEX, 1, (3, 4), 1)]
     extra: tuple[int, ...] = ()
@@ -70,7 +70,8 @@ def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: in
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint16,
                                    dtypes.int32, dtypes.int64, dtypes.bool], ids=lambda d: d.name)
 def test_transposed_registers_are_what_machine_code_computes(dtype: DType, store: bool, target: Target) -> None:
-    """Levels of shuffles with fences between them, in vectors of a register, of half of one and of two; no bytes that are NaN."""
+    """Machine code of the shuffles, with fences between their levels, transposes vectors of one, half a and two registers. The values are
+    no NaNs, whose bits may change."""
     rng = np.random.default_rng(dtype.itemsize)
     register = target.vector_bytes // dtype.itemsize
     for lanes in {n for n in (4, register // 2, register, 2 * register) if 4 <= n <= 64}:
@@ -111,7 +112,7 @@ def test_parts_of_squares_are_transposed_under_masks(dtype: DType, lanes: int, s
 
 
 def test_rows_closer_than_their_part_of_a_square_stay() -> None:
-    """They would overlap: what one stores another would store again."""
+    """Stores of rows that are closer than a row of the square are not changed, as the rows of the square would overlap."""
     code = list(strided(dtypes.float32, 16, 9, 10, store=True).code[0])
     assert transpose_squares(code, ragged=True) is code
 
@@ -133,7 +134,7 @@ def test_loads_do_not_move_above_stores_to_the_same_memory() -> None:
 
 
 def test_stores_to_one_place_keep_their_order() -> None:
-    """Of two the later one counts."""
+    """Of two stores to one element the later one stays last."""
     code = list(strided(dtypes.float32, 4, 8, 4, store=True).code[0])
     assert transpose_squares(code) is not code
     twice = [*code[:-1], Instruction("STORES", dtypes.float32, 4, (0, 2, len(code) - 3), (1, 8)), code[-1]]

@@ -1,4 +1,4 @@
-"""Dumps of a plan after each pass, by name and level, whatever caches hold; ASTs as text that is read back."""
+"""Dumps of a plan after each pass, by name and level, with cold and warm caches; printed ASTs can be read back."""
 from __future__ import annotations
 
 import re
@@ -16,7 +16,7 @@ from tests.core.corpus import data
 
 
 def model() -> Tensor:
-    """A product and its softmax: two kernels."""
+    """Make a product and its softmax, which are two kernels."""
     return (data(16, 8) @ data(8, 24)).softmax(-1)
 
 
@@ -26,7 +26,7 @@ def dumped(capsys: pytest.CaptureFixture[str], tensor: Tensor, **options: object
 
 
 def sections(text: str) -> list[tuple[str, str]]:
-    """(header, content)."""
+    """Split a dump into its sections (header, content)."""
     parts = re.split(r"^-- (.*) --$", text, flags=re.MULTILINE)[1:]
     return [(h, c.strip("\n")) for h, c in zip(parts[::2], parts[1::2], strict=True)]
 

@@ -1,4 +1,4 @@
-"""Plans compute what their kernels compute one by one, keep up with new addresses and variables, and refuse what does not fit."""
+"""Plans give the results of their kernels run one by one, follow new addresses and values of variables, and refuse invalid arguments."""
 import os
 import threading
 
@@ -27,7 +27,7 @@ def array(value=0, n=N):
 
 
 def diamond(threads, levels, planner="arena"):
-    """y = (3(3x+1)+1) + (3x+1), with two intermediates; x is bound later."""
+    """Make a plan of y = (3(3x+1)+1) + (3x+1), with two intermediate buffers; x is bound later."""
     y = array(-1)
     buffers = [PlanBuffer(8 * N, "input"), *[PlanBuffer(8 * N, "intermediate")] * 2, PlanBuffer(8 * N, "output", y)]
     lv = levels or (None, None, None)
@@ -195,7 +195,8 @@ def test_a_poisoned_plan_refuses():
 
 
 def test_a_plan_stopped_half_way_refuses_when_it_changed_what_runs_start_from(monkeypatch):
-    """Kernel 0 counts x up; a run of the kernels one by one is interrupted."""
+    """Kernel 0 increments x. After an interrupted run of the kernels one by one, another run would start from changed values, so it is
+    refused."""
     x, y = array(1), array()
     buffers = [PlanBuffer(8 * N, "output", x), PlanBuffer(8 * N, "output", y)]
     for carried, stop, refuses in [((0,), 1, True), ((0,), 0, True), ((), 1, False), ((1,), 0, False)]:
@@ -344,7 +345,8 @@ def test_a_single_core_plan_makes_no_threads():
 
 
 def parts(start, *, late=0, intermediate=False):
-    """Two kernels of a level that write halves of buffer 1, the second from element `start` on, and one that reads it all."""
+    """Make a plan of two kernels on one level that write halves of buffer 1, the second from element `start` on, and a kernel that reads
+    buffer 1."""
     whole = PlanBuffer(16 * N, "intermediate") if intermediate else PlanBuffer(16 * N, "output", array(n=2 * N))
     buffers = [PlanBuffer(8 * N, "input"), whole, PlanBuffer(8 * N, "output", array(-1))]
     kernels = [kernel("affine", (1, 0), level=0, offsets=(8 * k, 0), regions=(Region(8 * k, 8 * N), Region(0, 8 * N))) for k in (0, start)]
@@ -379,7 +381,7 @@ def test_parts_that_do_not_fit_are_refused():
 
 
 def test_interleaved_parts_are_told_from_overlapping_ones():
-    """Columns of a matrix: their intervals overlap, their elements do not."""
+    """Two kernels that write different columns of a matrix are accepted: their address intervals overlap, their elements do not."""
     def plan(*columns):
         kernels = [kernel("affine", (0, 1), level=0, offsets=(8 * c, 0), regions=(Region(8 * c, 8, ((8 * 4, N),)), Region(0, 8 * N)))
                    for c in columns]

@@ -1,4 +1,4 @@
-"""Text and object files of a plan's kernels; its functions of Python have none."""
+"""Text and object files of a plan's kernels; Python functions in a plan have none."""
 from __future__ import annotations
 
 import subprocess

@@ -1,4 +1,4 @@
-"""The memory planner: no two buffers that are alive at one level may overlap, and little is wasted."""
+"""The memory planner: buffers that are alive at the same level do not overlap, and little memory is wasted."""
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The object cache: round trips, damage of every kind, several writers, limits, and directories that cannot be used."""
+"""The object cache: round trips, damaged files of every kind, several writers, limits, and unusable directories."""
 from __future__ import annotations
 
 import concurrent.futures
@@ -87,7 +87,7 @@ def test_damage_is_a_miss_and_is_removed(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_a_digest_that_fits_does_not_excuse_wrong_content(tmp_path: Path) -> None:
-    """A file that was written whole, by something else."""
+    """A complete file with a valid digest but invalid content, as another program could write it, is not used."""
     spec = spec_to_json(SPEC)
     metas: list[object] = [[], {}, {"key": KEY}, {"key": KEY, "spec": [], "remarks": {}}, {"key": KEY, "spec": spec, "remarks": 1},
                  {"key": KEY, "spec": {**spec, "phases": [1]}, "remarks": {}}, {"key": "other", "spec": spec, "remarks": {}}]

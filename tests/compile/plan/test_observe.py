@@ -1,5 +1,5 @@
-"""Times of kernels while a program runs, traces, and the names that perf reads: the numbers stay the same, and the figures are those of
-the work and the time."""
+"""Profiles of running programs, traces, and the symbol names for perf: results of programs do not change, and the reported figures follow
+from the work and the times."""
 from __future__ import annotations
 
 import io
@@ -28,7 +28,7 @@ CONFIG = PrepareConfig(db=NONE, threads=1)
 
 
 class Steps:
-    """A clock: every second look is 2 ms after the one before."""
+    """A clock for tests: every second reading is 2 ms after the one before."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,5 @@
-"""A PROGRAM and its stages: what each says, what is refused, what is said explicitly; kernels over positions of a launch, run."""
+"""A PROGRAM and its compilation stages: the content of each, errors, explicit properties; and runs of kernels over positions of a
+launch."""
 from __future__ import annotations
 
 import math
@@ -42,7 +43,7 @@ M = UOp(Ops.DEFINE_VAR, INDEX, (), ("v1", 1, 9))
 
 
 def grid() -> UOp:
-    """z = a·b, and y = a + b in place of y, over groups by variables of 4 positions."""
+    """Make a kernel of z = a·b, and y = a + b in place of y, over groups of 4 positions; the numbers of groups are variables."""
     k = Ast()
     g, h, at = position("g1", M), position("gidx0", N), number(0)
     part = position("l0", 4)
@@ -52,7 +53,7 @@ def grid() -> UOp:
     return k.sink(k.store(z, at, k.load(y, at) * k.load(b, at)), k.store(y, at, k.load(y, at) + k.load(b, at)))
 
 
-# -- what a program says of itself ----------------------------------------------------------------------------------------
+# -- properties of a program ----------------------------------------------------------------------------------------------
 def test_a_spec_says_globals_outs_ins_variables_and_launch_sorted_and_once() -> None:
     spec = spec_of(build(make_program(grid()), TARGET), TARGET)
     assert (spec.name, spec.globals, spec.outs, spec.ins, spec.variables) == ("kernel", (0, 1, 2), (0, 1), (1, 2), ("v0", "v1"))
@@ -73,7 +74,7 @@ def test_a_launch_is_made_to_fit_its_target() -> None:
 # -- stage by stage -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_program_gets_its_stages_one_after_the_other(device: str, tmp_path: Path) -> None:
-    """Each by hand is what `build` makes; what is loaded runs; and so does what was kept as bytes."""
+    """Stages made one by one equal those of `build`; the loaded program runs, and so does one loaded from stored bytes."""
     sink, pair = HAND["hand_softmax"](), device_named(device).pair
     begun = make_program(sink, device)
     assert [s.op for s in begun.src] == [Ops.SINK, Ops.DEVICE] and stage_of(begun, Ops.SINK) is sink
@@ -135,7 +136,7 @@ def test_a_stage_that_is_missing_or_another_one(name: str) -> None:
 
 
 def test_what_a_stage_holds_is_refused_by_the_next() -> None:
-    """Code that its grammar does not have, or that writes what the kernel does not; a device that is not there; stages out of turn."""
+    """Errors: code outside LINEAR, code that writes other arguments than the kernel, an unknown device, stages in the wrong order."""
     with pytest.raises(UnsupportedError, match="no device 'METAL'"):
         make_program(SINK, "METAL")
     with pytest.raises(CompileError, match="PROGRAM sink stage must be SINK op, got PROGRAM"):
@@ -156,7 +157,7 @@ def test_what_a_stage_holds_is_refused_by_the_next() -> None:
         spec_of(add_stage(make_program(k.sink(k.store(k.param(0, 5), r, k.load(k.param(2, 5), r), r))), Ops.LINEAR, lowered), TARGET)
 
 
-# -- what is said explicitly ----------------------------------------------------------------------------------------------
+# -- explicit properties --------------------------------------------------------------------------------------------------
 def test_what_is_said_explicitly_wins_where_it_is_not_empty() -> None:
     empty = ProgramSpec("", (), (), (), ())
     derived = spec_of(build(make_program(grid(), DEVICES[1]), TARGET), TARGET)
@@ -218,7 +219,7 @@ SIZES: dict[str, tuple[UOp, Callable[[int, int], int]]] = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_launch_of_every_kind_of_size_covers_what_it_says(name: str) -> None:
-    """y[:size] = x·2 + n·m, and no element more, whatever operations the size is made of."""
+    """The launch computes y[:size] = x·2 + n·m and no further element, for sizes made of every allowed operation."""
     extent, size = SIZES[name]
     k = Ast()
     at = position("g0", extent)
@@ -242,8 +243,8 @@ NAMES = ("g0", "gidx1", "l0", "lidx1", "g2", "l2", "g3")
 
 
 def random_kernel(rng: random.Random) -> tuple[UOp, list[int], tuple[int, ...], tuple[int, ...], int, str]:
-    """y[positions in one order] = f(x[positions in another order, r]): element by element, summed over r, or summed over r of a stage of x;
-    with the positions' extents, both orders, the extent of r and which f."""
+    """Draw a kernel y[positions in one order] = f(x[positions in another order, r]), where f is elementwise, a sum over r, or a sum over r
+    of a stage of x. Returns it with the extents of the positions, both orders, the extent of r and the kind of f."""
     k = Ast()
     names = rng.sample(NAMES, rng.randint(1, 4))
     extents = [rng.choice(EXTENTS) for _ in names]
@@ -275,7 +276,7 @@ def random_kernel(rng: random.Random) -> tuple[UOp, list[int], tuple[int, ...], 
 
 
 def in_numpy(extents: list[int], to: tuple[int, ...], of: tuple[int, ...], depth: int, kind: str, x: Any) -> Any:
-    """Results of a random kernel."""
+    """Compute the results of a random kernel with NumPy."""
     first = np.arange(extents[0], dtype=np.float32).reshape([extents[0] if n == 0 else 1 for n in of])
     x = x.reshape([*(extents[n] for n in of), depth])
     values = x[..., 0] * 2 + first if kind == "elements" else (x + first[..., None] * (kind == "stage")).sum(-1)
@@ -284,7 +285,7 @@ def in_numpy(extents: list[int], to: tuple[int, ...], of: tuple[int, ...], depth
 
 @pytest.mark.parametrize("seed", range(count(24)))
 def test_random_kernels_over_positions_agree_with_numpy_under_random_opts(seed: int) -> None:
-    """As LINEAR and as machine code, launched as many times as there are positions, whatever the chain; and called, on both pairs."""
+    """Interpreted and as machine code, random chains give NumPy's results; also if the kernel is called in a graph, with both compilers."""
     rng = random.Random(seed)
     ast, extents, to, of, depth, kind = random_kernel(rng)
     case = Case(Kernel(ast), seed)
@@ -310,7 +311,7 @@ def test_random_kernels_over_positions_agree_with_numpy_under_random_opts(seed: 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_kernel_over_positions_is_called_by_variables_and_in_loops(device: str) -> None:
-    """Row i of x to the rows of y, for each i; the launch has as many groups as the variable m says."""
+    """For each i the kernel is called with row i of x; the number of groups of its launch is the variable m."""
     k = Ast()
     turn, rows = UOp(Ops.DEFINE_VAR, INDEX, (), ("i", 0, 3)), UOp(Ops.DEFINE_VAR, INDEX, (), ("m", 0, 6))
     g, part = position("g0", rows), position("l0", 5)
@@ -329,7 +330,7 @@ def test_a_kernel_over_positions_is_called_by_variables_and_in_loops(device: str
 
 
 def copy(at: UOp, value: UOp | None = None) -> UOp:
-    """y[at] = x[at], times a value."""
+    """Make the kernel y[at] = x[at] times a value."""
     k = Ast()
     loaded = k.load(k.param(1, 8), at)
     return k.sink(k.store(k.param(0, 8), at, loaded if value is None else loaded * value.cast(F32)))

@@ -1,1 +1,1 @@
-"""WebGPU: skipped where there is no package, no driver or no adapter."""
+"""Tests of WebGPU, which are skipped without the package wgpu, a driver or an adapter."""

@@ -1,4 +1,4 @@
-"""The tests of this folder need an adapter. Without one they are skipped, and say what is missing."""
+"""Fixtures of the WebGPU tests, which need an adapter; without one they are skipped with the reason."""
 from __future__ import annotations
 
 import pytest
@@ -10,7 +10,7 @@ from svod.errors import DeviceError
 
 @pytest.fixture(scope="session")
 def webgpu() -> Target:
-    """The adapter as a target."""
+    """The first adapter as a target."""
     try:
         return adapter_target()
     except DeviceError as error:

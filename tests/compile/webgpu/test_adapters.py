@@ -1,5 +1,5 @@
-"""Several adapters: their order and names, and two of them at once in one process. Where the machine has only one, the second
-is another device of wgpu's on it, with buffers, pipelines and a queue of its own."""
+"""Several adapters: their order and names, and two of them in use in one process. If the machine has only one, the second is another wgpu
+device on it, with separate buffers, pipelines and queue."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def test_names() -> None:
 
 @pytest.fixture
 def second(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebGpu]:
-    """WEBGPU:1: the machine's second adapter, or another device on the first."""
+    """The device WEBGPU:1: the machine's second adapter, or another wgpu device on the first."""
     found = adapter.adapters()
     with monkeypatch.context() as patch:
         patch.setattr(adapter, "_adapters", lambda process: found if len(found) > 1 else [*found, *found])
@@ -87,7 +87,8 @@ def second(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebGpu]:
 
 @pytest.mark.slow
 def test_two_at_once(second: WebGpu) -> None:
-    """Each has memory, pipelines and a queue of its own; values are copied from one to the other, and belong on one of them."""
+    """Two devices have separate memory, pipelines and queues. Values are copied from one to the other; an operation on values of both is an
+    error."""
     x, w = Tensor(A).to("WEBGPU").realize(), Tensor(B).to("WEBGPU:1").realize()
     assert (x.device, w.device) == ("WEBGPU", "WEBGPU:1") and BACKEND.gpu.wgpu is not second.gpu.wgpu
     with pytest.raises(DeviceError, match=r"values on WEBGPU and on WEBGPU:1: .*\.to\('WEBGPU'\) or \.to\('WEBGPU:1'\)"):
@@ -123,7 +124,7 @@ def test_a_lost_device_is_not_the_others_loss(second: WebGpu) -> None:
 
 
 def test_a_key_finds_the_device_that_it_is_of(second: WebGpu) -> None:
-    """Equal adapters have one key, and the first of them stands for it."""
+    """Equal adapters have the same key, and the device found for that key is the first of them."""
     assert BACKEND.count() > 1
     for name in ("WEBGPU", "WEBGPU:1"):
         target = backend_named(name).target()

@@ -1,4 +1,4 @@
-"""Random chains of opts, those for groups among them, over the corpus: right numbers on the adapter that is here."""
+"""Random chains of opts, also for groups of threads, over the corpus: right numbers on this machine's adapter."""
 from __future__ import annotations
 
 import random
@@ -24,7 +24,7 @@ MOST_INSTRUCTIONS = 2500    # the driver compiles about ten thousand a second
 
 
 def check(case: Case, program: Program, target: Target) -> None:
-    """Right numbers on the device."""
+    """Check that the program gives right numbers on the device."""
     pair = backend_named("WEBGPU").compilers[0]
     code = pair.load(pair.binary_of(program, target), program.spec)
     arrays = []
@@ -38,7 +38,7 @@ def check(case: Case, program: Program, target: Target) -> None:
 
 
 def run(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
-    """A random chain's program, unless it is long: the ways in which it ran."""
+    """Run the program of a random chain unless it is too long; returns the ways in which it ran."""
     if program.size > MOST_INSTRUCTIONS:
         return {}
     check(case, program, state.target)
@@ -52,7 +52,7 @@ def test_random_chains(part: int, webgpu: Target) -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_parts_of_a_sum_with_staged_operands(ahead: bool, webgpu: Target) -> None:
-    """Three parts of four blocks of 16 positions and one of 5."""
+    """A sum of four blocks of 16 positions and one of 5 is split into three parts."""
     case = Case(Kernel(gemm(37, 41, 69)))
     chain = [Opt("LOCAL", "o0", 8), Opt("LOCAL", "o1", 8), Opt("TILE", "r0", 16), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"),
              Opt("SPLITK", "r0", 3), *[Opt("PIPELINE", "r0", 2)][:ahead]]

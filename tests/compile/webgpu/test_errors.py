@@ -1,4 +1,4 @@
-"""Errors name the missing part in one sentence and say what to do. No adapter is needed."""
+"""Errors of WebGPU: one sentence names the missing part and says what to do. The tests need no adapter."""
 from __future__ import annotations
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Operands that are hidden from compilers of WGSL, and the results of a driver at the edges, beside those of the CPU."""
+"""Operands that are hidden from compilers of WGSL, and results for special values, compared with those of the CPU."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ GIVEN = [("CARRY", (), 0), ("CARRY", (), 1), ("CONST", (), 1.0), ("CONST", (), 0
 
 
 def hidden(*instructions: tuple[str, tuple[int, ...]]) -> set[tuple[int, int]]:
-    """The hidden operands of instructions that begin with number 4, behind x, y, 1 and 0."""
+    """Return the hidden operands of the given instructions, which follow x, y, 1 and 0 and are numbered from 4."""
     code = [Instruction(op, F32, 4, src, arg) for op, src, arg in [*GIVEN, *((op, src, None) for op, src in instructions)]]
     return set(hidden_operands(code))
 
@@ -47,7 +47,7 @@ def test_polynomials_and_sums_of_different_numbers_are_not_hidden() -> None:
 
 
 def test_of_long_sums_a_part_is_hidden_now_and_then() -> None:
-    """So that a sum is followed in time in proportion to its length."""
+    """In a long sum an operand is hidden after every MOST_TERMS terms, so that the analysis takes time proportional to the sum's length."""
     n = 20 * MOST_TERMS
     code = [Instruction("CARRY", F32, 1, (), i) for i in range(n)]
     code += [Instruction("ADD", F32, 1, (n + i - 1 if i else 0, i + 1), None) for i in range(n - 1)]
@@ -76,7 +76,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Operand]] = {
 
 
 def agree(function: Callable[[Tensor], Operand]) -> None:
-    """The same values on both, with their infinities and NaNs, and the signs of zeros."""
+    """Assert equal values on both devices, with infinities, NaNs and the signs of zeros."""
     results = []
     for device in ("CPU", "WEBGPU"):
         plan = function(Tensor(EDGES.copy())).prepare(PrepareConfig(device=device, db=":none:"))
@@ -103,7 +103,7 @@ def test_functions_at_the_edges(webgpu: Target, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_numbers_have_the_type_of_16_bit_operands(webgpu: Target, dtype: str) -> None:
-    """30000 is 29952 in bfloat16, 1000.3 is 1000.5 in float16, and 1e9 is infinite there."""
+    """Constants are rounded to the type of 16-bit operands: 30000 to 29952 in bfloat16, 1000.3 to 1000.5 and 1e9 to infinity in float16."""
     x = Tensor(np.array([30000, -29952, 1000.5, 1, 0], np.float32)).cast(dtype).realize()
     for number in (30000.0, 1000.3, 1e9, 1e-9, 0.1):
         results = []

@@ -1,4 +1,4 @@
-"""Whole small models on the adapter against NumPy: a block of a transformer, and a network of residual blocks."""
+"""Complete small models on the adapter, compared with NumPy: a block of a transformer, and a network of residual blocks."""
 from __future__ import annotations
 
 import math
@@ -17,7 +17,7 @@ HEADS, WIDTH, LENGTH = 2, 12, 7
 
 
 def set_values(model: nn.Module, rng: np.random.Generator) -> dict[str, Array]:
-    """Give a model's parameters and buffers drawn values, which keep activations near 1. Returns them by path."""
+    """Set a model's parameters and buffers to random values that keep activations near 1; returns them by path."""
     drawn: dict[str, Array] = {}
     for path, tensor in model.state_dict().items():
         if np.issubdtype(tensor.numpy().dtype, np.floating):
@@ -37,7 +37,7 @@ def softmax(x: Array) -> Array:
 
 
 def encoder_layer(x: Array, w: dict[str, Array], causal: bool) -> Array:
-    """A transformer's layer with its norms after the sums, by NumPy in float64."""
+    """Compute a layer of a transformer, with norms after the sums, by NumPy in float64."""
     def norm(x: Array, name: str) -> Array:
         centred = x - x.mean(-1, keepdims=True)
         return np.asarray(centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"])
@@ -67,7 +67,7 @@ def test_a_block_of_a_transformer(causal: bool, webgpu: Target) -> None:
 
 
 class Residual(nn.Module):
-    """relu(shortcut(x) + two convolutions of x); the first has the stride."""
+    """A residual block relu(shortcut(x) + two convolutions of x), whose first convolution has the stride."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         self.conv1, self.norm1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)
@@ -80,7 +80,7 @@ class Residual(nn.Module):
 
 
 class Network(nn.Module):
-    """Residual blocks over an image of 32 × 32, at 16 × 16 and 8 × 8, then a mean and a linear layer."""
+    """A network of residual blocks at 32 × 32, 16 × 16 and 8 × 8 pixels, then a mean and a linear layer."""
 
     def __init__(self) -> None:
         self.stem, self.stem_norm = nn.Conv2d(3, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4)
@@ -94,7 +94,7 @@ class Network(nn.Module):
 
 
 def network(x: Array, w: dict[str, Array]) -> Array:
-    """`Network` by NumPy in float64."""
+    """Compute `Network` by NumPy in float64."""
     def conv(x: Array, name: str, stride: int) -> Array:
         kernel, bias = w[f"{name}.weight"], w.get(f"{name}.bias")
         size = kernel.shape[-1]

@@ -1,4 +1,4 @@
-"""A sample of the operators on the adapter that is here. All of them: `pytest --device WEBGPU tests/tensor`."""
+"""A sample of the operators on this machine's adapter. `pytest --device WEBGPU tests/tensor` tests all of them."""
 from __future__ import annotations
 
 from collections.abc import Callable

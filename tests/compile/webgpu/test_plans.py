@@ -1,4 +1,4 @@
-"""Plans on the adapter: weights packed once, inputs bound later, arguments at odd places."""
+"""Plans on the adapter: weights packed once, inputs bound later, arguments at unaligned addresses."""
 from __future__ import annotations
 
 import os
@@ -46,7 +46,7 @@ def test_weights_are_packed_before_there_are_inputs(webgpu: Target) -> None:
 
 
 def test_what_a_block_has_read_is_not_read_again(webgpu: Target) -> None:
-    """Four positions of the sum come as one vector of the left operand, and no place is read twice in a block."""
+    """Four positions of the sum are read as one vector of the left operand, and no element is read twice in a block of code."""
     a, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((24, 32), (32, 16)))
     k = svod.kernel(Tensor(a) @ Tensor(b), config=CONFIG).apply("UPCAST(o0, 4) UPCAST(o1, 4) LANES(o1.in) LOCAL(o0, 6) UNROLL(r0, 4)")
     wgsl = k.llvm()
@@ -58,7 +58,7 @@ def test_what_a_block_has_read_is_not_read_again(webgpu: Target) -> None:
 
 
 def test_arguments_that_begin_anywhere(webgpu: Target) -> None:
-    """Views into one array: the other form of a module reads element by element."""
+    """For arguments that are unaligned views of one array, the second form of a module reads element by element."""
     memory = RNG.standard_normal(1 + 24 * 32).astype(np.float32)
     a, b = memory[1:].reshape(24, 32), RNG.standard_normal((32, 16)).astype(np.float32)
     np.testing.assert_allclose((Tensor(a) @ Tensor(b)).realize(CONFIG).numpy(), a @ b, rtol=1e-4, atol=1e-5)
@@ -67,7 +67,7 @@ def test_arguments_that_begin_anywhere(webgpu: Target) -> None:
 
 
 def test_results_stay_on_the_adapter(webgpu: Target) -> None:
-    """Copies to and from it, state that is assigned to, and a plan that goes on on the CPU."""
+    """Results stay on the adapter: tests copies to and from it, a state that is assigned to, and a plan that continues on the CPU."""
     a, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((24, 31), (31, 17)))
     x, w = Tensor(a).to("webgpu").realize(), Tensor(b).to("WEBGPU")
     y = (x @ w).realize()
@@ -84,7 +84,7 @@ def test_results_stay_on_the_adapter(webgpu: Target) -> None:
 
 
 def test_profiles_are_of_the_adapters_clock(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timestamps around each pass; an empty call has none."""
+    """Profiles use the timestamps around each pass; an empty call has no passes and no time."""
     plan = (Tensor(X[0, 0]) @ Tensor(X[0, 1])).softmax(-1).prepare(CONFIG)
     if not BACKEND.gpu.has_timestamps:
         pytest.skip("the adapter has no timestamp queries")
@@ -94,7 +94,7 @@ def test_profiles_are_of_the_adapters_clock(webgpu: Target, monkeypatch: pytest.
 
 
 class Recorded:
-    """An object of wgpu's whose calls are remembered, and those of what it makes; with them the seconds that a clock is asked for."""
+    """A wrapper of a wgpu object that records its calls, the calls of objects that it makes, and readings of the clock."""
 
     def __init__(self, real: Any, calls: list[Any]) -> None:
         self.real, self.calls = real, calls
@@ -109,7 +109,7 @@ class Recorded:
 
 @pytest.fixture
 def calls(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Calls of encoders and passes, and the clock of the host."""
+    """Record the calls of encoders and passes, and readings of the host's clock."""
     made: list[Any] = []
 
     def clock() -> float:
@@ -126,8 +126,8 @@ IN_ORDER = ("clear_buffer", "begin_compute_pass", "dispatch_workgroups", "end", 
 
 @pytest.mark.parametrize("runs", [1, 3, 40 * COLD_RUNS])
 def test_each_run_of_a_sample_begins_with_a_cache_that_was_filled(calls: list[Any], runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice its size is written before the pass that is timed. The pass waits for it: the launch's numbers lie where a word of it goes to.
-    Of many runs the first stand for all."""
+    """Before each timed pass, twice the size of the L2 cache is written. The pass waits for that, because one word of it is copied into the
+    buffer of the launch's numbers. Of many runs only the first ones are timed."""
     if not BACKEND.gpu.has_timestamps:
         pytest.skip("the adapter has no timestamp queries")
     plan = (Tensor(X[0, 0]) * 2).prepare(CONFIG)
@@ -149,7 +149,7 @@ def test_each_run_of_a_sample_begins_with_a_cache_that_was_filled(calls: list[An
 
 @pytest.mark.parametrize("has_clock", [True, False])
 def test_a_device_that_does_not_count(calls: list[Any], has_clock: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's clock counts from the end of what fills the cache. Nothing is filled where caches stay as they are."""
+    """On a device without timestamps the host's clock starts after the cache was filled. For warm caches nothing is filled."""
     monkeypatch.setattr(BACKEND.gpu, "has_timestamps", has_clock and BACKEND.gpu.has_timestamps)
     monkeypatch.setattr(PassClock, "seconds", lambda self: None)
     plan = (Tensor(X[0, 0]) * 2).prepare(CONFIG)
@@ -174,7 +174,7 @@ def test_odd_sizes_and_types_are_copied(webgpu: Target) -> None:
 
 @pytest.mark.parametrize("n", [1, 7, 64])
 def test_copies_on_the_adapter(webgpu: Target, n: int) -> None:
-    """In whole words on the adapter itself, others by way of the host."""
+    """Copies of complete words are done on the adapter, others through the host."""
     for dtype in (np.float32, np.int8):
         x = np.arange(n).astype(dtype)
         plan = (Tensor(x).to("WEBGPU") + Tensor(x[::-1].copy()).to("WEBGPU")).prepare(CONFIG)
@@ -183,7 +183,8 @@ def test_copies_on_the_adapter(webgpu: Target, n: int) -> None:
 
 
 def test_a_device_that_is_lost(webgpu: Target, caplog: pytest.LogCaptureFixture) -> None:
-    """Memory of the lost device alone is gone, and says so. All else is computed on the next device, which reuses no address."""
+    """If a device is lost, only values in its memory are lost, and using them is an error. Everything else is computed on the next device,
+    which reuses no address."""
     a = RNG.standard_normal((3, 4)).astype(np.float32)
     x = Tensor(a)
     there, kept = (x.to("WEBGPU") * 2).realize(), x.to("WEBGPU")
@@ -207,7 +208,8 @@ def test_a_device_that_is_lost(webgpu: Target, caplog: pytest.LogCaptureFixture)
 
 
 def test_calls_return_before_the_adapter_is_done(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each result is the next one's input; arrays may be changed when the call returns. Only who reads waits, or who has begun a lot."""
+    """Each result is the input of the next call, and arrays may be changed when the call returns. Only reading a result waits, or having
+    many unfinished submissions."""
     waits: list[str] = []
     for name in ("wait", "_read_part"):
         real = getattr(WebGpuDevice, name)
@@ -253,7 +255,7 @@ def test_an_error_names_the_kernels_that_were_begun(webgpu: Target) -> None:
 
 
 def test_memory_comes_back_inside_a_collection(webgpu: Target) -> None:
-    """The collector runs also in the thread that asks for memory: it is given back later."""
+    """The garbage collector may return memory while the same thread allocates; the memory is freed later then."""
     made = BACKEND.gpu
     memory = [GpuMemory(made, 100)]
     address = memory[0].address
@@ -267,7 +269,7 @@ def test_memory_comes_back_inside_a_collection(webgpu: Target) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_of_a_process_that_used_it(webgpu: Target) -> None:
-    """Drivers wait there for threads that are gone."""
+    """In a fork of a process that used the device svod raises an error: drivers would wait for threads that do not exist there."""
     there = (Tensor(np.ones(4, np.float32)).to("WEBGPU") + 1).realize()
     child = os.fork()
     if not child:

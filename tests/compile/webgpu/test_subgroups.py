@@ -1,4 +1,4 @@
-"""Threads of a subgroup exchange registers: for which adapters, in what code, and that the numbers are right."""
+"""Exchanges of registers between the threads of a subgroup: the adapters that use them, the code, and right numbers."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_subgroups_count_where_all_have_one_size(name: str, kind: str, vendor: i
 
 @pytest.fixture
 def lanes(webgpu: Target) -> int:
-    """Threads of a subgroup."""
+    """Number of threads of a subgroup."""
     if not webgpu.subgroup:
         pytest.skip(f"the adapter {webgpu.cpu} has no subgroups of one size")
     return webgpu.subgroup
@@ -64,7 +64,8 @@ def test_the_sizes_that_wgpu_says_are_none_or_that_of_the_target(lanes: int) -> 
     (2.5, 2, 2, 1),
 ])
 def test_neighbours_exchange_registers(lanes: int, threads: float, beside: int, shuffles: int, barriers: int) -> None:
-    """Parts of a sum of so many subgroups' threads, of some rows beside each other: a power of two of neighbours, in whole subgroups."""
+    """A sum is split into parts, one for each of `threads` × `lanes` threads, for `beside` rows at a time. Registers are exchanged if the
+    parts of a row are a power of two of neighbouring threads in complete subgroups."""
     parts = int(threads * lanes)
     chain = f"GROUP(r0, {parts})" + (f" LOCAL(o0, {beside})" if beside > 1 else "")
     rows = Tensor(RNG.standard_normal((7, 509)).astype(np.float32)).sum(1)
@@ -79,7 +80,7 @@ def test_neighbours_exchange_registers(lanes: int, threads: float, beside: int, 
                                    "bool"])
 @pytest.mark.parametrize("vector", [1, 3])
 def test_of_all_types(lanes: int, dtype: str, vector: int) -> None:
-    """Single values, and vectors of three rows of a thread."""
+    """Values of all types are exchanged: single ones, and vectors of three rows per thread."""
     x = Tensor(RNG.integers(0, 2, (12, 8 * lanes)) if dtype == "bool" else RNG.integers(0, 99, (12, 8 * lanes))).cast(dtype).realize()
     chain = f"GROUP(r0, {2 * lanes})" + (f" UPCAST(o0, {vector})" if vector > 1 else "")
     y = x.any(1) if dtype == "bool" else x.max(1)
@@ -88,7 +89,7 @@ def test_of_all_types(lanes: int, dtype: str, vector: int) -> None:
 
 
 def test_pairs_of_values_and_exchanges_inside_of_loops(lanes: int) -> None:
-    """A maximum and where it is; a sum of each row of another sum, whose threads come there many times; a stage after another."""
+    """Exchanges of a maximum with its position, in a loop over the rows of an inner sum, and in two stages, one after the other."""
     x = RNG.standard_normal((3, 5, 4 * lanes)).astype(np.float32)
     for y, chain in ((Tensor(x[0]).argmax(1), f"GROUP(r0, {lanes})"),
                      (Tensor(x[0]).softmax(-1), f"GROUP(s1.r0, {lanes}) GROUP(s3.r0, {2 * lanes})"),
@@ -98,7 +99,7 @@ def test_pairs_of_values_and_exchanges_inside_of_loops(lanes: int) -> None:
 
 
 def test_a_driver_with_other_subgroups_is_noticed(webgpu: Target, lanes: int) -> None:
-    """When a program is loaded, before it computes anything."""
+    """A driver that uses another subgroup size is detected when a program is loaded, before it computes anything."""
     kernel, pair = Kernel(kernel_of(ROWS)), device_named("WEBGPU").pair
     for size in (2 * lanes, lanes):
         target = replace(webgpu, subgroup=size)

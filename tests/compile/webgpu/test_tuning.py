@@ -1,4 +1,4 @@
-"""A search on the adapter: what it proposes is right there, and the next plan takes what it found."""
+"""A search on the adapter: its candidates give right results there, and the next plan uses the kernel that it found."""
 from __future__ import annotations
 
 import sqlite3
@@ -39,7 +39,7 @@ def test_a_search_measures_and_verifies_on_the_adapter(webgpu: Target, tmp_path:
 
 
 def test_a_worker_whose_device_is_lost_goes_on(webgpu: Target) -> None:
-    """One candidate costs the device; the kernel's other programs are loaded on the next one."""
+    """One candidate makes the worker lose the device; the kernel's other candidates are loaded on a new device."""
     kernel = svod.kernel(Tensor(X) * Tensor(W), config=PrepareConfig(device="WEBGPU", db=":none:")).state.kernel
     context = KernelContext(Setup(ast_to_data(kernel.ast), webgpu))
     programs = [compile_candidate((chain, True), context) for chain in ((), (["LOCAL", "o0", 2],))]
