@@ -33,7 +33,7 @@ from svod.system.process.threads import Joinable, start_native
 log = logging.getLogger("svod")
 SPIN_SECONDS = 50e-6        # a worker stops spinning after this time without work
 PATIENCE_SECONDS = 20e-6    # a caller waits this long before it yields its core
-NAP_MICROSECONDS = 100      # between two looks for work, where there is no futex
+NAP_MICROSECONDS = 100      # sleep of a worker between two checks for work on systems without futexes
 PAGE = 4096
 
 # System call numbers: futex, sched_setaffinity, sched_getaffinity (Linux, asm/unistd.h of each architecture).

@@ -113,7 +113,7 @@ def _instruction(dot: Dot, registers: str, a: str, b: str, across: tuple[bool, b
 
 
 def _product(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """Write all products of a group at the last one of them."""
+    """Write all products of a group of `products_together` if instruction i is the last one of them; otherwise write nothing."""
     assert isinstance(w.family, Warpgroups)
     members = w.family.products.get(i, ())
     if not members:

@@ -56,7 +56,8 @@ class PointerMemory:
         return self.is_packed and self.scalar_stores
 
     def note(self, i: int) -> None:
-        """Record an access before anything is written."""
+        """Record instruction i, an access to this memory. All accesses are recorded before code is written, as they decide the array's
+        type."""
         store = self.w.code[i].op in STORE_OPS
         whole = self.is_whole(i)
         self.accessed = True

@@ -1,1 +1,1 @@
-"""The nodes that tensor operations build, and the memory behind them."""
+"""Graphs: the nodes that tensor operations build, and the memory of their values."""

@@ -1,8 +1,8 @@
 """Convolutions with channels last in memory: matrix instructions load rows along the summed axis, which is the channels.
 
     conv(x, w), x (N, C, Y, X), w (O, C, I, J)          conv(x', w')
-                                                        x' = PERMUTE(CONTIGUOUS(PERMUTE(x)))      lies as (N, Y, X, C)
-                                                        w' = PERMUTE(CONTIGUOUS(PERMUTE(w)))      lies as (O, I, J, C)
+                                                        x' = PERMUTE(CONTIGUOUS(PERMUTE(x)))      in memory (N, Y, X, C)
+                                                        w' = PERMUTE(CONTIGUOUS(PERMUTE(w)))      in memory (O, I, J, C)
 
 An image that a kernel computes is stored in this order, also if a pooling reads it, so that nothing is copied between two convolutions.
 Arguments are copied once. If a row of channels is not a multiple of 16 bytes, a convolution with several taps reads a copy whose rows are
@@ -116,7 +116,7 @@ def with_values(sink: UOp, values: Mapping[UOp, UOp]) -> UOp:
 
 def channels_last(sink: UOp, wanted: Callable[[UOp], bool]) -> UOp:
     """Store the images and weights of convolutions with their channels last, for each convolution with `wanted(image)` true."""
-    sink = widened_last(sink)       # so that the image of a convolution is the 16-bit value in memory, not its float32 copy
+    sink = widened_last(sink)       # the image of a convolution is then the 16-bit value in memory, not its float32 copy
     found = {u: c for u, c in convolutions(sink) if wanted(c.image)}
     if not found:
         return sink

@@ -171,7 +171,8 @@ def flip(x: UOp, axes: int | Sequence[int]) -> UOp:
 
 
 def window(x: UOp, windows: Sequence[tuple[int, int, int, int]]) -> UOp:
-    """Sliding windows `(axis, size, stride, dilation)`: one axis of `size` per entry is appended; see docs/ir.md."""
+    """Take sliding windows of x. Each entry `(axis, size, stride, dilation)` of `windows` appends an axis of extent `size`; see
+    docs/ir.md."""
     rank = len(shape_of(x))
     entries = tuple((axis_of("window", a, rank), size, stride, dilation) for a, size, stride, dilation in windows)
     return _made(UOp(Ops.WINDOW, x.dtype, (x,), entries)) if entries else x

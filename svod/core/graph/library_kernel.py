@@ -94,7 +94,7 @@ def scan_accumulator(combiner: str, dtype: DType) -> DType:
     return dtype if combiner in ("MAX", "MIN") else accumulator(dtype)
 
 
-# -- what they cost -----------------------------------------------------------------------------------
+# -- costs --------------------------------------------------------------------------------------------
 def operations(u: UOp) -> tuple[int, int]:
     """Return (number of operations, number of transcendental functions among them) of a library kernel of the kernel level."""
     name, options, shapes = u.arg

@@ -1,4 +1,4 @@
-"""The memory under a graph node: the BUFFER behind a view, and the versions of its content after assignments."""
+"""The storage of graph nodes: the BUFFER of which a node is a view, and the versions of its content after assignments."""
 from __future__ import annotations
 
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
@@ -6,7 +6,7 @@ from svod.core.ir.variable import is_symbolic, layout_shape
 
 
 def content_under(view: UOp) -> UOp | None:
-    """Return the BUFFER or AFTER behind a `view` that shows each element at most once; None for any other node."""
+    """Return the BUFFER or AFTER of which `view` is a view without repeated elements; None if it is no such view."""
     while _shows_once(view):
         view = view.src[0]
     return view if view.op in (Ops.BUFFER, Ops.AFTER) else None

@@ -32,7 +32,7 @@ from svod.core.ir.uop import Ops, UOp
 from svod.errors import ArgumentError, LaunchError, ScheduleError, ShapeError
 
 if TYPE_CHECKING:
-    _Integer = int      # so that type checkers accept a shape with Dims as a tuple of ints
+    _Integer = int      # type checkers then accept a shape with Dims as a tuple of ints
 else:
     _Integer = object
 
