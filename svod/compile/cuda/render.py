@@ -216,9 +216,9 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
 
 
 def instructions(target: Target) -> Instructions:
-    """Return the instructions that can be printed for an architecture. Ampere and later have an instruction that rounds to bfloat16."""
+    """Return the instructions that can be printed for an architecture. Those that multiply matrices of bfloat16 also round to it."""
     halves = frozenset({"float16"})
-    return replace(LLVM_INSTRUCTIONS, half_casts=halves if target.cpu == "sm_75" else halves | {"bfloat16"}, widened=halves)
+    return replace(LLVM_INSTRUCTIONS, half_casts=halves | {"bfloat16"} if "mma.bf16" in target.features else halves, widened=halves)
 
 
 def legal(program: Program, target: Target) -> Program:
