@@ -35,7 +35,8 @@ DOMAINS = {"": "", "ai.onnx": "", MICROSOFT: MICROSOFT}
 @dataclass(frozen=True)
 class Operator:
     """An entry of the table. `since`: the first operator set version that `function` implements. `known`: the positions of operands
-    whose values it needs. `raw`, `exact`, `multiplies`, `narrow`: the form in which it gets its operands."""
+    whose values must be known while the graph is walked. The module's docstring says in which form operands are passed under `raw`,
+    `exact`, `multiplies` and `narrow`."""
 
     name: str
     since: int

@@ -116,7 +116,7 @@ class Scale:
         return min(1.0, max(0.0, self.at(value)))
 
     def ticks(self, most: int) -> list[float]:
-        """Round values within the scale, about `most` or fewer."""
+        """Return the values of the axis' ticks: round numbers within the scale, about `most` of them or fewer."""
         if not self.logarithmic or self.high < 3 * self.low:
             step = _round_up((self.high - self.low) / most)
             return [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1)]

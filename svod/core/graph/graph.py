@@ -128,8 +128,8 @@ def expand(x: UOp, shape: Sequence[int]) -> UOp:
 
 
 def broadcast(x: UOp, shape: Sequence[int], name: str = "expand") -> UOp:
-    """Broadcast x to `shape` by NumPy's rule: missing leading axes are added, axes of extent 1 repeated. `name`: the operation that errors
-    name."""
+    """Broadcast x to `shape` by NumPy's rule: missing leading axes are added, axes of extent 1 repeated. `name`: the operation, for
+    error messages."""
     new, old = tuple(shape), shape_of(x)
     if new == old:
         return x

@@ -60,8 +60,8 @@ def llvm_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
 
 
 class Digit(NamedTuple):
-    """A digit of the number of a thread, or of an element that it holds. `extent`: how many values it has; `rows`, `columns`: how far each
-    step of it moves in the tile."""
+    """One digit of a mixed-radix number, which numbers the threads of a subgroup or the elements that a thread holds. `extent`: the number
+    of its values; `rows`, `columns`: how far one step of the digit moves in the tile."""
 
     extent: int
     rows: int

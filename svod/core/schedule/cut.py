@@ -491,7 +491,7 @@ class Cut:
                     ids = self.new_range(shape[a])
                     place[a] = ids, PLAIN
                     own |= ids
-            # the reduction runs once per element of its own; other ranges of its reader do not matter below
+            # below the reduction only the ranges of its own position and the reduced ranges count, not the reader's other ranges
             used = ids_of(use.place)
             below_use = use._replace(place=tuple(place), active=used | own, rows=(use.rows & used) | own, entries=(),
                                      reduced=compute_node(reduce.src[0]))

@@ -36,7 +36,7 @@ def checks_of(state: Scheduler, nest: LoopNest) -> Checks:
 
 
 class _Checker:
-    """Finds the checks of a state, stage by stage."""
+    """Finds, stage by stage, the axes whose positions are checked against the axis' end, and those whose last tile is not moved back."""
 
     def __init__(self, state: Scheduler, nest: LoopNest) -> None:
         self.state, self.kernel = state, state.kernel

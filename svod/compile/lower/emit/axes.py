@@ -70,8 +70,8 @@ class Axes:
         return None if self.facts.on_grid else self.variable_bound(stage, a)
 
     def variable_bound(self, stage: OpenStage, a: int) -> UOp | None:
-        """The extent of local axis `a` as an expression, if it depends on variables, else None. On a grid only guards use it, as loops run
-        to the largest extent."""
+        """The extent of local axis `a` as an expression, if it depends on variables, else None. On a grid, loops run to the largest extent,
+        and guards compare positions with this one."""
         axis = stage.r.axes[a]
         return self.kernel.axes[axis].bound if axis >= 0 else None
 
