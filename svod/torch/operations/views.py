@@ -67,9 +67,8 @@ def constant_pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
     return x.pad(tuple(pad), value=value) if pad else x
 
 
-for _n in (1, 2, 3):
-    aten(f"reflection_pad{_n}d", widens=False)(lambda x, padding: x.pad(tuple(padding), mode="reflect"))
-    aten(f"replication_pad{_n}d", widens=False)(lambda x, padding: x.pad(tuple(padding), mode="replicate"))
+for _mode, _name in (("reflect", "reflection_pad"), ("replicate", "replication_pad")):
+    aten(*[f"{_name}{n}d" for n in (1, 2, 3)], widens=False)(lambda x, padding, mode=_mode: x.pad(tuple(padding), mode=mode))
 
 
 @aten("as_strided", "as_strided_copy", widens=False)
