@@ -1,6 +1,7 @@
 """Observation of a program's plans: times of kernels (SVOD_PROFILE, SVOD_TRACE), names of code in memory (SVOD_PERF_MAP).
 
-`perf record python model.py; perf report` looks up functions that are in no file in `/tmp/perf-PID.map`, which has a line for each:
+Compiled kernels are in no file. For their names, `perf record python model.py; perf report` reads `/tmp/perf-PID.map`, which has a line
+for each function of a kernel:
 
     7f51c0a02000 3c8 svod gemm_0 1a64f5090b25 svod_p0
 """

@@ -13,7 +13,7 @@ class CostPart(NamedTuple):
     """The prediction for one stage on a CPU, or for one phase on a device with groups."""
 
     name: str
-    cycles: float                           # of all cores together, or of the device; terms overlap, so this is less than their sum
+    cycles: float                           # cycles of all cores, or of the device; terms overlap, so this is less than their sum
     terms: tuple[tuple[str, float], ...]    # (resource, cycles that it would take alone)
 
     def __str__(self) -> str:

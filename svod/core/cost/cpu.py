@@ -136,7 +136,7 @@ def core_work(state: Scheduler, nest: LoopNest, s: int) -> StageWork:
 class IssueCost(NamedTuple):
     """The price of a stage's instructions."""
 
-    cycles: float            # of all runs of the stage
+    cycles: float            # cycles of all runs of the stage
     accumulators: float      # vector registers that live through the reduce loops
     flops: float
 

@@ -231,8 +231,8 @@ class Scheduler:
 
             def ident(row: int) -> tuple[int, int]:
                 return rows[row].axis, rows[row].stride
-            # A flat list, as a search computes the digest of every proposal. The rows of an axis, and the loops of a stage, end in -1,
-            # which is no stride and no axis; then follow one place and one vector per stage.
+            # The table is a flat list, because a search computes the digest of every proposal. The rows of an axis and the loops of a
+            # stage each end in -1, which no stride and no axis equals. One place and one vector per stage follow.
             table: list[object] = []
             for ids in self.axis_rows:
                 for r in ids:

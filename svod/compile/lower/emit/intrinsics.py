@@ -53,7 +53,8 @@ class Intrinsics:
         self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
         self.axes, self.addresses, self.values, self.packing = axes, addresses, values, packing
         self.loaded: dict[tuple[int, ...], list[int]] = {}      # offsets of a product → its operands, which were loaded before it
-        self.before_product: Callable[[], None] = lambda: None  # what a pipelined loop does between products
+        # emits, before each product, the copies and loads that a pipelined loop has between its products
+        self.before_product: Callable[[], None] = lambda: None
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
         """The instruction that computes the sums of this stage; None without one, and in the phase that combines partial results."""

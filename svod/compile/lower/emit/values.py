@@ -169,7 +169,7 @@ class Values:
             gate = -1
         in_place = slot in self.kernel.written
         guards = [self.axes.guard(stage, node.deps)]
-        if in_place and (stage.results or not stage.r.reductions):     # of the threads that hold one position, only one reads and stores it
+        if in_place and (stage.results or not stage.r.reductions):     # Several threads hold one position; one of them reads and stores it.
             guards.append(stage.stores)
         for guard in guards:
             if guard >= 0:

@@ -162,7 +162,7 @@ def lower_topk(node: UOp, target: Target) -> Program:
     heap = _SortedRow(b, kind, rows, k, target)
     depth = int(math.log2(k))
 
-    # by the key, the best element is the largest; the root of the heap is its smallest
+    # The element with the largest key is the best one. The root of the heap is the worst element in it.
     def worse(key: int, position: int, other: int, place: int) -> int:
         later = b.alu("CMPLT", BOOL, 1, place, position)
         return b.either(b.alu("CMPLT", BOOL, 1, key, other), b.both(b.alu("CMPEQ", BOOL, 1, key, other), later))

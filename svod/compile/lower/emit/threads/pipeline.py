@@ -38,11 +38,11 @@ _BEGIN = frozenset({"COPY_ASYNC", "COMMIT"})
 class Buffers(NamedTuple):
     """The buffers of a copy, under the loops that are open."""
 
-    extents: list[int]              # of the region that each buffer holds
+    extents: list[int]              # extents of the region that each buffer holds
     base: list[Lin]                 # start of the region
     layout: Layout
-    offset: int                     # of the first buffer, in bytes
-    elements: int                   # from one buffer to the next
+    offset: int                     # bytes before the first buffer
+    elements: int                   # elements from the start of one buffer to the start of the next
 
 
 class CopiesAhead:
