@@ -293,8 +293,8 @@ class Carrier(Protocol):
     target: Target | None       # target of the worker's machine; None: not known yet, or the worker takes items for any target
 
     def start(self) -> object:
-        """Start the worker, if it is not up, and wait for it. Raises WorkerLost where another attempt may succeed, TuneError where none
-        will."""
+        """Start the worker and wait for it. Called when it was not started yet, or was lost. Raises WorkerLost where another attempt may
+        succeed, TuneError where none will."""
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run all requests. Raises WorkerLost when the infrastructure failed, TuneError when this carrier cannot work any more."""
@@ -535,6 +535,8 @@ class DispatchingExecutor(Executor):
     def _brought_up(self, carrier: Carrier) -> bool:
         """Wait until a carrier's worker is up; the carrier has no items meanwhile. Returns False if that will never be."""
         while not self.closing and carrier.name not in self._aside:
+            if carrier.name in self._up:
+                return True
             try:
                 carrier.start()
             except WorkerLost as e:
@@ -544,13 +546,10 @@ class DispatchingExecutor(Executor):
                 self._set_aside(carrier, reason(e))
             else:
                 with self._changed:
-                    if self._doing[carrier.name][0] != "idle":
-                        self._note(carrier, "idle")
-                    if carrier.name not in self._up:
-                        self._up.add(carrier.name)
-                        self._drop_hopeless(carrier.kind)       # its machine's target is known now, and may not fit waiting items
-                        self._changed.notify_all()
-                return True
+                    self._note(carrier, "idle")
+                    self._up.add(carrier.name)
+                    self._drop_hopeless(carrier.kind)       # its machine's target is known now, and may not fit waiting items
+                    self._changed.notify_all()
         return False
 
     def _lose(self, carrier: Carrier) -> None:

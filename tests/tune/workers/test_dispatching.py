@@ -260,11 +260,12 @@ def test_a_kernel_stays_on_the_machine_that_timed_it_first() -> None:
         return done(carrier, item)
     with executing() as executor:
         executor.add("one", start, dies, kind="bench", host="a", target=TARGET)
-        executor.add("two", start, dies, kind="bench", host="b", target=TARGET)
+        two = executor.add("two", start, dies, kind="bench", host="b", target=TARGET)
         executor.add("three", up, done, kind="bench", host="c", target=TARGET)
         [first] = {o.worker for o in outcomes_of(executor, 20, "bench", target=TARGET, homes=["two"] * 20)}
         assert first == "two"
         assert len({o.worker for o in outcomes_of(executor, 50, "bench", target=TARGET)}) == 1
+        assert two.starts == 1, "a worker that is up is not started between its items"
         lost.set()
         assert {o.worker for o in outcomes_of(executor, 20, "bench", target=TARGET, homes=["two"] * 20)} == {"three"}
 
