@@ -165,10 +165,6 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     Raises DeviceError for an operation on values of two devices, ConfigError for options `opts` that fit no kernel, ScheduleError if memory
     that the plan writes overlaps another of its buffers."""
     config = resolved.config
-    dumps = config.debug or config.dump_after is not None
-    if dumps:
-        from svod.compile.plan.dump import dump, passes_of
-        passes = passes_of(config)      # refuses the name of an unknown pass before anything is searched
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, resolved)
     sink, constants = with_constants_turned(sink, constants, lambda nodes: computed_now(nodes, resolved))
@@ -177,7 +173,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     main = resolved.on(places.main)
     unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
     native = unbound.native
-    given = opts_by_key(config.opts, unbound)
+    given = opts_by_key(resolved.opts, unbound)
     nodes, arrays, storages = memory_of(unbound, buffers, inputs, places)
     overwritten = frozenset(c.args[s] for c in native.calls for s in unbound.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
@@ -194,8 +190,9 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
                       device=main.target.device, storages=storages, elsewhere=elsewhere)
     plan.bindings.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
-    if dumps:
-        dump(passes, sink, constants, plan)
+    if config.debug or config.dump_after is not None:
+        from svod.compile.plan.dump import dump  # it renders every stage, and few programs dump any
+        dump(config, sink, constants, plan)
     observe(plan, config, main.compiler.pair)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
@@ -248,7 +245,9 @@ def computed_now(nodes: Iterable[UOp], resolved: Resolved) -> dict[UOp, UOp]:
     stored = {node: found for node in nodes if (found := find_derived(_content(node), node)) is not None}
     new = [node for node in nodes if node not in stored]
     if new:
-        prepared = prepare_graph(new, resolved.for_constants())
+        # these kernels run only once: they are not worth a search, and no part of the captured model
+        once = replace(resolved, config=replace(resolved.config, beam=None, capture=None), opts={})
+        prepared = prepare_graph(new, once)
         if device_named(prepared.plan.device).backend.compiled_only is not None:
             return {**stored, **dict(zip(new, prepared.outputs, strict=True))}
         prepared.plan.execute()

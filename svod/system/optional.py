@@ -5,12 +5,10 @@ Any exception of such a step, svod's or another, becomes one line in the log. Ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from svod.errors import SvodError
-
-T = TypeVar("T")
 
 
 def reason(error: BaseException) -> str:
@@ -19,12 +17,12 @@ def reason(error: BaseException) -> str:
     return text if isinstance(error, SvodError) and text else f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def optional(log: logging.Logger, failed: str, step: Callable[[], T], otherwise: T, level: int = logging.WARNING) -> T:
-    """The result of `step`. If it raises, log one line, `failed` with the reason in brackets, and return `otherwise`. At level DEBUG,
-    the log also has the traceback."""
+@contextmanager
+def optional(log: logging.Logger, failed: str, level: int = logging.WARNING) -> Iterator[None]:
+    """Run the block of a `with`. If it raises, log one line, `failed` with the reason in brackets, and go on behind the block. At level
+    DEBUG, the log also has the traceback."""
     try:
-        return step()
+        yield
     except Exception as e:
         log.log(level, "%s (%s)", failed, reason(e))
         log.debug("%s", failed, exc_info=True)
-        return otherwise

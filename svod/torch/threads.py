@@ -26,7 +26,8 @@ def share_cores() -> None:
     """Make PyTorch's threads release the cores soon after each operation, from now on."""
     with _lock:
         if not _sharing and torch.get_num_threads() > 1:
-            optional(log, "PyTorch's threads keep the cores between operations", _start_team, None, logging.INFO)
+            with optional(log, "PyTorch's threads keep the cores between operations", logging.INFO):
+                _start_team()
 
 
 def _start_team() -> None:

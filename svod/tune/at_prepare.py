@@ -11,8 +11,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import KernelFinished, SearchEvent, debug_line
 from svod.tune.session import KernelTask, SessionResult, TuneSession
-from svod.tune.settle import BothWays, settle
+from svod.tune.settle import BothWays, Settling
 from svod.tune.unfinished import is_to_be_searched
 from svod.tune.workers.start import make_executor
 
@@ -96,10 +96,10 @@ def searches_interrupted() -> int:
 
 
 # -- checking ----------------------------------------------------------------------------------------------------------------
-def check_at_prepare(unbound: UnboundPlan, keys: Collection[str], resolved: Resolved) -> None:
-    """Measure the chains that are proposed for the kernels with these keys. The results are in the database. Never raises for a check that
-    fails: the log says why."""
-    kernels, budget = {key: unbound.kernels[key] for key in keys}, resolved.config.check_budget
+def check_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], resolved: Resolved) -> None:
+    """Measure the chains that are proposed for kernels of a plan. The results are in the database. Never raises for a check that fails:
+    the log says why."""
+    budget = resolved.config.check_budget
     with _lock:
         # another thread may have measured the same chains while this one waited for the lock
         proposed = chains_to_check(kernels, choose_each(kernels, resolved), resolved)
@@ -175,19 +175,19 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resol
     if not tuned or bytes_touched(unbound) > MOST_SETTLED or unbound.functions or unbound.copies:
         return found
     started, seconds = time.monotonic(), min(PLAN_TIMING_SECONDS, SETTLE_SHARE * beam.budget)
+    settling, goes_on = Settling(unbound, plan_digest(unbound, compiler.target.key), compiler, resolved.db), True
     stored = choose_each(tuned, resolved)
-
-    def timed() -> BothWays:
-        heuristics = compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
-        for k, now in choose_each(tuned, resolved).items():
-            if now.chain != stored[k].chain:
-                found[k] = stored[k] = now
-        code = {**heuristics, **{k: compiler.compile(kernels[k], found[k]) for k in tuned}}
-        return BothWays(check_plan(unbound, heuristics, code, {}, compiler.target, seconds=seconds), heuristics, code)
     try:
-        check = optional(log, "what was found could not be timed inside the plan", lambda: settle(
-            unbound, plan_digest(unbound, compiler.target.key), timed, compiler, resolved.db), None, logging.INFO)
-        for line in check.given_up if check is not None else ():
+        with optional(log, "what was found could not be timed inside the plan", logging.INFO):
+            heuristics = compile_all(kernels, {k: compiler.heuristic_choice(v) for k, v in kernels.items()}, compiler)
+            while goes_on:
+                for k, now in choose_each(tuned, resolved).items():
+                    if now.chain != stored[k].chain:
+                        found[k] = stored[k] = now
+                code = {**heuristics, **{k: compiler.compile(kernels[k], found[k]) for k in tuned}}
+                check = check_plan(unbound, heuristics, code, {}, compiler.target, seconds=seconds)
+                goes_on = settling.gives_up(BothWays(check, heuristics, code))
+        for line in settling.check.given_up if settling.check is not None else ():
             log.warning("a chain is given up, as it is slower in this plan: %s", line)
     except KeyboardInterrupt:
         log.warning("Ctrl-C: what was found is not timed inside the plan")
@@ -207,7 +207,8 @@ def _choices(result: SessionResult, unknown: Mapping[str, Kernel], resolved: Res
         else:
             chosen[key] = Choice(finding.chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
     for key, stored in choose_each({key: unknown[key] for key in without}, resolved).items():
-        chosen[key] = stored if stored.source == "database" else Choice(stored.chain, *without[key])
+        source, why = without[key]
+        chosen[key] = stored if stored.source == "database" else replace(stored, source=source, why=why)
     return chosen
 
 
@@ -296,12 +297,13 @@ class _Work:
             variables, proposed = self.unbound.variables_of(key), self.given.get(key, Proposed((), ""))
             share = counts[key] * float(count_operations(k.ast).flops) if self.given else 0.0      # kernels with more operations come first
             tasks.append(KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))), share=share,
-                                    sizes=merged_sizes(k, variables), variables=variable_names(k, variables), given=proposed.states,
+                                    sizes=merged_sizes(k, variables), variables=variable_names(k, variables), given=proposed.chains,
                                     strategy=proposed.strategy))
         return tasks
 
     def _ceilings(self) -> Ceilings | None:
         target = self.resolved.target
-        return optional(log, "what this machine can do at best was not measured", lambda: cached_ceilings(
-            Path(data_dir()) / "ceilings.json", target, target.threads, quick=True), None, logging.INFO)
+        with optional(log, "what this machine can do at best was not measured", logging.INFO):
+            return cached_ceilings(Path(data_dir()) / "ceilings.json", target, target.threads, quick=True)
+        return None
 

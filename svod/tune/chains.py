@@ -13,15 +13,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 from svod.compile.plan.compiler import Chain, Choice, Compiler
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import log_once
 from svod.core.kernel.apply import apply_opts
-from svod.core.kernel.chain_text import parse_chain
+from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import ConfigError, KernelOptError
 from svod.system.quantities import count
@@ -37,20 +38,12 @@ MOST_TARGETS = 2        # most targets of a lock file that a warning names
 SUSPICIOUS = 4.0        # The cost model is within this factor for sensible chains; forged ones were up to 1,278 times slower.
 
 
-def chain_of(given: Sequence[Any] | str) -> Chain:
-    """The opts of a chain in a form that `PrepareConfig.opts` takes: text, or a sequence of [op, axis, argument]. Raises KernelOptError."""
-    return parse_chain(given) if isinstance(given, str) else tuple(Opt.from_json(list(o)) for o in given)
-
-
-def opts_by_key(opts: Mapping[str, Sequence[Any] | str], unbound: UnboundPlan) -> dict[str, Chain]:
-    """The chains of `PrepareConfig.opts` by full kernel key. Its keys are kernels' names in the plan or beginnings of kernel keys; for a
-    kernel that several of them fit, its name wins, then the longest beginning.
-
-    Raises ConfigError for an entry that fits no kernel of the plan, KernelOptError for an invalid chain."""
+def opts_by_key(opts: Mapping[str, Chain], unbound: UnboundPlan) -> dict[str, Chain]:
+    """The chains of `Resolved.opts` by full kernel key. Its keys are kernels' names in the plan or beginnings of kernel keys; for a kernel
+    that several of them fit, its name wins, then the longest beginning. Raises ConfigError for an entry that fits no kernel of the plan."""
     kernels = [(name, c.kernel) for name, c in zip(unbound.names, unbound.calls, strict=True) if c.kernel in unbound.kernels]
     ranked: dict[str, tuple[float, Chain]] = {}
-    for asked, given in opts.items():
-        chain = chain_of(given)
+    for asked, chain in opts.items():
         fits = [(float("inf") if asked == name else len(asked), key) for name, key in kernels if asked == name or key.startswith(asked)]
         if not fits:
             raise ConfigError(f"PrepareConfig(opts=…): {asked!r} fits no kernel of the plan; {describe_kernels(kernels)}")
@@ -78,15 +71,18 @@ def choose(kernel: Kernel, resolved: Resolved) -> Choice:
     if (chain := _from_lock(kernel, resolved)) is not None:
         return Choice(chain, "lock", f"from {config.lock}")
     if not config.consults_database:
-        return Choice(resolved.compiler.heuristic(kernel), "heuristic", "the tuning database is not consulted")
-    winner = usable_winner(kernel, resolved)
-    if isinstance(winner, str):
-        return Choice(resolved.compiler.heuristic(kernel), "heuristic", winner)
-    if winner.strategy == TRANSFER:
-        if winner.own:
-            return Choice(chain_of(winner.chain), "heuristic", "no chain of its relatives is faster here")
-        return Choice(chain_of(winner.chain), "transfer", f"a relative's, {winner.speedup:.2f}× the heuristic when it was checked")
-    return Choice(chain_of(winner.chain), "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")
+        return resolved.compiler.heuristic_choice(kernel, "the tuning database is not consulted")
+    known = known_chains(kernel, resolved)
+    if known.winner is None:
+        choice = resolved.compiler.heuristic_choice(kernel, known.why)
+    elif known.winner.strategy != TRANSFER:
+        choice = Choice(chain_of(known.winner.chain), "database", f"{known.winner.speedup:.2f}× the heuristic when it was confirmed")
+    elif known.winner.own:
+        choice = Choice(chain_of(known.winner.chain), "heuristic", "no chain of its relatives is faster here")
+    else:
+        choice = Choice(chain_of(known.winner.chain), "transfer",
+                        f"a relative's, {known.winner.speedup:.2f}× the heuristic when it was checked")
+    return replace(choice, unchecked=known.unchecked)
 
 
 def choose_each(kernels: Mapping[str, Kernel], resolved: Resolved) -> dict[str, Choice]:
@@ -94,21 +90,27 @@ def choose_each(kernels: Mapping[str, Kernel], resolved: Resolved) -> dict[str, 
     return {key: choose(kernel, resolved) for key, kernel in kernels.items()}
 
 
-def usable_winner(kernel: Kernel, resolved: Resolved) -> Winner | str:
-    """The best chain in the database for this kernel and target that may be used, or the reason why there is none."""
-    target, reasons = resolved.target.key, []
+class Known(NamedTuple):
+    """The chains of the database for a kernel and a target. `winner`: the best one that may be used; None: there is none, for the reason
+    `why`. `unchecked`: the better ones that were measured on other machines, and not on this one yet."""
+
+    winner: Winner | None
+    why: str
+    unchecked: tuple[Chain, ...]
+
+
+def known_chains(kernel: Kernel, resolved: Resolved) -> Known:
+    """The chains of the database for a kernel."""
+    target, unchecked, reasons = resolved.target.key, list[Chain](), list[str]()
     for winner in resolved.db.ranking(kernel.key, target):
         reason = objection(winner, kernel, resolved)
         if reason is None:
-            return winner
+            return Known(winner, "", tuple(unchecked))
+        if reason == NOT_CHECKED:
+            unchecked.append(chain_of(winner.chain))
         reasons.append(reason)
-    return reasons[0] if reasons else f"the tuning database has no winner for kernel {kernel.key[:12]} on {target}"
-
-
-def winner_in_use(kernel: Kernel, resolved: Resolved) -> Winner | None:
-    """The winner whose chain `choose` takes from the database, or None."""
-    winner = usable_winner(kernel, resolved)
-    return None if isinstance(winner, str) else winner
+    why = reasons[0] if reasons else f"the tuning database has no winner for kernel {kernel.key[:12]} on {target}"
+    return Known(None, why, tuple(unchecked))
 
 
 def objection(winner: Winner, kernel: Kernel, resolved: Resolved) -> str | None:
@@ -165,14 +167,15 @@ def _say_other_targets(lines: Iterable[Locked], target: Target, path: str | None
 
 def _from_lock(kernel: Kernel, resolved: Resolved) -> Chain | None:
     """The chain that the lock file has for this kernel and target, or None. A chain that cannot be used is reported once, as a warning."""
-    path, target = resolved.config.lock, resolved.target
+    path, target, compiler = resolved.config.lock, resolved.target, resolved.compiler
     locked = resolved.locked.get((kernel.key, target.key))
     if locked is None:
         _say_other_targets(resolved.locked.values(), target, path)
         return None
     try:
-        problem = _suspicion(kernel, locked.chain, resolved.compiler)
-        if problem is None and _is_barred(kernel, locked.chain, resolved):
+        problem = _suspicion(kernel, locked.chain, compiler)
+        barred = resolved.db.barred(kernel.key, target.key)
+        if problem is None and barred and compiler.pair.revision <= barred.get(compiler.linear_of(kernel, locked.chain), -1):
             problem = "was found wrong or was retracted, as the tuning database has it"
     except KernelOptError as e:
         problem = f"does not apply: {e}"
@@ -180,10 +183,3 @@ def _from_lock(kernel: Kernel, resolved: Resolved) -> Chain | None:
         return locked.chain
     log_once(log, logging.WARNING, f"the lock file {path}, kernel {kernel.key[:12]}: its chain {problem}, and is not used")
     return None
-
-
-def _is_barred(kernel: Kernel, chain: Chain, resolved: Resolved) -> bool:
-    """Whether the LINEAR that a chain gives today is barred by the database's records. Raises KernelOptError where the chain does not
-    apply."""
-    barred = resolved.db.barred(kernel.key, resolved.target.key)
-    return bool(barred) and resolved.compiler.pair.revision <= barred.get(resolved.compiler.linear_of(kernel, chain), -1)

@@ -7,15 +7,15 @@ records from elsewhere say.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
-from svod.compile.plan.compiler import Choice, Compiler
-from svod.core.kernel.apply import apply_opts
+from svod.compile.plan.compiler import Chain, Choice
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import KernelOptError
-from svod.tune.chains import NOT_CHECKED, chain_of, objection
+from svod.tune.chains import known_chains
 from svod.tune.db.records import CHECK, TRANSFER
 from svod.tune.relatives import is_compatible, seeds_of_relatives
 from svod.tune.resolved import Resolved
@@ -24,9 +24,9 @@ MOST_CHECKED = 3        # most winners of other machines that are measured for o
 
 
 class Proposed(NamedTuple):
-    """Chains to measure: the states that they lead to, and their source, CHECK (winners of other machines) or TRANSFER (relatives)."""
+    """Chains to measure, and their source, CHECK (winners of other machines) or TRANSFER (relatives)."""
 
-    states: tuple[Scheduler, ...]
+    chains: tuple[Chain, ...]
     strategy: str
 
 
@@ -34,10 +34,10 @@ def chains_to_check(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice]
     """Kernel key → the chains to measure before the kernel uses them: winners of other machines, and, where nothing is searched, chains of
     relatives. `choices`: the chains that the kernels would use without measuring."""
     proposed: dict[str, Proposed] = {}
-    for key, choice in choices.items():
-        found = to_check(kernels[key], resolved) if choice.source in ("heuristic", "database", "transfer") else None
-        if found is None and resolved.config.transfer and resolved.config.beam is None and choice.source == "heuristic":
-            found = to_transfer(kernels[key], resolved)
+    for key, kernel in kernels.items():
+        found = _first(choices[key].unchecked)
+        if found is None and resolved.config.transfer and resolved.config.beam is None and choices[key].source == "heuristic":
+            found = to_transfer(kernel, resolved)
         if found is not None:
             proposed[key] = found
     return proposed
@@ -46,38 +46,28 @@ def chains_to_check(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice]
 def to_check(kernel: Kernel, resolved: Resolved) -> Proposed | None:
     """The winners of other machines that were not measured here and rank before the first chain that may be used; None if there are none,
     or if SVOD_IMPORTED asks for no check."""
-    base, states = Scheduler(kernel, resolved.target), []
-    for winner in resolved.db.ranking(kernel.key, resolved.target.key):
-        problem = objection(winner, kernel, resolved)
-        if problem is None:
-            break
-        if problem == NOT_CHECKED:
-            states.append(apply_opts(base, chain_of(winner.chain)))
-    return Proposed(tuple(states[:MOST_CHECKED]), CHECK) if states else None
+    return _first(known_chains(kernel, resolved).unchecked)
+
+
+def _first(unchecked: tuple[Chain, ...]) -> Proposed | None:
+    return Proposed(unchecked[:MOST_CHECKED], CHECK) if unchecked else None
 
 
 def to_transfer(kernel: Kernel, resolved: Resolved) -> Proposed | None:
     """Chains of related kernels, adapted to a kernel that has no winner in the database. None if the kernel has a winner, or if no chain is
     left that was not measured here. Relatives are taken from the user's records only; records that ship with svod seed searches, but would
     make every `prepare` slower."""
-    target, db = resolved.target, resolved.db
+    target, db, compiler = resolved.target, resolved.db, resolved.compiler
     if kernel.library_kernel is not None or db.ranking(kernel.key, target.key):
         return None
     alike = is_compatible if resolved.config.similar_targets else None
-    seeds = seeds_of_relatives(Scheduler(kernel, target), db, alike, shipped=False)
-    if not seeds:
-        return None
-    tried = db.tried_here(kernel.key, target.key, resolved.compiler.pair.revision)
-    states = tuple(_untried(seeds, kernel, resolved.compiler, tried))
-    return Proposed(states, TRANSFER) if states else None
-
-
-def _untried(states: Iterable[Scheduler], kernel: Kernel, compiler: Compiler, tried: set[str]) -> Iterable[Scheduler]:
-    for state in states:
-        try:
+    seeds = seeds_of_relatives(Scheduler(kernel, target), db, compiler.backend, alike, shipped=False)
+    tried = db.tried_here(kernel.key, target.key, compiler.pair.revision) if seeds else set[str]()
+    chains: list[Chain] = []
+    for state in seeds:
+        with suppress(KernelOptError):
             linear = compiler.linear_of(kernel, state.applied_opts)
-        except KernelOptError:
-            continue
-        if linear not in tried:
-            tried.add(linear)
-            yield state
+            if linear not in tried:
+                tried.add(linear)
+                chains.append(state.applied_opts)
+    return Proposed(tuple(chains), TRANSFER) if chains else None

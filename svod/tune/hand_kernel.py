@@ -26,14 +26,11 @@ from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.cost import Cost
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.template import made_by
-from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.chain_text import chain_text, chain_words, parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
-from svod.core.schedule.canonical import AST_REVISION
-from svod.core.schedule.family import family_key
 from svod.core.tree.show import print_nest
 from svod.errors import TuneError
 from svod.steps.notebook import kernel_html
@@ -42,11 +39,11 @@ from svod.steps.plan_steps import part_of_kernel
 from svod.system.process.program import user_at_host
 from svod.system.quantities import bytes_rate, flops_rate, percent
 from svod.system.quantities import seconds as duration
-from svod.tune.db import KernelRecord, Measurement, TuningDB, Verdict
+from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.measure.measurer import Confirmed, Failure, Screened
-from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
+from svod.tune.relatives import kernel_record
 from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession, bound_at
 from svod.tune.workers.executor import Executor, LocalExecutor
@@ -219,7 +216,7 @@ class HandKernel:
 
     def _timing(self, seconds: float, measurer: WorkerMeasurer) -> Timing:
         kernel = self.kernel
-        return Timing(seconds, float(count_operations(kernel.ast).flops), float(kernel_bytes(kernel)),
+        return Timing(seconds, float(count_operations(kernel.ast).flops), float(kernel.nbytes),
                       bound_at(kernel, measurer.sizes, self.state.target, self._ceilings()))
 
     def check(self) -> Check:
@@ -268,9 +265,7 @@ class HandKernel:
         db, target, kernel = self._db, self.state.target, self.kernel
         pair = device_named(target.device).pair
         against = timed[0][1]
-        db.record([KernelRecord(self.key, name=self.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
-                                structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
-                                bytes=float(kernel_bytes(kernel)))])
+        db.record([kernel_record(kernel, self.name)])
         search = db.begin_search(self.key, target.key, strategy="hand", executor=_worker().description,
                                  config=dataclasses.asdict(BeamConfig(width=0)))
         records: list[Any] = []

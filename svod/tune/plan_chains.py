@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from svod.compile.plan.compiler import Chain, Choice
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BeamConfig
+from svod.core.kernel.kernel import Kernel
 from svod.system.optional import optional
-from svod.tune.chains import choose, choose_each
+from svod.tune.chains import choose_each
 from svod.tune.checks import chains_to_check
 from svod.tune.resolved import Resolved
 from svod.tune.unfinished import is_to_be_searched
@@ -23,29 +24,30 @@ log = logging.getLogger("svod")
 
 def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Choice]:
     """The chain of every kernel of a plan. `given`: chains of PrepareConfig.opts, by kernel key, which are used as they are."""
-    choices = {key: Choice(given[key], "explicit", "given by PrepareConfig.opts") if key in given else choose(kernel, resolved)
-               for key, kernel in unbound.kernels.items()}
-    choices |= optional(log, "chains of others or of relatives are not looked for", lambda: checked(unbound, choices, resolved),
-                        dict[str, Choice]())
-    beam = resolved.config.beam
-    if beam is not None:
-        choices |= optional(log, "kernels are not searched", lambda: searched(unbound, choices, resolved, beam), dict[str, Choice]())
+    choices = {key: Choice(given[key], "explicit", "given by PrepareConfig.opts") for key in unbound.kernels if key in given}
+    kernels = {key: kernel for key, kernel in unbound.kernels.items() if key not in given}
+    choices |= choose_each(kernels, resolved)
+    with optional(log, "chains of others or of relatives are not looked for"):
+        choices |= checked(unbound, kernels, choices, resolved)
+    if resolved.config.beam is not None:
+        with optional(log, "kernels are not searched"):
+            choices |= searched(unbound, kernels, choices, resolved, resolved.config.beam)
     return choices
 
 
-def checked(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved) -> dict[str, Choice]:
-    """Measure chains of other machines and of relatives that may be faster. Returns the new choices for the kernels concerned."""
-    proposed = chains_to_check(unbound.kernels, choices, resolved)
-    if not proposed:
+def checked(unbound: UnboundPlan, kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], resolved: Resolved) -> dict[str, Choice]:
+    """Measure chains of other machines and of relatives that may be faster. Returns the choices after it; {} if there are none."""
+    if not chains_to_check(kernels, choices, resolved):
         return {}
     from svod.tune.at_prepare import check_at_prepare
-    check_at_prepare(unbound, proposed, resolved)
-    return choose_each({key: unbound.kernels[key] for key in proposed}, resolved)
+    check_at_prepare(unbound, kernels, resolved)
+    return choose_each(kernels, resolved)
 
 
-def searched(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved, beam: BeamConfig) -> dict[str, Choice]:
+def searched(unbound: UnboundPlan, kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], resolved: Resolved,
+             beam: BeamConfig) -> dict[str, Choice]:
     """Search the unfinished kernels within this process's budget. Returns the choices of all kernels after it; {} if none is unfinished."""
-    unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, resolved, beam)}
+    unknown = {k: v for k, v in kernels.items() if is_to_be_searched(choices[k], k, resolved, beam)}
     if not unknown:
         return {}
     from svod.tune.at_prepare import search_at_prepare, settle_at_prepare

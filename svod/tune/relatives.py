@@ -12,16 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from svod.compile.backend import backend_named
+from svod.compile.backend import Backend
 from svod.core.cost.op_count import count_operations
+from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opt
+from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target, parse_key, threads_of
+from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError
-from svod.tune.db import TuningDB, Winner
+from svod.tune.db import KernelRecord, TuningDB, Winner
 from svod.tune.db.records import Chain
-from svod.tune.measure.slices import kernel_bytes
 from svod.tune.search.actions import WHOLE, divisors, wasted
 
 MOST_RELATIVES = 8      # most related kernels, and most similar targets, whose chains are adapted; the nearest are taken
@@ -31,24 +33,23 @@ NEAR = 1.5              # An amount that does not divide the extent may be repla
 MOST_AMOUNTS = 4        # most divisors that are tried instead of an amount that does not apply
 
 
-def seeds_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Target], bool] | None, *,
+def seeds_of_relatives(base: Scheduler, db: TuningDB, backend: Backend, alike: Callable[[str, Target], bool] | None, *,
                        shipped: bool = True) -> list[Scheduler]:
-    """The states of a kernel under the adapted chains of its relatives, the best prediction first. `base`: its state without opts. `alike`:
-    tells for the key of another target whether the kernel's chains for it are used (`is_similar`, `is_compatible`); None: for no other
-    target. `shipped`: whether kernels that only ship with svod count as relatives."""
-    cost = backend_named(base.target.device).cost
+    """The states of a kernel under the adapted chains of its relatives, the best prediction of `backend` first. `base`: its state without
+    opts. `alike`: tells for the key of another target whether the kernel's chains for it are used (`is_similar`, `is_compatible`); None:
+    for no other target. `shipped`: whether kernels that only ship with svod count as relatives."""
     states: dict[bytes, Scheduler] = {}
     for winner in _winners_of_relatives(base, db, alike, shipped):
         for state in derived(base, winner.chain, threads_of(winner.target)):
             states.setdefault(state.digest, state)
     if not states:
         return []
-    for known in (base, backend_named(base.target.device).heuristic(base)):
+    for known in (base, backend.heuristic(base)):
         states.pop(known.digest, None)
     predicted: list[tuple[float, bytes]] = []
     for digest, state in states.items():
         try:
-            predicted.append((cost(state).cycles, digest))
+            predicted.append((backend.cost(state).cycles, digest))
         except KernelOptError:      # its opts are legal one by one, and not together
             continue
     return [states[digest] for _, digest in sorted(predicted)[:MOST_SEEDS]]
@@ -64,15 +65,17 @@ def _winners_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, T
     family = {k.kernel: k for k in related if k.kernel != kernel.key and k.flops > 0 and k.bytes > 0}
     if not family:
         return
-    flops, moved = work_of(base)
+    # relatives are compared by operations and least bytes of one run
+    flops, moved = max(1.0, float(count_operations(kernel.ast).flops)), max(1.0, float(kernel.nbytes))
     nearest = sorted(family.values(), key=lambda k: (abs(math.log(k.flops / flops)) + abs(math.log(k.bytes / moved)), k.kernel))
     for k in nearest[:MOST_RELATIVES]:
         yield from (w for w in db.ranking(k.kernel, target.key)[:OF_EACH] if not w.own)
 
 
-def work_of(base: Scheduler) -> tuple[float, float]:
-    """Operations and least bytes of one run of a kernel, at least 1 each. Relatives are compared by these numbers."""
-    return max(1.0, float(count_operations(base.kernel.ast).flops)), max(1.0, float(kernel_bytes(base.kernel)))
+def kernel_record(kernel: Kernel, name: str) -> KernelRecord:
+    """The description of a kernel by which its relatives find it."""
+    return KernelRecord(kernel.key, name, ast_to_data(kernel.ast), AST_REVISION, family_key(kernel.ast),
+                        float(count_operations(kernel.ast).flops), float(kernel.nbytes))
 
 
 def is_similar(key: str, target: Target) -> bool:

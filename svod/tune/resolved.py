@@ -13,12 +13,13 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from svod.compile.backend import device_named
-from svod.compile.plan.compiler import Compiler, compiler_for
+from svod.compile.plan.compiler import Chain, Compiler, compiler_for
 from svod.config import NONE, PrepareConfig, log_once
+from svod.core.kernel.chain_text import chain_of
 from svod.core.machine.target import HOST, Target
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import TuningDB
@@ -39,18 +40,21 @@ class Resolved:
     compiler     the compiler for the device that runs the graph's CPU nodes, under the options' limits: `threads`, `optimizer`
     db           the tuning database; an empty one where the options say that none is consulted
     locked       the lines of the lock file by (kernel, target); none without a lock file
+    opts         the chains of the option `opts`, by the names that it gives kernels
     """
 
     config: PrepareConfig
     compiler: Compiler
     db: TuningDB
     locked: Mapping[tuple[str, str], Locked]
+    opts: Mapping[str, Chain] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: PrepareConfig, target: Target, db: TuningDB) -> Resolved:
-        """A configuration with a target and a database that the caller has looked up already."""
+        """A configuration with a target and a database that the caller has looked up already. Raises KernelOptError for a chain of `opts`
+        that is no chain."""
         locked = {} if config.lock is None or config.noopt else locked_lines(config.lock)
-        return cls(config, compiler_for(target, config), db, locked)
+        return cls(config, compiler_for(target, config), db, locked, {name: chain_of(given) for name, given in config.opts.items()})
 
     @property
     def target(self) -> Target:
@@ -64,14 +68,13 @@ class Resolved:
         """The same configuration and database, with the compiler for another device, named as in graphs."""
         return self if device == self.target.device else replace(self, compiler=compiler_for(self.target_of(device), self.config))
 
-    def for_constants(self) -> Resolved:
-        """The same for kernels that run only once, while a plan is made: they are not worth a search, and no part of the captured model."""
-        return resolve(replace(self.config, beam=None, capture=None, opts={}))
-
 
 def resolve(config: PrepareConfig) -> Resolved:
     """Look up the objects that a configuration names. Raises UnsupportedError for an unknown device, DeviceError for one that cannot be
-    used."""
+    used, ConfigError for an unknown pass to dump, KernelOptError for a chain of `opts` that is no chain."""
+    if config.dump_after is not None:
+        from svod.compile.plan.dump import passes_of  # it renders every stage, and few programs dump any
+        passes_of(config)
     return Resolved.of(config, _target(config.device or HOST, config), database(config))
 
 

@@ -28,25 +28,23 @@ from svod import __version__
 from svod.bench.roofline import Bound, Ceilings
 from svod.bench.timer import protocol_of
 from svod.compile.backend import device_named
+from svod.compile.plan.compiler import Chain
 from svod.config import BeamConfig, BenchConfig
 from svod.core.cost.op_count import count_operations
-from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
-from svod.core.schedule.canonical import AST_REVISION
-from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError, TuneError
 from svod.system.process.program import user_at_host
-from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
+from svod.tune.db import Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT, FAILED, INTERRUPTED, RecordedStatus, Step
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import MachineChanged, Measurer
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
-from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
-from svod.tune.relatives import is_similar, seeds_of_relatives
+from svod.tune.relatives import is_similar, kernel_record, seeds_of_relatives
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
 from svod.tune.search.confirmation import CONFIRM_SECONDS, Finding, closing_seconds, finish, result
 from svod.tune.search.cost_models import Evidence
@@ -73,8 +71,8 @@ _RECORDED: dict[Status, RecordedStatus] = {
 class KernelTask:
     """A kernel to tune. `calls`: its calls in one run of the model; `share`: its share of the model's time, 0 if unknown, by which the
     warm-up is ordered. `sizes`: the sizes that a kernel with variables is timed at (`svod.tune.measure.sizes`); (): sizes from the bounds
-    of the variables. `variables`: the kernel's names of its variables → the user's. `given`: states to measure; if there are any, nothing
-    else is proposed. `strategy`: the source of these states, CHECK or TRANSFER."""
+    of the variables. `variables`: the kernel's names of its variables → the user's. `given`: chains to measure; if there are any, nothing
+    else is proposed. `strategy`: the source of these chains, CHECK or TRANSFER."""
 
     kernel: Kernel
     calls: float = 1.0
@@ -83,7 +81,7 @@ class KernelTask:
     share: float = 0.0
     sizes: tuple[Size, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    given: tuple[Scheduler, ...] = ()
+    given: tuple[Chain, ...] = ()
     strategy: str = ""
 
     @property
@@ -353,12 +351,12 @@ class TuneSession:
         known: Mapping[str, Measurement] = {}
         seeds: list[tuple[Scheduler, Origin]] = []
         if task.given:
-            seeds = [(s, Origin.DATABASE) for s in task.given]
+            seeds = [(apply_opts(base, chain), Origin.DATABASE) for chain in task.given]
         elif not self.config.ignore_cache:
             known = self.db.known_digests(task.key, self.target.key, self.pair.revision, self.pair.key, protocol_of(self.target))
             seeds = self._stored_seeds(base, known)
             stored = {s.digest for s, _ in seeds}
-            seeds += [(s, Origin.RELATIVE) for s in seeds_of_relatives(base, self.db, is_similar) if s.digest not in stored]
+            seeds += [(s, Origin.RELATIVE) for s in seeds_of_relatives(base, self.db, self.backend, is_similar) if s.digest not in stored]
         if not task.given and self.config.sketches and self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in self.backend.sketches(base)]
         self._searches[task.key] = self._begin_record(task)
@@ -372,10 +370,7 @@ class TuneSession:
 
     def _begin_record(self, task: KernelTask) -> str:
         """Store a kernel and the start of its search. Returns the search's id."""
-        kernel = task.kernel
-        self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
-                                     structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
-                                     bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
+        self.db.record([kernel_record(task.kernel, task.name), *(OriginRecord(task.key, o) for o in task.origins)])
         return self.db.begin_search(task.key, self.target.key, strategy=task.strategy or self.config.strategy,
                                     executor=self.executor.description, config=dataclasses.asdict(self.config), svod=__version__)
 
@@ -395,7 +390,7 @@ class TuneSession:
             if len(states) >= max(STORED_SEEDS, self.config.width):
                 break
             try:
-                state = apply_opts(base, (Opt.from_json(list(o)) for o in chain))
+                state = apply_opts(base, chain_of(chain))
             except KernelOptError as e:
                 log.info("a stored chain of %s does not apply any more and is skipped: %s", base.kernel.key[:12], e)
                 continue

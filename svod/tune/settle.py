@@ -10,7 +10,7 @@ chain again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from svod.bench.timer import protocol_of
@@ -32,24 +32,31 @@ class BothWays:
     tuned: Mapping[str, Compiled]
 
 
-def settle(unbound: UnboundPlan, digest: str, timed: Callable[[], BothWays | None], compiler: Compiler, db: TuningDB) -> PlanCheck | None:
-    """Give up tuned chains that are slower inside the plan than the heuristic's, in up to ROUNDS rounds. Returns the check of the plan with
-    the chains that are left; None if there was no time for a check.
+class Settling:
+    """The rounds in which a plan gives up tuned chains that are slower inside it than the heuristic's.
 
-    `timed` times the plan with the chains that the database chooses at that moment; it returns None when no time is left. Kernels with
-    variables keep their chains, as the plan is timed at only one of their sizes. On a busy machine no chain is given up."""
-    now, check, given_up = timed(), None, list[str]()
-    for last in (*[False] * (ROUNDS - 1), True):
-        if now is None:
-            break
-        check = now.check
-        losses = [k for k in check.losses if not unbound.kernels[k.kernel].variables]
-        if last or check.noisy or not losses:
-            break
-        given_up += [f"{name_of(unbound, k.kernel)}: {_in_words(k)}" for k in losses]
-        db.record([_measurement(k, now, digest, compiler) for k in losses])
-        now = timed()
-    return None if check is None else replace(check, given_up=tuple(given_up))
+        settling = Settling(unbound, digest, compiler, db)
+        while settling.gives_up(time_with_the_chains_that_the_database_chooses_now()):
+            pass
+
+    Kernels with variables keep their chains, as the plan is timed at only one of their sizes. On a busy machine no chain is given up."""
+
+    def __init__(self, unbound: UnboundPlan, digest: str, compiler: Compiler, db: TuningDB) -> None:
+        self._unbound, self._digest, self._compiler, self._db = unbound, digest, compiler, db
+        self._rounds = 0
+        self.check: PlanCheck | None = None     # the check of the plan with the chains that are left; None: it was not timed
+
+    def gives_up(self, now: BothWays) -> bool:
+        """Record the losses of a timed plan. Returns whether a chain was given up, so that the plan is timed again."""
+        self._rounds += 1
+        given_up = () if self.check is None else self.check.given_up
+        losses = [k for k in now.check.losses if not self._unbound.kernels[k.kernel].variables]
+        if self._rounds == ROUNDS or now.check.noisy:
+            losses = []
+        self._db.record([_measurement(k, now, self._digest, self._compiler) for k in losses])
+        given_up += tuple(f"{name_of(self._unbound, k.kernel)}: {_in_words(k)}" for k in losses)
+        self.check = replace(now.check, given_up=given_up)
+        return bool(losses)
 
 
 def _in_words(k: InPlan) -> str:

@@ -11,11 +11,12 @@ import pytest
 
 from svod import BeamConfig, PrepareConfig, Tensor
 from svod import kernel as kernel_by_hand
-from svod.compile.plan.compiler import Compiler, compiler_for
+from svod.compile.plan.compiler import Compiler, Heuristic, compiler_for
+from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
 from svod.tune import at_prepare
-from svod.tune.chains import NOT_CHECKED, chain_of, choose, fault, objection
+from svod.tune.chains import NOT_CHECKED, choose, fault, objection
 from svod.tune.checks import to_check, to_transfer
 from svod.tune.db import OWN, TEAM, Measurement, Record, Search, TuningDB
 from svod.tune.db.records import CHECK, TRANSFER
@@ -147,7 +148,7 @@ def test_a_relatives_chain_is_checked_and_used(team: Callable[[list[Record]], Pr
     db.record([*evidence(relative, compiler, chain, 0.5), *described(relative)], must=True)
     # the heuristic is replaced by a poor chain, so that the relative's chain certainly gains something
     bad = (Opt("UPCAST", "o0", 2),)
-    monkeypatch.setattr(Compiler, "heuristic", lambda self, k: bad)
+    monkeypatch.setattr(Compiler, "_heuristic_of", lambda self, k: Heuristic(bad, ""))
     monkeypatch.setattr(type(compiler.backend), "heuristic", lambda self, state: apply(state, bad))
     assert to_transfer(kernel, resolve(config)) is not None
     t, wanted = product(128, 160, 96)

@@ -63,11 +63,11 @@ def test_relatives_are_of_the_same_structure_and_the_nearest_come_first(tmp_path
     other, _ = kernel_of(Tensor(np.ones((64, 64), np.float32)).softmax(-1))
     base = Scheduler(kernel, compiler.target)
     with TuningDB.open(tmp_path / "t.db") as db:
-        assert seeds_of_relatives(base, db, is_compatible) == []
+        assert seeds_of_relatives(base, db, compiler.backend, is_compatible) == []
         db.record([*evidence(other, compiler, [["UPCAST", "o0", 2]], 0.5), *described(other)])
-        assert seeds_of_relatives(base, db, is_compatible) == []
+        assert seeds_of_relatives(base, db, compiler.backend, is_compatible) == []
         db.record([*evidence(near, compiler, [["UPCAST", "o0", 4], ["UPCAST", "o1", 8]], 0.5), *described(near)], layer=TEAM)
-        found = seeds_of_relatives(base, db, None)
+        found = seeds_of_relatives(base, db, compiler.backend, None)
         assert found and len(found) <= MOST_SEEDS
         assert any([o.to_json() for o in s.applied_opts] == [["UPCAST", "o0", 4], ["UPCAST", "o1", 8]] for s in found)
 
@@ -81,8 +81,8 @@ def test_the_same_kernel_on_a_similar_target_is_a_relative_under_the_switch(tmp_
     records = [confirmed(0.5, "aa", kernel.key, theirs, chain=chain), verdict("verified", "aa", kernel.key, theirs)]
     with TuningDB.open(tmp_path / "t.db") as db:
         db.record(records, layer=TEAM)
-        assert seeds_of_relatives(base, db, None) == []
-        found = seeds_of_relatives(base, db, is_compatible)
+        assert seeds_of_relatives(base, db, compiler.backend, None) == []
+        found = seeds_of_relatives(base, db, compiler.backend, is_compatible)
         assert found
         if target.threads > 1:
             assert all(["THREAD", "o1", target.threads] in [o.to_json() for o in s.applied_opts] for s in found)
@@ -103,4 +103,4 @@ def test_a_kernel_is_no_relative_of_its_own(tmp_path: Any) -> None:
     assert isinstance(kernel, Kernel)
     with TuningDB.open(tmp_path / "t.db") as db:
         db.record([*evidence(kernel, compiler, [["UPCAST", "o0", 4]], 0.5), *described(kernel)])
-        assert seeds_of_relatives(Scheduler(kernel, compiler.target), db, is_compatible) == []
+        assert seeds_of_relatives(Scheduler(kernel, compiler.target), db, compiler.backend, is_compatible) == []

@@ -16,7 +16,7 @@ from svod.tune.chains import choose_each
 from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.plan_check import Gain, InPlan, PlanCheck
 from svod.tune.resolved import Resolved
-from svod.tune.settle import ROUNDS, BothWays, settle
+from svod.tune.settle import ROUNDS, BothWays, Settling
 from tests.plans import gemm_then_softmax
 
 TARGET = host_target()
@@ -56,10 +56,18 @@ def timing(db: TuningDB, ratios: dict[str, Ratio], noisy: str | None = None) -> 
     return timed, asked
 
 
+def settle(digest: str, timed: Callable[[], BothWays | None], db: TuningDB) -> PlanCheck | None:
+    """The check of the plan after all rounds; `timed` returns None when no time is left."""
+    settling = Settling(UNBOUND, digest, COMPILER, db)
+    while (now := timed()) is not None and settling.gives_up(now):
+        pass
+    return settling.check
+
+
 def test_a_chain_that_loses_inside_its_plan_is_not_used_again() -> None:
     with tuned_database() as db:
         timed, asked = timing(db, {GEMM: SLOWER, SOFTMAX: FASTER})
-        check = settle(UNBOUND, "p" * 32, timed, COMPILER, db)
+        check = settle("p" * 32, timed, db)
         assert asked == [[GEMM, SOFTMAX], [SOFTMAX]] and check is not None
         assert check.given_up == ("gemm (block.linear): inside the plan its chain takes 1.30 µs, the heuristic's 1.00 µs",)
         now = choose_each(UNBOUND.kernels, Resolved(CONFIG, COMPILER, db, {}))
@@ -67,7 +75,7 @@ def test_a_chain_that_loses_inside_its_plan_is_not_used_again() -> None:
         [told] = [m for m, _ in db.select(Measurement, GEMM) if m.inside]
         assert told.inside == "p" * 32 and told.chain == () and (told.ratio, told.ratio_low) == (1.3, 1.2)
         again, asked = timing(db, {GEMM: FASTER, SOFTMAX: FASTER})
-        kept = settle(UNBOUND, "p" * 32, again, COMPILER, db)
+        kept = settle("p" * 32, again, db)
         assert kept is not None and kept.given_up == () and asked == [[SOFTMAX]]
 
 
@@ -76,16 +84,16 @@ def test_what_is_not_certain_gives_nothing_up() -> None:
         unclear, asked = timing(db, dict.fromkeys((GEMM, SOFTMAX), Ratio(1.2, 0.95, 1.4)))
         busy, also = timing(db, dict.fromkeys((GEMM, SOFTMAX), SLOWER), "the machine was busy")
         for timed in (unclear, busy):
-            check = settle(UNBOUND, "p" * 32, timed, COMPILER, db)
+            check = settle("p" * 32, timed, db)
             assert check is not None and check.given_up == ()
         assert len(asked) == len(also) == 1 and not any(m.inside for m, _ in db.select(Measurement))
 
 
 def test_no_time_is_left() -> None:
     with tuned_database() as db:
-        assert settle(UNBOUND, "p" * 32, lambda: None, COMPILER, db) is None
+        assert settle("p" * 32, lambda: None, db) is None
         timed, asked = timing(db, {GEMM: SLOWER, SOFTMAX: SLOWER})
-        check = settle(UNBOUND, "p" * 32, lambda: None if asked else timed(), COMPILER, db)
+        check = settle("p" * 32, lambda: None if asked else timed(), db)
         assert len(asked) == 1 and check is not None and len(check.given_up) == 2, "the first timing stands"
 
 
@@ -93,7 +101,7 @@ def test_the_rounds_are_few() -> None:
     """If every chain that the database chooses is slower, the rounds end; the last round only measures and gives nothing up."""
     with tuned_database() as db, TuningDB.open(":none:") as other:
         timed, asked = timing(db, {GEMM: SLOWER, SOFTMAX: FASTER})
-        settle(UNBOUND, plan_digest(UNBOUND, TARGET.key), timed, COMPILER, other)
+        settle(plan_digest(UNBOUND, TARGET.key), timed, other)
         assert len(asked) == ROUNDS
 
 

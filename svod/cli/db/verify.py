@@ -9,14 +9,12 @@ from svod.cli.db.listing import SHOWN_KEY, print_with_chains
 from svod.cli.tune.waiting import say, waiting
 from svod.compile.backend import target_with
 from svod.core.ir.serialize import data_to_ast
-from svod.core.kernel.apply import apply_opts
-from svod.core.kernel.chain_text import chain_words
+from svod.core.kernel.chain_text import chain_of, chain_words
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import SvodError
 from svod.system.quantities import count, times
-from svod.tune.chains import chain_of, fault, usable_winner
+from svod.tune.chains import fault, known_chains
 from svod.tune.checks import Proposed, to_check
 from svod.tune.db import LAYER_NAMES, SHIPPED, KernelRecord, Measurement, TuningDB, Winner
 from svod.tune.db.records import CHECK
@@ -47,7 +45,8 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
             bench = config.BenchConfig.from_env(seconds=KERNEL_CONFIRM_SECONDS)
             TuneSession(tasks, target, executor=executor, db=db, config=config.BeamConfig.from_env(width=4), bench=bench,
                         budget=ModelBudget(budget)).run()
-        checked += [Checked(t.name, before[t.key], usable_winner(t.kernel, _resolved(target, db))) for t in tasks]
+        after = [known_chains(t.kernel, _resolved(target, db)) for t in tasks]
+        checked += [Checked(t.name, before[t.key], known.winner or known.why) for t, known in zip(tasks, after, strict=True)]
     return checked
 
 
@@ -72,7 +71,7 @@ def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dic
         for kernel, name in _kernels(sorted(places[key]), described):
             proposed = _winner(kernel, resolved) if every else to_check(kernel, resolved)
             if proposed is not None:
-                tasks.setdefault(target, []).append(KernelTask(kernel, name=name, given=proposed.states, strategy=proposed.strategy))
+                tasks.setdefault(target, []).append(KernelTask(kernel, name=name, given=proposed.chains, strategy=proposed.strategy))
     return tasks
 
 
@@ -101,7 +100,7 @@ def _winner(kernel: Kernel, resolved: Resolved) -> Proposed | None:
     """The best chain of the database that can be used, wherever it was measured, as a chain to measure; None if there is none."""
     for winner in resolved.db.ranking(kernel.key, resolved.target.key):
         if fault(winner, kernel, resolved.compiler) is None:
-            return Proposed((apply_opts(Scheduler(kernel, resolved.target), chain_of(winner.chain)),), CHECK)
+            return Proposed((chain_of(winner.chain),), CHECK)
     return None
 
 

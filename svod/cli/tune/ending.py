@@ -19,12 +19,12 @@ from svod.cli.tune.report import dry_table, kernel_table, outcome_json, plan_jso
 from svod.cli.tune.searching import Searches
 from svod.cli.tune.setting import EXIT_NOT_STORED, Setting, TargetWork, has_wider
 from svod.cli.tune.waiting import say, waiting
+from svod.core.kernel.chain_text import chain_of
 from svod.errors import FileError
 from svod.system.files import write_text
 from svod.system.process.directories import temporary, working_directory
 from svod.system.process.streams import columns, was_closed
 from svod.system.quantities import count
-from svod.tune.chains import chain_of
 from svod.tune.db.moving import export_unstored
 from svod.tune.lock import Locked, write_lock
 from svod.tune.session import SessionResult, bound_at

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from statistics import fmean
 
 from svod.cli.tune.report import KernelReport
@@ -13,11 +12,11 @@ from svod.compile.plan.compiler import Compiled, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.errors import SvodError
 from svod.tune.capture import Capture, CapturedPlan
-from svod.tune.chains import choose, winner_in_use
+from svod.tune.chains import choose, known_chains
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.confirmation import Finding
-from svod.tune.settle import BothWays, settle
+from svod.tune.settle import BothWays, Settling
 
 PLAN_CHECK_SECONDS = 4.0    # most seconds for the check of one plan
 KNOWN_CHECK_SECONDS = 1.5   # most seconds for the check of one plan if nothing was searched
@@ -33,7 +32,7 @@ def outcomes_of(work: TargetWork, setting: Setting) -> list[KernelReport]:
     for row in work.of_interest:
         choice = choose(row.kernel, work.resolved)
         finding = findings.get(row.key)
-        winner = winner_in_use(row.kernel, work.resolved) if choice.source == "database" else None
+        winner = known_chains(row.kernel, work.resolved).winner if choice.source == "database" else None
         chain = tuple(o.to_json() for o in choice.chain)
         if winner is not None:
             out.append(KernelReport(row, chain, choice.source, winner.heuristic_seconds, winner.time, True, True, winner.interval,
@@ -64,12 +63,14 @@ def check_plans(captured: Capture, work: TargetWork, setting: Setting) -> list[t
         if checks and plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total:
             break
         try:
-            check = settle(plan.unbound, plan.digest, partial(_time_plan, work, setting, plan), work.resolved.compiler, setting.db)
-            if check is None:
+            settling = Settling(plan.unbound, plan.digest, work.resolved.compiler, setting.db)
+            while (now := _time_plan(work, setting, plan)) is not None and settling.gives_up(now):
+                pass
+            if settling.check is None:
                 say("svod-tune: a whole plan was not timed, as the budget is over")
                 break
-            checks.append((plan, check))
-            if check.given_up:
+            checks.append((plan, settling.check))
+            if settling.check.given_up:
                 work.outcomes = outcomes_of(work, setting)
         except KeyboardInterrupt:
             say("svod-tune: Ctrl-C: the whole plan is not timed any further")

@@ -49,7 +49,7 @@ class Searches:
         KeyboardInterrupt."""
         setting = self._setting
         for work in self._works:
-            tasks = [replace(_task(r), given=r.proposed.states, strategy=r.proposed.strategy) for r in work.rows if r.proposed is not None]
+            tasks = [replace(_task(r), given=r.proposed.chains, strategy=r.proposed.strategy) for r in work.rows if r.proposed is not None]
             if not tasks:
                 continue
             executor = self._workers.ready()

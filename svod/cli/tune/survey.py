@@ -13,7 +13,7 @@ from typing import Literal
 
 from svod.bench.roofline import COMPUTE, Ceilings
 from svod.compile.backend import device_named, target_with
-from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
+from svod.compile.plan.compiler import Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import BeamConfig
 from svod.core.kernel.kernel import Kernel
@@ -21,7 +21,7 @@ from svod.core.machine.target import HOST, Target, unfit
 from svod.core.schedule.family import family_key
 from svod.errors import ConfigError
 from svod.tune.capture import Capture, CapturedPlan, News
-from svod.tune.chains import choose, winner_in_use
+from svod.tune.chains import choose, known_chains
 from svod.tune.checks import Proposed, to_check
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
@@ -105,7 +105,7 @@ def choose_targets(asked: Sequence[str], present: Sequence[Target], own: Target)
 
 def compile_heuristics(kernels: Mapping[str, Kernel], compiler: Compiler) -> dict[str, Compiled]:
     """Compile every kernel with the heuristic's chain. Usually the code is in the object cache, as the script has just used it."""
-    return compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
+    return compile_all(kernels, {k: compiler.heuristic_choice(v) for k, v in kernels.items()}, compiler)
 
 
 def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> dict[str, float]:
@@ -176,7 +176,7 @@ def decide(rows: Sequence[SurveyRow], resolved: Resolved, beam: BeamConfig, *, t
         choice = choose(row.kernel, resolved)
         row.winner, row.proposed = None, None
         if choice.source == "database":
-            row.winner = winner_in_use(row.kernel, resolved)
+            row.winner = known_chains(row.kernel, resolved).winner
         if (reason := _left_out(row, rank, top=top, only=only)) is not None:
             row.decision, row.why = "left out", reason
         elif resume and not was_cut_short(db, row.key, target.key):

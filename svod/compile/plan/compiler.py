@@ -40,11 +40,19 @@ FLIGHTS = 64   # number of locks that compilations share by the hashes of their 
 @dataclass(frozen=True)
 class Choice:
     """The chain a kernel runs with, its source (database, beam, heuristic, explicit, none, pending, library), and the reason for the
-    choice."""
+    choice. `template`: the template and amounts that the heuristic made the chain from. `unchecked`: chains that were measured on other
+    machines and rank before this one, but have to be measured here before they are used."""
 
     chain: Chain
     source: str
     why: str
+    template: str = ""
+    unchecked: tuple[Chain, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """The reason, with the template if the chain is the heuristic's."""
+        return "; ".join(text for text in (self.why, self.template if self.source == "heuristic" else "") if text)
 
 
 @dataclass(frozen=True)
@@ -111,15 +119,7 @@ class Compiler:
         key = self._key(kernel, chain)
         with self._flights[hash(key) % FLIGHTS]:
             compiled = self._remembered(self._made, key, lambda: self._compile(kernel, choice, key))
-        return replace(compiled, source=choice.source, why=self._why(kernel, choice),
-                       form=KernelForm(kernel, self.target, choice.chain, self.device))
-
-    def _why(self, kernel: Kernel, choice: Choice) -> str:
-        """Return the reason of a choice, with the template if the heuristic made the chain."""
-        with self._lock:
-            known = self._heuristics.get(self._key(kernel, "heuristic"))
-        template = known.template if known is not None and known.chain == choice.chain and choice.source == "heuristic" else ""
-        return "; ".join(text for text in (choice.why, template) if text)
+        return replace(compiled, source=choice.source, why=choice.told, form=KernelForm(kernel, self.target, choice.chain, self.device))
 
     def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
         entry = self.cache.get(key)
@@ -137,6 +137,11 @@ class Compiler:
     def heuristic(self, kernel: Kernel) -> Chain:
         """Return the heuristic's chain."""
         return self._heuristic_of(kernel).chain
+
+    def heuristic_choice(self, kernel: Kernel, why: str = "") -> Choice:
+        """Return the choice of the heuristic's chain for the reason `why`."""
+        best = self._heuristic_of(kernel)
+        return Choice(best.chain, "heuristic", why, best.template)
 
     def _heuristic_of(self, kernel: Kernel) -> Heuristic:
         """Return the heuristic's chain and template, cached in memory and in the object cache: computing them takes longer than loading
@@ -203,5 +208,5 @@ def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], co
             if choice.source in ("explicit", "none", "heuristic"):
                 raise
             log.warning("kernel %s: the chain from the %s cannot be used (%s); using the heuristic", key[:12], choice.source, e)
-            out[key] = compiler.compile(kernel, Choice(compiler.heuristic(kernel), "heuristic", f"the {choice.source}'s chain failed: {e}"))
+            out[key] = compiler.compile(kernel, compiler.heuristic_choice(kernel, f"the {choice.source}'s chain failed: {e}"))
     return out

@@ -12,7 +12,7 @@ and ASTs are printed as `svod.core.ir.text` reads them. If a device does not hav
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
@@ -72,11 +72,11 @@ class Pass:
     reads_graph: bool = False
 
 
-def dump(passes: Iterable[Pass], sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, file: TextIO | None = None) -> None:
-    """Print the output of these passes for the graph under `sink`, to `file` (default: standard error)."""
+def dump(config: PrepareConfig, sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, file: TextIO | None = None) -> None:
+    """Print the output of the passes that a configuration asks for, for the graph under `sink`, to `file` (default: standard error)."""
     subject = DumpedPlan(explain_schedule(sink, constants), plan)
     out = errors() if file is None else file
-    for p in passes:
+    for p in passes_of(config):
         for section in p.show(subject):
             print(f"-- {p.name}{': ' if section.title else ''}{section.title} --\n{section.text}\n", file=out)
 

@@ -93,11 +93,12 @@ def _override(derived: ProgramSpec, explicit: ProgramSpec | None) -> ProgramSpec
 
 def lower_kernel(kernel: Kernel, target: Target, chain: tuple[Opt, ...] = ()) -> Program:
     """Lower a kernel under a chain. Raises KernelOptError for a chain that does not apply."""
-    if kernel.library_kernel is None:
-        return lower(apply_opts(Scheduler(kernel, target), chain))
-    if chain:
-        raise KernelOptError(f"{chain[0].op} on a {kernel.library_kernel.arg[0].lower()}: a library kernel has one form and takes no opts")
-    return lower_library_kernel(kernel, target)
+    if kernel.library_kernel is not None:
+        if chain:
+            raise KernelOptError(f"{chain[0].op} on a {kernel.library_kernel.arg[0].lower()}: a library kernel has one form and takes no "
+                                 "opts")
+        return lower_library_kernel(kernel, target)
+    return lower(apply_opts(Scheduler(kernel, target), chain))
 
 
 def build(program: UOp, target: Target, chain: tuple[Opt, ...] = ()) -> UOp:

@@ -48,6 +48,12 @@ def parse_chain(text: str) -> tuple[Opt, ...]:
     return tuple(chain)
 
 
+def chain_of(given: Sequence[Any] | str) -> tuple[Opt, ...]:
+    """The opts of a chain in a form that `PrepareConfig.opts` and records take: text, or a sequence of [op, axis, argument]. Raises
+    KernelOptError."""
+    return parse_chain(given) if isinstance(given, str) else tuple(Opt.from_json(list(o)) for o in given)
+
+
 def _argument(text: str | None) -> Any:
     """The argument of an opt: an int, a word, a tuple for words with commas between them, or None for an empty text."""
     if not text or not text.strip():

@@ -125,6 +125,11 @@ class Kernel:
         """Bounds of the variables that the kernel is launched with: name → (least, most), sorted by name."""
         return kernel_variables(self.ast)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(p.arg.size * p.dtype.itemsize for p in self.params)
+
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """Per stage, the stages that its value reads directly."""

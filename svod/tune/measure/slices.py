@@ -39,14 +39,9 @@ def _only_phase(spec: ProgramSpec) -> int | None:
     return running[0] if len(running) == 1 else None
 
 
-def kernel_bytes(kernel: Kernel) -> int:
-    """Bytes of all buffers of a kernel."""
-    return sum(p.arg.size * p.dtype.itemsize for p in kernel.params)
-
-
 def least_fraction(kernel: Kernel, target: Target) -> float:
     """The smallest fraction of a kernel whose buffers are in the same cache level as the whole kernel's; 1 if only the whole is."""
-    size = kernel_bytes(kernel)
+    size = kernel.nbytes
     levels = [target.l1, target.l2]
     if count_operations(kernel.ast).flops < COMPUTE_BOUND * size:
         levels.append(target.l3)

@@ -11,7 +11,7 @@ from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.resources import resources_of
 from svod.core.ir.dtype import dtypes
 from svod.core.machine.target import Target
-from svod.tune.measure.slices import SLICE_SECONDS, WORTH_SLICING, full_run, kernel_bytes, least_fraction, least_part, part_of_run, wave_of
+from svod.tune.measure.slices import SLICE_SECONDS, WORTH_SLICING, full_run, least_fraction, least_part, part_of_run, wave_of
 from tests.tune.search_kernels import elementwise, gemm
 
 TARGET = Target("x86_64", "none", (), 32, 16, 32 << 10, 1 << 20, 32 << 20, 2)
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 # -- the least fraction -------------------------------------------------------------------------------------------------------
 def test_a_memory_bound_slice_stays_above_the_level_its_kernel_is_above() -> None:
     kernel = elementwise(4 << 20)
-    size = kernel_bytes(kernel)
+    size = kernel.nbytes
     assert size == 3 * 4 * (4 << 20)
     assert least_fraction(kernel, replace(TARGET, l3=16 << 20)) == pytest.approx(1.25 * (16 << 20) / size)
     # the whole kernel is in the last-level cache: a slice only must not fit the second level
@@ -68,12 +68,12 @@ def test_a_small_kernel_may_be_cut_as_small_as_one_likes() -> None:
 
 def test_the_last_level_does_not_count_for_a_compute_bound_kernel() -> None:
     kernel = gemm(512, 512, 512)
-    size = kernel_bytes(kernel)
+    size = kernel.nbytes
     assert size == 3 * 4 * 512 * 512
     target = replace(TARGET, l2=1 << 20, l3=2 << 20)
     assert least_fraction(kernel, target) == pytest.approx(1.25 * (1 << 20) / size)
     thin = gemm(512, 512, 2)
-    assert least_fraction(thin, replace(target, l2=1 << 16, l3=1 << 20)) == pytest.approx(min(1.0, 1.25 * (1 << 20) / kernel_bytes(thin)))
+    assert least_fraction(thin, replace(target, l2=1 << 16, l3=1 << 20)) == pytest.approx(min(1.0, 1.25 * (1 << 20) / thin.nbytes))
 
 
 # -- which phase --------------------------------------------------------------------------------------------------------------
