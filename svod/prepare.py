@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 
 from svod.compile.backend import Backend, device_named
-from svod.compile.plan.compiler import Chain, Compiled, compile_all
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.host_item import BufferCopy
 from svod.compile.plan.memory_planner import PlannerMode
@@ -23,7 +22,6 @@ from svod.compile.plan.observe import observe
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_plan
 from svod.config import PrepareConfig
-from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
@@ -48,7 +46,7 @@ from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.chains import opts_by_key
 from svod.tune.measure.plan_sizes import profile_at_sizes
-from svod.tune.plan_chains import plan_choices
+from svod.tune.plan_chains import compile_unbound_plan
 from svod.tune.resolved import Resolved, resolve
 
 Array = np.ndarray[Any, Any]
@@ -183,11 +181,10 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     if captures:
         from svod.tune import capture
         capture.announce(str(config.capture), native, target=main.target)
-    compiled = compile_unbound_plan(unbound.on(""), given, main)
-    elsewhere = {name: compile_unbound_plan(unbound.on(name), given, resolved.on(name))
-                 for name in dict.fromkeys(c.device for c in native.calls if c.device)}
-    plan = build_plan(unbound, compiled, arrays, threads=main.target.threads, planner=cast(PlannerMode, config.memory_planner),
-                      device=main.target.device, storages=storages, elsewhere=elsewhere)
+    compiled = {name: compile_unbound_plan(unbound.on(name), given, resolved.on(name or places.main))
+                for name in dict.fromkeys(("", *(c.device for c in native.calls)))}
+    plan = build_plan(unbound, compiled.pop(""), arrays, threads=main.target.threads, planner=cast(PlannerMode, config.memory_planner),
+                      device=main.target.device, storages=storages, elsewhere=compiled)
     plan.bindings.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
@@ -417,17 +414,6 @@ def kernel_of(ast: UOp) -> Kernel:
                 _kernels.pop(next(iter(_kernels)))
             kernel = _kernels.setdefault(ast, kernel)
     return kernel
-
-
-def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Compiled]:
-    """Choose a chain and compile code for every kernel. `given`: chains by kernel that are used without consulting the database."""
-    compiler = resolved.compiler
-    if not unbound.calls:
-        return {}
-    compiler.backend.start(compiler.cache)
-    choices = plan_choices(unbound, given, resolved)
-    compiled = compile_all(unbound.kernels, choices, compiler)
-    return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
 
 
 def buffers_under(nodes: Iterable[UOp]) -> set[UOp]:

@@ -20,7 +20,6 @@ from svod.compile.plan.compiler import Chain, Choice, Compiler
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import log_once
 from svod.core.kernel.apply import apply_opts
-from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
@@ -70,19 +69,14 @@ def choose(kernel: Kernel, resolved: Resolved) -> Choice:
         return Choice((), "none", "SVOD_NOOPT: no opts")
     if (chain := _from_lock(kernel, resolved)) is not None:
         return Choice(chain, "lock", f"from {config.lock}")
-    if not config.consults_database:
-        return resolved.compiler.heuristic_choice(kernel, "the tuning database is not consulted")
-    known = known_chains(kernel, resolved)
-    if known.winner is None:
-        choice = resolved.compiler.heuristic_choice(kernel, known.why)
-    elif known.winner.strategy != TRANSFER:
-        choice = Choice(chain_of(known.winner.chain), "database", f"{known.winner.speedup:.2f}× the heuristic when it was confirmed")
-    elif known.winner.own:
-        choice = Choice(chain_of(known.winner.chain), "heuristic", "no chain of its relatives is faster here")
-    else:
-        choice = Choice(chain_of(known.winner.chain), "transfer",
-                        f"a relative's, {known.winner.speedup:.2f}× the heuristic when it was checked")
-    return replace(choice, unchecked=known.unchecked)
+    winner, why, unchecked = known_chains(kernel, resolved) if config.consults_database else NOT_CONSULTED
+    if winner is None:
+        return replace(resolved.compiler.heuristic_choice(kernel, why), unchecked=unchecked)
+    if winner.strategy != TRANSFER:
+        return Choice(winner.opts, "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed", unchecked=unchecked)
+    if winner.own:
+        return Choice(winner.opts, "heuristic", "no chain of its relatives is faster here", unchecked=unchecked)
+    return Choice(winner.opts, "transfer", f"a relative's, {winner.speedup:.2f}× the heuristic when it was checked", unchecked=unchecked)
 
 
 def choose_each(kernels: Mapping[str, Kernel], resolved: Resolved) -> dict[str, Choice]:
@@ -99,6 +93,9 @@ class Known(NamedTuple):
     unchecked: tuple[Chain, ...]
 
 
+NOT_CONSULTED = Known(None, "the tuning database is not consulted", ())
+
+
 def known_chains(kernel: Kernel, resolved: Resolved) -> Known:
     """The chains of the database for a kernel."""
     target, unchecked, reasons = resolved.target.key, list[Chain](), list[str]()
@@ -107,7 +104,7 @@ def known_chains(kernel: Kernel, resolved: Resolved) -> Known:
         if reason is None:
             return Known(winner, "", tuple(unchecked))
         if reason == NOT_CHECKED:
-            unchecked.append(chain_of(winner.chain))
+            unchecked.append(winner.opts)
         reasons.append(reason)
     why = reasons[0] if reasons else f"the tuning database has no winner for kernel {kernel.key[:12]} on {target}"
     return Known(None, why, tuple(unchecked))
@@ -131,11 +128,10 @@ def fault(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:
     if winner.slower_here:
         return "the chain of others is slower than the heuristic here"
     try:
-        chain = chain_of(winner.chain)
-        suspicion = _suspicion(kernel, chain, compiler) if winner.layer != OWN else None
+        suspicion = _suspicion(kernel, winner.opts, compiler) if winner.layer != OWN else None
         if suspicion is not None:       # returned before lowering, which may take very long for such a chain
             return f"a chain of others {suspicion}; a search measures it here"
-        linear = compiler.linear_of(kernel, chain)
+        linear = compiler.linear_of(kernel, winner.opts)
     except KernelOptError as e:
         return f"the stored chain does not apply any more: {e}"
     if linear != winner.linear:

@@ -1,4 +1,4 @@
-"""The choice of chains for all kernels of a plan: given chains, known chains, and chains that are measured before the plan is made.
+"""The code of all kernels of a plan, under given chains, known chains, and chains that are measured before the plan is made.
 
     PrepareConfig.opts → `choose` → chains of other machines or of relatives are checked → with BEAM, unfinished kernels are searched
 
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
-from svod.compile.plan.compiler import Chain, Choice
+from svod.compile.plan.compiler import Chain, Choice, Compiled, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BeamConfig
+from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.system.optional import optional
 from svod.tune.chains import choose_each
@@ -20,6 +22,17 @@ from svod.tune.resolved import Resolved
 from svod.tune.unfinished import is_to_be_searched
 
 log = logging.getLogger("svod")
+
+
+def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Compiled]:
+    """Choose a chain and compile code for every kernel. `given`: chains by kernel that are used without consulting the database."""
+    compiler = resolved.compiler
+    if not unbound.calls:
+        return {}
+    compiler.backend.start(compiler.cache)
+    choices = plan_choices(unbound, given, resolved)
+    compiled = compile_all(unbound.kernels, choices, compiler)
+    return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
 
 
 def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Choice]:

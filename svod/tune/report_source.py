@@ -18,7 +18,7 @@ from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_words, opt_text
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.core.tree.show import print_nest
 from svod.errors import SvodError
@@ -120,7 +120,7 @@ def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None,
         elif machine is None:
             problem = "the chain belongs to another kind of machine: make the report there to see its loops"
         else:
-            nest = print_nest(apply_opts(Scheduler(kernel, machine), (Opt.from_json(list(o)) for o in winner.chain)))
+            nest = print_nest(apply_opts(Scheduler(kernel, machine), winner.opts))
     except SvodError as e:
         problem = f"the stored chain or kernel cannot be replayed by this svod: {e}"
     chain = tuple(map(opt_text, winner.chain)) if winner else ()

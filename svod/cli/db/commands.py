@@ -25,9 +25,9 @@ from svod.cli.tune.options import TORCH, TuneOptions
 from svod.compile.backend import backend_named, target_with
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
-from svod.core.kernel.chain_text import chain_words
+from svod.core.kernel.chain_text import chain_of, chain_words
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.scheduler import Scheduler
 from svod.core.tree.show import print_nest
 from svod.errors import DatabaseError, SvodError
 from svod.system.process.directories import temporary_folder
@@ -300,7 +300,7 @@ def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
     try:
         state = Scheduler(Kernel(data_to_ast(record.ast)), machine)
         state = backend_named(machine.device).heuristic(state) if row.chain is None else \
-            apply_opts(state, (Opt.from_json(list(o)) for o in row.chain))
+            apply_opts(state, chain_of(row.chain))
         return ["", *print_nest(state).rstrip().split("\n")]
     except SvodError as e:
         return [f"loops     cannot be shown by this svod: {e}"]

@@ -9,7 +9,7 @@ from svod.cli.db.listing import SHOWN_KEY, print_with_chains
 from svod.cli.tune.waiting import say, waiting
 from svod.compile.backend import target_with
 from svod.core.ir.serialize import data_to_ast
-from svod.core.kernel.chain_text import chain_of, chain_words
+from svod.core.kernel.chain_text import chain_words
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.errors import SvodError
@@ -100,7 +100,7 @@ def _winner(kernel: Kernel, resolved: Resolved) -> Proposed | None:
     """The best chain of the database that can be used, wherever it was measured, as a chain to measure; None if there is none."""
     for winner in resolved.db.ranking(kernel.key, resolved.target.key):
         if fault(winner, kernel, resolved.compiler) is None:
-            return Proposed((chain_of(winner.chain),), CHECK)
+            return Proposed((winner.opts,), CHECK)
     return None
 
 

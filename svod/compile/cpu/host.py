@@ -63,5 +63,6 @@ def host_target(threads: int | None = None) -> Target:
     Each call reads affinity and quota again, because both may change. Raises DeviceError on an architecture without a code generator."""
     if threads is not None and threads < 1:
         raise DeviceError(f"threads must be at least 1, got {threads}")
-    cpus = affinity()
-    return _target(cpus[0], usable_cores(default_threads() if threads is None else threads, len(cpus)))
+    cpus, limit = affinity(), default_threads() if threads is None else threads
+    cores = usable_cores(len(cpus))
+    return _target(cpus[0], cores if limit is None else min(cores, limit))

@@ -23,6 +23,7 @@ from svod.compile.plan.stages import add_stage, build, lower_kernel, make_progra
 from svod.config import PrepareConfig, object_cache_dir
 from svod.core.cost.template import made_by
 from svod.core.ir.uop import Ops
+from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -155,7 +156,7 @@ class Compiler:
         entry = self.cache.get(key)
         if entry is not None:
             try:
-                return Heuristic(tuple(Opt.from_json(o) for o in entry.remarks["chain"]), str(entry.remarks["template"]))
+                return Heuristic(chain_of(entry.remarks["chain"]), str(entry.remarks["template"]))
             except (KeyError, KernelOptError):
                 log.info("the remembered heuristic of %s cannot be read and is found anew", kernel.key[:12])
         state = self.backend.heuristic(Scheduler(kernel, self.target))

@@ -34,10 +34,10 @@ _named: set[tuple[int, int, str]] = set()       # (process, address, name) of th
 def observe(plan: ExecutionPlan, config: PrepareConfig, pair: CompilerPair) -> None:
     """Set up the observation of a plan that a configuration asks for; `pair` compiled its code. Raises ConfigError for a trace that cannot
     be written."""
-    if config.profile or config.trace is not None:
-        plan.log_runs(run_log(config.profile or 0, None if config.trace is None else os.fspath(config.trace)))
     if config.perf_map:
         add_to_perf_map(plan, pair)
+    if config.profile or config.trace is not None:
+        plan.log_runs(run_log(config.profile or 0, None if config.trace is None else os.fspath(config.trace)))
 
 
 def run_log(level: int, trace: str | None) -> RunLog:

@@ -70,14 +70,12 @@ class Quota:
 _QUOTA = Quota()
 
 
-def usable_cores(limit: int | None = None, cpus: int | None = None, quota: Quota = _QUOTA) -> int:
-    """The number of cores that this process may keep busy: min(affinity, quota, `limit`), at least 1. A quota is rounded down, because
-    the system suspends threads beyond it for whole periods. `cpus` replaces the number of CPUs of the affinity."""
+def usable_cores(cpus: int | None = None, quota: Quota = _QUOTA) -> int:
+    """The number of cores that this process may keep busy: min(affinity, quota), at least 1. A quota is rounded down, because the system
+    suspends threads beyond it for whole periods. `cpus` replaces the number of CPUs of the affinity."""
     count, granted = len(affinity()) if cpus is None else cpus, quota.cpus()
     if granted is not None:
         count = min(count, int(granted))
-    if limit is not None:
-        count = min(count, limit)
     return max(1, count)
 
 

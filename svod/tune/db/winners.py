@@ -29,6 +29,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from svod.bench.race import Ratio
+from svod.core.kernel.chain_text import chain_of
+from svod.core.kernel.scheduler import Opt
 from svod.tune.db.records import Chain, Measurement, SizeTime, Verdict
 from svod.tune.db.schema import OWN, SHIPPED
 
@@ -85,6 +87,11 @@ class Winner(NamedTuple):
     slower_here: bool = False
     sizes: tuple[SizeTime, ...] = ()
     noisy: bool = False
+
+    @property
+    def opts(self) -> tuple[Opt, ...]:
+        """The chain's opts. Raises KernelOptError for one that this svod does not know."""
+        return chain_of(self.chain)
 
     @property
     def speedup(self) -> float:

@@ -16,8 +16,9 @@ from svod.compile.lower.program import Program
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import TF32
 from svod.core.machine.target import Target
 from svod.system.process.streams import tell
@@ -66,7 +67,7 @@ class KernelContext:
         key = repr(chain)
         program = self.programs.get(key)
         if program is None:
-            program = lower(apply_opts(self.base, (Opt.from_json(o) for o in chain)), most)
+            program = lower(apply_opts(self.base, chain_of(chain)), most)
             self.programs[key] = program
             if len(self.programs) > PROGRAMS:
                 self.programs.popitem(last=False)

@@ -10,8 +10,9 @@ from svod.bench.timer import protocol_of
 from svod.compile.backend import Backend
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import SvodError
 from svod.tune.db import KernelRecord, Measurement, TuningDB
@@ -55,7 +56,7 @@ def _of_kernel(ast: Mapping[str, Any], measurements: list[Measurement], target: 
         return
     for m in timed:
         try:
-            state = apply_opts(base, (Opt.from_json(list(o)) for o in m.chain))
+            state = apply_opts(base, chain_of(m.chain))
         except SvodError:
             continue        # the chain comes from a version of svod with other opts
         evidence = evidence_of(state, heuristic, (m.time or 0.0) / (m.baseline or 1.0))

@@ -42,7 +42,7 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert target.arch in ISA and target.cpu and set(target.features) <= set(ISA[target.arch])
     assert target.l1 >= 8 << 10 and target.l2 >= 64 << 10 and target.threads == usable_cores()
     assert host_target() is target
-    assert host_target(1).threads == 1
+    assert host_target(1).threads == 1 and host_target(1 << 20).threads == usable_cores(), "no limit raises the number of cores"
     monkeypatch.setenv("SVOD_THREADS", "1")
     assert host_target().threads == 1
     with pytest.raises(DeviceError, match="threads"):
