@@ -9,13 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from svod.compile.lower import math
-from svod.compile.lower.emit.axes import Axes
-from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
 from svod.compile.lower.emit.threads.lines import Cell, Lines
-from svod.compile.lower.emit.values import Values
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL, Ops
@@ -29,22 +26,25 @@ Unrolled = list[tuple[tuple[int, ...], dict[int, int]]]     # positions of unrol
 
 
 class Accumulators:
-    """The accumulators of an open stage, by position of its tile."""
+    """The accumulators of one reduction of an open stage, by position of its tile."""
 
-    def __init__(self, ctx: PhaseContext, axes: Axes, values: Values, intrinsics: Intrinsics):
-        self.ctx, self.b, self.state = ctx, ctx.b, ctx.state
-        self.axes, self.values, self.intrinsics, self.lines = axes, values, intrinsics, Lines(ctx)
+    def __init__(self, intrinsics: Intrinsics, stage: OpenStage):
+        self.intrinsics, self.stage = intrinsics, stage
+        self.ctx, self.b, self.axes, self.values = intrinsics.ctx, intrinsics.b, intrinsics.axes, intrinsics.values
+        self.plan = intrinsics.plan_of(stage)
+        # per accumulator of the tile: the number of the carried one that stands for it; []: each is carried
+        self.slots: list[int] = []
+        self.corrections: dict[Any, int] = {}   # key of a correction of a dot instruction → number of its accumulator
+        # position of a partial result → (number, vector width)
+        self.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(stage.partial_positions())}
+        self.first = self._identities()         # initial values
 
-    def identities(self, stage: OpenStage) -> list[int]:
-        b = self.b
-        out: list[int] = []
+    def _identities(self) -> list[int]:
+        """Make the initial values, and decide which accumulators are carried."""
+        b, stage, plan, out = self.b, self.stage, self.plan, list[int]()
         tile, partial = stage.out_positions(), stage.partial_positions()
-        stage.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(partial)}
         reduce_lane = stage.vector_axis >= stage.num_outs
-        plan = self.intrinsics.plan_of(stage)
         if plan is not None and plan.dot.is_tile:
-            stage.sums.clear()
-            stage.slots = []
             return [self.intrinsics.tile_zero(stage, plan, i) for i in range(len(tile) * len(partial))]
         slots, carried = list[int](), dict[Any, int]()
         for offsets, oc in tile:
@@ -52,85 +52,82 @@ class Accumulators:
                 for k, red in enumerate(stage.r.reductions):
                     values = get_combiner(red.combiner).identity(*red.dtypes)
                     for c, (d, v) in enumerate(zip(red.dtypes, values, strict=True)):
-                        at, width = self._depends(stage, red, c, offsets, oc)
+                        at, width = self._depends(red, c, offsets, oc)
                         slots.append(carried.setdefault((k, c, index, at), len(out)))
                         if slots[-1] == len(out):
                             out.append(b.const(d, pc.width if reduce_lane else width, v))
-        stage.slots = slots if len(out) < len(slots) else []
-        stage.sums.clear()
+        self.slots = slots if len(out) < len(slots) else []
         if plan is not None and plan.corrects >= 0:
             for offsets, oc in tile:
                 for index, _, pc in partial:
-                    key = self.sum_key(stage, plan, offsets, oc, index)
-                    if key not in stage.sums:
-                        stage.sums[key] = len(out)
+                    key = self._correction(plan, offsets, oc, index)
+                    if key not in self.corrections:
+                        self.corrections[key] = len(out)
                         out.append(b.const(plan.dot.accumulator, pc.width if reduce_lane else oc.width, 0))
         return out
 
-    def _depends(self, stage: OpenStage, red: ReduceNode, component: int, offsets: dict[int, int], chunk: Chunk) -> tuple[Any, int]:
+    def _depends(self, red: ReduceNode, component: int, offsets: dict[int, int], chunk: Chunk) -> tuple[Any, int]:
         """(key, lanes) of one component of a reduction at a position of the tile: positions with the same key share one accumulator."""
         if len(red.values) == 1:
             return (tuple(offsets.items()), chunk.offset), chunk.width
-        axes = {a for c in get_combiner(red.combiner).read_for(component) for a in stage.r.nodes[red.values[c]].deps}
+        axes = {a for c in get_combiner(red.combiner).read_for(component) for a in self.stage.r.nodes[red.values[c]].deps}
         own = tuple([(a, o) for a, o in offsets.items() if a in axes])
-        return ((own, chunk.offset), chunk.width) if stage.vector_axis in axes else ((own, -1), 1)
+        return ((own, chunk.offset), chunk.width) if self.stage.vector_axis in axes else ((own, -1), 1)
 
-    def _spread(self, stage: OpenStage, accs: list[int]) -> list[int]:
+    def _spread(self, accs: list[int]) -> list[int]:
         """Expand the accumulators that are carried to one for each position of the tile."""
-        return [accs[slot] for slot in stage.slots] if stage.slots else list(accs)
+        return [accs[slot] for slot in self.slots] if self.slots else list(accs)
 
-    def _merged(self, stage: OpenStage, before: list[int], accs: list[int]) -> list[int]:
+    def _merged(self, before: list[int], accs: list[int]) -> list[int]:
         """Reduce the accumulators of all positions to those that are carried. `before`: the carried ones so far; a position beyond the
         tile's end leaves its own unchanged."""
-        if not stage.slots:
+        if not self.slots:
             return accs
         out = list(before)
-        for slot, v in zip(stage.slots, accs, strict=True):
+        for slot, v in zip(self.slots, accs, strict=True):
             if v != before[slot]:
                 out[slot] = v
         return out
 
-    def sum_key(self, stage: OpenStage, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
+    def _correction(self, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
         """The key of a correction's accumulator: the position along the axes of the operand that is summed, and the partial result."""
         axes = plan.operands[plan.corrects].axes
-        return tuple(offsets.get(a, 0) for a in axes), chunk.offset if stage.vector_axis in axes else 0, partial
+        return tuple(offsets.get(a, 0) for a in axes), chunk.offset if self.stage.vector_axis in axes else 0, partial
 
-    def accumulate(self, stage: OpenStage, accs: list[int], blocks: tuple[int, ...]) -> list[int]:
+    def accumulate(self, accs: list[int], blocks: tuple[int, ...]) -> list[int]:
         """Accumulate all expanded positions of one innermost iteration, reduction by reduction. `blocks`: sizes of the blocks that are
         summed apart first, innermost first; () for none."""
-        positions = stage.positions((UNROLL,), range(stage.num_outs, len(stage.pieces)))
-        return self._in_blocks(stage, accs, positions, blocks)
+        stage = self.stage
+        return self._in_blocks(accs, stage.positions((UNROLL,), range(stage.num_outs, len(stage.pieces))), blocks)
 
-    def _in_blocks(self, stage: OpenStage, accs: list[int], positions: Unrolled, sizes: tuple[int, ...]) -> list[int]:
+    def _in_blocks(self, accs: list[int], positions: Unrolled, sizes: tuple[int, ...]) -> list[int]:
         if not sizes:
-            return self._accumulate(stage, accs, positions)
+            return self._accumulate(accs, positions)
         for at in range(0, len(positions), sizes[-1]):
-            accs = self.fold(stage, accs, self._in_blocks(stage, stage.first, positions[at:at + sizes[-1]], sizes[:-1]))
+            accs = self.fold(accs, self._in_blocks(self.first, positions[at:at + sizes[-1]], sizes[:-1]))
         return accs
 
-    def fold(self, stage: OpenStage, accs: list[int], block: list[int]) -> list[int]:
+    def fold(self, accs: list[int], block: list[int]) -> list[int]:
         """Combine accumulators with those of a block."""
-        parts, following = [self._spread(stage, accs), self._spread(stage, block)], list[int]()
+        parts, following = [self._spread(accs), self._spread(block)], list[int]()
         while len(following) < len(parts[0]):
-            for red in stage.r.reductions:
+            for red in self.stage.r.reductions:
                 first, second = (tuple(p[len(following):len(following) + len(red.values)]) for p in parts)
                 following += get_combiner(red.combiner).combine(first, second, self.alu, nan=red.dtypes[0].is_float)
-        return self._merged(stage, accs, following)
+        return self._merged(accs, following)
 
-    def _accumulate(self, stage: OpenStage, accs: list[int], positions: Unrolled) -> list[int]:
-        b = self.b
+    def _accumulate(self, accs: list[int], positions: Unrolled) -> list[int]:
+        b, stage, plan, partial = self.b, self.stage, self.plan, self.partial
         outs = stage.num_outs
         stage.memo.clear()
-        carried, accs = accs, self._spread(stage, accs)
+        carried, accs = accs, self._spread(accs)
         tile = stage.out_positions()
-        partial = stage.partial
         present = stage.partial_positions()
         reduce_lane = stage.vector_axis >= outs
         components = sum(len(red.values) for red in stage.r.reductions)
         masks: dict[Chunk, int] = {}
-        plan = self.intrinsics.plan_of(stage)
         reds = range(outs, len(stage.pieces))
-        crowded = 4 * sum(b.num_lanes[v] > 1 for v in carried) >= self.state.target.vector_registers
+        crowded = 4 * sum(b.num_lanes[v] > 1 for v in carried) >= self.ctx.state.target.vector_registers
         for number, (_, unrolled) in enumerate(positions):
             if crowded and number:
                 b.round = number
@@ -158,27 +155,28 @@ class Accumulators:
                         accs[at] = self.intrinsics.tile_dot(stage, plan, accs[at])
                         continue
                     if plan is not None:
-                        accs[at] = self.guarded(self.intrinsics.dot(stage, plan, accs[at], chunk.width), accs[at], guard)
-                        key = self.sum_key(stage, plan, toff, oc, index) if stage.sums else None
+                        accs[at] = self._guarded(self.intrinsics.dot(stage, plan, accs[at], chunk.width), accs[at], guard)
+                        key = self._correction(plan, toff, oc, index) if self.corrections else None
                         if key is not None and key not in summed:
                             summed.add(key)
-                            n = stage.sums[key]
-                            accs[n] = self.guarded(self.intrinsics.dot_correction(stage, plan, accs[n], chunk.width), accs[n], guard)
+                            n = self.corrections[key]
+                            accs[n] = self._guarded(self.intrinsics.dot_correction(stage, plan, accs[n], chunk.width), accs[n], guard)
                         continue
                     for red in stage.r.reductions:
                         n = len(red.values)
-                        accs[at:at + n] = self.combine_value(stage, red, accs[at:at + n], guard, chunk.width)
+                        accs[at:at + n] = self._add(red, accs[at:at + n], guard, chunk.width)
                         at += n
         b.round = 0
-        return self._merged(stage, carried, accs)
+        return self._merged(carried, accs)
 
-    def guarded(self, value: int, acc: int, guard: int) -> int:
+    def _guarded(self, value: int, acc: int, guard: int) -> int:
         """Select the new value of an accumulator where `guard` holds, else the old one. `guard` -1: always the new one."""
         b = self.b
         return value if guard < 0 else b.alu("WHERE", b.dtype[acc], b.num_lanes[acc], guard, value, acc)
 
-    def combine_value(self, stage: OpenStage, red: ReduceNode, acc: list[int], guard: int, width: int) -> list[int]:
-        b = self.b
+    def _add(self, red: ReduceNode, acc: list[int], guard: int, width: int) -> list[int]:
+        """Combine the accumulators of one position with the values there."""
+        b, stage = self.b, self.stage
         combiner = get_combiner(red.combiner)
         if red.combiner == "ADD" and guard < 0 and red.dtypes[0].is_float:
             node = stage.r.nodes[red.values[0]]
@@ -200,26 +198,25 @@ class Accumulators:
         width = max([b.num_lanes[a] for a in args])
         dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
         if op in TRANSCENDENTAL:
-            return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], rules=self.state.target.float_rules)
+            return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], rules=self.ctx.state.target.float_rules)
         return b.alu(op.value, dtype, width, *args)
 
-    def epilogue(self, stage: OpenStage, accs: list[int], sink: Sink) -> None:
+    def epilogue(self, accs: list[int], sink: Sink) -> None:
         """Combine the partial results of each position, within this thread and over the threads that share it, and hand the stage's value
         to the sink."""
-        accs = self._spread(stage, accs)
+        stage, plan, accs = self.stage, self.plan, self._spread(accs)
         stage.memo.clear()
-        plan = self.intrinsics.plan_of(stage)
         if plan is not None and plan.dot.is_tile:
-            (self.held_epilogue if plan.dot.fragments else self.tile_epilogue)(stage, plan, accs, sink)
+            (self._held_epilogue if plan.dot.fragments else self._tile_epilogue)(plan, accs, sink)
             return
         lane, reduce_lane, group = stage.vector_axis, stage.vector_axis >= stage.num_outs, self.ctx.group
         tile = stage.out_positions()
-        results: Iterable[list[int]] = (self._result(stage, plan, accs, t, *position) for t, position in enumerate(tile))
+        results: Iterable[list[int]] = (self._result(accs, t, *position) for t, position in enumerate(tile))
         components = [(k, c) for k, red in enumerate(stage.r.reductions) for c in range(len(red.values))]
         if group.threads_of(stage.index).reducers > 1:      # combine the accumulators of all positions in one go
             together = group.combine(stage.r, [v for values in results for v in values], self.alu)
             results = (together[at:at + len(components)] for at in range(0, len(together), len(components)))
-        run, columns = self._run(stage)
+        run, columns = self._run()
         whole, found = stage.whole_vectors, list(results)
         for at in range(0, len(tile), run):
             (offsets, chunk), values = tile[at], found[at]
@@ -235,10 +232,11 @@ class Accumulators:
                 sink(stage)
             stage.vector_axis, stage.whole_vectors = lane, whole
 
-    def _run(self, stage: OpenStage) -> tuple[int, int]:
+    def _run(self) -> tuple[int, int]:
         """(count, axis) of the neighbouring positions of which a thread holds results, in a stage that HOLD lays out; (1, -1) for other
         stages."""
-        fragment, chosen, last = held_layout(self.state, stage.index), self.state.dots[stage.index], stage.num_outs - 1
+        stage, state = self.stage, self.ctx.state
+        fragment, chosen, last = held_layout(state, stage.index), state.dots[stage.index], stage.num_outs - 1
         if stage.r.combines or fragment is None or chosen is None or (fragment.run.rows, fragment.run.columns) != (0, 1):
             return 1, -1
         return (fragment.run.extent, last) if stage.r.axes[last] == chosen.columns else (1, -1)
@@ -252,30 +250,30 @@ class Accumulators:
             first = self.b.pure("SHUFFLE", self.b.dtype[v], k + 2, (first, v), tuple(range(k + 2)))
         return first
 
-    def _result(self, stage: OpenStage, plan: TensorizePlan | None, accs: list[int], t: int, offsets: dict[int, int],
-                chunk: Chunk) -> list[int]:
+    def _result(self, accs: list[int], t: int, offsets: dict[int, int], chunk: Chunk) -> list[int]:
         """This thread's partial result at position `t` of the tile: the components of all reductions."""
-        partial, reduce_lane = stage.partial, stage.vector_axis >= stage.num_outs
+        stage, plan, partial = self.stage, self.plan, self.partial
+        reduce_lane = stage.vector_axis >= stage.num_outs
         components = sum(len(red.values) for red in stage.r.reductions)
         at, first, found = t * len(partial) * components, 0, list[int]()
-        if plan is not None and stage.sums:
+        if plan is not None and self.corrections:
             for index, (k, _) in partial.items():
                 acc = accs[at + k]
-                extra = accs[stage.sums[self.sum_key(stage, plan, offsets, chunk, index)]]
+                extra = accs[self.corrections[self._correction(plan, offsets, chunk, index)]]
                 accs[at + k] = self.b.alu("SUB", self.b.dtype[acc], self.b.num_lanes[acc], acc, extra)
         for red in stage.r.reductions:
             n = len(red.values)
             parts = [accs[at + p * components + first:at + p * components + first + n] for p in range(len(partial))]
-            found += self.ctx.group.over_columns(stage.r, self.combine_all(red, parts, reduce_lane), red.combiner, self.alu)
+            found += self.ctx.group.over_columns(stage.r, self._combine_all(red, parts, reduce_lane), red.combiner, self.alu)
             first += n
         return found
 
-    def tile_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
+    def _tile_epilogue(self, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
         """Store the rows of each tile. They pass through scratch memory, where the partial results of a position are added."""
-        b = self.b
+        b, stage = self.b, self.stage
         rows, columns = self.intrinsics.tile_shape(stage, plan)
         dtype = plan.dot.accumulator
-        count, words = len(stage.partial), plan.dot.columns
+        count, words = len(self.partial), plan.dot.columns
         size = rows * words * dtype.itemsize
         areas = [self.ctx.scratch + i * (-(-size // 64) * 64) for i in range(count)]
         self.ctx.scratch = areas[-1] + -(-(size + SLACK) // 64) * 64
@@ -294,17 +292,17 @@ class Accumulators:
                 stage.memo.clear()
                 sink(stage)
 
-    def held_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
+    def _held_epilogue(self, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
         """Store this thread's elements of each tile, after adding partial results. Neighbouring elements of a row are stored as a vector;
         or threads that share rows first exchange elements, and each stores a line of 16 bytes."""
-        count = len(stage.partial)
+        stage, count, lines = self.stage, len(self.partial), Lines(self.ctx)
         assert plan.dot.fragments is not None
         results = plan.dot.fragments[0]
         width = results.run.extent if (results.run.rows, results.run.columns) == (0, 1) else 1
         base, apart, origin = list(stage.base), list(stage.apart), self.ctx.group.origin(results)
         positions, cells = stage.out_positions(), list[Cell]()
         for t, (offsets, _) in enumerate(positions):
-            total, = self.combine_all(stage.r.reductions[0], [[acc] for acc in accs[t * count:(t + 1) * count]], False)
+            total, = self._combine_all(stage.r.reductions[0], [[acc] for acc in accs[t * count:(t + 1) * count]], False)
             for k in range(0, results.num_elements, width):
                 row, column = results.places[k]
                 at = {**offsets, plan.rows: offsets.get(plan.rows, 0) + row, plan.columns: offsets.get(plan.columns, 0) + column}
@@ -322,11 +320,11 @@ class Accumulators:
             stage.linear.clear()
             stage.memo.clear()
         open_tile(1, width)
-        quads = self.lines.quads(cells, plan.columns) if exchanges_results(self.state, stage.r, plan) else []
+        quads = lines.quads(cells, plan.columns) if exchanges_results(self.ctx.state, stage.r, plan) else []
         if quads:
-            lines = [(quad[0].at, self.lines.exchanged([self._value_of(stage, cell, width) for cell in quad])) for quad in quads]
+            found = [(quad[0].at, lines.exchanged([self._value_of(cell, width) for cell in quad])) for quad in quads]
             open_tile(QUAD.extent, LINE_OF_QUAD)
-            for at, line in lines:
+            for at, line in found:
                 if stage.set_position(at, Chunk(0, LINE_OF_QUAD, LINE_OF_QUAD)):
                     stage.memo.clear()
                     self.values.put(stage, line)
@@ -349,14 +347,15 @@ class Accumulators:
             return b.pure("EXTRACT", b.dtype[total], 1, (total,), first)
         return b.pure("SHUFFLE", b.dtype[total], width, (total,), tuple(range(first, first + width)))
 
-    def _value_of(self, stage: OpenStage, cell: Cell, width: int) -> int:
+    def _value_of(self, cell: Cell, width: int) -> int:
         """The stage's value computed from the sums of a cell. Beyond the stage's end the value is arbitrary, and is not stored."""
+        stage = self.stage
         stage.set_position(cell.at, Chunk(0, width, width))
         stage.results = {(0, 0): cell.total}
         stage.memo.clear()
         return self.values.result(stage)
 
-    def combine_all(self, red: ReduceNode, parts: list[list[int]], reduce_lane: bool) -> list[int]:
+    def _combine_all(self, red: ReduceNode, parts: list[list[int]], reduce_lane: bool) -> list[int]:
         """Combine partial results pairwise in a tree. `reduce_lane`: the lanes of a vector are partial results as well."""
         b = self.b
         combiner = get_combiner(red.combiner)

@@ -17,7 +17,6 @@ from svod.compile.lower.emit.accumulators import Accumulators
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import SLACK
-from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.state import OpenStage, Sink
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
@@ -25,8 +24,6 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.required import Lin, Terms, add_lins, sum_lins
 from svod.core.tree.nodes import Accumulate, Body, Compute, Inner, Loop, Reduction, Span, Update
 from svod.core.tree.tails import is_split
-
-ComputeAll = Callable[[tuple[Compute, ...]], None]      # computes the stages of a body
 
 
 class ScratchAccumulators:
@@ -88,113 +85,113 @@ Run = Callable[[int, int, list[int], Memory], list[int]]    # like `Inside`, for
 
 
 class ReduceLoops:
-    """Opens the reduce loops of a stage."""
+    """Emits the loops of one reduction of an open stage. `compute_all`: computes the stages of a body."""
 
-    def __init__(self, ctx: PhaseContext, axes: Axes, loops: LoopEmitter, intrinsics: Intrinsics, accumulators: Accumulators,
-                 copies_ahead: CopiesAhead):
-        self.ctx, self.b = ctx, ctx.b
-        self.axes, self.loops, self.intrinsics, self.accumulators = axes, loops, intrinsics, accumulators
-        self.copies_ahead = copies_ahead
+    def __init__(self, loops: LoopEmitter, copies_ahead: CopiesAhead, stage: OpenStage, compute_all: Callable[[tuple[Compute, ...]], None]):
+        self.ctx, self.b, self.axes = copies_ahead.ctx, copies_ahead.b, loops.axes
+        self.loops, self.copies_ahead, self.stage, self.compute_all = loops, copies_ahead, stage, compute_all
+        self.sums = Accumulators(copies_ahead.intrinsics, stage)
 
-    def emit(self, stage: OpenStage, node: Reduction, sink: Sink, compute_all: ComputeAll) -> None:
-        """Emit the loops of a reduction, and hand the results to the sink."""
-        first = self.accumulators.identities(stage)
-        stage.first = first
+    def emit(self, node: Reduction, sink: Sink) -> None:
+        """Emit the loops, and hand the results to the sink."""
+        sums, plan = self.sums, self.sums.plan
         if not node.in_memory:
-            self.accumulators.epilogue(stage, self._emit(stage, node.inner, first, None, compute_all), sink)
+            sums.epilogue(self._emit(node.inner, sums.first, None), sink)
             return
-        plan = self.intrinsics.plan_of(stage)
         in_registers = plan is not None and plan.dot.is_tile and not plan.dot.fragments
-        shape = self.intrinsics.tile_shape(stage, plan) if plan is not None and in_registers else None
-        scratch = ScratchAccumulators(self.ctx, self.axes, first, _loops_of(node), shape)
-        self._over_outputs(stage, scratch, 0, lambda: scratch.write(first))
-        self._emit(stage, node.inner, [], scratch, compute_all)
-        self._over_outputs(stage, scratch, 0, lambda: self.accumulators.epilogue(stage, scratch.read(), sink))
+        shape = sums.intrinsics.tile_shape(self.stage, plan) if plan is not None and in_registers else None
+        scratch = ScratchAccumulators(self.ctx, self.axes, sums.first, _loops_of(node), shape)
+        self._over_outputs(scratch, 0, lambda: scratch.write(sums.first))
+        self._emit(node.inner, [], scratch)
+        self._over_outputs(scratch, 0, lambda: sums.epilogue(scratch.read(), sink))
 
-    def _over_outputs(self, stage: OpenStage, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
+    def _over_outputs(self, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
         """Emit `body` inside those output loops from number `j` on that are not open. No stages are computed in these loops: stages that
         are read after the reduction are placed outside of its loops."""
         if j == len(scratch.loops):
             body()
             return
         if j in scratch.iteration:
-            self._over_outputs(stage, scratch, j + 1, body)
+            self._over_outputs(scratch, j + 1, body)
             return
-        self.loops.counted(stage, scratch.loops[j], scratch.iteration, j, lambda: self._over_outputs(stage, scratch, j + 1, body))
+        self.loops.counted(self.stage, scratch.loops[j], scratch.iteration, j, lambda: self._over_outputs(scratch, j + 1, body))
 
-    def _emit(self, stage: OpenStage, node: Inner, accs: list[int], scratch: Memory, compute_all: ComputeAll) -> list[int]:
+    def _emit(self, node: Inner, accs: list[int], scratch: Memory) -> list[int]:
         """Emit a loop or statement of a reduction; returns the new carried accumulators. Accumulators in scratch are read and written by an
         Update, and the loops around it carry nothing."""
         if isinstance(node, Accumulate):
-            return self.accumulators.accumulate(stage, accs, node.blocks)
+            return self.sums.accumulate(accs, node.blocks)
         if isinstance(node, Update):
             assert scratch is not None
             if node.in_block:
-                block = self._emit(stage, node.inner, stage.first, None, compute_all)
-                scratch.write(self.accumulators.fold(stage, scratch.read(), block))
+                block = self._emit(node.inner, self.sums.first, None)
+                scratch.write(self.sums.fold(scratch.read(), block))
             else:
-                scratch.write(self._emit(stage, node.inner, scratch.read(), None, compute_all))
+                scratch.write(self._emit(node.inner, scratch.read(), None))
             return []
         assert isinstance(node, Loop)
-
-        def inside(body: Body, values: list[int], memory: Memory) -> list[int]:
-            compute_all(body.stages)
-            return self._emit(stage, body.inner, values, memory, compute_all)
-
-        if node.axis >= stage.num_outs:
-            return self._over_axis(stage, node, accs, scratch, inside)
+        if node.axis >= self.stage.num_outs:
+            return self._over_axis(node, accs, scratch)
         if scratch is not None:
             number = next(j for j, loop in enumerate(scratch.loops) if loop.number == node.number)
-            self.loops.counted(stage, node, scratch.iteration, number, lambda: inside(node.body, [], scratch))
+            self.loops.counted(self.stage, node, scratch.iteration, number, lambda: self._body(node.body, [], scratch))
             return []
-        stage.open_row(node.axis, ({}, 0))   # an output loop of extent 1
-        accs = inside(node.body, accs, None)
-        stage.close_row(node.axis)
-        return accs
+        return self._with_row(node, ({}, 0), node.body, accs, None)     # an output loop of extent 1
 
-    def _over_axis(self, stage: OpenStage, node: Loop, accs: list[int], scratch: Memory,
-                   inside: Callable[[Body, list[int], Memory], list[int]]) -> list[int]:
+    def _body(self, body: Body, accs: list[int], scratch: Memory) -> list[int]:
+        """Emit a body; returns the new carried accumulators."""
+        self.compute_all(body.stages)
+        return self._emit(body.inner, accs, scratch)
+
+    def _with_row(self, node: Loop, at: Lin, body: Body, accs: list[int], scratch: Memory) -> list[int]:
+        """Emit a body with a loop open at a position."""
+        self.stage.open_row(node.axis, at)
+        out = self._body(body, accs, scratch)
+        self.stage.close_row(node.axis)
+        return out
+
+    def _looped(self, node: Loop, body: Body, start: int, stop: int, step: int, accs: list[int], scratch: Memory) -> list[int]:
+        """Emit a body in a loop that carries accumulators."""
+        index, carried = self.b.open(start, stop, step, tuple(accs))
+        return self._close(index, self._with_row(node, ({index: 1}, 0), body, carried, scratch))
+
+    def _over_axis(self, node: Loop, accs: list[int], scratch: Memory) -> list[int]:
         """Emit one reduce loop: its whole iterations, in blocks if it has any, then its tail."""
-        b, a, stride = self.b, node.axis, node.stride
-
-        def looped(body: Body, start: int, stop: int, step: int, values: list[int], memory: Memory) -> list[int]:
-            index, carried = b.open(start, stop, step, tuple(values))
-            return self._close(stage, index, self._with_row(stage, a, ({index: 1}, 0), lambda: inside(body, carried, memory)))
-
+        b, stage, stride = self.b, self.stage, node.stride
         if node.span in (Span.TO_LIMIT, Span.WHOLE):
-            return self._up_to_limit(stage, node, looped, accs, scratch)
+            return self._up_to_limit(node, accs, scratch)
         whole = node.whole
 
         def run(start: int, stop: int, values: list[int], memory: Memory) -> list[int]:
             if node.pipeline is None:
-                return looped(node.body, start, stop, stride, values, memory)
-            return self.copies_ahead.run(stage, node, (start, stop), values, lambda carried: inside(node.body, carried, memory))
+                return self._looped(node, node.body, start, stop, stride, values, memory)
+            return self.copies_ahead.run(stage, node, (start, stop), values, lambda carried: self._body(node.body, carried, memory))
 
         def remainder(values: list[int]) -> list[int]:
             tail = node.tails[0]
 
             def body(own: list[int], memory: Memory) -> list[int]:
                 with stage.cut(tail.frame):
-                    return self._with_row(stage, a, ({}, whole * stride), lambda: inside(tail.body, own, memory))
-            return self._block(stage, values, scratch, body) if node.blocks else body(values, scratch)
+                    return self._with_row(node, ({}, whole * stride), tail.body, own, memory)
+            return self._block(values, scratch, body) if node.blocks else body(values, scratch)
 
         if is_split(self.ctx.split, node):
-            accs = self._in_blocks(stage, node.blocks, stride, self._part_bounds(whole * stride), accs, scratch, run)
+            accs = self._in_blocks(node.blocks, stride, self._part_bounds(whole * stride), accs, scratch, run)
             if node.tails:
                 index, carried = b.open(self._first_of_last_part(), b.index(1), 1, tuple(accs))
-                accs = self._close(stage, index, remainder(carried))
+                accs = self._close(index, remainder(carried))
             return accs
         if node.span is Span.ALL:
-            accs = self._in_blocks(stage, node.blocks, stride, self._used_bounds(stage, node), accs, scratch, run)
+            accs = self._in_blocks(node.blocks, stride, self._used_bounds(node), accs, scratch, run)
         elif node.span is Span.ONCE:
             def once(own: list[int], memory: Memory) -> list[int]:
-                return self._with_row(stage, a, ({}, 0), lambda: inside(node.body, own, memory))
-            accs = self._block(stage, accs, scratch, once) if node.blocks else once(accs, scratch)
+                return self._with_row(node, ({}, 0), node.body, own, memory)
+            accs = self._block(accs, scratch, once) if node.blocks else once(accs, scratch)
         return remainder(accs) if node.tails else accs
 
     # -- blocks --------------------------------------------------------------------------------------------
-    def _in_blocks(self, stage: OpenStage, sizes: tuple[int, ...], stride: int, bounds: tuple[int, int], accs: list[int],
-                   scratch: Memory, run: Run) -> list[int]:
+    def _in_blocks(self, sizes: tuple[int, ...], stride: int, bounds: tuple[int, int], accs: list[int], scratch: Memory,
+                   run: Run) -> list[int]:
         """Emit `run` from one bound to the other, in nested blocks. `sizes`: iterations of a block, innermost first; () for no blocks."""
         b = self.b
 
@@ -209,37 +206,30 @@ class ReduceLoops:
                 whole = step
             else:
                 end = b.alu("MIN", dtypes.index, 1, end, stop)
-            return self._close(stage, index, self._block(stage, carried, memory, lambda *to: blocks(sizes[:-1], index, end, whole, *to)))
+            return self._close(index, self._block(carried, memory, lambda *to: blocks(sizes[:-1], index, end, whole, *to)))
         start, stop = (b.known(bound) for bound in bounds)
         return blocks(sizes, *bounds, stop - start if start is not None and stop is not None else None, accs, scratch)
 
-    def _block(self, stage: OpenStage, accs: list[int], scratch: Memory, body: Inside) -> list[int]:
+    def _block(self, accs: list[int], scratch: Memory, body: Inside) -> list[int]:
         """Let `body` add to new accumulators, and combine them with the given ones."""
+        sums = self.sums
         if scratch is None:
-            return self.accumulators.fold(stage, accs, body(stage.first, None))
+            return sums.fold(accs, body(sums.first, None))
         own = scratch.another()
-        self._over_outputs(stage, own, 0, lambda: own.write(stage.first))
+        self._over_outputs(own, 0, lambda: own.write(sums.first))
         body([], own)
-        self._over_outputs(stage, own, 0, lambda: scratch.write(self.accumulators.fold(stage, scratch.read(), own.read())))
+        self._over_outputs(own, 0, lambda: scratch.write(sums.fold(scratch.read(), own.read())))
         return []
 
-    def _close(self, stage: OpenStage, loop: int, following: list[int]) -> list[int]:
+    def _close(self, loop: int, following: list[int]) -> list[int]:
         """Close a loop that carries accumulators."""
         out = self.b.close(loop, tuple(following))
-        stage.memo.clear()
+        self.stage.memo.clear()
         return out
 
-    def _with_row(self, stage: OpenStage, a: int, value: Lin, body: Callable[[], list[int]]) -> list[int]:
-        """Emit `body` with a row of an axis open."""
-        stage.open_row(a, value)
-        out = body()
-        stage.close_row(a)
-        return out
-
-    def _up_to_limit(self, stage: OpenStage, node: Loop, looped: Callable[[Body, int, int, int, list[int], Memory], list[int]],
-                     accs: list[int], scratch: Memory) -> list[int]:
+    def _up_to_limit(self, node: Loop, accs: list[int], scratch: Memory) -> list[int]:
         """Emit a reduce loop over an axis whose extent depends on variables: whole iterations first, then smaller ones up to the extent."""
-        b, a, stride = self.b, node.axis, node.stride
+        b, stage, a, stride = self.b, self.stage, node.axis, node.stride
         at = node.frame.number_of(node.loop)
         end = -(-node.frame.left(a, at) // stride) * stride
         room = self.axes.room(stage, a)
@@ -247,8 +237,8 @@ class ReduceLoops:
         stop = b.alu("MIN", dtypes.index, 1, stop, room)
 
         def whole(stop: int) -> list[int]:
-            return self._in_blocks(stage, node.blocks, stride, (start, stop), accs, scratch,
-                                   lambda start, stop, *to: looped(node.body, start, stop, stride, *to))
+            return self._in_blocks(node.blocks, stride, (start, stop), accs, scratch,
+                                   lambda start, stop, *to: self._looped(node, node.body, start, stop, stride, *to))
         if node.span is Span.TO_LIMIT:
             return whole(stop)
         reach = node.frame.reach(a)
@@ -263,14 +253,14 @@ class ReduceLoops:
         def tail(own: list[int], memory: Memory) -> list[int]:
             with stage.cut(last.frame, a, last.step):
                 step = last.step if last.step < reach else stride
-                return looped(last.body, b.alu("MAX", dtypes.index, 1, start, middle), stop, step, own, memory)
-        return self._block(stage, accs, scratch, tail) if node.blocks else tail(accs, scratch)
+                return self._looped(node, last.body, b.alu("MAX", dtypes.index, 1, start, middle), stop, step, own, memory)
+        return self._block(accs, scratch, tail) if node.blocks else tail(accs, scratch)
 
-    def _used_bounds(self, stage: OpenStage, node: Loop) -> tuple[int, int]:
+    def _used_bounds(self, node: Loop) -> tuple[int, int]:
         """(start, stop) of a reduce loop. Iterations that add nothing to any position of the tile are left out."""
-        b, window, end = self.b, node.window, node.whole * node.stride
+        b, stage, window, end = self.b, self.stage, node.window, node.whole * node.stride
         if window is None:
-            return self._unmasked_bounds(stage, node, end)
+            return self._unmasked_bounds(node, end)
         first = b.mul(self.axes.ssa(self.axes.start(stage, window.output)), window.step)
         apart, span = b.index(window.apart), window.step * (stage.span(window.output) - 1)
         start = b.alu("SUB", dtypes.index, 1, b.index(window.low - span + window.apart - 1), first)
@@ -278,9 +268,9 @@ class ReduceLoops:
         return (b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("IDIV", dtypes.index, 1, start, apart)),
                 b.alu("MIN", dtypes.index, 1, b.index(end), b.alu("IDIV", dtypes.index, 1, stop, apart)))
 
-    def _unmasked_bounds(self, stage: OpenStage, node: Loop, end: int) -> tuple[int, int]:
+    def _unmasked_bounds(self, node: Loop, end: int) -> tuple[int, int]:
         """(start, stop) of a loop over blocks of keys: blocks whose scores are masked for all rows of the group are left out."""
-        b = self.b
+        b, stage = self.b, self.stage
         start, stop = b.index(0), b.index(end)
         for limit in node.limits:
             q = limit.output

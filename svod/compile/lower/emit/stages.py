@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from svod.compile.lower.emit.accumulators import Accumulators
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
@@ -38,10 +37,8 @@ class Stages:
         self.loops = LoopEmitter(ctx, self.axes, self.values)
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
         intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values, self.packing)
-        self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
         self.group_copies = GroupCopies(ctx, self.axes)
         self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.group_copies, self.packing, intrinsics)
-        self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators, self.copies_ahead)
 
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:
         """Emit a body: the stages in it, then the loops of `stage` and its reduction. `sink` stores the value at each position."""
@@ -49,7 +46,7 @@ class Stages:
         if isinstance(body.inner, Loop):
             self.loops.output(stage, body.inner, lambda inside: self.emit(stage, inside, sink))
         elif isinstance(body.inner, Reduction):
-            self.reductions.emit(stage, body.inner, sink, self.compute_all)
+            ReduceLoops(self.loops, self.copies_ahead, stage, self.compute_all).emit(body.inner, sink)
         else:
             self._store(stage, sink)
 

@@ -62,9 +62,9 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
 class OpenStage:
     """A stage while it is emitted: its loops, the values of its axes, the current position and vector."""
 
-    __slots__ = ("apart", "base", "bounds", "chunk", "first", "frame", "group_base", "index", "linear", "memo", "narrow", "num_outs",
-                 "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "slots", "steps", "stores", "sums",
-                 "vector_axis", "vector_row", "vector_stride", "whole_vectors", "width")
+    __slots__ = ("apart", "base", "bounds", "chunk", "frame", "group_base", "index", "linear", "memo", "narrow", "num_outs", "offsets",
+                 "offsets_of", "opened", "pieces", "r", "results", "safe", "steps", "stores", "vector_axis", "vector_row",
+                 "vector_stride", "whole_vectors", "width")
 
     def __init__(self, frame: Frame, base: list[Lin]):
         self.r = r = frame.r
@@ -88,10 +88,6 @@ class OpenStage:
         self.memo: dict[Any, int] = {}  # values at positions; cleared when a loop opens or closes
         self.linear: dict[Any, Any] = {}    # starts of axes and of addresses; cleared when a loop opens or closes
         self.results: dict[tuple[int, int], int] = {}   # (reduction, component) → value, while one position is stored
-        self.first: list[int] = []      # initial values of the accumulators
-        self.slots: list[int] = []      # per accumulator of the tile: the number of the carried one that stands for it; []: each is carried
-        self.sums: dict[Any, int] = {}   # key of a correction of a dot instruction → number of its accumulator
-        self.partial: dict[tuple[int, ...], tuple[int, int]] = {}   # position of a partial result → (number, vector width)
 
     def _take(self, frame: Frame) -> None:
         self.frame = frame
