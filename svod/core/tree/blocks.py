@@ -33,7 +33,7 @@ class _Blocks:
 
     def body(self, body: Body) -> Body:
         """Cut the sums of a body: of its stages and of its loops."""
-        return Body(tuple([self._compute(c) for c in body.stages]), self._inner(body.inner))
+        return body._replace(stages=tuple([self._compute(c) for c in body.stages]), inner=self._inner(body.inner))
 
     def _compute(self, node: Compute) -> Compute:
         if is_derived(node.nest.r.stage):       # a copy has no sums
@@ -90,7 +90,7 @@ class _Blocks:
         return node._replace(body=self._cut_body(node.body, nest), tails=tails, blocks=sizes)
 
     def _cut_body(self, body: Body, nest: BlockedNest | None) -> Body:
-        return Body(tuple([self._compute(c) for c in body.stages]), self._cut(body.inner, nest))
+        return body._replace(stages=tuple([self._compute(c) for c in body.stages]), inner=self._cut(body.inner, nest))
 
 
 def _has_stages(node: Inner) -> bool:

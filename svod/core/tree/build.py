@@ -121,11 +121,11 @@ class TreeMaker:
         """Build a frame. `lane`: the local axis that is the vector if its row `vector_row` has several positions, or -1. `checks`: the
         checked positions of this stage; None takes those of the whole state."""
         vector = next((p for p in pieces[lane] if p.row == vector_row), None) if lane >= 0 else None
-        vector_axis = lane if vector is not None and vector.extent > 1 else -1
+        vector_axis, stride = (lane, vector.stride) if vector is not None and vector.extent > 1 else (-1, 1)
         unsafe, _, fixed = checks or self.checks
         checked = tuple([unsafe.get(axis, UNCHECKED) for axis in r.axes]) if unsafe else ()
         return Frame(r, pieces, bounds, frozenset([i for i, axis in enumerate(r.axes) if axis in fixed]), checked, vector_axis, vector_row,
-                     width, loops, apart)
+                     stride, width, loops, apart)
 
     def _spanned(self, s: int, axis: int) -> int:
         return spanned(self.state, self.placement, s, axis)

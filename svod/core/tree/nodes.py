@@ -27,7 +27,7 @@ from svod.core.kernel.layout import Layout, block_of, is_contiguous, is_exact
 from svod.core.kernel.loop_nest import StageNest
 from svod.core.kernel.online import Limit
 from svod.core.kernel.placement import EmittedLoop
-from svod.core.kernel.scheduler import LOOP
+from svod.core.kernel.scheduler import LOOP, UPCAST
 
 NO_POINT = -1           # `StageLoop.point` of a loop inside which no stage is computed: in a copy, or over the parts of sums
 UNCHECKED = -1          # `Frame.checked` of an axis whose positions need no check
@@ -40,6 +40,30 @@ class Ends(Enum):
     MOVED_BACK = "moved back"       # The last tile begins earlier, and computes some positions again.
     GUARDED = "guarded"             # Positions beyond the extent are masked.
     PEELED = "peeled"               # The remainder of a sum is a shorter copy of the body.
+
+
+class Chunk(NamedTuple):
+    """One vector of the vector axis. `offset`: position of its first lane; `width`: its lanes; `active`: how many lanes are in use."""
+
+    offset: int
+    width: int
+    active: int
+
+
+def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
+    """Cut a row of `extent` positions into vectors of `width` lanes; the last one is narrower, with some lanes unused if need be."""
+    out = []
+    at = 0
+    while extent - at >= width:
+        out.append(Chunk(at, width, width))
+        at += width
+    rest = extent - at
+    if rest:
+        w = 1
+        while w < rest:
+            w *= 2
+        out.append(Chunk(at, w, rest))
+    return tuple(out)
 
 
 class StageLoop(NamedTuple):
@@ -62,11 +86,13 @@ class Frame(NamedTuple):
     checked: tuple[int, ...]
     vector_axis: int                                # the local axis whose positions are lanes, or -1
     vector_row: int                                 # the row of the vector axis that is the vector
+    vector_stride: int                              # positions from one lane of the vector to the next
     width: int                                      # lanes of a vector
     loops: tuple[StageLoop, ...]                    # outermost first
     # per local axis: how many positions after the first thread of the group the last one starts
     apart: tuple[int, ...]
     is_aligned: bool = False                        # Vectors begin at multiples of their size in the output; no position is beyond the end.
+    narrow: frozenset[int] = frozenset()            # local axes whose iterations cover only a part of a tile
 
     @property
     def num_outs(self) -> int:
@@ -98,12 +124,6 @@ class Frame(NamedTuple):
         pieces = self.pieces[a]
         return self.bounds[a] if all(p.extent == 1 for p in pieces[:at]) else pieces[at].extent * pieces[at].stride
 
-    def vector_stride(self) -> int:
-        """Positions from one lane of the vector to the next."""
-        if self.vector_axis < 0:
-            return 1
-        return next((p.stride for p in self.pieces[self.vector_axis] if p.row == self.vector_row), 1)
-
     def tail_step(self, a: int) -> int:
         """How many positions one iteration covers in the tail of an axis whose extent depends on a variable: a vector on the vector axis,
         half a tile if there are accumulators, else single positions."""
@@ -111,7 +131,7 @@ class Frame(NamedTuple):
         if not is_contiguous(pieces):
             return reach
         if a == self.vector_axis:
-            return self.width if self.vector_stride() == 1 and reach % self.width == 0 else reach
+            return self.width if self.vector_stride == 1 and reach % self.width == 0 else reach
         if a >= self.num_outs or not self.r.reductions:
             return 1
         return -(-reach // 2)
@@ -127,7 +147,7 @@ class Frame(NamedTuple):
             cut.append(EmittedLoop(p.row, p.role, e, stride))
             stride *= e
             left = left if p.role == LOOP else -(-left // e)
-        return self._replace(pieces=self._with(a, tuple(reversed(cut))))
+        return self._cut(a, tuple(reversed(cut)))._replace(narrow=self.narrow | {a})
 
     def shortened(self, a: int, at: int, rest: int) -> Frame:
         """The frame of the last, shorter iteration of a reduce loop. `at`: the index of the loop among the rows of its axis; the rows
@@ -142,7 +162,7 @@ class Frame(NamedTuple):
             left = -(-left // e)
         cut.reverse()
         shorter = (*(p._replace(extent=1) for p in pieces[:at + 1]), *cut)
-        return self._replace(pieces=self._with(a, shorter), bounds=(*self.bounds[:a], rest, *self.bounds[a + 1:]))
+        return self._cut(a, shorter)._replace(bounds=(*self.bounds[:a], rest, *self.bounds[a + 1:]))
 
     def positions(self, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
         """The expanded positions of the loops with these roles on these local axes, except the vector: (index per loop, axis → offset)."""
@@ -156,8 +176,30 @@ class Frame(NamedTuple):
             out.append((index, offsets))
         return out
 
-    def _with(self, a: int, pieces: tuple[EmittedLoop, ...]) -> tuple[tuple[EmittedLoop, ...], ...]:
-        return (*self.pieces[:a], pieces, *self.pieces[a + 1:])
+    def _cut(self, a: int, pieces: tuple[EmittedLoop, ...]) -> Frame:
+        """The frame with other loops of axis `a`."""
+        stride = self.vector_stride
+        if a == self.vector_axis:
+            stride = next((p.stride for p in pieces if p.row == self.vector_row), 1)
+        return self._replace(pieces=(*self.pieces[:a], pieces, *self.pieces[a + 1:]), vector_stride=stride)
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The vectors of the vector axis."""
+        if self.vector_axis < 0:
+            return (Chunk(0, 1, 1),)
+        return chunks_of(next(p.extent for p in self.pieces[self.vector_axis] if p.row == self.vector_row), self.width)
+
+    def out_positions(self) -> list[tuple[dict[int, int], Chunk]]:
+        """Positions of the register tile; each vector of an output axis is one: (axis → offset, vector)."""
+        chunks = self.chunks() if 0 <= self.vector_axis < self.num_outs else (Chunk(0, 1, 1),)
+        return [(offsets, c) for _, offsets in self.positions((UPCAST,), range(self.num_outs)) for c in chunks]
+
+    def partial_positions(self) -> list[tuple[tuple[int, ...], dict[int, int], Chunk]]:
+        """The partial results of a position of the tile, one for each upcast position or vector of reduce axes: (key, axis → offset,
+        vector)."""
+        chunks = self.chunks() if self.vector_axis >= self.num_outs else (Chunk(0, 1, 1),)
+        positions = self.positions((UPCAST,), range(self.num_outs, len(self.pieces)))
+        return [((*index, c.offset), offsets, c) for index, offsets in positions for c in chunks]
 
 
 # -- statements -------------------------------------------------------------------------------------
@@ -364,10 +406,19 @@ Inner = Loop | Reduction | Store | Accumulate | Update
 
 class Body(NamedTuple):
     """The content of one iteration of a loop, or of the launch: stages that are computed for their readers, then the next loop or
-    statement."""
+    statement. `safe`: local axes all of whose positions are inside extents that depend on variables."""
 
     stages: tuple[Compute, ...]
     inner: Inner
+    safe: frozenset[int] = frozenset()
+
+    @property
+    def frame(self) -> Frame:
+        """The loops of the stage at this place."""
+        inner = self.inner
+        while isinstance(inner, Update):
+            inner = inner.inner
+        return inner.frame
 
 
 # -- phases -----------------------------------------------------------------------------------------
@@ -437,7 +488,7 @@ class Phase(NamedTuple):
 
 def with_loops(change: Callable[[Loop], Loop], body: Body) -> Body:
     """Replace every loop of a body, and of the stages in it, by `change(loop)`; inner loops come first."""
-    return Body(tuple([_with_loops_of_stage(change, c) for c in body.stages]), _with_loops(change, body.inner))
+    return body._replace(stages=tuple([_with_loops_of_stage(change, c) for c in body.stages]), inner=_with_loops(change, body.inner))
 
 
 def _with_loops_of_stage(change: Callable[[Loop], Loop], node: Compute) -> Compute:

@@ -109,7 +109,8 @@ class _Tails:
     # -- loops ------------------------------------------------------------------------------------------
     def body(self, body: Body, place: Place) -> Body:
         """Give all loops of a body their tails."""
-        return Body(tuple([self.compute(c, place) for c in body.stages]), self.inner(body.inner, place))
+        safe = place.safe[body.frame.r.stage.index]
+        return Body(tuple([self.compute(c, place) for c in body.stages]), self.inner(body.inner, place), safe)
 
     def compute(self, node: Compute, place: Place) -> Compute:
         """Give the loops of a stage, computed inside loops of other stages, their tails."""
@@ -201,7 +202,7 @@ class _Tails:
     def _with_body(self, node: Loop, inside: Place, in_memory: bool) -> Loop:
         """A loop of a reduction with the stages and loops in its body processed."""
         stages = tuple([self.compute(c, inside) for c in node.body.stages])
-        return node._replace(body=Body(stages, self.reducing(node.body.inner, inside, in_memory)))
+        return node._replace(body=Body(stages, self.reducing(node.body.inner, inside, in_memory), inside.safe[node.frame.r.stage.index]))
 
     def _reduce_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """A reduce loop: its whole iterations, and one tail for the remainder."""

@@ -11,7 +11,7 @@ from typing import Any
 from svod.compile.lower import math
 from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
-from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
+from svod.compile.lower.emit.state import OpenStage, Sink
 from svod.compile.lower.emit.threads.lines import Cell, Lines
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
@@ -20,6 +20,7 @@ from svod.core.kernel.intrinsics import LINE_OF_QUAD, QUAD, TensorizePlan, excha
 from svod.core.kernel.kernel import ReduceNode
 from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import UNROLL
+from svod.core.tree.nodes import Chunk
 from svod.errors import KernelOptError
 
 Unrolled = list[tuple[tuple[int, ...], dict[int, int]]]     # positions of unrolled rows: (index per row, axis → offset)
@@ -36,14 +37,14 @@ class Accumulators:
         self.slots: list[int] = []
         self.corrections: dict[Any, int] = {}   # key of a correction of a dot instruction → number of its accumulator
         # position of a partial result → (number, vector width)
-        self.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(stage.partial_positions())}
+        self.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(stage.frame.partial_positions())}
         self.first = self._identities()         # initial values
 
     def _identities(self) -> list[int]:
         """Make the initial values, and decide which accumulators are carried."""
         b, stage, plan, out = self.b, self.stage, self.plan, list[int]()
-        tile, partial = stage.out_positions(), stage.partial_positions()
-        reduce_lane = stage.vector_axis >= stage.num_outs
+        tile, partial = stage.frame.out_positions(), stage.frame.partial_positions()
+        reduce_lane = stage.frame.vector_axis >= stage.frame.num_outs
         if plan is not None and plan.dot.is_tile:
             return [self.intrinsics.tile_zero(stage, plan, i) for i in range(len(tile) * len(partial))]
         slots, carried = list[int](), dict[Any, int]()
@@ -72,7 +73,7 @@ class Accumulators:
             return (tuple(offsets.items()), chunk.offset), chunk.width
         axes = {a for c in get_combiner(red.combiner).read_for(component) for a in self.stage.r.nodes[red.values[c]].deps}
         own = tuple([(a, o) for a, o in offsets.items() if a in axes])
-        return ((own, chunk.offset), chunk.width) if self.stage.vector_axis in axes else ((own, -1), 1)
+        return ((own, chunk.offset), chunk.width) if self.stage.frame.vector_axis in axes else ((own, -1), 1)
 
     def _spread(self, accs: list[int]) -> list[int]:
         """Expand the accumulators that are carried to one for each position of the tile."""
@@ -92,13 +93,13 @@ class Accumulators:
     def _correction(self, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
         """The key of a correction's accumulator: the position along the axes of the operand that is summed, and the partial result."""
         axes = plan.operands[plan.corrects].axes
-        return tuple(offsets.get(a, 0) for a in axes), chunk.offset if self.stage.vector_axis in axes else 0, partial
+        return tuple(offsets.get(a, 0) for a in axes), chunk.offset if self.stage.frame.vector_axis in axes else 0, partial
 
     def accumulate(self, accs: list[int], blocks: tuple[int, ...]) -> list[int]:
         """Accumulate all expanded positions of one innermost iteration, reduction by reduction. `blocks`: sizes of the blocks that are
         summed apart first, innermost first; () for none."""
         stage = self.stage
-        return self._in_blocks(accs, stage.positions((UNROLL,), range(stage.num_outs, len(stage.pieces))), blocks)
+        return self._in_blocks(accs, stage.frame.positions((UNROLL,), range(stage.frame.num_outs, len(stage.frame.pieces))), blocks)
 
     def _in_blocks(self, accs: list[int], positions: Unrolled, sizes: tuple[int, ...]) -> list[int]:
         if not sizes:
@@ -118,15 +119,15 @@ class Accumulators:
 
     def _accumulate(self, accs: list[int], positions: Unrolled) -> list[int]:
         b, stage, plan, partial = self.b, self.stage, self.plan, self.partial
-        outs = stage.num_outs
+        outs = stage.frame.num_outs
         stage.memo.clear()
         carried, accs = accs, self._spread(accs)
-        tile = stage.out_positions()
-        present = stage.partial_positions()
-        reduce_lane = stage.vector_axis >= outs
+        tile = stage.frame.out_positions()
+        present = stage.frame.partial_positions()
+        reduce_lane = stage.frame.vector_axis >= outs
         components = sum(len(red.values) for red in stage.r.reductions)
         masks: dict[Chunk, int] = {}
-        reds = range(outs, len(stage.pieces))
+        reds = range(outs, len(stage.frame.pieces))
         crowded = 4 * sum(b.num_lanes[v] > 1 for v in carried) >= self.ctx.state.target.vector_registers
         for number, (_, unrolled) in enumerate(positions):
             if crowded and number:
@@ -209,34 +210,40 @@ class Accumulators:
         if plan is not None and plan.dot.is_tile:
             (self._held_epilogue if plan.dot.fragments else self._tile_epilogue)(plan, accs, sink)
             return
-        lane, reduce_lane, group = stage.vector_axis, stage.vector_axis >= stage.num_outs, self.ctx.group
-        tile = stage.out_positions()
+        reduce_lane, group = stage.frame.vector_axis >= stage.frame.num_outs, self.ctx.group
+        tile = stage.frame.out_positions()
         results: Iterable[list[int]] = (self._result(accs, t, *position) for t, position in enumerate(tile))
         components = [(k, c) for k, red in enumerate(stage.r.reductions) for c in range(len(red.values))]
         if group.threads_of(stage.index).reducers > 1:      # combine the accumulators of all positions in one go
             together = group.combine(stage.r, [v for values in results for v in values], self.alu)
             results = (together[at:at + len(components)] for at in range(0, len(together), len(components)))
         run, columns = self._run()
-        whole, found = stage.whole_vectors, list(results)
+        found, frame, whole = list(results), stage.frame, stage.whole_vectors
+        if run > 1:
+            self._in_vectors(columns, run)
+        elif reduce_lane:
+            stage.frame = frame._replace(vector_axis=-1)
         for at in range(0, len(tile), run):
             (offsets, chunk), values = tile[at], found[at]
-            if reduce_lane:
-                stage.vector_axis = -1
             if run > 1:
-                stage.vector_axis, stage.vector_stride, chunk = columns, 1, Chunk(0, run, run)
-                stage.whole_vectors = self.ctx.kernel.axes[stage.r.axes[columns]].extent % run == 0
-                values = [self._beside(same) for same in zip(*found[at:at + run], strict=True)]
+                chunk, values = Chunk(0, run, run), [self._beside(same) for same in zip(*found[at:at + run], strict=True)]
                 stage.memo.clear()
             if stage.set_position(offsets, chunk):
                 stage.results = dict(zip(components, values, strict=True))
                 sink(stage)
-            stage.vector_axis, stage.whole_vectors = lane, whole
+        stage.frame, stage.whole_vectors = frame, whole
+
+    def _in_vectors(self, columns: int, width: int) -> None:
+        """Count the positions of the stage in vectors of neighbouring results along local axis `columns`."""
+        stage = self.stage
+        stage.frame = stage.frame._replace(vector_axis=columns if width > 1 else -1, vector_stride=1)
+        stage.whole_vectors = self.ctx.kernel.axes[stage.r.axes[columns]].extent % width == 0
 
     def _run(self) -> tuple[int, int]:
         """(count, axis) of the neighbouring positions of which a thread holds results, in a stage that HOLD lays out; (1, -1) for other
         stages."""
         stage, state = self.stage, self.ctx.state
-        fragment, chosen, last = held_layout(state, stage.index), state.dots[stage.index], stage.num_outs - 1
+        fragment, chosen, last = held_layout(state, stage.index), state.dots[stage.index], stage.frame.num_outs - 1
         if stage.r.combines or fragment is None or chosen is None or (fragment.run.rows, fragment.run.columns) != (0, 1):
             return 1, -1
         return (fragment.run.extent, last) if stage.r.axes[last] == chosen.columns else (1, -1)
@@ -253,7 +260,7 @@ class Accumulators:
     def _result(self, accs: list[int], t: int, offsets: dict[int, int], chunk: Chunk) -> list[int]:
         """This thread's partial result at position `t` of the tile: the components of all reductions."""
         stage, plan, partial = self.stage, self.plan, self.partial
-        reduce_lane = stage.vector_axis >= stage.num_outs
+        reduce_lane = stage.frame.vector_axis >= stage.frame.num_outs
         components = sum(len(red.values) for red in stage.r.reductions)
         at, first, found = t * len(partial) * components, 0, list[int]()
         if plan is not None and self.corrections:
@@ -278,7 +285,7 @@ class Accumulators:
         areas = [self.ctx.scratch + i * (-(-size // 64) * 64) for i in range(count)]
         self.ctx.scratch = areas[-1] + -(-(size + SLACK) // 64) * 64
         pointers = [b.pure("SCRATCH", dtype, 1, (), a) for a in areas]
-        for t, (offsets, chunk) in enumerate(stage.out_positions()):
+        for t, (offsets, chunk) in enumerate(stage.frame.out_positions()):
             for i, pointer in enumerate(pointers):
                 b.store("TILESTORE", dtype, rows * columns, (pointer, b.index(0), accs[t * count + i]), (0, rows, words))
             for row in range(rows):
@@ -299,8 +306,8 @@ class Accumulators:
         assert plan.dot.fragments is not None
         results = plan.dot.fragments[0]
         width = results.run.extent if (results.run.rows, results.run.columns) == (0, 1) else 1
-        base, apart, origin = list(stage.base), list(stage.apart), self.ctx.group.origin(results)
-        positions, cells = stage.out_positions(), list[Cell]()
+        base, frame, whole, origin = stage.base, stage.frame, stage.whole_vectors, self.ctx.group.origin(results)
+        positions, cells = stage.frame.out_positions(), list[Cell]()
         for t, (offsets, _) in enumerate(positions):
             total, = self._combine_all(stage.r.reductions[0], [[acc] for acc in accs[t * count:(t + 1) * count]], False)
             for k in range(0, results.num_elements, width):
@@ -311,12 +318,10 @@ class Accumulators:
         def open_tile(scale: int, width: int) -> None:
             """Count positions from this thread's first element, in vectors of `width`. `scale`: factor on the distance in columns between
             the threads of a row."""
-            stage.base[:], stage.apart[:] = base, apart
-            for a, (terms, const), most, k in zip((plan.rows, plan.columns), origin, map(max, *results.origins), (1, scale), strict=True):
-                stage.base[a] = add_lins(stage.base[a], (terms, const), k)
-                stage.apart[a] += k * most
-            stage.vector_axis, stage.vector_stride = (plan.columns, 1) if width > 1 else (-1, 1)
-            stage.whole_vectors = self.ctx.kernel.axes[stage.r.axes[plan.columns]].extent % width == 0
+            stage.base = list(base)
+            for a, first, k in zip((plan.rows, plan.columns), origin, (1, scale), strict=True):
+                stage.base[a] = add_lins(base[a], first, k)
+            self._in_vectors(plan.columns, width)
             stage.linear.clear()
             stage.memo.clear()
         open_tile(1, width)
@@ -335,8 +340,7 @@ class Accumulators:
                     stage.results = {(0, 0): total}
                     stage.memo.clear()
                     sink(stage)
-        stage.base[:], stage.apart[:] = base, apart
-        stage.vector_axis, stage.whole_vectors = -1, False
+        stage.base, stage.frame, stage.whole_vectors = base, frame, whole
         stage.linear.clear()
         stage.memo.clear()
 

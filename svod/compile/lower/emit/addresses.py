@@ -48,7 +48,7 @@ class Addresses:
                 here = add_lins(here, self.axes.start(stage, a), c)
                 coefs[a] = coefs.get(a, 0) + c * stride
             here = add_lins(here, staged.base[i], -1)
-            if i == layout.tiled and any(a in stage.narrow for a, _ in lin.coefs):
+            if i == layout.tiled and any(a in stage.frame.narrow for a, _ in lin.coefs):
                 start = add_lins(start, self.in_tiles(layout, here), 1)
             elif i == layout.tiled and layout.overlaps:
                 start = add_lins(start, self.tile_at(layout, here), 1)
@@ -136,7 +136,7 @@ class Addresses:
             in_tile = lane = 0
             for i, stride in enumerate(layout.strides):
                 terms, c = add_lins(self.axes.start(stage, i), base[i], -1)
-                if i == layout.tiled and i in stage.narrow:
+                if i == layout.tiled and i in stage.frame.narrow:
                     lin = add_lins(lin, self.in_tiles(layout, (terms, c)), 1)
                 elif i == layout.tiled and layout.overlaps:
                     lin = add_lins(lin, self.tile_at(layout, (terms, c)), 1)
@@ -147,8 +147,8 @@ class Addresses:
                     in_tile = c
                 else:
                     lin = add_lins(lin, (terms, c), stride)
-                if i == stage.vector_axis:
-                    lane = stride * stage.vector_stride
+                if i == stage.frame.vector_axis:
+                    lane = stride * stage.frame.vector_stride
             place = stage.linear["store", pointer] = (*self.axes.apart(lin), in_tile, lane)
         start, const, in_tile, lane = place
         for i, stride in enumerate(layout.strides):

@@ -28,7 +28,7 @@ class Axes:
         if lin is None:
             terms, const = sum_lins(stage.opened[a])
             if stage.frame.ends(a) is Ends.MOVED_BACK:
-                last = max(0, stage.bounds[a] - stage.span(a))
+                last = max(0, stage.frame.bounds[a] - stage.span(a))
                 if terms:
                     terms, const = {self.b.alu("MIN", dtypes.index, 1, self.ssa((terms, const)), self.b.index(last)): 1}, 0
                 else:
@@ -50,7 +50,7 @@ class Axes:
                 found = add_lins(found, ({self.b.mul(group.starts(stage.r)[row], stride): 1}, 0), c // stride)
             elif (stage.index, a) not in seen:
                 seen.add((stage.index, a))
-                stride = next(p.stride for p in stage.pieces[a] if p.row == row)
+                stride = next(p.stride for p in stage.frame.pieces[a] if p.row == row)
                 found = add_lins(found, add_lins(self.start(stage, a), stage.base[a], -1), c // stride)
         return found
 
@@ -120,10 +120,10 @@ class Axes:
         b = self.b
         terms, const = self.start(stage, a)
         value = self.ssa((terms, const + stage.offsets[a]))
-        if a != stage.vector_axis:
+        if a != stage.frame.vector_axis:
             return value
-        w = stage.chunk.width
-        return b.alu("ADD", dtypes.index, w, b.splat(value, w), b.vconst(dtypes.index, tuple(i * stage.vector_stride for i in range(w))))
+        w, step = stage.chunk.width, stage.frame.vector_stride
+        return b.alu("ADD", dtypes.index, w, b.splat(value, w), b.vconst(dtypes.index, tuple(i * step for i in range(w))))
 
     def ssa(self, lin: Lin) -> int:
         """The value of Σ coefficient·value + constant, summed from the outermost loop inwards."""
@@ -162,7 +162,7 @@ class Axes:
                 continue
             b = self.b
             is_fixed = self.variable_bound(stage, a) is None
-            value = self.first_together(stage, a, limit if is_fixed else 1) if stage.whole_vectors or a != stage.vector_axis else \
+            value = self.first_together(stage, a, limit if is_fixed else 1) if stage.whole_vectors or a != stage.frame.vector_axis else \
                 self.coordinate(stage, a)
             lanes = b.num_lanes[value]
             end = b.index(limit) if is_fixed else self.limit(stage, a)

@@ -15,7 +15,7 @@ from svod.compile.lower.emit.addresses import Address, Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.packing import SIGN, WORD, Packing
-from svod.compile.lower.emit.state import Chunk, OpenStage, Staged
+from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import Operand, Packed, TensorizePlan
@@ -23,6 +23,7 @@ from svod.core.kernel.kernel import LinearIndex
 from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import DOT
 from svod.core.machine.isa import Fragment
+from svod.core.tree.nodes import Chunk
 from svod.errors import KernelOptError
 
 
@@ -118,7 +119,7 @@ class Intrinsics:
 
     def tile_shape(self, stage: OpenStage, plan: TensorizePlan) -> tuple[int, int]:
         """(rows, columns) of a tile in this stage; smaller than the instruction's where the axes have fewer positions."""
-        rows, columns = (next((p.extent for p in stage.pieces[a] if p.role == DOT), 1) for a in (plan.rows, plan.columns))
+        rows, columns = (next((p.extent for p in stage.frame.pieces[a] if p.role == DOT), 1) for a in (plan.rows, plan.columns))
         return rows, columns
 
     def tile_zero(self, stage: OpenStage, plan: TensorizePlan, number: int) -> int:

@@ -66,8 +66,7 @@ class LaunchEmitter:
         body = launch.body
         if launch.last is not None:     # the last iteration has a body of its own, as only its vectors are not aligned
             last = b.index(extent - 1)
-            with stage.cut(launch.frame._replace(is_aligned=True)):
-                self._iterations(stage, launch, body, counts, begin, b.alu("MIN", dtypes.index, 1, end, last), sink)
+            self._iterations(stage, launch, body, counts, begin, b.alu("MIN", dtypes.index, 1, end, last), sink)
             self.ctx.forget_values()
             begin, body = b.alu("MAX", dtypes.index, 1, begin, last), launch.last
         self._iterations(stage, launch, body, counts, begin, end, sink)
@@ -167,16 +166,11 @@ class LaunchEmitter:
             return
         left = {a: b.alu("SUB", dtypes.index, 1, self.axes.limit(stage, a), self.axes.ssa(here)) for a, here in starts.items()}
         some, everything, latest = self._conditions(stage, launch, left)
-        stage.safe.update(launch.ended)
         self._where(everything, lambda index: inside(Cover(index, {}, latest), body))
-        stage.safe.difference_update(launch.ended)
         partly = launch.partly
         if partly is not None:
-            single = {a for a in launch.ended if launch.frame.reach(a) == 1}
             condition = b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, everything))
-            stage.safe.update(single)
-            self._where(condition, lambda index: self._in_parts(stage, launch, partly, left, Cover(index, {}, {}), inside))
-            stage.safe.difference_update(single)
+            self._where(condition, lambda index: self._in_parts(launch, partly, left, Cover(index, {}, {}), inside))
 
     def _conditions(self, stage: OpenStage, launch: Launch, left: dict[int, int]) -> tuple[int, int, dict[int, int]]:
         """(condition that some position of the iteration is inside, condition that all are, `Cover.latest`). `left`: axis → positions from
@@ -208,19 +202,17 @@ class LaunchEmitter:
         b.close(loop)
         self.ctx.forget_values()
 
-    def _in_parts(self, stage: OpenStage, launch: Launch, parts: tuple[Part, ...] | Body, left: dict[int, int], cover: Cover,
-                  inside: Inside) -> None:
+    def _in_parts(self, launch: Launch, parts: tuple[Part, ...] | Body, left: dict[int, int], cover: Cover, inside: Inside) -> None:
         """Emit the positions of an iteration that are inside, in smaller steps."""
         if isinstance(parts, Body):
             inside(cover, parts)
             return
         b, a = self.b, parts[0].axis
-        rest = b.alu("MIN", dtypes.index, 1, b.index(stage.frame.reach(a)), left[a])
+        rest = b.alu("MIN", dtypes.index, 1, b.index(launch.frame.reach(a)), left[a])
         conditions = [self.axes.for_tail(part.when, rest) for part in parts]
         for part, condition in zip(parts, conditions, strict=True):
             stop = rest if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, rest, b.index(0))
             loop, _ = b.open(b.index(0), stop, part.step)
-            with stage.cut(part.frame, a, part.step):
-                self._in_parts(stage, launch, part.inside, left, cover._replace(parts={**cover.parts, a: loop}), inside)
+            self._in_parts(launch, part.inside, left, cover._replace(parts={**cover.parts, a: loop}), inside)
             b.close(loop)
             self.ctx.forget_values()

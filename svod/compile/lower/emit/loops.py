@@ -59,7 +59,7 @@ class LoopEmitter:
         terms, const = sum_lins(stage.opened[a])
         if not terms or stage.frame.ends(a) is Ends.EXACT:
             return stop
-        left = b.alu("SUB", dtypes.index, 1, b.index(stage.bounds[a] - const), self.axes.ssa((terms, 0)))
+        left = b.alu("SUB", dtypes.index, 1, b.index(stage.frame.bounds[a] - const), self.axes.ssa((terms, 0)))
         return b.alu("MIN", dtypes.index, 1, stop, left)
 
     def _to_limit(self, stage: OpenStage, node: Loop, inside: Inside) -> None:
@@ -76,17 +76,14 @@ class LoopEmitter:
             middle = b.alu("WHERE", dtypes.index, 1, b.alu("CMPLE", dtypes.bool, 1, b.index(reach), room), stop, b.index(0))
         elif reach > 1:
             middle = self.axes.whole_end(room, reach, piece.stride, stop)
-        stage.safe.add(a)
         self._between(stage, a, piece.stride, b.index(0), middle, lambda: inside(node.body), last)
-        stage.safe.discard(a)
         if node.tails:
             rest = b.alu("SUB", dtypes.index, 1, stop, middle)
             conditions = [self.axes.for_tail(tail.when, rest) for tail in node.tails]
             for tail, condition in zip(node.tails, conditions, strict=True):
                 end = stop if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, stop, middle)
                 step = tail.step if tail.step < reach else piece.stride
-                with stage.cut(tail.frame, a, tail.step):
-                    self._between(stage, a, step, middle, end, lambda body=tail.body: inside(body))     # type: ignore[misc]
+                self._between(stage, a, step, middle, end, lambda body=tail.body: inside(body))     # type: ignore[misc]
 
     def _aligned_row(self, stage: OpenStage, node: Loop, inside: Inside) -> None:
         """Emit the loop over an aligned row of the output (`aligns_rows`): one vector up to the first aligned address, then tiles, then
@@ -95,8 +92,8 @@ class LoopEmitter:
             for j in 0, 64 … n: y[i, j:j+64]   →   s = -(i*n) % 16;  if s: y[i, 0:16];  for j in s, s+64 … n-64: y[i, j:j+64];
                                                    for j in j, j+16 … n: y[i, j:j+16]
         """
-        b, a, store, tile, width, tail = self.b, node.axis, stage.r.store, node.loop.piece.stride, stage.width, node.tails[0]
-        extent = stage.bounds[a]
+        b, a, store, tile, width, tail = self.b, node.axis, stage.r.store, node.loop.piece.stride, stage.frame.width, node.tails[0]
+        extent = stage.frame.bounds[a]
         assert store is not None
         stage.set_position({}, stage.chunk)
         start, const, _, _ = self.values.address(stage, store)
@@ -105,12 +102,9 @@ class LoopEmitter:
         tiles = b.alu("IDIV", dtypes.index, 1, b.alu("SUB", dtypes.index, 1, b.index(extent), first), b.index(tile))
         rest = b.add(first, b.mul(tiles, tile))
 
-        with stage.cut(tail.frame, a, width):
-            self._between(stage, a, width, b.index(0), first, lambda: inside(tail.body))
-        with stage.cut(node.frame):
-            self._between(stage, a, tile, first, rest, lambda: inside(node.body))
-        with stage.cut(tail.frame, a, width):
-            self._between(stage, a, width, rest, b.index(extent), lambda: inside(tail.body))
+        self._between(stage, a, width, b.index(0), first, lambda: inside(tail.body))
+        self._between(stage, a, tile, first, rest, lambda: inside(node.body))
+        self._between(stage, a, width, rest, b.index(extent), lambda: inside(tail.body))
 
     def counted(self, stage: OpenStage, node: Loop, iteration: dict[int, int], number: int, body: Callable[[], Any]) -> None:
         """Emit an output loop that counts iterations by one, as slots of accumulators in scratch are numbered by iteration."""
@@ -122,15 +116,11 @@ class LoopEmitter:
             stop = b.alu("IDIV", dtypes.index, 1, b.add(self._stop(stage, node), b.index(piece.stride - 1)), b.index(piece.stride))
         else:
             stop = self.axes.count(stage, a, piece)
-        if node.span is Span.WHOLE:
-            stage.safe.add(a)
         loop, _ = b.open(b.index(0), stop, 1)
         iteration[number] = loop
         stage.open_row(a, ({b.mul(loop, piece.stride): 1}, 0))
         body()
         stage.close_row(a)
-        if node.span is Span.WHOLE:
-            stage.safe.discard(a)
         del iteration[number]
         b.close(loop)
         stage.memo.clear()

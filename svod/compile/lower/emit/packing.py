@@ -32,7 +32,7 @@ class Packing:
         b = self.b
         p = self.facts.packed[stage.index]
         if p.is_held:
-            value = self.packed_value(stage, p, stage.chunk.width if stage.vector_axis >= 0 else 1)
+            value = self.packed_value(stage, p, stage.chunk.width if stage.frame.vector_axis >= 0 else 1)
             self.values.store_layout(stage, value, b.pure(op, p.dtype, 1, (), arg), layout, base, padded=True)
             return
         g, w, active = p.group, stage.chunk.width, stage.chunk.active
@@ -50,10 +50,10 @@ class Packing:
             else:
                 lin = add_lins(lin, (terms, 0), layout.strides[i])
                 const += layout.strides[i] * (c + stage.offsets[i])
-            if i == stage.vector_axis:
-                lane = layout.strides[i] * stage.vector_stride
+            if i == stage.frame.vector_axis:
+                lane = layout.strides[i] * stage.frame.vector_stride
         start, _ = self.axes.apart(lin)
-        if stage.vector_axis == p.dim:
+        if stage.frame.vector_axis == p.dim:
             value = self.packed_value(stage, p, w)
             words, used, step = w // g, active // g, lane
         else:

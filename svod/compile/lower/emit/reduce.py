@@ -130,7 +130,7 @@ class ReduceLoops:
                 scratch.write(self._emit(node.inner, scratch.read(), None))
             return []
         assert isinstance(node, Loop)
-        if node.axis >= self.stage.num_outs:
+        if node.axis >= self.stage.frame.num_outs:
             return self._over_axis(node, accs, scratch)
         if scratch is not None:
             number = next(j for j, loop in enumerate(scratch.loops) if loop.number == node.number)
@@ -141,7 +141,10 @@ class ReduceLoops:
     def _body(self, body: Body, accs: list[int], scratch: Memory) -> list[int]:
         """Emit a body; returns the new carried accumulators."""
         self.compute_all(body.stages)
-        return self._emit(body.inner, accs, scratch)
+        before = self.stage.enter(body)
+        out = self._emit(body.inner, accs, scratch)
+        self.stage.leave(before)
+        return out
 
     def _with_row(self, node: Loop, at: Lin, body: Body, accs: list[int], scratch: Memory) -> list[int]:
         """Emit a body with a loop open at a position."""
@@ -171,8 +174,7 @@ class ReduceLoops:
             tail = node.tails[0]
 
             def body(own: list[int], memory: Memory) -> list[int]:
-                with stage.cut(tail.frame):
-                    return self._with_row(node, ({}, whole * stride), tail.body, own, memory)
+                return self._with_row(node, ({}, whole * stride), tail.body, own, memory)
             return self._block(values, scratch, body) if node.blocks else body(values, scratch)
 
         if is_split(self.ctx.split, node):
@@ -243,17 +245,14 @@ class ReduceLoops:
             return whole(stop)
         reach = node.frame.reach(a)
         middle = self.axes.whole_end(room, reach, stride, stop) if node.tails else stop
-        stage.safe.add(a)
         accs = whole(middle)
-        stage.safe.discard(a)
         if not node.tails:
             return accs
         last = node.tails[0]
 
         def tail(own: list[int], memory: Memory) -> list[int]:
-            with stage.cut(last.frame, a, last.step):
-                step = last.step if last.step < reach else stride
-                return self._looped(node, last.body, b.alu("MAX", dtypes.index, 1, start, middle), stop, step, own, memory)
+            step = last.step if last.step < reach else stride
+            return self._looped(node, last.body, b.alu("MAX", dtypes.index, 1, start, middle), stop, step, own, memory)
         return self._block(accs, scratch, tail) if node.blocks else tail(accs, scratch)
 
     def _used_bounds(self, node: Loop) -> tuple[int, int]:
@@ -274,8 +273,9 @@ class ReduceLoops:
         start, stop = b.index(0), b.index(end)
         for limit in node.limits:
             q = limit.output
-            first = self.axes.ssa(add_lins(stage.group_base[q], sum_lins(stage.opened[q]), 1))
-            row = b.add(first, b.index(stage.span(q) + stage.apart[q] - 1)) if limit.step > 0 else first
+            start_of_group, apart = stage.of_group[q]
+            first = self.axes.ssa(add_lins(start_of_group, sum_lins(stage.opened[q]), 1))
+            row = b.add(first, b.index(stage.span(q) + apart - 1)) if limit.step > 0 else first
             reach = b.add(b.mul(row, limit.step), b.index(limit.const))
             if limit.apart < 0:
                 left = b.alu("MAX", dtypes.index, 1, b.index(0), b.add(reach, b.index(-limit.apart)))

@@ -18,8 +18,7 @@ from svod.compile.lower.emit.values import Values
 from svod.core.kernel.groups import group_of, stage_threads
 from svod.core.kernel.layout import Layout, area_start
 from svod.core.kernel.loop_nest import StageNest
-from svod.core.kernel.required import Lin, RequiredDim, add_lins
-from svod.core.kernel.scheduler import UPCAST
+from svod.core.kernel.required import Lin, add_lins
 from svod.core.tree.nodes import Body, Compute, Frame, Loop, Reduction
 from svod.errors import KernelOptError
 
@@ -43,12 +42,14 @@ class Stages:
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:
         """Emit a body: the stages in it, then the loops of `stage` and its reduction. `sink` stores the value at each position."""
         self.compute_all(body.stages)
+        before = stage.enter(body)
         if isinstance(body.inner, Loop):
             self.loops.output(stage, body.inner, lambda inside: self.emit(stage, inside, sink))
         elif isinstance(body.inner, Reduction):
             ReduceLoops(self.loops, self.copies_ahead, stage, self.compute_all).emit(body.inner, sink)
         else:
             self._store(stage, sink)
+        stage.leave(before)
 
     def compute_all(self, stages: tuple[Compute, ...]) -> None:
         """Emit the stages of a body, except those that are computed where they are multiplied."""
@@ -74,8 +75,11 @@ class Stages:
         else:
             stage = self._open_rows(node.frame, node.nest, base)
             if self.ctx.group.group.threads > 1 and not of_group:
-                self._of_group(stage, [RequiredDim(self.axes.placed_at(start), extent) for start, extent in node.nest.of_group])
-        stage.safe.update(node.safe)
+                # Each thread has a region of its own; the limits of loops count for that of the whole group.
+                whole = [(self.axes.placed_at(start), extent) for start, extent in node.nest.of_group]
+                parts = [(start, extent - own) for (start, extent), own in zip(whole, stage.frame.bounds, strict=False)]
+                stage.of_group[:len(parts)] = parts
+        stage.safe = node.safe
         outer = self.ctx.open_stages.get(s)
         self.ctx.open_stages[s] = stage
         self.compute_all(node.before)
@@ -97,13 +101,6 @@ class Stages:
         """Offsets of the areas of shared memory that hold any of these stages."""
         found = [self.ctx.staged[s].pointer for s in stages if s in self.ctx.staged]
         return [self.b.arg[p] for p in found if p >= 0 and self.b.op[p] == "SHARED"]
-
-    def _of_group(self, stage: OpenStage, whole: list[RequiredDim]) -> None:
-        """Note which region all threads of the group together compute, for a stage of which each thread has its own region. `whole`: that
-        region, per output axis."""
-        count = len(whole)
-        stage.group_base = [*(start for start, _ in whole), *stage.group_base[count:]]
-        stage.apart = [*(extent - own for (_, extent), own in zip(whole, stage.bounds, strict=False)), *stage.apart[count:]]
 
     def _emit_own(self, stage: OpenStage, node: Compute, body: Body, layout: Layout, base: list[Lin]) -> None:
         """Compute a stage of which each thread has its own value: a single element, or an area of scratch memory."""
@@ -141,11 +138,11 @@ class Stages:
         starts: set[tuple[frozenset[tuple[int, int]], ...]] = set()
 
         def keep(one: OpenStage) -> None:
-            value, lane = self.values.result(one), one.vector_axis
-            terms, place = self.axes.placed([add_lins(self.axes.start(one, i), ({}, one.offsets[i]), 1) for i in range(one.num_outs)])
+            value, lane = self.values.result(one), one.frame.vector_axis
+            terms, place = self.axes.placed([add_lins(self.axes.start(one, i), ({}, one.offsets[i]), 1) for i in range(one.frame.num_outs)])
             starts.add(terms)
             for k in range(one.chunk.active if lane >= 0 else 1):
-                at = tuple([p + k * one.vector_stride * (i == lane) for i, p in enumerate(place)])
+                at = tuple([p + k * one.frame.vector_stride * (i == lane) for i, p in enumerate(place)])
                 held[at] = value if self.b.num_lanes[value] == 1 else self.b.pure("EXTRACT", self.b.dtype[value], 1, (value,), k)
         self.emit(stage, body, keep)
         if len(starts) != 1:
@@ -165,11 +162,9 @@ class Stages:
     def _store(self, stage: OpenStage, sink: Sink) -> None:
         """Hand the sink a stage without reduction, position by position of the register tile."""
         stage.memo.clear()
-        chunks = stage.lane_chunks()
-        for _, offsets in stage.positions((UPCAST,), range(stage.num_outs)):
-            for chunk in chunks:
-                if stage.set_position(offsets, chunk):
-                    sink(stage)
+        for offsets, chunk in stage.frame.out_positions():
+            if stage.set_position(offsets, chunk):
+                sink(stage)
 
     def open_root(self, frame: Frame) -> OpenStage:
         """Open the stage of a phase: all its positions, or on a grid those of one thread."""
@@ -185,8 +180,8 @@ class Stages:
         axes."""
         starts: list[Lin] = base + [NOWHERE] * len(frame.r.stage.reds)
         stage = OpenStage(frame, self.ctx.group.starts_of(frame.r, nest.axes, starts))
-        stage.group_base = starts
-        if self.facts.on_grid and stage.vector_axis >= 0:
+        stage.of_group = list(zip(starts, frame.apart, strict=True))
+        if self.facts.on_grid and stage.frame.vector_axis >= 0:
             stage.whole_vectors = self._has_whole_vectors(stage, nest)
         if self.facts.placement.paths[stage.index] == () or self.facts.is_shared(stage.index):
             stage.stores = self.ctx.group.stores(stage.index)
@@ -195,13 +190,13 @@ class Stages:
     def _has_whole_vectors(self, stage: OpenStage, nest: StageNest) -> bool:
         """Whether every vector lies wholly inside its axis or wholly outside: vectors start at multiples of their width, which divides the
         extent."""
-        a = stage.vector_axis
-        widths = {chunk.width for chunk in stage.lane_chunks()}
-        strides = [p.stride for p in nest.axes[a] if p.row != stage.vector_row and p.extent > 1]
+        a = stage.frame.vector_axis
+        widths = {chunk.width for chunk in stage.frame.chunks()}
+        strides = [p.stride for p in nest.axes[a] if p.row != stage.frame.vector_row and p.extent > 1]
         axis = self.kernel.axes[stage.r.axes[a]]
-        whole = nest.region == stage.bounds[:stage.num_outs] and stage.vector_stride == 1 and axis.bound is None
-        terms, const = stage.group_base[a]
+        whole = nest.region == stage.frame.bounds[:stage.frame.num_outs] and stage.frame.vector_stride == 1 and axis.bound is None
+        (terms, const), _ = stage.of_group[a]
         apart = [axis.extent, const, *strides, *(c * self.b.multiple_of(v) for v, c in terms.items())]
         if a not in stage.frame.fixed:     # a last tile that is moved back ends where the region does
-            apart.append(stage.bounds[a])
+            apart.append(stage.frame.bounds[a])
         return whole and len(widths) == 1 and all(n % width == 0 for width in widths for n in apart)

@@ -8,13 +8,14 @@ from svod.compile.lower import math
 from svod.compile.lower.emit.addresses import Address, Addresses, Base
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import Chunk, Held, OpenStage
+from svod.compile.lower.emit.state import Held, OpenStage
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL
 from svod.core.kernel.intrinsics import normal_power, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin, Terms, add_lins
+from svod.core.tree.nodes import Chunk
 from svod.errors import KernelOptError
 
 COMPARES = frozenset(op.value for op in COMPARISONS)
@@ -48,7 +49,7 @@ class Values:
     def _key(stage: OpenStage, n: int) -> Any:
         """The key under which a node's value at the current position is cached."""
         deps = stage.r.nodes[n].deps
-        if stage.vector_axis in deps:
+        if stage.frame.vector_axis in deps:
             chunk = stage.chunk
             return n, chunk.width, chunk.active, stage.offsets_of[n](stage.offsets)
         return (n, stage.offsets_of[n](stage.offsets)) if deps else n
@@ -61,7 +62,7 @@ class Values:
         """(value in the first lane, growth from lane to lane) of a node that grows evenly in the vectors of a copy. For any other node (its
         value in all lanes, 0)."""
         step = stage.steps.get(n)
-        if step is None or stage.vector_axis not in stage.r.nodes[n].deps:
+        if step is None or stage.frame.vector_axis not in stage.r.nodes[n].deps:
             return self.evaluate(stage, n), 0
         chunk, stage.chunk = stage.chunk, Chunk(stage.chunk.offset, 1, 1)
         value = self.evaluate(stage, n)
@@ -128,7 +129,7 @@ class Values:
         if node.kind == "axis":
             a = node.arg
             start = add_lins(self.axes.start(stage, a), ({}, stage.offsets[a]), 1)
-            return SumOfAxes(start, stage.vector_stride if a == stage.vector_axis else 0)
+            return SumOfAxes(start, stage.frame.vector_stride if a == stage.frame.vector_axis else 0)
         if node.kind != "alu" or node.op not in ("ADD", "SUB", "MUL"):
             return None
         first, second = (self.sum_of_axes(stage, s) for s in node.src)
@@ -238,8 +239,8 @@ class Values:
         lane = 0
         for a, c in linear.coefs:
             const += c * off[a]
-            if a == stage.vector_axis:
-                lane = c * stage.vector_stride
+            if a == stage.frame.vector_axis:
+                lane = c * stage.frame.vector_stride
         vector = -1
         for n, c in linear.atoms:
             value, step = self.in_vector(stage, n)
@@ -263,7 +264,7 @@ class Values:
         """Emit an asynchronous copy of the current position, of the argument that the stage holds, into shared memory. Zeros are stored if
         its guard fails."""
         b, node = self.b, stage.r.nodes[stored_node(stage.r, self.ctx.facts.packed.get(stage.index))]
-        width = stage.chunk.width if stage.vector_axis >= 0 else 1
+        width = stage.chunk.width if stage.frame.vector_axis >= 0 else 1
         assert node.linear is not None
         source = b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg)
         start, offset, _, _ = self.address(stage, node.linear)
@@ -307,8 +308,8 @@ class Values:
         unguarded."""
         b = self.b
         start, const, lane, vector = address
-        w = stage.chunk.width if stage.vector_axis >= 0 else 1
-        outs = range(stage.num_outs)
+        w = stage.chunk.width if stage.frame.vector_axis >= 0 else 1
+        outs = range(stage.frame.num_outs)
         guard = -1
         if b.op[pointer] not in ("SCRATCH", "SHARED") and not padded:
             # arguments and temporaries have no room for positions beyond an extent
@@ -331,7 +332,7 @@ class Values:
         elif lanes == 1 or lane == 1:
             # Masked stores at the end of an extent are not non-temporal, nor are unaligned ones, which would fault.
             is_aligned = stage.frame.is_aligned or b.multiple_of(start) % lanes == 0 == const % lanes
-            stream = stream and lanes == stage.width and not extra and is_aligned
+            stream = stream and lanes == stage.frame.width and not extra and is_aligned
             b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))
         else:
             b.store("STORES", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, lane))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
+from svod.compile.lower.emit.state import OpenStage, Sink
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.copy_loops import CopyLoops
 from svod.core.kernel.group_memory.copy import UNROLLED_TURNS, GroupCopy, along_vector
@@ -16,6 +16,7 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
 from svod.core.kernel.scheduler import LOOP, UPCAST
+from svod.core.tree.nodes import Chunk
 
 INDEX = dtypes.index
 
@@ -46,7 +47,7 @@ class GroupCopies:
     def emit(self, stage: OpenStage, copy: GroupCopy, sink: Sink) -> None:
         """Emit all turns, so that every part of the stage is stored once."""
         threads = self.ctx.group.group.threads
-        counts = [stage.pieces[d][0].extent for d in copy.order]
+        counts = [stage.frame.pieces[d][0].extent for d in copy.order]
         parts = 1
         for n in counts:
             parts *= n
@@ -78,9 +79,9 @@ class GroupCopies:
         for d, n in zip(reversed(copy.order), reversed(counts), strict=True):
             (terms, const), at = self._split(at, n, below)
             below = -(-below // n)
-            stride = stage.pieces[d][0].stride
+            stride = stage.frame.pieces[d][0].stride
             stage.open_row(d, ({v: c * stride for v, c in terms.items()}, const * stride))
-        width = stage.width if stage.vector_axis >= 0 else 1
+        width = stage.frame.width if stage.frame.vector_axis >= 0 else 1
         if stage.set_position({}, Chunk(0, width, width)):
             sink(stage)
         for d in copy.order:

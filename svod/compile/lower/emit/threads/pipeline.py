@@ -241,7 +241,7 @@ class CopiesAhead:
             elif ahead.is_async:
                 self.values.copy_async(one, pointer, at.start, at.const)
             else:
-                packed, width = self.facts.packed.get(s), one.chunk.width if one.vector_axis >= 0 else 1
+                packed, width = self.facts.packed.get(s), one.chunk.width if one.frame.vector_axis >= 0 else 1
                 value = self.values.result(one) if packed is None else self.packing.packed_value(one, packed, width)
                 self.values.store(one, value, pointer, at, False)
         self.copies.emit(stage, copy, store)
