@@ -84,11 +84,11 @@ class Builder:
     # -- constants ------------------------------------------------------------------------------
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int:
         memo = self.memo[0]
-        given = ("CONST", dtype.name, lanes, repr(value))   # repr keeps 0.0 and -0.0 apart
+        given = ("CONST", dtype.name, lanes, value if type(value) is int else repr(value))   # repr keeps 0.0 and -0.0 apart
         n = memo.get(given)
         if n is None:
             value = bool(value) if dtype.kind == "b" else float(value) if dtype.is_float else int(value)
-            key = ("CONST", dtype.name, lanes, repr(value))
+            key = ("CONST", dtype.name, lanes, value if type(value) is int else repr(value))
             n = memo.get(key)
             if n is None:
                 n = memo[key] = self._new("CONST", dtype, lanes, (), value, 0)
@@ -138,23 +138,21 @@ class Builder:
 
     def _fold(self, op: str, dtype: DType, lanes: int, args: tuple[int, ...]) -> int | None:
         """Fold constants and apply identities of index arithmetic and masks."""
-        if op == "WHERE":
-            condition = self.known(args[0])
-            return None if condition is None else self.splat(args[1] if condition else args[2], lanes)
         fn = _FOLD.get(op)
         if fn is None:
-            return None
+            condition = self.known(args[0]) if op == "WHERE" else None
+            return None if condition is None else self.splat(args[1] if condition else args[2], lanes)
         if len(args) == 2:
             return self._fold_pair(op, fn, dtype, lanes, *args)
         elements = self._elements(args[0], lanes)
         return self.vconst(dtype, tuple(fn(x) for x in elements)) if elements is not None else None
 
     def _fold_pair(self, op: str, fn: Callable[..., Any], dtype: DType, lanes: int, a: int, b: int) -> int | None:
-        known_a, known_b = self.known(a), self.known(b)
-        if known_a is not None and known_b is not None:
-            return self.const(dtype, lanes, fn(known_a, known_b))
-        if (known_a is not None or known_b is not None) and (dtype is _BOOL or op in ("ADD", "MUL")):
-            known, other = (known_b, a) if known_a is None else (known_a, b)
+        is_known_a, is_known_b = self.op[a] == "CONST", self.op[b] == "CONST"
+        if is_known_a and is_known_b:
+            return self.const(dtype, lanes, fn(self.arg[a], self.arg[b]))
+        if (is_known_a or is_known_b) and (dtype is _BOOL or op in ("ADD", "MUL")):
+            known, other = (self.arg[a], b) if is_known_a else (self.arg[b], a)
             if known == _NEUTRAL.get(op):
                 return self.splat(other, lanes)
             if known == _ABSORBING.get(op):

@@ -15,7 +15,7 @@ from svod.compile.lower.emit.state import OpenStage, Sink
 from svod.compile.lower.emit.threads.lines import Cell, Lines
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.uop import TRANSCENDENTAL, Ops
+from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL, Ops
 from svod.core.kernel.intrinsics import LINE_OF_QUAD, QUAD, TensorizePlan, exchanges_results, held_layout
 from svod.core.kernel.kernel import ReduceNode
 from svod.core.kernel.required import add_lins
@@ -197,7 +197,7 @@ class Accumulators:
         for a in given:
             args.append(b.const(b.dtype[args[-1]], 1, a) if isinstance(a, float) else a)
         width = max([b.num_lanes[a] for a in args])
-        dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
+        dtype = dtypes.bool if op in COMPARISONS else b.dtype[args[-1]]
         if op in TRANSCENDENTAL:
             return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], rules=self.ctx.state.target.float_rules)
         return b.alu(op.value, dtype, width, *args)
