@@ -8,7 +8,7 @@
 Such a copy has several buffers: while an iteration reads one of them, copies for later iterations fill the others. There is one barrier per
 iteration: after it the data of this iteration is in place, and no thread reads the buffer that is filled next. Copies for iterations past
 the last one repeat its data, which is never read. Asynchronous copies begin after the addresses of an iteration's reads are known. Copies
-that loop over turns, or are guarded, begin at once: what guards them would occupy registers meanwhile.
+whose threads loop over turns, and guarded ones, begin at once: what guards them would occupy registers meanwhile.
 
 Instructions that read both operands from shared memory run asynchronously. With four buffers or more, the products of one iteration are
 waited for only after the next iteration has issued its own, and copies start one iteration later.
@@ -18,10 +18,8 @@ begin at multiples of 16 bytes on both sides."""
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 
-from svod.core.kernel.group_memory.copy import ASYNC_BYTES, BULK_BYTES, UNROLLED_TURNS
-from svod.core.kernel.groups import group_of, phase_of
+from svod.core.kernel.group_memory.copy import ASYNC_BYTES, BULK_BYTES
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.loop_nest import copied_ahead, products_under_way
@@ -57,7 +55,7 @@ def _ahead(maker: TreeMaker, node: Loop) -> Loop:
     if not found or node.axis < node.frame.num_outs or node.span is not Span.ALL or node.whole <= 1:
         return node
     copies, further = tuple([_copy(maker, node, c) for c in found]), copied_ahead(maker.state, maker.nest)
-    begins = any(c.has_turns or (c.is_async and c.is_guarded) for c in copies)
+    begins = any(c.turns.is_loop or (c.is_async and c.is_guarded) for c in copies)
     steps: tuple[Step, ...] = (Wait(further - 1), Fetch(further, begins))
     pipeline = Pipeline(copies, further, products_under_way(maker.state, maker.nest), tuple([Fetch(k, True) for k in range(further)]),
                         steps if begins else (*steps, Begin()))
@@ -66,19 +64,16 @@ def _ahead(maker: TreeMaker, node: Loop) -> Loop:
 
 def _copy(maker: TreeMaker, loop: Loop, node: Compute) -> AheadCopy:
     """How the threads of a group copy a stage for a later iteration."""
-    r, copy, layout, target = node.nest.r, node.nest.copy, node.nest.layout, maker.state.target
-    assert copy is not None and layout is not None
-    stored, extents = r.nodes[stored_node(r, maker.layouts.packed.get(node.stage))], [extent for _, extent in node.nest.written]
-    is_unsafe, rows, width = any(r.axes[a] in maker.checks.unsafe for a in stored.deps), node.nest.bulk_rows, copy.part(extents)
-    if rows and (any(a in maker.checks.unsafe for a in r.axes)
-                 or any(n * stored.dtype.itemsize % BULK_BYTES for n in _moved_back(maker, loop, node.nest.written[copy.vector].start[0]))):
-        rows = 0
+    r, copy, layout, target, unsafe = node.nest.r, node.nest.copy, node.layout, maker.state.target, maker.checks.unsafe
+    assert copy is not None and layout is not None and node.body is not None
+    stored, width = r.nodes[stored_node(r, maker.layouts.packed.get(node.stage))], node.body.frame.width
+    is_bulk = node.nest.bulk_rows > 0 and all(a not in unsafe for a in r.axes) and all(
+        n * stored.dtype.itemsize % BULK_BYTES == 0 for n in _moved_back(maker, loop, node.nest.written[copy.vector].start[0]))
     is_plain = stored.gate < 0 or (r.nodes[stored.alt].kind == "const" and r.nodes[stored.alt].arg == 0)
-    is_async = target.has_async_copies and stored.kind == "load" and is_plain and not rows \
+    is_async = target.has_async_copies and stored.kind == "load" and is_plain and not is_bulk \
         and width * stored.dtype.itemsize in ASYNC_BYTES and (width == 1 or layout.strides[copy.vector] == 1)
-    group = group_of(maker.state, maker.placement, phase_of(maker.placement, node.stage))
-    turns, rest = divmod(rows or prod(extents) // width, group.threads)
-    return AheadCopy(node, rows, is_async, turns > UNROLLED_TURNS, rest > 0 or stored.gate >= 0 or is_unsafe)
+    found = AheadCopy(maker.in_turns(node, True) if is_bulk else node, is_bulk, is_async, False)
+    return found._replace(is_guarded=found.turns.rest > 0 or stored.gate >= 0 or any(r.axes[a] in unsafe for a in stored.deps))
 
 
 def _moved_back(maker: TreeMaker, loop: Loop, terms: dict[int, int]) -> list[int]:

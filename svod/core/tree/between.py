@@ -47,10 +47,11 @@ def _between(maker: TreeMaker, node: Loop) -> Loop:
 
 
 def straight_sums(body: Body) -> list[Accumulate] | None:
-    """The sums of a body in the order in which they run; None if the body has a loop."""
-    if any(c.body is None and not c.in_place for c in body.stages):
+    """The sums of a body in the order in which they run; None if the body has a loop, or a
+    copy that threads share."""
+    if any(c.turns is not None for c in body.stages):
         return None
-    found, node = [straight_sums(c.body) for c in body.stages if c.body is not None and not c.in_place], body.inner
+    found, node = [straight_sums(c.body) for c in body.stages if c.body is not None], body.inner
     node = node.inner if isinstance(node, Reduction) else node
     if isinstance(node, Loop):
         if node.span is not Span.ONCE and (node.axis >= node.frame.num_outs or node.loop.piece.extent > 1):

@@ -14,15 +14,17 @@ it: `TreeMaker.cut_nests` computes these regions."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from svod.core.kernel.copy_loops import CopyLoops
 from svod.core.kernel.group_memory.banks import with_row_pad
-from svod.core.kernel.groups import BLOCK_ROLES, phase_of, spanned, stages_of
+from svod.core.kernel.group_memory.copy import UNROLLED_TURNS, along_vector
+from svod.core.kernel.groups import BLOCK_ROLES, group_of, phase_of, spanned, stages_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, is_exact, lay_out, swizzled_lines
 from svod.core.kernel.loop_nest import Cut, Cuts, LoopNestMaker, StageNest, loop_nest, stage_copy
-from svod.core.kernel.placement import COPY_VECTOR, EmittedLoop, fit, is_computed_once, is_derived, vector_width
-from svod.core.kernel.scheduler import Scheduler, cut_of
+from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop, fit, is_computed_once, is_derived, vector_width
+from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler, cut_of
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.core.tree.checks import Checks, checks_of
 from svod.core.tree.combine import combining
@@ -42,6 +44,7 @@ from svod.core.tree.nodes import (
     Split,
     StageLoop,
     Store,
+    Turns,
     Update,
 )
 from svod.core.tree.threads import thread_part
@@ -171,17 +174,31 @@ class TreeMaker:
         """The node that computes a stage for its readers."""
         nest = nests[s]
         if not is_derived(nest.r.stage):
-            frame = self.frame(nest)
-            return Compute(nest, frame, self.body(frame, 0, nests), layout=self._layout(nest))
+            return Compute(nest, self.body(self.frame(nest), 0, nests), layout=self._layout(nest))
         before = tuple([self.compute(c, nests) for c in self.placement.children.get((s, 0), ())])
         if nest.space is MemorySpace.HELD:
             return Compute(nest, before=before, in_place=True)
         layout = self._layout(nest)
         if nest.copy is not None:
-            return Compute(nest, before=before, layout=layout)
+            return self.in_turns(Compute(nest, before=before, layout=layout))
         copy = stage_copy(self.state, nest.r, list(layout.extents), self.layouts, layout)
-        frame = self.copy_frame(nest.r, copy, layout.extents, layout.order)
-        return Compute(nest, frame, self.loops_alone(frame), before, layout)
+        return Compute(nest, self.loops_alone(self.copy_frame(nest.r, copy, layout.extents, layout.order)), before, layout)
+
+    def in_turns(self, node: Compute, is_bulk: bool = False) -> Compute:
+        """Let all threads of a group take parts of a copy in turn. `is_bulk`: a part is a whole row."""
+        s, r, copy = node.stage, node.nest.r, self.nest.stages[node.stage].copy
+        assert copy is not None
+        extents = tuple([extent for _, extent in node.nest.written])
+        width, threads = copy.part(extents, is_bulk), group_of(self.state, self.placement, phase_of(self.placement, s)).threads
+        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
+        if copy.vector >= 0:
+            whole = EmittedLoop(NO_ROW, LOOP, extents[copy.vector] // width, width)
+            pieces[copy.vector] = (whole, EmittedLoop(COPY_VECTOR, UPCAST, width, 1))
+        counts = tuple([pieces[d][0].extent for d in copy.order])
+        steps = {n: along.step for n, along in along_vector(r, copy.vector, width).items()} if width > 1 else {}
+        frame = self.copy_frame(r, CopyLoops(pieces, copy.vector, width), extents, ())
+        return node._replace(body=Body((), Store(frame)),
+                             turns=Turns(copy.order, counts, threads, prod(counts) // threads > UNROLLED_TURNS, steps))
 
     def _layout(self, nest: StageNest) -> Layout:
         """The memory layout of the region that one computation of a stage writes. A stage computed at several places of the tree may have

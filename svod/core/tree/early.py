@@ -54,4 +54,4 @@ def _is_sum_alone(body: Body) -> bool:
 def _is_address_alone(copy: AheadCopy) -> bool:
     """Whether threads compute nothing for an asynchronous copy but addresses, from numbers that are not loaded."""
     loads = [n for n in copy.compute.nest.r.nodes if n.kind in ("load", "read")]
-    return copy.is_async and len(loads) == 1 and not copy.has_turns
+    return copy.is_async and len(loads) == 1 and not copy.turns.is_loop

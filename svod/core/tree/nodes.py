@@ -15,7 +15,7 @@ A body is what one iteration runs: first the stages that are computed there for 
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from itertools import product
 from math import prod
@@ -259,14 +259,45 @@ class Load(NamedTuple):
 Step = Fetch | Begin | Wait | Load
 
 
+class Turns(NamedTuple):
+    """The turns in which the threads of a group copy a stage: thread t takes part t of the first turn's, then part t + `threads`, and so
+    on. A part is a vector, or a whole row. Neighbouring threads take neighbouring parts."""
+
+    order: tuple[int, ...]      # dims, outermost first
+    counts: tuple[int, ...]     # parts along each dim of `order`
+    threads: int
+    is_loop: bool               # Threads loop over the turns; otherwise they are straight-line code.
+    steps: Mapping[int, int]    # node → how much its value grows from lane to lane of a part, if evenly
+
+    @property
+    def parts(self) -> int:
+        """The number of parts."""
+        return prod(self.counts)
+
+    @property
+    def whole(self) -> int:
+        """The number of turns in which every thread has a part."""
+        return self.parts // self.threads
+
+    @property
+    def rest(self) -> int:
+        """The number of threads that have a part in one more turn."""
+        return self.parts % self.threads
+
+
 class AheadCopy(NamedTuple):
-    """A copy that starts iterations before the one that reads it. `rows`: the number of rows if each is copied in bulk, else 0."""
+    """A copy that starts iterations before the one that reads it."""
 
     compute: Compute
-    rows: int
+    is_bulk: bool               # Each row is copied in bulk.
     is_async: bool              # Threads start it, and go on.
-    has_turns: bool             # Threads loop over their parts.
     is_guarded: bool            # Some threads may have no part to copy, or zeros to store.
+
+    @property
+    def turns(self) -> Turns:
+        """The turns in which threads copy the stage."""
+        assert self.compute.turns is not None, "copies that run ahead are shared by threads"
+        return self.compute.turns
 
 
 class Pipeline(NamedTuple):
@@ -381,18 +412,16 @@ class Reduction(NamedTuple):
 class Compute(NamedTuple):
     """Compute a stage for its readers.
 
-    `frame`, `body`: its loops, which are rows of the state; the loops of a copy follow from its layout. None if all threads of a group take
-    parts of a copy in turn. `before`: the stages that a copy reads, computed before its loops. `layout`: of the value in memory, if it is
-    stored there. `in_place`: nothing is stored, each element is computed where it is multiplied. `safe`: local axes all of whose positions
-    are inside extents that depend on variables. `is_read_beyond`: readers may ask for positions outside the region."""
+    `body`: its loops. `turns`: the threads of a group take parts of the copy that `body` stores in turn. `before`: the stages that a copy
+    reads, computed before its loops. `layout`: of the value in memory, if it is stored there. `in_place`: nothing is stored, each element
+    is computed where it is multiplied, so there is no body. `is_read_beyond`: readers may ask for positions outside the region."""
 
     nest: StageNest
-    frame: Frame | None = None
     body: Body | None = None
     before: tuple[Compute, ...] = ()
     layout: Layout | None = None
+    turns: Turns | None = None
     in_place: bool = False
-    safe: frozenset[int] = frozenset()
     is_read_beyond: bool = False
 
     @property

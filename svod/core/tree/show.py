@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from svod.core.ir.uop import Ops
-from svod.core.kernel.groups import BLOCK_ROLES, group_of, level_of, phase_of
+from svod.core.kernel.groups import BLOCK_ROLES, group_of, level_of
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.loop_nest import StageNest, copied_ahead
 from svod.core.kernel.placement import COPY_VECTOR, is_derived
@@ -195,7 +195,7 @@ class _Printer:
                 memory = {MemorySpace.SHARED: "shared memory", MemorySpace.HELD: "registers"}.get(node.nest.space, "scratch")
                 where = " in a register" if node.nest.space is MemorySpace.REGISTER else f"[{region}] in {memory}"
                 self._line(depth, f"stage {r.stage.name}{where}:")
-            if node.body is None:
+            if node.body is None or node.turns is not None:
                 self._line(depth + 1, f"{self._target(r)} = {self._value(r)}")
             else:
                 self._body(node.body, node.nest, depth + 1, None)
@@ -206,18 +206,18 @@ class _Printer:
         if node.in_place:
             self._line(depth, f"operand {r.stage.name}[{shape}], computed where it is multiplied:")
         else:
-            self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(node.nest)}, laid out in the order it is read:")
+            self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(node)}, laid out in the order it is read:")
 
-    def _shared_copy(self, stage: StageNest) -> str:
+    def _shared_copy(self, node: Compute) -> str:
         """How all threads of a group copy a stage into shared memory; "" if each thread has its own copy."""
-        if stage.copy is None or stage.layout is None:
+        stage = node.nest
+        if node.turns is None or stage.copy is None or stage.layout is None:
             return ""
-        threads = group_of(self.state, self.plan, phase_of(self.plan, stage.r.stage.index)).threads
         vectors = f" in vectors of {stage.copy.width}" if stage.copy.vector >= 0 else ""
         pad = f", {stage.layout.row_pad} elements behind each row" if stage.layout.row_pad else ""
         swizzle = f", rows of {stage.layout.swizzle.lines} lines swizzled" if stage.layout.swizzle is not None else ""
         ahead = f", {copied_ahead(self.state, self.nest)} ahead in {stage.buffers} buffers" if stage.buffers > 1 else ""
-        return f" into shared memory, by {threads} threads{vectors}{pad}{swizzle}{ahead}"
+        return f" into shared memory, by {node.turns.threads} threads{vectors}{pad}{swizzle}{ahead}"
 
     def _loop(self, nest: StageNest, node: Loop, word: str = "for") -> str:
         """A loop as one line: its positions and step, and how it ends. `word`: the keyword of a loop that is no row of the state."""

@@ -120,7 +120,7 @@ class _Tails:
         inside = place._replace(opened={**place.opened, s: {}}, safe={**place.safe, s: safe})
         before = tuple([self.compute(c, inside) for c in node.before]) if node.before else ()
         body = None if node.body is None else self.body(node.body, inside)
-        return node._replace(safe=safe, is_read_beyond=beyond, before=before, body=body)
+        return node._replace(is_read_beyond=beyond, before=before, body=body)
 
     def inner(self, node: Inner, place: Place) -> Inner:
         """Give the loop or reduction at the end of a body its tails."""

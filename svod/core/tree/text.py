@@ -33,6 +33,7 @@ from svod.core.tree.nodes import (
     Span,
     Step,
     Tail,
+    Turns,
     Update,
     When,
 )
@@ -89,10 +90,11 @@ class _Text:
 
     def _compute(self, node: Compute, depth: int, note: str) -> Iterator[Line]:
         kind = "operand" if node.in_place else "copy" if is_derived(node.nest.r.stage) else "stage"
+        note = (_turns(node.turns) if node.turns is not None else "") + note
         yield depth, f"{kind} {node.nest.r.stage.name}[{', '.join(map(str, node.nest.region))}], {node.nest.space.name.lower()}{note}"
         for inside in node.before:
             yield from self._compute(inside, depth + 1, "")
-        if node.body is not None:
+        if node.body is not None and node.turns is None:
             yield from self._body(node.body, depth + 1)
 
     def _inner(self, node: Inner, depth: int) -> Iterator[Line]:
@@ -118,7 +120,7 @@ class _Text:
         yield depth, f"loop {self._axis(frame, a)}{_by(node.stride)} ({count}){span}{ends}{_blocks(node.blocks)}{skips}"
         if node.pipeline is not None:
             for copy in node.pipeline.copies:
-                how = " in bulk" if copy.rows else " by way of registers" if not copy.is_async else ""
+                how = " in bulk" if copy.is_bulk else " by way of registers" if not copy.is_async else ""
                 yield from self._compute(copy.compute, depth + 1, f", ahead{how}")
             yield depth + 1, f"prologue, i = 0: {', '.join(map(_step, node.pipeline.prologue))}"
             yield depth + 1, f"each iteration i: {', '.join(map(_step, node.pipeline.body))}"
@@ -164,6 +166,13 @@ def _step(step: Step) -> str:
 
 def _plus(ahead: int) -> str:
     return f" + {ahead}" if ahead else ""
+
+
+def _turns(turns: Turns) -> str:
+    """How the threads of a group share a copy."""
+    count = turns.whole + (turns.rest > 0)
+    how = f"a loop of {turns.whole} turns{' and one more' * (turns.rest > 0)}" if turns.is_loop else f"{count} turn{'s' * (count > 1)}"
+    return f", {turns.parts} parts by {turns.threads} threads in {how}"
 
 
 def _blocks(sizes: tuple[int, ...]) -> str:

@@ -135,14 +135,14 @@ def test_copies_ahead() -> None:
     """The copy of one operand transposes it, which an asynchronous copy cannot do, so it passes through registers."""
     chain = (("LOCAL", "o0", 4), ("LOCAL", "o1", 8), ("TILE", "r0", 4), ("STAGE", "s0", "r0"), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2))
     before, after = (tree(name, data(8, 16) @ data(16, 16), *chain, target=TOY) for name in ("skips", "ahead"))
-    assert "copy s0[4, 4], shared\n" in before + "\n" and "ahead" not in before
+    assert "copy s0[4, 4], shared, 16 parts by 32 threads in 1 turn\n" in before and "ahead" not in before
     assert after == dedent("""\
         phase out, output
           launch o0 by 4 (2), o1 by 8 (2)
             reduction
               loop r0 by 4 (4)
-                copy s0[4, 4], shared, ahead by way of registers
-                copy s1[8, 4], shared, ahead
+                copy s0[4, 4], shared, 16 parts by 32 threads in 1 turn, ahead by way of registers
+                copy s1[8, 4], shared, 8 parts by 32 threads in 1 turn, ahead
                 prologue, i = 0: copy for i
                 each iteration i: wait for all commits but 0, copy for i + 1
                 loop r0 (4)

@@ -47,15 +47,19 @@ class TileAddress(NamedTuple):
     lines: int
 
 
+def nothing_before(stage: OpenStage) -> list[int] | None:
+    """Stand before the products of a loop that is not pipelined."""
+    return None
+
+
 class Intrinsics:
     """Emits products by the instructions that a state's opts chose."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values, packing: Packing):
         self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
         self.axes, self.addresses, self.values, self.packing = axes, addresses, values, packing
-        self.loaded: dict[tuple[int, ...], list[int]] = {}      # offsets of a product → its operands, which were loaded before it
-        # emits, before each product, the copies and loads that a pipelined loop has between its products
-        self.before_product: Callable[[], None] = lambda: None
+        # emits what a pipelined loop has before its next product, and returns that product's operands if they were loaded earlier
+        self.before_product: Callable[[OpenStage], list[int] | None] = nothing_before
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
         """The instruction that computes the sums of this stage; None without one, and in the phase that combines partial results."""
@@ -161,8 +165,7 @@ class Intrinsics:
             return self.shared_dot(stage, plan, acc)
         b, dot = self.b, plan.dot
         self.ctx.group.exchanges = True
-        self.before_product()
-        operands = self.loaded.get(tuple(stage.offsets)) or self.fragments(stage, plan)
+        operands = self.before_product(stage) or self.fragments(stage, plan)
         return b.load("MMA", dot.accumulator, b.num_lanes[acc], (acc, *operands), dot.name, b.level)
 
     def load(self, stage: OpenStage, products: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], list[int]]:

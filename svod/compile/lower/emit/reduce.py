@@ -17,9 +17,11 @@ from svod.compile.lower.emit.accumulators import Accumulators
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import SLACK
+from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.state import OpenStage, Sink
-from svod.compile.lower.emit.threads.pipeline import CopiesAhead
+from svod.compile.lower.emit.threads.copies import GroupCopies
+from svod.compile.lower.emit.threads.pipeline import PipelinedLoop
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.required import Lin, Terms, add_lins, sum_lins
 from svod.core.tree.nodes import Accumulate, Body, Compute, Inner, Loop, Reduction, Span, Update
@@ -87,10 +89,11 @@ Run = Callable[[int, int, list[int], Memory], list[int]]    # like `Inside`, for
 class ReduceLoops:
     """Emits the loops of one reduction of an open stage. `compute_all`: computes the stages of a body."""
 
-    def __init__(self, loops: LoopEmitter, copies_ahead: CopiesAhead, stage: OpenStage, compute_all: Callable[[tuple[Compute, ...]], None]):
-        self.ctx, self.b, self.axes = copies_ahead.ctx, copies_ahead.b, loops.axes
-        self.loops, self.copies_ahead, self.stage, self.compute_all = loops, copies_ahead, stage, compute_all
-        self.sums = Accumulators(copies_ahead.intrinsics, stage)
+    def __init__(self, loops: LoopEmitter, intrinsics: Intrinsics, copies: GroupCopies, stage: OpenStage,
+                 compute_all: Callable[[tuple[Compute, ...]], None]):
+        self.ctx, self.b, self.axes = intrinsics.ctx, intrinsics.b, loops.axes
+        self.loops, self.intrinsics, self.copies, self.stage, self.compute_all = loops, intrinsics, copies, stage, compute_all
+        self.sums = Accumulators(intrinsics, stage)
 
     def emit(self, node: Reduction, sink: Sink) -> None:
         """Emit the loops, and hand the results to the sink."""
@@ -99,7 +102,7 @@ class ReduceLoops:
             sums.epilogue(self._emit(node.inner, sums.first, None), sink)
             return
         in_registers = plan is not None and plan.dot.is_tile and not plan.dot.fragments
-        shape = sums.intrinsics.tile_shape(self.stage, plan) if plan is not None and in_registers else None
+        shape = self.intrinsics.tile_shape(self.stage, plan) if plan is not None and in_registers else None
         scratch = ScratchAccumulators(self.ctx, self.axes, sums.first, _loops_of(node), shape)
         self._over_outputs(scratch, 0, lambda: scratch.write(sums.first))
         self._emit(node.inner, [], scratch)
@@ -168,7 +171,8 @@ class ReduceLoops:
         def run(start: int, stop: int, values: list[int], memory: Memory) -> list[int]:
             if node.pipeline is None:
                 return self._looped(node, node.body, start, stop, stride, values, memory)
-            return self.copies_ahead.run(stage, node, (start, stop), values, lambda carried: self._body(node.body, carried, memory))
+            loop = PipelinedLoop(self.intrinsics, self.copies, stage, node, (start, stop))
+            return loop.run(values, lambda carried: self._body(node.body, carried, memory))
 
         def remainder(values: list[int]) -> list[int]:
             tail = node.tails[0]

@@ -13,7 +13,6 @@ from svod.compile.lower.emit.reduce import ReduceLoops
 from svod.compile.lower.emit.state import Held, OpenStage, Sink, Staged
 from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.emit.threads.groups import GroupThreads
-from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.compile.lower.emit.values import Values
 from svod.core.kernel.groups import group_of, stage_threads
 from svod.core.kernel.layout import Layout, area_start
@@ -35,9 +34,8 @@ class Stages:
         self.values = Values(ctx, self.axes, self.addresses)
         self.loops = LoopEmitter(ctx, self.axes, self.values)
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
-        intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values, self.packing)
+        self.intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values, self.packing)
         self.group_copies = GroupCopies(ctx, self.axes)
-        self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.group_copies, self.packing, intrinsics)
 
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:
         """Emit a body: the stages in it, then the loops of `stage` and its reduction. `sink` stores the value at each position."""
@@ -46,7 +44,7 @@ class Stages:
         if isinstance(body.inner, Loop):
             self.loops.output(stage, body.inner, lambda inside: self.emit(stage, inside, sink))
         elif isinstance(body.inner, Reduction):
-            ReduceLoops(self.loops, self.copies_ahead, stage, self.compute_all).emit(body.inner, sink)
+            ReduceLoops(self.loops, self.intrinsics, self.group_copies, stage, self.compute_all).emit(body.inner, sink)
         else:
             self._store(stage, sink)
         stage.leave(before)
@@ -61,35 +59,30 @@ class Stages:
 
     def compute(self, node: Compute) -> None:
         """Emit the computation of one stage, for the region that its readers need here."""
-        s, r = node.stage, node.nest.r
+        s, r, body = node.stage, node.nest.r, node.body
         shared, of_group = self.facts.is_shared(s), self.facts.is_of_group(s)
         self.ctx.group.shared.before_reading(self._shared_areas(r.reads))
-        written = node.nest.written
-        extents, base = [extent for _, extent in written], [self.axes.placed_at(start) for start, _ in written]
-        layout, body = node.layout, node.body
-        assert layout is not None
-        if node.frame is None:
-            stage = self.group_copies.open(r, extents, base)
+        base, layout = [self.axes.placed_at(start) for start, _ in node.nest.written], node.layout
+        assert layout is not None and body is not None
+        if node.turns is not None:
+            stage = self.group_copies.open(body, node.turns, base)
         elif s in self.facts.derived:
-            stage = OpenStage(node.frame, base)
+            stage = OpenStage(body.frame, base, body.safe)
         else:
-            stage = self._open_rows(node.frame, node.nest, base)
+            stage = self._open_rows(body.frame, node.nest, base)
             if self.ctx.group.group.threads > 1 and not of_group:
                 # Each thread has a region of its own; the limits of loops count for that of the whole group.
                 whole = [(self.axes.placed_at(start), extent) for start, extent in node.nest.of_group]
                 parts = [(start, extent - own) for (start, extent), own in zip(whole, stage.frame.bounds, strict=False)]
                 stage.of_group[:len(parts)] = parts
-        stage.safe = node.safe
         outer = self.ctx.open_stages.get(s)
         self.ctx.open_stages[s] = stage
         self.compute_all(node.before)
         if shared:
             self._emit_shared(stage, node, body, layout, base)
         elif of_group:
-            assert body is not None
             self._emit_held(stage, body, base)
         else:
-            assert body is not None
             self._emit_own(stage, node, body, layout, base)
         if outer is None:
             del self.ctx.open_stages[s]
@@ -116,16 +109,15 @@ class Stages:
         self.ctx.versions += 1
         self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, node.is_read_beyond)
 
-    def _emit_shared(self, stage: OpenStage, node: Compute, body: Body | None, layout: Layout, base: list[Lin]) -> None:
+    def _emit_shared(self, stage: OpenStage, node: Compute, body: Body, layout: Layout, base: list[Lin]) -> None:
         """Compute a stage into an area of shared memory."""
         s, b, shared = stage.index, self.b, self.ctx.group.shared
         offset = shared.area(s, self.facts.area(s, layout), area_start(layout))
         shared.before_writing((offset,))
         sink = self.copy_sink(s, ("SHARED", offset), layout, base)
-        copy = self.facts.nest.stages[s].copy
-        if copy is not None:
-            self.group_copies.emit(stage, copy, sink)
-        elif body is not None:
+        if node.turns is not None:
+            self.group_copies.emit(stage, node.turns, sink)
+        else:
             self.emit(stage, body, sink)
         shared.wrote(offset)
         self.ctx.versions += 1

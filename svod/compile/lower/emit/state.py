@@ -1,7 +1,7 @@
 """The data of emission: staged values, and open stages."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import ge, itemgetter
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ class OpenStage:
     __slots__ = ("base", "chunk", "frame", "linear", "memo", "of_group", "offsets", "offsets_of", "opened", "r", "results", "safe", "steps",
                  "stores", "whole_vectors")
 
-    def __init__(self, frame: Frame, base: list[Lin]):
+    def __init__(self, frame: Frame, base: list[Lin], safe: frozenset[int] = frozenset()):
         self.r = r = frame.r
         # -- the part of this thread
         self.base = base                # per local axis: the start of this thread's part
@@ -49,10 +49,10 @@ class OpenStage:
         self.of_group: list[tuple[Lin, int]] = []
         self.stores = -1                # the condition that this thread stores its results; -1: always
         self.whole_vectors = False      # whether every vector is wholly inside the stage or wholly outside
-        self.steps: dict[int, int] = {}     # node → how much its value grows from lane to lane, if evenly
+        self.steps: Mapping[int, int] = {}  # node → how much its value grows from lane to lane, if evenly
         # -- the place
         self.frame = frame
-        self.safe: frozenset[int] = frozenset()     # local axes all of whose positions are known to be inside their extents
+        self.safe = safe                # local axes all of whose positions are known to be inside their extents
         self.opened: list[list[Lin]] = [[] for _ in base]     # per local axis: the loop values opened so far
         self.offsets: list[int] = [0] * len(base)             # per local axis: the current position, relative to the start
         self.chunk = Chunk(0, 1, 1)

@@ -10,13 +10,8 @@ from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import OpenStage, Sink
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.copy_loops import CopyLoops
-from svod.core.kernel.group_memory.copy import UNROLLED_TURNS, GroupCopy, along_vector
-from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
-from svod.core.kernel.scheduler import LOOP, UPCAST
-from svod.core.tree.nodes import Chunk
+from svod.core.tree.nodes import Body, Chunk, Turns
 
 INDEX = dtypes.index
 
@@ -28,65 +23,42 @@ class GroupCopies:
         self.ctx, self.b = ctx, ctx.b
         self.axes = axes
 
-    def open(self, r: ResolvedStage, extents: list[int], base: list[Lin], rows: bool = False) -> OpenStage:
-        """Open the stage of a copy of a region. `rows`: each part is a whole row, not a vector."""
-        copy = self.ctx.facts.nest.stages[r.stage.index].copy
-        assert copy is not None
-        width = copy.part(extents, rows)
-        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
-        if copy.vector >= 0:
-            whole = EmittedLoop(NO_ROW, LOOP, extents[copy.vector] // width, width)
-            pieces[copy.vector] = (whole, EmittedLoop(COPY_VECTOR, UPCAST, width, 1))
-        frame = self.ctx.facts.maker.copy_frame(r, CopyLoops(pieces, copy.vector, width), tuple(extents), ())
-        stage = OpenStage(frame, base)
-        stage.whole_vectors = True
-        if width > 1:
-            stage.steps = {n: along.step for n, along in along_vector(r, copy.vector, width).items()}
+    def open(self, body: Body, turns: Turns, base: list[Lin]) -> OpenStage:
+        """Open the stage of a copy."""
+        stage = OpenStage(body.frame, base, body.safe)
+        stage.whole_vectors, stage.steps = True, turns.steps
         return stage
 
-    def emit(self, stage: OpenStage, copy: GroupCopy, sink: Sink) -> None:
+    def emit(self, stage: OpenStage, turns: Turns, sink: Sink) -> None:
         """Emit all turns, so that every part of the stage is stored once."""
-        threads = self.ctx.group.group.threads
-        counts = [stage.frame.pieces[d][0].extent for d in copy.order]
-        parts = 1
-        for n in counts:
-            parts *= n
-        whole, rest = divmod(parts, threads)
-
-        def turn(at: Lin, below: int, last: bool) -> None:
-            self._turn(stage, copy, counts, at, below, parts if last else -1, sink)
-        thread = self.ctx.group.thread
-        if whole > UNROLLED_TURNS:
-            b = self.b
-            loop, _ = b.open(b.index(0), b.index(whole * threads), threads)
-            turn(({thread: 1, loop: 1}, 0), whole * threads, False)
+        b, threads, thread, end = self.b, turns.threads, self.ctx.group.thread, turns.whole * turns.threads
+        if turns.is_loop:
+            loop, _ = b.open(b.index(0), b.index(end), threads)
+            self._turn(stage, turns, ({thread: 1, loop: 1}, 0), end, sink)
             b.close(loop)
             self.ctx.forget_values()
         else:
-            for k in range(whole):
-                turn(({thread: 1}, k * threads), threads * (k + 1), False)
-        if rest:
-            turn(({thread: 1}, whole * threads), parts, True)
+            for k in range(turns.whole):
+                self._turn(stage, turns, ({thread: 1}, k * threads), threads * (k + 1), sink)
+        if turns.rest:      # Threads beyond the last part repeat it, and store nothing.
+            number = self.axes.ssa(({thread: 1}, end))
+            stage.stores = b.alu("CMPLT", dtypes.bool, 1, number, b.index(turns.parts))
+            self._turn(stage, turns, ({b.alu("MIN", INDEX, 1, number, b.index(turns.parts - 1)): 1}, 0), turns.parts, sink)
+            stage.stores = -1
 
-    def _turn(self, stage: OpenStage, copy: GroupCopy, counts: list[int], at: Lin, below: int, parts: int, sink: Sink) -> None:
-        """Emit one turn: the copy of part number `at`, which is less than `below`. `parts`: the number of parts, if `at` may exceed it, so
-        that such threads store nothing; else -1."""
-        b = self.b
-        if parts >= 0:
-            value = self.axes.ssa(at)
-            stage.stores = b.alu("CMPLT", dtypes.bool, 1, value, b.index(parts))
-            at = ({b.alu("MIN", INDEX, 1, value, b.index(parts - 1)): 1}, 0)
-        for d, n in zip(reversed(copy.order), reversed(counts), strict=True):
+    def _turn(self, stage: OpenStage, turns: Turns, at: Lin, below: int, sink: Sink) -> None:
+        """Emit one turn: the copy of part number `at`, which is less than `below`."""
+        frame = stage.frame
+        for d, n in zip(reversed(turns.order), reversed(turns.counts), strict=True):
             (terms, const), at = self._split(at, n, below)
             below = -(-below // n)
-            stride = stage.frame.pieces[d][0].stride
+            stride = frame.pieces[d][0].stride
             stage.open_row(d, ({v: c * stride for v, c in terms.items()}, const * stride))
-        width = stage.frame.width if stage.frame.vector_axis >= 0 else 1
+        width = frame.width if frame.vector_axis >= 0 else 1
         if stage.set_position({}, Chunk(0, width, width)):
             sink(stage)
-        for d in copy.order:
+        for d in turns.order:
             stage.close_row(d)
-        stage.stores = -1
 
     def _split(self, at: Lin, n: int, below: int) -> tuple[Lin, Lin]:
         """(at % n, at // n) of a number less than `below`. Terms that `n` divides are divided one by one, so that the remainder is the same

@@ -16,13 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from svod.compile.lower.emit.addresses import Addresses
-from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.intrinsics import Intrinsics
-from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.compile.lower.emit.threads.copies import GroupCopies
-from svod.compile.lower.emit.values import Values
 from svod.compile.lower.linear import STORE_OPS
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import dtypes
@@ -38,62 +34,66 @@ _BEGIN = frozenset({"COPY_ASYNC", "COMMIT"})
 class Buffers(NamedTuple):
     """The buffers of a copy, under the loops that are open."""
 
-    extents: list[int]              # extents of the region that each buffer holds
-    base: list[Lin]                 # start of the region
+    base: list[Lin]                 # start of the region that each buffer holds
     layout: Layout
     offset: int                     # bytes before the first buffer
     elements: int                   # elements from the start of one buffer to the start of the next
 
 
-class CopiesAhead:
-    """Emits loops whose copies run ahead."""
+class PipelinedLoop:
+    """A loop whose copies run ahead, while it is emitted. `bounds`: index values of its start and end, which may be the same."""
 
-    def __init__(self, ctx: PhaseContext, addresses: Addresses, values: Values, copies: GroupCopies, packing: Packing,
-                 intrinsics: Intrinsics):
-        self.ctx, self.b, self.facts = ctx, ctx.b, ctx.facts
-        self.addresses, self.values, self.copies, self.packing, self.intrinsics = addresses, values, copies, packing, intrinsics
-        self.is_async = ctx.state.target.has_async_copies
-
-    def run(self, stage: OpenStage, node: Loop, bounds: tuple[int, int], accs: list[int],
-            inside: Callable[[list[int]], list[int]]) -> list[int]:
-        """Emit a pipelined loop from `bounds[0]` to `bounds[1]`, which may be empty; returns the accumulators. `inside` emits one
-        iteration: it takes accumulators and returns the new ones."""
-        b, (start, stop), found = self.b, bounds, node.pipeline
-        assert found is not None
-        self.stage, self.node, self.pipeline, self.start, self.index = stage, node, found, start, -1
-        self.last, self.operands = b.index((node.whole - 1) * node.stride), dict[tuple[int, ...], list[int]]()
+    def __init__(self, intrinsics: Intrinsics, copies: GroupCopies, stage: OpenStage, node: Loop, bounds: tuple[int, int]):
+        assert node.pipeline is not None
+        self.ctx, self.b, self.facts, self.axes = intrinsics.ctx, intrinsics.b, intrinsics.facts, intrinsics.axes
+        self.intrinsics, self.copies, self.stage, self.node, self.pipeline = intrinsics, copies, stage, node, node.pipeline
+        self.start, self.stop = bounds
+        self.last = self.b.index((node.whole - 1) * node.stride)
+        self.is_async = self.ctx.state.target.has_async_copies
         self.counts = self._begin_bulk()        # the pointer to the counters of rows that have arrived, or -1
+        # -- the place
+        self.index = -1                         # the loop's index; -1: before the loop
+        self.kept: list[Instruction] = []       # instructions of copies that are prepared, and not written yet
+        self.products = 0                       # products of the iteration so far
+        self.left = list(self.pipeline.between)     # steps between products that the iteration has not taken yet
+        # -- values known there
+        self.loaded: dict[tuple[int, ...], list[int]] = {}      # offsets of a product → its operands, loaded before it
+        self.following: dict[tuple[int, ...], list[int]] = {}   # the same for the next iteration
+
+    def run(self, accs: list[int], inside: Callable[[list[int]], list[int]]) -> list[int]:
+        """Emit the loop; returns the accumulators. `inside` emits one iteration: it takes accumulators and returns the new ones."""
+        b, found, sums = self.b, self.pipeline, len(accs)
         self._take(found.prologue)
-        first, sums = self.operands, len(accs)
+        first = self.following
         values = list(dict.fromkeys([v for of in first.values() for v in of]))
-        self.index, carried = b.open(start, stop, node.stride, (*accs, *values))
+        self.index, carried = b.open(self.start, self.stop, self.node.stride, (*accs, *values))
         given = dict(zip(values, carried[sums:], strict=True))
-        self.intrinsics.loaded = {at: [given[v] for v in of] for at, of in first.items()}
+        self.loaded = {at: [given[v] for v in of] for at, of in first.items()}
         self._take(found.body)
-        self.products, self.between, self.intrinsics.before_product = 0, list(found.between), self._take_due
+        outer, self.intrinsics.before_product = self.intrinsics.before_product, self._before_product
         following = inside(carried[:sums])
-        self._take([step for _, step in self.between])
-        self.between = []
-        stage.close_row(node.axis)
+        self.intrinsics.before_product = outer
+        self._take([step for _, step in self.left])
+        self.stage.close_row(self.node.axis)
         self._write([i for i in self.kept if i.op not in _BEGIN])
         if found.under_way:
             following = self._wait_products(following, found.under_way)
-        later = {given[v]: n for at, of in first.items() for v, n in zip(of, self.operands[at], strict=True)}
-        self.intrinsics.loaded = {}
+        later = {given[v]: n for at, of in first.items() for v, n in zip(of, self.following[at], strict=True)}
         out = b.close(self.index, (*following, *[later[v] for v in carried[sums:]]))[:sums]
         out = self._wait_products(out, 0) if found.under_way else out
-        stage.memo.clear()
+        self.stage.memo.clear()
         self._async("WAIT", 0)
         if self.counts >= 0:
-            self._end_bulk(self._iterations(b.alu("MAX", INDEX, 1, start, stop)))
+            self._end_bulk(self._iterations(b.alu("MAX", INDEX, 1, self.start, self.stop)))
         return out
 
     # -- steps ---------------------------------------------------------------------------------------------
-    def _take_due(self) -> None:
-        """Take the steps before the next product."""
-        while self.between and self.between[0][0] <= self.products:
-            self._take([self.between.pop(0)[1]])
+    def _before_product(self, stage: OpenStage) -> list[int] | None:
+        """Take the steps before the next product of a stage; returns its operands if they were loaded before."""
+        while self.left and self.left[0][0] <= self.products:
+            self._take([self.left.pop(0)[1]])
         self.products += 1
+        return self.loaded.get(tuple(stage.offsets))
 
     def _take(self, steps: Iterable[Step]) -> None:
         """Emit steps of the loop."""
@@ -115,7 +115,7 @@ class CopiesAhead:
         self._open(step.ahead)
         buffer = self._buffer(step.ahead)
         for copy in self.pipeline.copies:
-            b.kept_ops = (frozenset() if in_prologue or copy.has_turns else STORE_OPS) | (frozenset() if step.begins else _BEGIN)
+            b.kept_ops = (frozenset() if in_prologue or copy.turns.is_loop else STORE_OPS) | (frozenset() if step.begins else _BEGIN)
             self._fill(copy, buffer, first=in_prologue and not step.ahead)
         self._async("COMMIT")
         self.kept, b.kept, b.kept_ops = b.kept, [], frozenset()
@@ -144,9 +144,9 @@ class CopiesAhead:
             self._open(0)
         if step.ahead or in_prologue:
             self._read(step.ahead)
-            self.operands = self.intrinsics.load(self.stage, step.products)
+            self.following = self.intrinsics.load(self.stage, step.products)
         else:
-            self.intrinsics.loaded |= self.intrinsics.load(self.stage, step.products)
+            self.loaded |= self.intrinsics.load(self.stage, step.products)
         if in_prologue:
             self.stage.close_row(self.node.axis)
 
@@ -187,7 +187,7 @@ class CopiesAhead:
     # -- bulk copies ---------------------------------------------------------------------------------------
     def _begin_bulk(self) -> int:
         """Set up the counters of rows; returns the pointer to them, or -1 if nothing is copied in bulk."""
-        rows, buffers = sum([copy.rows for copy in self.pipeline.copies]), self.pipeline.buffers
+        rows, buffers = sum([copy.turns.parts for copy in self.pipeline.copies if copy.is_bulk]), self.pipeline.buffers
         if not rows:
             return -1
         shared = self.ctx.group.shared
@@ -213,38 +213,37 @@ class CopiesAhead:
     # -- buffers -------------------------------------------------------------------------------------------
     def _buffers(self, node: Compute) -> Buffers:
         s, nest = node.stage, node.nest
-        extents, base = [extent for _, extent in nest.written], [self.addresses.axes.placed_at(start) for start, _ in nest.written]
-        layout = node.layout
+        base, layout = [self.axes.placed_at(start) for start, _ in nest.written], node.layout
         assert layout is not None
         size = area_bytes(layout, self.facts.area(s, layout))
         offset = self.ctx.group.shared.area(s, size * nest.buffers, area_start(layout))
-        return Buffers(extents, base, layout, offset, size // self.facts.stored(s).itemsize)
+        return Buffers(base, layout, offset, size // self.facts.stored(s).itemsize)
 
     def _fill(self, ahead: AheadCopy, number: int, first: bool) -> None:
         """Emit a copy into buffer `number`, an index value. `first`: it is the first copy of the loop."""
-        node = ahead.compute
-        s, r, copy, buffers, shared = node.stage, node.nest.r, node.nest.copy, self._buffers(node), self.ctx.group.shared
-        assert copy is not None
+        node, turns, values = ahead.compute, ahead.turns, self.intrinsics.values
+        s, buffers, shared = node.stage, self._buffers(node), self.ctx.group.shared
+        assert node.body is not None
         if first:
             shared.before_writing((buffers.offset,))
             shared.touched.add(buffers.offset)
         pointer = shared.pointer(self.facts.stored(s), buffers.offset)
-        stage = self.copies.open(r, buffers.extents, buffers.base, ahead.rows > 0)
+        stage = self.copies.open(node.body, turns, buffers.base)
         self.ctx.open_stages[s] = stage
         moved = self.b.mul(number, buffers.elements)
 
         def store(one: OpenStage) -> None:
-            at = self.addresses.in_layout(one, pointer, buffers.layout, buffers.base)
+            at = self.intrinsics.addresses.in_layout(one, pointer, buffers.layout, buffers.base)
             at = at._replace(start=self.b.add(at.start, moved))
-            if ahead.rows:
-                self.values.copy_bulk(one, pointer, at.start, at.const, self.counts, number)
+            if ahead.is_bulk:
+                values.copy_bulk(one, pointer, at.start, at.const, self.counts, number)
             elif ahead.is_async:
-                self.values.copy_async(one, pointer, at.start, at.const)
+                values.copy_async(one, pointer, at.start, at.const)
             else:
                 packed, width = self.facts.packed.get(s), one.chunk.width if one.frame.vector_axis >= 0 else 1
-                value = self.values.result(one) if packed is None else self.packing.packed_value(one, packed, width)
-                self.values.store(one, value, pointer, at, False)
-        self.copies.emit(stage, copy, store)
+                value = values.result(one) if packed is None else self.intrinsics.packing.packed_value(one, packed, width)
+                values.store(one, value, pointer, at, False)
+        self.copies.emit(stage, turns, store)
         del self.ctx.open_stages[s]
         self.ctx.forget_values()
 
