@@ -15,7 +15,7 @@ A body is what one iteration runs: first the stages that are computed there for 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from itertools import product
 from math import prod
@@ -259,6 +259,11 @@ class Load(NamedTuple):
 Step = Fetch | Begin | Wait | Load
 
 
+def waits_of(steps: Iterable[Step]) -> int:
+    """The number of steps that wait, each at a barrier."""
+    return sum(isinstance(step, Wait) for step in steps)
+
+
 class Turns(NamedTuple):
     """The turns in which the threads of a group copy a stage: thread t takes part t of the first turn's, then part t + `threads`, and so
     on. A part is a vector, or a whole row. Neighbouring threads take neighbouring parts."""
@@ -310,6 +315,16 @@ class Pipeline(NamedTuple):
     prologue: tuple[Step, ...]
     body: tuple[Step, ...]
     between: tuple[tuple[int, Step], ...] = ()
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether rows are copied in bulk. All threads then wait once the counters of rows are set up, and before these are released."""
+        return any(copy.is_bulk for copy in self.copies)
+
+    @property
+    def barriers_before(self) -> int:
+        """The number of barriers before the loop."""
+        return self.is_bulk + sum(copy.compute.barrier_to_store for copy in self.copies) + waits_of(self.prologue)
 
     @property
     def buffers(self) -> int:
@@ -402,11 +417,15 @@ class Loop(NamedTuple):
 
 class Reduction(NamedTuple):
     """The reductions of a stage: initialize accumulators, let `inner` add to them, and store the results. `in_memory`: numbers of the
-    output loops inside the reduce loops; every iteration of these has its own accumulators, in memory."""
+    output loops inside the reduce loops; every iteration of these has its own accumulators, in memory. `through_memory`: threads of a group
+    that share the sums store their parts to shared memory, and wait for each other; then each reads the parts of its position. `barrier`:
+    they also wait before they store."""
 
     frame: Frame
     in_memory: tuple[int, ...]
     inner: Inner
+    through_memory: bool = False
+    barrier: bool = False
 
 
 class Compute(NamedTuple):
@@ -414,7 +433,9 @@ class Compute(NamedTuple):
 
     `body`: its loops. `turns`: the threads of a group take parts of the copy that `body` stores in turn. `before`: the stages that a copy
     reads, computed before its loops. `layout`: of the value in memory, if it is stored there. `in_place`: nothing is stored, each element
-    is computed where it is multiplied, so there is no body. `is_read_beyond`: readers may ask for positions outside the region."""
+    is computed where it is multiplied, so there is no body. `is_read_beyond`: readers may ask for positions outside the region.
+    `barrier_first`: all threads of a group wait before anything is computed. `barrier_to_store`: they wait once the stages of `before` are
+    computed."""
 
     nest: StageNest
     body: Body | None = None
@@ -423,6 +444,8 @@ class Compute(NamedTuple):
     turns: Turns | None = None
     in_place: bool = False
     is_read_beyond: bool = False
+    barrier_first: bool = False
+    barrier_to_store: bool = False
 
     @property
     def stage(self) -> int:
@@ -435,11 +458,13 @@ Inner = Loop | Reduction | Store | Accumulate | Update
 
 class Body(NamedTuple):
     """The content of one iteration of a loop, or of the launch: stages that are computed for their readers, then the next loop or
-    statement. `safe`: local axes all of whose positions are inside extents that depend on variables."""
+    statement. `safe`: local axes all of whose positions are inside extents that depend on variables. `barrier`: all threads of a group wait
+    once the stages are computed."""
 
     stages: tuple[Compute, ...]
     inner: Inner
     safe: frozenset[int] = frozenset()
+    barrier: bool = False
 
     @property
     def frame(self) -> Frame:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.tree.ahead import ahead
+from svod.core.tree.barriers import barriers
 from svod.core.tree.between import between
 from svod.core.tree.blocks import blocks
 from svod.core.tree.build import TreeMaker
@@ -39,6 +40,7 @@ PASSES = (
     TreePass("ahead", "the copies that run ahead of the iterations that read them", ahead),
     TreePass("between", "the copies that begin between products", between),
     TreePass("early", "the operands that are loaded before the last products of the iteration before", early),
+    TreePass("barriers", "the barriers between accesses of threads to shared memory", barriers),
 )
 
 

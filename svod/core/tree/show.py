@@ -48,6 +48,7 @@ from svod.core.tree.nodes import (
     Reduction,
     Span,
     Update,
+    waits_of,
 )
 from svod.core.tree.passes import made_tree
 
@@ -140,7 +141,7 @@ class _Printer:
     def _body(self, body: Body, nest: StageNest, depth: int, target: str | None) -> None:
         """Write the stages, loops and statements of a body. `nest`: the stage that the body belongs to; `target`: the text of the element
         it stores, or None for the stage's usual one."""
-        self._stages(body.stages, depth)
+        self._computed(body, depth)
         node = body.inner
         if isinstance(node, Loop):
             self._nested(node, nest, depth, lambda inside, at: self._body(inside, nest, at, target))
@@ -152,11 +153,19 @@ class _Printer:
 
     def _nested(self, node: Loop, nest: StageNest, depth: int, inside: Callable[[Body, int], None]) -> None:
         """Write a loop and its body. If the loop has no whole iteration, the body of its tail is shown instead."""
+        outer, pipeline = depth, node.pipeline
+        if pipeline is not None:
+            self._barriers(depth, pipeline.barriers_before)
         if node.loop.piece.extent > 1:
             self._line(depth, self._loop(nest, node))
             depth += 1
-        self._stages(tuple([copy.compute for copy in node.pipeline.copies]) if node.pipeline is not None else (), depth)
+        if pipeline is not None:
+            self._barriers(depth, waits_of(pipeline.body))
+            self._stages(tuple([copy.compute._replace(barrier_to_store=False) for copy in pipeline.copies]), depth)
         inside(node.tails[0].body if node.span is Span.NEVER else node.body, depth)
+        if pipeline is not None:
+            self._barriers(depth, waits_of([step for _, step in pipeline.between]))
+            self._barriers(outer, pipeline.is_bulk)
 
     def _reduction(self, node: Reduction, nest: StageNest, depth: int, target: str) -> None:
         """Write the accumulators, the loops that add to them, and the store of the result."""
@@ -165,6 +174,10 @@ class _Printer:
         for k, red in enumerate(r.reductions):
             self._line(depth, f"{self._accumulator(r, k)} = {_START.get(red.combiner, 'neutral value')}")
         self._reducing(node.inner, nest, depth)
+        self._barriers(depth, node.barrier)
+        if node.through_memory:
+            self._line(depth, "partial results of threads to shared memory")
+            self._barriers(depth, 1)
         names = dict.fromkeys(self.kernel.axes[r.axes[node.frame.loops[j].axis]].name for j in node.in_memory)
         every = f"for all {', '.join(names)}: " if names else ""
         self._line(depth, f"{every}{target} = {self._value(r)}")
@@ -172,7 +185,7 @@ class _Printer:
     def _reducing(self, node: Inner, nest: StageNest, depth: int) -> None:
         if isinstance(node, Loop):
             def inside(body: Body, at: int) -> None:
-                self._stages(body.stages, at)
+                self._computed(body, at)
                 self._reducing(body.inner, nest, at)
             self._nested(node, nest, depth, inside)
         elif isinstance(node, Update):
@@ -181,12 +194,20 @@ class _Printer:
             for k, red in enumerate(nest.r.reductions):
                 self._line(depth, self._update(nest.r, k, red))
 
+    def _computed(self, body: Body, depth: int) -> None:
+        """Write the stages of a body."""
+        self._stages(body.stages, depth)
+        self._barriers(depth, body.barrier)
+
+    def _barriers(self, depth: int, count: int) -> None:
+        """Write barriers, each of which lets all threads of a group wait for each other."""
+        self.lines += [INDENT * depth + "barrier"] * count
+
     def _stages(self, stages: tuple[Compute, ...], depth: int) -> None:
         """Write the stages that are computed at one place of the loops."""
-        if any(c.nest.space is MemorySpace.SHARED for c in stages):
-            self._line(depth, "barrier, once others have read what is shared")
         for node in stages:
             r = node.nest.r
+            self._barriers(depth, node.barrier_first)
             if is_derived(r.stage):
                 self._copied(node, depth)
                 self._stages(node.before, depth + 1)
@@ -195,6 +216,7 @@ class _Printer:
                 memory = {MemorySpace.SHARED: "shared memory", MemorySpace.HELD: "registers"}.get(node.nest.space, "scratch")
                 where = " in a register" if node.nest.space is MemorySpace.REGISTER else f"[{region}] in {memory}"
                 self._line(depth, f"stage {r.stage.name}{where}:")
+            self._barriers(depth + 1, node.barrier_to_store)
             if node.body is None or node.turns is not None:
                 self._line(depth + 1, f"{self._target(r)} = {self._value(r)}")
             else:

@@ -36,6 +36,7 @@ from svod.core.tree.nodes import (
     Turns,
     Update,
     When,
+    waits_of,
 )
 
 INDENT = "  "
@@ -86,14 +87,17 @@ class _Text:
     def _body(self, body: Body, depth: int) -> Iterator[Line]:
         for node in body.stages:
             yield from self._compute(node, depth, "")
+        yield from _barrier(body.barrier, depth)
         yield from self._inner(body.inner, depth)
 
     def _compute(self, node: Compute, depth: int, note: str) -> Iterator[Line]:
         kind = "operand" if node.in_place else "copy" if is_derived(node.nest.r.stage) else "stage"
         note = (_turns(node.turns) if node.turns is not None else "") + note
+        yield from _barrier(node.barrier_first, depth)
         yield depth, f"{kind} {node.nest.r.stage.name}[{', '.join(map(str, node.nest.region))}], {node.nest.space.name.lower()}{note}"
         for inside in node.before:
             yield from self._compute(inside, depth + 1, "")
+        yield from _barrier(node.barrier_to_store, depth + 1)
         if node.body is not None and node.turns is None:
             yield from self._body(node.body, depth + 1)
 
@@ -104,6 +108,10 @@ class _Text:
             memory = [self._axis(node.frame, node.frame.loops[j].axis) for j in node.in_memory]
             yield depth, f"reduction{', accumulators in memory along ' * bool(memory)}{', '.join(memory)}"
             yield from self._inner(node.inner, depth + 1)
+            yield from _barrier(node.barrier, depth + 1)
+            if node.through_memory:
+                yield depth + 1, "partial results of threads to shared memory"
+                yield depth + 1, "barrier"
         elif isinstance(node, Update):
             yield depth, "update of memory" + ", by a block" * node.in_block
             yield from self._inner(node.inner, depth + 1)
@@ -121,12 +129,14 @@ class _Text:
         if node.pipeline is not None:
             for copy in node.pipeline.copies:
                 how = " in bulk" if copy.is_bulk else " by way of registers" if not copy.is_async else ""
-                yield from self._compute(copy.compute, depth + 1, f", ahead{how}")
-            yield depth + 1, f"prologue, i = 0: {', '.join(map(_step, node.pipeline.prologue))}"
+                yield from self._compute(copy.compute._replace(barrier_to_store=False), depth + 1, f", ahead{how}")
+            first = ["barrier"] * (node.pipeline.barriers_before - waits_of(node.pipeline.prologue))
+            yield depth + 1, f"prologue, i = 0: {', '.join([*first, *map(_step, node.pipeline.prologue)])}"
             yield depth + 1, f"each iteration i: {', '.join(map(_step, node.pipeline.body))}"
             for count, step in node.pipeline.between:
                 yield depth + 1, f"after {count} products: {_step(step)}"
         yield from self._body(node.body, depth + 1)
+        yield from _barrier(node.pipeline is not None and node.pipeline.is_bulk, depth)
         for tail in node.tails:
             yield from self._tail(tail, depth)
 
@@ -161,7 +171,13 @@ def _step(step: Step) -> str:
         return f"load operands of {len(step.products)} products of i{_plus(step.ahead)}"
     if isinstance(step, Begin):
         return "begin copies" + f", part {step.part + 1} of {step.parts}" * (step.parts > 1)
-    return f"wait for all commits but {step.left}"
+    return f"wait for all commits but {step.left}, barrier"
+
+
+def _barrier(stands: bool, depth: int) -> Iterator[Line]:
+    """The line of a barrier, if one stands there."""
+    if stands:
+        yield depth, "barrier"
 
 
 def _plus(ahead: int) -> str:

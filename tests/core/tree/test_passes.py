@@ -1,6 +1,7 @@
 """Loop trees of small kernels after each pass, compared as text; and a pass that a user adds."""
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -20,11 +21,13 @@ from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Loop, Phase, with_bodies, with_loops
 from svod.core.tree.passes import PASSES, TreePass, loop_tree
 from svod.core.tree.text import format_tree
+from svod.errors import KernelOptError
 from svod.tensor import Tensor
+from tests.chains import group_state
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm
 from tests.compile.native import AVX2, AVX512
-from tests.core.corpus import conv, data, kernel_of
+from tests.core.corpus import CORPUS, conv, data, kernel_of
 from tests.toy_backend.target import TOY
 
 Chain = tuple[str, str, int | str | None]
@@ -135,16 +138,16 @@ def test_copies_ahead() -> None:
     """The copy of one operand transposes it, which an asynchronous copy cannot do, so it passes through registers."""
     chain = (("LOCAL", "o0", 4), ("LOCAL", "o1", 8), ("TILE", "r0", 4), ("STAGE", "s0", "r0"), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2))
     before, after = (tree(name, data(8, 16) @ data(16, 16), *chain, target=TOY) for name in ("skips", "ahead"))
-    assert "copy s0[4, 4], shared, 16 parts by 32 threads in 1 turn\n" in before and "ahead" not in before
+    assert "copy s0[4, 4], shared, 4 parts by 32 threads in 1 turn\n" in before and "ahead" not in before
     assert after == dedent("""\
         phase out, output
           launch o0 by 4 (2), o1 by 8 (2)
             reduction
               loop r0 by 4 (4)
-                copy s0[4, 4], shared, 16 parts by 32 threads in 1 turn, ahead by way of registers
+                copy s0[4, 4], shared, 4 parts by 32 threads in 1 turn, ahead by way of registers
                 copy s1[8, 4], shared, 8 parts by 32 threads in 1 turn, ahead
                 prologue, i = 0: copy for i
-                each iteration i: wait for all commits but 0, copy for i + 1
+                each iteration i: wait for all commits but 0, barrier, copy for i + 1
                 loop r0 (4)
                   accumulate""")
 
@@ -164,12 +167,12 @@ def test_copies_begin_between_products_and_operands_are_loaded_early() -> None:
         after 5 products: begin copies, part 1 of 2
         after 8 products: begin copies, part 2 of 2
 """
-    assert "each iteration i: wait for all commits but 0, prepare copies for i + 1, begin copies\n" in before
-    assert f"each iteration i: wait for all commits but 0, prepare copies for i + 1{begins}" in between
-    assert "prologue, i = 0: copy for i, wait for all commits but 0, load operands of 4 products of i\n" in early
+    assert "each iteration i: wait for all commits but 0, barrier, prepare copies for i + 1, begin copies\n" in before
+    assert f"each iteration i: wait for all commits but 0, barrier, prepare copies for i + 1{begins}" in between
+    assert "prologue, i = 0: copy for i, wait for all commits but 0, barrier, load operands of 4 products of i\n" in early
     assert f"each iteration i: prepare copies for i + 1{begins}" + """\
         after 12 products: load operands of 4 products of i
-        after 12 products: wait for all commits but 0
+        after 12 products: wait for all commits but 0, barrier
         after 12 products: load operands of 4 products of i + 1
 """ in early
 
@@ -184,6 +187,50 @@ def test_steps_stand_in_linear_where_the_tree_has_them() -> None:
     told = [i.op for i in code if i.op in ("LOOP", "WAIT", "BARRIER", "MMA", "COMMIT", "ENDLOOP")]
     assert told == ["LOOP", "COMMIT", "WAIT", "BARRIER", "LOOP", *["MMA"] * 8, "COMMIT", *["MMA"] * 4, "WAIT", "BARRIER", *["MMA"] * 4,
                     "ENDLOOP", "WAIT", "ENDLOOP"]
+
+
+def test_barriers() -> None:
+    """Threads wait before they fill shared memory that others may still read, and before they read it."""
+    chain = (("LOCAL", "o0", 4), ("LOCAL", "o1", 8), ("TILE", "r0", 4), ("STAGE", "s0", "r0"), ("STAGE", "s1", "r0"))
+    before, after = (tree(name, data(8, 16) @ data(16, 16), *chain, target=TOY) for name in ("early", "barriers"))
+    assert "barrier" not in before
+    assert after == dedent("""\
+        phase out, output
+          launch o0 by 4 (2), o1 by 8 (2)
+            reduction
+              loop r0 by 4 (4)
+                copy s0[4, 4], shared, 4 parts by 32 threads in 1 turn
+                  barrier
+                copy s1[8, 4], shared, 8 parts by 32 threads in 1 turn
+                barrier
+                loop r0 (4)
+                  accumulate""")
+
+
+def test_barriers_of_parts_of_a_sum() -> None:
+    """Five threads do not exchange values by shuffles, so their parts go through shared memory."""
+    assert tree("barriers", data(4, 20).sum(1), ("LOCAL", "o0", 2), ("GROUP", "r0", 5), target=TOY) == dedent("""\
+        phase out, output
+          launch o0 by 2 (2)
+            reduction
+              loop r0 by 5 (4)
+                accumulate
+              partial results of threads to shared memory
+              barrier""")
+
+
+def test_linear_has_the_barriers_that_the_tree_tells() -> None:
+    told = []
+    for name in list(CORPUS)[::3]:
+        state = group_state(random.Random(name), Scheduler(Kernel(CORPUS[name]()), TOY), 8)
+        try:
+            program = lower(state)
+        except KernelOptError:      # too much shared memory
+            continue
+        text = format_tree(state.kernel, loop_tree(state))
+        told.append(text.count("barrier"))
+        assert sum(i.op == "BARRIER" for code in program.code for i in code) == told[-1], (name, text)
+    assert sum(n > 0 for n in told) > len(told) // 8
 
 
 def test_parts_of_a_sum() -> None:
@@ -227,7 +274,8 @@ def test_each_pass_changes_some_tree() -> None:
     states = [state_of(data(4, 70) @ data(70, 8), ("UPCAST", "o1", 8), ("UNROLL", "r0", 4)), state_of(data(3, 4096).sum(1)),
               state_of(conv(4, 4, 6, 5, padding=4)),
               state_of(data(8, 16) @ data(16, 16), ("LOCAL", "o0", 4), ("TILE", "r0", 4), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2),
-                       target=TOY), product_of_tiles(Opt("UNROLL", "r0.in2", 0))]
+                       target=TOY), product_of_tiles(Opt("UNROLL", "r0.in2", 0)),
+              state_of(data(4, 20).sum(1), ("GROUP", "r0", 5), target=TOY)]
     names = ["", *[p.name for p in PASSES]]
     for before, after in pairwise(names):
         assert any(loop_tree(s, before) != loop_tree(s, after) for s in states), after

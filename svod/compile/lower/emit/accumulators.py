@@ -202,9 +202,9 @@ class Accumulators:
             return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], rules=self.ctx.state.target.float_rules)
         return b.alu(op.value, dtype, width, *args)
 
-    def epilogue(self, accs: list[int], sink: Sink) -> None:
+    def epilogue(self, accs: list[int], sink: Sink, barrier: bool) -> None:
         """Combine the partial results of each position, within this thread and over the threads that share it, and hand the stage's value
-        to the sink."""
+        to the sink. `barrier`: threads wait before they store partial results to shared memory."""
         stage, plan, accs = self.stage, self.plan, self._spread(accs)
         stage.memo.clear()
         if plan is not None and plan.dot.is_tile:
@@ -215,7 +215,7 @@ class Accumulators:
         results: Iterable[list[int]] = (self._result(accs, t, *position) for t, position in enumerate(tile))
         components = [(k, c) for k, red in enumerate(stage.r.reductions) for c in range(len(red.values))]
         if group.threads_of(stage.index).reducers > 1:      # combine the accumulators of all positions in one go
-            together = group.combine(stage.r, [v for values in results for v in values], self.alu)
+            together = group.combine(stage.r, [v for values in results for v in values], self.alu, barrier)
             results = (together[at:at + len(components)] for at in range(0, len(together), len(components)))
         run, columns = self._run()
         found, frame, whole = list(results), stage.frame, stage.whole_vectors

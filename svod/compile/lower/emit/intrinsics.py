@@ -195,8 +195,6 @@ class Intrinsics:
         if b.op[staged.pointer] == "SCRATCH":
             name = self.kernel.stages[o.stage].name
             raise KernelOptError(f"stage {name} lies in the memory of one thread; a subgroup holds its tiles")
-        if b.op[staged.pointer] == "SHARED":
-            self.ctx.group.shared.before_reading((b.arg[staged.pointer],))
         # Loaded in the loop that multiplies, even if the address does not change in it: a fragment hoisted would occupy registers all the
         # time.
         return b.load("LOADMATRIX", p.dtype, dot.fragments[1 + number].num_elements, (staged.pointer, *tile.at),
@@ -268,7 +266,6 @@ class Intrinsics:
         for number, (o, p) in enumerate(zip(plan.operands, plan.packed, strict=True)):
             staged, start, const, further, inner = self.in_rows(stage, o)
             assert staged.layout is not None and b.op[staged.pointer] == "SHARED"
-            group.shared.before_reading((b.arg[staged.pointer],))
             in_columns = (inner == p.dim) == (number == 0)      # whether the dim that is cut into lines runs along the matrix's columns
             src += [staged.pointer, b.add(start, further)]
             sides.append((const, int(in_columns), staged.layout.outer, staged.layout.tile // p.line))

@@ -109,7 +109,6 @@ class LaunchEmitter:
                     sink: Sink) -> None:
         """Emit iterations `begin` to `end` of a launch."""
         iteration, _ = self.b.open(begin, end, 1)
-        self.ctx.group.shared.outside = (iteration,)
         indices = self._indices(stage, launch, counts, iteration)
         if self.ctx.split is not None:
             self.ctx.part, *indices = indices

@@ -24,7 +24,7 @@ from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.emit.threads.pipeline import PipelinedLoop
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.required import Lin, Terms, add_lins, sum_lins
-from svod.core.tree.nodes import Accumulate, Body, Compute, Inner, Loop, Reduction, Span, Update
+from svod.core.tree.nodes import Accumulate, Body, Inner, Loop, Reduction, Span, Update
 from svod.core.tree.tails import is_split
 
 
@@ -90,7 +90,7 @@ class ReduceLoops:
     """Emits the loops of one reduction of an open stage. `compute_all`: computes the stages of a body."""
 
     def __init__(self, loops: LoopEmitter, intrinsics: Intrinsics, copies: GroupCopies, stage: OpenStage,
-                 compute_all: Callable[[tuple[Compute, ...]], None]):
+                 compute_all: Callable[[Body], None]):
         self.ctx, self.b, self.axes = intrinsics.ctx, intrinsics.b, loops.axes
         self.loops, self.intrinsics, self.copies, self.stage, self.compute_all = loops, intrinsics, copies, stage, compute_all
         self.sums = Accumulators(intrinsics, stage)
@@ -99,14 +99,14 @@ class ReduceLoops:
         """Emit the loops, and hand the results to the sink."""
         sums, plan = self.sums, self.sums.plan
         if not node.in_memory:
-            sums.epilogue(self._emit(node.inner, sums.first, None), sink)
+            sums.epilogue(self._emit(node.inner, sums.first, None), sink, node.barrier)
             return
         in_registers = plan is not None and plan.dot.is_tile and not plan.dot.fragments
         shape = self.intrinsics.tile_shape(self.stage, plan) if plan is not None and in_registers else None
         scratch = ScratchAccumulators(self.ctx, self.axes, sums.first, _loops_of(node), shape)
         self._over_outputs(scratch, 0, lambda: scratch.write(sums.first))
         self._emit(node.inner, [], scratch)
-        self._over_outputs(scratch, 0, lambda: sums.epilogue(scratch.read(), sink))
+        self._over_outputs(scratch, 0, lambda: sums.epilogue(scratch.read(), sink, node.barrier))
 
     def _over_outputs(self, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
         """Emit `body` inside those output loops from number `j` on that are not open. No stages are computed in these loops: stages that
@@ -143,7 +143,7 @@ class ReduceLoops:
 
     def _body(self, body: Body, accs: list[int], scratch: Memory) -> list[int]:
         """Emit a body; returns the new carried accumulators."""
-        self.compute_all(body.stages)
+        self.compute_all(body)
         before = self.stage.enter(body)
         out = self._emit(body.inner, accs, scratch)
         self.stage.leave(before)

@@ -1,8 +1,6 @@
 """Emits stages: their loops, the stages inside these loops, and the stores into the memory where readers find the values."""
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
@@ -39,7 +37,7 @@ class Stages:
 
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:
         """Emit a body: the stages in it, then the loops of `stage` and its reduction. `sink` stores the value at each position."""
-        self.compute_all(body.stages)
+        self.compute_all(body)
         before = stage.enter(body)
         if isinstance(body.inner, Loop):
             self.loops.output(stage, body.inner, lambda inside: self.emit(stage, inside, sink))
@@ -49,21 +47,24 @@ class Stages:
             self._store(stage, sink)
         stage.leave(before)
 
-    def compute_all(self, stages: tuple[Compute, ...]) -> None:
-        """Emit the stages of a body, except those that are computed where they are multiplied."""
-        for node in stages:
-            if not node.in_place:
-                self.compute(node)
-        if stages:    # wait here, not inside a loop that reads the values
-            self.ctx.group.shared.before_reading(self._shared_areas([node.stage for node in stages]))
+    def compute_all(self, body: Body) -> None:
+        """Emit the stages of a body."""
+        for node in body.stages:
+            self.compute(node)
+        if body.barrier:
+            self.ctx.group.shared.barrier()
 
     def compute(self, node: Compute) -> None:
-        """Emit the computation of one stage, for the region that its readers need here."""
-        s, r, body = node.stage, node.nest.r, node.body
+        """Emit the computation of one stage, for the region that its readers need here. A stage without a body is computed where it is
+        multiplied."""
+        s, body = node.stage, node.body
+        if body is None:
+            return
         shared, of_group = self.facts.is_shared(s), self.facts.is_of_group(s)
-        self.ctx.group.shared.before_reading(self._shared_areas(r.reads))
+        if node.barrier_first:
+            self.ctx.group.shared.barrier()
         base, layout = [self.axes.placed_at(start) for start, _ in node.nest.written], node.layout
-        assert layout is not None and body is not None
+        assert layout is not None
         if node.turns is not None:
             stage = self.group_copies.open(body, node.turns, base)
         elif s in self.facts.derived:
@@ -77,7 +78,10 @@ class Stages:
                 stage.of_group[:len(parts)] = parts
         outer = self.ctx.open_stages.get(s)
         self.ctx.open_stages[s] = stage
-        self.compute_all(node.before)
+        for one in node.before:
+            self.compute(one)
+        if node.barrier_to_store:
+            self.ctx.group.shared.barrier()
         if shared:
             self._emit_shared(stage, node, body, layout, base)
         elif of_group:
@@ -89,11 +93,6 @@ class Stages:
         else:
             self.ctx.open_stages[s] = outer
         self.ctx.forget_values()
-
-    def _shared_areas(self, stages: Iterable[int]) -> list[int]:
-        """Offsets of the areas of shared memory that hold any of these stages."""
-        found = [self.ctx.staged[s].pointer for s in stages if s in self.ctx.staged]
-        return [self.b.arg[p] for p in found if p >= 0 and self.b.op[p] == "SHARED"]
 
     def _emit_own(self, stage: OpenStage, node: Compute, body: Body, layout: Layout, base: list[Lin]) -> None:
         """Compute a stage of which each thread has its own value: a single element, or an area of scratch memory."""
@@ -113,13 +112,11 @@ class Stages:
         """Compute a stage into an area of shared memory."""
         s, b, shared = stage.index, self.b, self.ctx.group.shared
         offset = shared.area(s, self.facts.area(s, layout), area_start(layout))
-        shared.before_writing((offset,))
         sink = self.copy_sink(s, ("SHARED", offset), layout, base)
         if node.turns is not None:
             self.group_copies.emit(stage, node.turns, sink)
         else:
             self.emit(stage, body, sink)
-        shared.wrote(offset)
         self.ctx.versions += 1
         pointer = shared.pointer(self.facts.stored(s), offset)
         self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, node.is_read_beyond)

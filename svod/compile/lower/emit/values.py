@@ -184,8 +184,6 @@ class Values:
             return self.held_value(stage, node, staged.held)
         if staged.layout is None:
             return staged.scalar
-        if self.b.op[staged.pointer] == "SHARED":
-            self.ctx.group.shared.before_reading((self.b.arg[staged.pointer],))
         cached = stage.linear.get((s, node.dims))
         if cached is None:
             cached = stage.linear[s, node.dims] = self.addresses.relative(stage, staged, node.dims)

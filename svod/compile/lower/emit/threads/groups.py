@@ -126,9 +126,9 @@ class GroupThreads:
             values = list(get_combiner(combiner).combine(tuple(values), tuple(others), alu, nan=self.b.dtype[values[0]].is_float))
         return values
 
-    def combine(self, r: ResolvedStage, accs: list[int], alu: Alu) -> list[int]:
+    def combine(self, r: ResolvedStage, accs: list[int], alu: Alu, barrier: bool) -> list[int]:
         """Combine a stage's accumulators over the threads that share its reductions, so that each of them has the result. Threads of other
-        positions do the same at the same time."""
+        positions do the same at the same time. `barrier`: threads wait before they store to shared memory."""
         own = self.threads_of(r.stage.index)
         if own.reducers == 1:
             return accs
@@ -138,7 +138,7 @@ class GroupThreads:
             others = [self._shuffle(v, step) for v in accs]
             accs = self._both(r, accs, others, alu)
             step //= 2
-        return accs if lanes == own.reducers else self._through_memory(r, own, lanes, accs, alu)
+        return accs if lanes == own.reducers else self._through_memory(r, own, lanes, accs, alu, barrier)
 
     def _shuffle(self, v: int, mask: int) -> int:
         self.exchanges = True
@@ -155,19 +155,19 @@ class GroupThreads:
                                                                 nan=red.dtypes[0].is_float)
         return following
 
-    def _through_memory(self, r: ResolvedStage, own: StageThreads, lanes: int, accs: list[int], alu: Alu) -> list[int]:
+    def _through_memory(self, r: ResolvedStage, own: StageThreads, lanes: int, accs: list[int], alu: Alu, barrier: bool) -> list[int]:
         """Put one partial result of every `lanes` threads into shared memory; then every thread combines those of its position."""
         b, shared, s = self.b, self.shared, r.stage.index
         slots = self.group.threads // lanes
         areas = [shared.area((s, i, b.dtype[v], b.num_lanes[v]), slots * b.num_lanes[v] * b.dtype[v].itemsize) for i, v in enumerate(accs)]
         pointers = [shared.pointer(b.dtype[v], area) for area, v in zip(areas, accs, strict=True)]
-        shared.before_writing(areas)
+        if barrier:
+            shared.barrier()
         slot = self._part(self.thread, lanes, slots, self.group.threads)
         mask = () if lanes == 1 else (b.alu("CMPEQ", BOOL, 1, self._part(self.thread, 1, lanes, self.group.threads), b.index(0)),)
-        for pointer, area, v in zip(pointers, areas, accs, strict=True):
+        for pointer, v in zip(pointers, accs, strict=True):
             b.store("STORE", b.dtype[v], b.num_lanes[v], (pointer, b.mul(slot, b.num_lanes[v]), v, *mask), (0, False))
-            shared.wrote(area)
-        shared.before_reading(areas)
+        shared.barrier()
         first = self._first_slot(own, lanes)
 
         def read(at: int) -> list[int]:

@@ -224,9 +224,8 @@ class PipelinedLoop:
         node, turns, values = ahead.compute, ahead.turns, self.intrinsics.values
         s, buffers, shared = node.stage, self._buffers(node), self.ctx.group.shared
         assert node.body is not None
-        if first:
-            shared.before_writing((buffers.offset,))
-            shared.touched.add(buffers.offset)
+        if first and node.barrier_to_store:
+            shared.barrier()
         pointer = shared.pointer(self.facts.stored(s), buffers.offset)
         stage = self.copies.open(node.body, turns, buffers.base)
         self.ctx.open_stages[s] = stage
