@@ -3,8 +3,9 @@ are kept for the session only."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +31,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # a busy machine is normal, so the duration of an example is not checked
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects without the garbage collector, and has it pass over what is there by then: modules and tests, which stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
