@@ -1,5 +1,5 @@
 """Runs every module here with the compiler, and with `--all` also with the NumPy interpreter of graphs and with the schedule's kernels
-in the evaluator. With `--device` only the compiler is used, on that device."""
+in the evaluator, unless the module does not use `checking`. With `--device` only the compiler is used, on that device."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from tests.tensor import checking
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    others = [] if metafunc.config.getoption("--device") else [e for e in checking.EVALUATORS if e != "compiled"]
+    is_checked = any(v is checking or getattr(v, "__module__", "") == checking.__name__ for v in vars(metafunc.module).values())
+    others = [e for e in checking.EVALUATORS if e != "compiled"] if is_checked and not metafunc.config.getoption("--device") else []
     evaluators = ["compiled", *(pytest.param(e, marks=pytest.mark.slow) for e in others)]
     metafunc.parametrize("evaluator", evaluators, indirect=True, scope="module")
 
