@@ -26,7 +26,7 @@ NOTHING = Instructions()
 SETS = {"nothing": NOTHING, "processor": llvm_instructions(AVX2), "old processor": llvm_instructions(BASELINE),
         "hopper": cuda_instructions(card_target("sm_90")), "webgpu": WEBGPU_INSTRUCTIONS}     # Turing's are those of the processor
 EACH = pytest.mark.parametrize("renderer", SETS)
-COUNT, LANES = 240, 8
+COUNT, LANES = 240, 48
 INTEGERS = [d for d in STORABLE if d.is_int]
 FLOATS = [d for d in STORABLE if d.is_float]
 ARITHMETIC = sorted(set(ARITY) - LEGAL_INTEGER - {"WHERE", "SCALEB", "POW2"})
