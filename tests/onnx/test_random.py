@@ -1,6 +1,7 @@
 """Random numbers differ in each run, are the same for the same seed, and have the distributions of the operators."""
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from onnx import TensorProto, helper
 import svod.onnx
 from svod import Tensor
 from svod.errors import UnsupportedError
+from tests.draws import a_quarter
 from tests.onnx.test_model import info, model
 
 N = helper.make_node
@@ -37,8 +39,7 @@ def run(m: svod.onnx.Model, op: str) -> Any:
     return m(*([DRAWS[op][1]] if m.inputs else [])).reshape(-1)
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("op", DRAWS)
+@pytest.mark.parametrize(("op", "known"), a_quarter(itertools.product(DRAWS, (False, True))))
 def test_each_run_draws_other_numbers(op: str, known: bool) -> None:
     Tensor.manual_seed(7)
     m = drawing(op, known)

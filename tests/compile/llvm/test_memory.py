@@ -17,10 +17,12 @@ from svod.compile.lower.linear import ARITY, LEGAL_INTEGER
 from svod.core.ir.dtype import STORABLE, DType, dtypes, to_numpy
 from svod.core.machine.target import Target
 from svod.errors import CompileError
-from tests.compile.native import AVX2, AVX512, BASELINE, BOOL, INDEX, TARGETS, Code, aligned, program, run
+from tests.compile.native import AVX2, AVX512, BASELINE, BOOL, INDEX, TARGETS, Code, aligned, program, run, runnable_targets
 from tests.draws import a_quarter
 
 F32, HOST = dtypes.float32, host_target()
+NAMES = {t: n for n, t in runnable_targets().items()}
+OF_EACH = pytest.mark.parametrize(("dtype", "target"), a_quarter(itertools.product(STORABLE, NAMES)), ids=lambda v: NAMES.get(v) or str(v))
 
 
 def values(dtype: DType, n: int, seed: int = 1) -> np.ndarray[Any, Any]:
@@ -115,8 +117,7 @@ def lane_mask(code: Code, pointer: int, lanes: int) -> int:
     return code.load(pointer, code.index(0), lanes)
 
 
-@TARGETS
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@OF_EACH
 def test_masked_loads(dtype: DType, target: Target) -> None:
     """Masked lanes point beyond readable memory."""
     for op, lanes in itertools.product(("LOAD", "LOADS", "GATHER"), (8, 16) if target == HOST else (8,)):
@@ -143,8 +144,7 @@ def test_masked_loads(dtype: DType, target: Target) -> None:
             np.testing.assert_array_equal(out, want)
 
 
-@TARGETS
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@OF_EACH
 def test_masked_stores(dtype: DType, target: Target) -> None:
     for op, lanes in itertools.product(("STORE", "STORES", "SCATTER"), (8, 16) if target == HOST else (8,)):
         for stride in (1, -1, 3) if op == "STORES" else (1,):
@@ -169,8 +169,7 @@ def test_masked_stores(dtype: DType, target: Target) -> None:
             np.testing.assert_array_equal(out, want)
 
 
-@TARGETS
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@OF_EACH
 @pytest.mark.parametrize("lanes", [3, 16])
 def test_one_mask_for_all_lanes_chooses_the_address(lanes: int, dtype: DType, target: Target) -> None:
     """One mask for all lanes selects between the address and a slot with the alternative. No masked load is used, which is slow on an
@@ -233,8 +232,7 @@ def test_scalar_masks(lanes: int, on: bool, target: Target) -> None:
         np.testing.assert_array_equal(out, want)
 
 
-@TARGETS
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@OF_EACH
 @pytest.mark.parametrize("of", [dtypes.index, dtypes.int32, dtypes.uint16])
 def test_gather_and_scatter(dtype: DType, of: DType, target: Target) -> None:
     lanes = 16

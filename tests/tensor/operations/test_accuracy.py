@@ -1,6 +1,7 @@
 """Float functions keep their relative precision over the whole range of numbers: compared with the C library, and NumPy in long double."""
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from svod.tensor import Tensor
+from tests.draws import a_quarter
 from tests.tensor.checking import evaluate
 from tests.tensor.strategies import Array
 
@@ -57,8 +59,7 @@ def errors(got: Array, want: Array) -> Array:
     return np.where(same, 0, np.where(np.isnan(distance), np.inf, distance))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "dtype"), a_quarter(itertools.product(FUNCTIONS, ["float32", "float64"])))
 def test_relative_errors(name: str, dtype: str, request: pytest.FixtureRequest) -> None:
     x = numbers(dtype)
     if request.config.getoption("--device"):        # devices may treat denormal numbers as zeros
