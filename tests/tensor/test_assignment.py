@@ -20,7 +20,7 @@ from tests.tensor import checking
 from tests.tensor.checking import check, evaluate
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes
 
-few = draws(15)
+few = draws(8)
 
 
 @st.composite

@@ -12,7 +12,7 @@ from tests.draws import draws
 from tests.tensor.checking import check
 from tests.tensor.strategies import make, seeds, shapes
 
-few = draws(10)
+few = draws(6)
 
 
 @few

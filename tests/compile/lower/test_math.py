@@ -153,7 +153,7 @@ def test_a_million_float32(op: Ops) -> None:
 
 @pytest.mark.parametrize("op", UNARY, ids=lambda op: op.value)
 def test_float64(op: Ops) -> None:
-    for x in spread(op, F64, 60_000):
+    for x in spread(op, F64, 20_000):
         check(op, F64, x)
 
 

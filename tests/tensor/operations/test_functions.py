@@ -16,7 +16,7 @@ from tests.tensor import checking
 from tests.tensor.checking import check
 from tests.tensor.strategies import INTS, Array, any_dtype, float_dtype, make, seeds
 
-few = draws(15)
+few = draws(8)
 
 
 @pytest.fixture(scope="module", autouse=True)

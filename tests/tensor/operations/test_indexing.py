@@ -17,7 +17,7 @@ from tests.draws import draws
 from tests.tensor.checking import check
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 
-few = draws(36)
+few = draws(18)
 
 
 @st.composite

@@ -14,7 +14,7 @@ from tests.draws import draws
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 
-few = draws(15)
+few = draws(8)
 
 
 @pytest.mark.slow

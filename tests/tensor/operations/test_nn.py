@@ -17,7 +17,7 @@ from tests.draws import draws
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, make, seeds, views
 
-few = draws(15)
+few = draws(8)
 Pair = tuple[int, int]
 
 

@@ -17,7 +17,7 @@ from tests.tensor import checking
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 
-few = draws(12)
+few = draws(8)
 
 
 @pytest.fixture(scope="module", autouse=True)

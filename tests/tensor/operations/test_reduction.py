@@ -14,7 +14,7 @@ from tests.draws import draws
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, any_dtype, float_result, int_dtype, make, seeds, shapes, views
 
-few = draws(24)
+few = draws(12)
 
 
 @st.composite
@@ -123,7 +123,7 @@ def test_no_elements() -> None:
         t.argmax(0)
 
 
-@draws(36)
+@draws(18)
 @given(m=shapes(0, 1), n=shapes(0, 1), k=st.sampled_from([0, 1, 3, 7]), batch=shapes(0, 2), drop=st.integers(0, 2), ones=st.booleans(),
        dtypes=st.sampled_from([("float32", "float32"), ("float64", "float64"), ("int8", "int8"), ("int32", "float32"),
        ("float16", "float16"),

@@ -17,7 +17,7 @@ from tests.tensor import checking
 from tests.tensor.checking import Cases, check
 from tests.tensor.strategies import Array, make, seeds
 
-few = draws(15)
+few = draws(8)
 extents = st.integers(1, 9)
 
 

@@ -90,7 +90,7 @@ def test_states_on_groups_have_the_costs_of_their_device(target: Target, kernel:
     base, device = Scheduler(kernel, target), backend_named(target.device)
     heuristic, model = device.heuristic(base), LearnedCost(base, seed=0)
     own = []
-    for state in device.sketches(base)[:40]:
+    for state in device.sketches(base)[:10]:
         fresh, anchor = (apply_opts(Scheduler(kernel, target), s.applied_opts) for s in (state, heuristic))
         evidence = evidence_of(fresh, anchor, 2.0)
         assert evidence is not None and isfinite(evidence.error) and len(evidence.features) == len(NAMES)
@@ -135,10 +135,11 @@ def test_with_too_few_measurements_it_ranks_as_the_analytic_one() -> None:
     assert model.predictions([]) == []
 
 
+@pytest.mark.slow
 def test_measurements_of_another_kernel_help_before_there_are_any() -> None:
     heuristic = BACKEND.heuristic(Scheduler(OTHER, TARGET))
-    evidence = [e for s in states(OTHER, 200) if (e := evidence_of(s, heuristic, seconds(s) / seconds(heuristic)))]
-    candidates = [measured(s) for s in states(BASE.kernel, 100)]
+    evidence = [e for s in states(OTHER, 80) if (e := evidence_of(s, heuristic, seconds(s) / seconds(heuristic)))]
+    candidates = [measured(s) for s in states(BASE.kernel, 60)]
     model = LearnedCost(BASE, seed=0, evidence=evidence)
     before = order(model, candidates)
     model.learn([])
