@@ -366,7 +366,9 @@ def check(result: Array, exact: Array, kind: Any, given: Row) -> None:
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size}: {shown[:400]}"
 
 
-CASES = [(name, i, kind) for name, rows in ROWS.items() for i, given in enumerate(rows) for kind in given.kinds]
+# the first row of an operator with each of its types, other rows with one type in turn
+CASES = [(name, i, kind) for name, rows in ROWS.items() for i, given in enumerate(rows)
+         for kind in (given.kinds if i == 0 else [list(given.kinds)[i % len(given.kinds)]])]
 
 
 @pytest.mark.parametrize(("name", "i", "kind"), a_quarter(CASES))

@@ -28,8 +28,8 @@ WITHOUT = replace(TOY, has_async_copies=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [TOY, WITHOUT], ids=["asynchronous", "by way of registers"])
-@pytest.mark.parametrize("buffers", [2, 3, 4])
+@pytest.mark.parametrize(("buffers", "target"), [(2, TOY), (3, TOY), (4, TOY), (3, WITHOUT)],
+                         ids=["asynchronous-2", "asynchronous-3", "asynchronous-4", "by way of registers-3"])
 @pytest.mark.parametrize("extents", [(16, 32, 32), (17, 33, 30), (8, 16, 16), (9, 17, 70), (8, 19, 17)])
 def test_products(extents: tuple[int, int, int], buffers: int, target: Target) -> None:
     """Products with complete and partial tiles, more buffers than iterations, and a remainder after the loop."""
