@@ -70,7 +70,7 @@ class TreeMaker:
         """The phases of a root stage: one, or two where its reduction is cut over cores or groups."""
         nest, split = self.nest.stages[s], cut_of(self.state, s)
         frame = self.frame(nest) if not is_derived(nest.r.stage) else self.root_copy(nest)
-        launch = Launch(frame, 0, self.body(frame, 0, self.nest.stages))
+        launch = Launch(frame, 0, self.body(frame, 0))
         if split is None:
             return [Phase(s, PhaseKind.OUTPUT if nest.r.stage.is_output else PhaseKind.TEMPORARY, is_once, launch)]
         cut = self._split(nest.r, split.axis, split.parts)
@@ -134,55 +134,69 @@ class TreeMaker:
         return spanned(self.state, self.placement, s, axis)
 
     # -- bodies -----------------------------------------------------------------------------------------
-    def body(self, frame: Frame, k: int, nests: Nests) -> Body:
+    def body(self, frame: Frame, k: int) -> Body:
         """The body inside the outermost `k` loops of a stage: the stages that are placed there, then the next loop."""
-        s, point = frame.r.stage.index, frame.loops[k - 1].point if k else 0
-        children = self.placement.children.get((s, point), ()) if point != NO_POINT else ()
-        return Body(tuple([self.compute(c, nests) for c in children]), self._inner(frame, k, nests))
+        return Body(self._placed(frame, k), self._inner(frame, k))
 
-    def _inner(self, frame: Frame, k: int, nests: Nests) -> Inner:
+    def _placed(self, frame: Frame, k: int) -> tuple[Compute, ...]:
+        """The stages that are computed inside the outermost `k` loops of a stage."""
+        point = frame.loops[k - 1].point if k else 0
+        return tuple([self.compute(c) for c in self.placement.children.get((frame.r.stage.index, point), ())]) if point != NO_POINT else ()
+
+    def _inner(self, frame: Frame, k: int) -> Inner:
         """The next loop of a stage. Inside all output loops: its reduction, or a store if it has none."""
         if k < len(frame.loops) and frame.loops[k].axis < frame.num_outs:
-            return Loop(frame, k, self.body(frame, k + 1, nests))
-        return self._reduction(frame, k, nests) if frame.r.reductions else Store(frame)
+            return Loop(frame, k, self.body(frame, k + 1))
+        return self._reduction(frame, k) if frame.r.reductions else Store(frame)
 
-    def _reduction(self, frame: Frame, k: int, nests: Nests) -> Reduction:
+    def _reduction(self, frame: Frame, k: int) -> Reduction:
         """A reduction over loop `k` and the loops inside it. Output loops among them need accumulators in memory: `Reduction.in_memory`."""
         outs, loops = frame.num_outs, frame.loops
-        wide = [j for j in range(k, len(loops)) if loops[j].axis < outs and loops[j].piece.extent > 1]
-        if not wide:
-            return Reduction(frame, (), self.inside_reduction(frame, k, -1, nests))
-        end = wide[-1] + 1
-        return Reduction(frame, tuple([j for j in range(k, end) if loops[j].axis < outs]), self.inside_reduction(frame, k, end, nests))
+        end = next((j + 1 for j in reversed(range(k, len(loops))) if loops[j].axis < outs and loops[j].piece.extent > 1), -1)
+        return Reduction(frame, tuple([j for j in range(k, end) if loops[j].axis < outs]), self._inside_reduction(frame, k, end))
 
     def loops_alone(self, frame: Frame) -> Body:
         """The loops of a stage without stages inside them. For copies, and for the phase that combines partial results."""
-        return Body((), self._inner(frame, 0, {}))
+        return Body((), self._inner(frame, 0))
 
-    def inside_reduction(self, frame: Frame, k: int, end: int, nests: Nests) -> Inner:
+    def _inside_reduction(self, frame: Frame, k: int, end: int) -> Inner:
         """The loops of a reduction from number `k` on. `end`: accumulators in memory are read and written just outside loop number `end`;
         -1: they are carried in registers."""
         if k == end:
-            return Update(self.inside_reduction(frame, k, -1, nests))
+            return Update(self._inside_reduction(frame, k, -1))
         if k == len(frame.loops):
             return Accumulate(frame)
-        s, point = frame.r.stage.index, frame.loops[k].point
-        children = self.placement.children.get((s, point), ()) if point != NO_POINT else ()
-        return Loop(frame, k, Body(tuple([self.compute(c, nests) for c in children]), self.inside_reduction(frame, k + 1, end, nests)))
+        return Loop(frame, k, Body(self._placed(frame, k + 1), self._inside_reduction(frame, k + 1, end)))
 
-    def compute(self, s: int, nests: Nests) -> Compute:
+    def compute(self, s: int) -> Compute:
         """The node that computes a stage for its readers."""
-        nest = nests[s]
+        nest = self.nest.stages[s]
+        frame, layout, turns = self._loops_and_memory(nest)
         if not is_derived(nest.r.stage):
-            return Compute(nest, self.body(self.frame(nest), 0, nests), layout=self._layout(nest))
-        before = tuple([self.compute(c, nests) for c in self.placement.children.get((s, 0), ())])
+            assert frame is not None
+            return Compute(nest, self.body(frame, 0), layout=layout)
+        before = tuple([self.compute(c) for c in self.placement.children.get((s, 0), ())])
+        return Compute(nest, None if frame is None else self.loops_alone(frame), before, layout, turns, frame is None)
+
+    def recomputed(self, node: Compute, nest: StageNest) -> tuple[Compute, Frame | None]:
+        """The node for another nest of its stage, and the frame that its body is to have."""
+        frame, layout, turns = self._loops_and_memory(nest)
+        return node._replace(nest=nest, layout=layout, turns=turns), frame
+
+    def _loops_and_memory(self, nest: StageNest) -> tuple[Frame | None, Layout | None, Turns | None]:
+        """The frame of a stage that is computed for its readers, the layout of its value in memory, and the turns in which threads copy it.
+        A stage that is computed where it is multiplied has none of them."""
+        if not is_derived(nest.r.stage):
+            return self.frame(nest), self._layout(nest), None
         if nest.space is MemorySpace.HELD:
-            return Compute(nest, before=before, in_place=True)
+            return None, None, None
         layout = self._layout(nest)
         if nest.copy is not None:
-            return self.in_turns(Compute(nest, before=before, layout=layout))
+            copied = self.in_turns(Compute(nest))
+            assert copied.body is not None
+            return copied.body.frame, layout, copied.turns
         copy = stage_copy(self.state, nest.r, list(layout.extents), self.layouts, layout)
-        return Compute(nest, self.loops_alone(self.copy_frame(nest.r, copy, layout.extents, layout.order)), before, layout)
+        return self.copy_frame(nest.r, copy, layout.extents, layout.order), layout, None
 
     def in_turns(self, node: Compute, is_bulk: bool = False) -> Compute:
         """Let all threads of a group take parts of a copy in turn. `is_bulk`: a part is a whole row."""

@@ -45,8 +45,7 @@ def _launched(maker: TreeMaker, phase: Phase, one: Launch) -> Launch:
     done = one._replace(num_loops=count, body=_inside(one.body, count), longest_first=_longest_first(maker, frame))
     output = (state, frame.r, frame.pieces, frame.vector_axis, frame.vector_row)
     if phase.kind is PhaseKind.OUTPUT and state.stream and stores_whole_vectors(*output) and leaves_tail(*output):
-        aligned = frame._replace(is_aligned=True)
-        return done._replace(body=maker.body(aligned, count, maker.nest.stages), last=done.body)
+        return done._replace(last=done.body)
     return done
 
 

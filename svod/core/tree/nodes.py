@@ -115,6 +115,11 @@ class Frame(NamedTuple):
         """The number of loops of local axis `a`."""
         return sum(p.role == LOOP for p in self.pieces[a])
 
+    def is_innermost(self, number: int) -> bool:
+        """Whether all other loops of its axis are around loop number `number`."""
+        a = self.loops[number].axis
+        return [loop.axis for loop in self.loops[:number + 1]].count(a) == self.num_loops(a)
+
     def number_of(self, loop: StageLoop) -> int:
         """The index of a loop among the rows of its axis, in this frame."""
         return [p.row for p in self.pieces[loop.axis]].index(loop.piece.row)
@@ -426,6 +431,26 @@ class Reduction(NamedTuple):
     inner: Inner
     through_memory: bool = False
     barrier: bool = False
+
+    def in_frame(self, frame: Frame) -> Reduction:
+        """The reduction in another frame of its stage. Output loops that have a single iteration there need no accumulators in memory."""
+        if frame is self.frame:
+            return self
+        wide = [j for j in self.in_memory if frame.loops[j].piece.extent > 1]
+        if not self.in_memory or wide[-1:] == [self.in_memory[-1]]:
+            return self._replace(frame=frame)
+        end, in_memory = wide[-1] + 1 if wide else -1, tuple([j for j in self.in_memory if wide and j <= wide[-1]])
+        return self._replace(frame=frame, in_memory=in_memory, inner=_updated_at(self.inner, end))
+
+
+def _updated_at(node: Inner, end: int) -> Inner:
+    """The loops of a reduction in which memory is updated just outside of loop number `end`; -1: nowhere."""
+    if isinstance(node, Update):
+        return _updated_at(node.inner, end)
+    if not isinstance(node, Loop):
+        return node
+    inside = node._replace(body=node.body._replace(inner=_updated_at(node.body.inner, end)))
+    return Update(inside) if node.number == end else inside
 
 
 class Compute(NamedTuple):

@@ -1,8 +1,7 @@
 """The passes over the loop tree of a state, in the order in which they run.
 
 A pass takes a tree and returns a new one; nodes are immutable. To add a pass, write a file with a function `name(maker, phases)` and a
-docstring that shows a tree before and after, and enter it in `PASSES`. `tails` makes the bodies of tails from the state, not from the
-bodies that it is given: a pass that changes bodies has its place after it. `SVOD_DUMP_AFTER=name` prints the tree after it, the page of a
+docstring that shows a tree before and after, and enter it in `PASSES`. `SVOD_DUMP_AFTER=name` prints the tree after it, the page of a
 kernel's steps shows it, and lowering prints what the last one gives."""
 from __future__ import annotations
 

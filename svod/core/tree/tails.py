@@ -35,6 +35,7 @@ from svod.core.tree.nodes import (
     Reduction,
     Span,
     Split,
+    Store,
     Tail,
     Update,
     When,
@@ -52,22 +53,17 @@ class Place(NamedTuple):
     """What is known at the point of the tree where a body stands, of the stages whose loops are open around it."""
 
     nests: Nests
-    opened: dict[int, dict[int, int]]           # open stage → local axis → number of its loops that are open
     safe: dict[int, frozenset[int]]             # open stage → local axes all of whose positions are inside their extents
     cuts: Cuts                                  # loops that are shorter here than the state says
 
-    def opening(self, s: int, a: int) -> Place:
-        """The place inside one more loop of stage `s` over local axis `a`."""
-        of_stage = self.opened[s]
-        return self._replace(opened={**self.opened, s: {**of_stage, a: of_stage.get(a, 0) + 1}})
-
-    def knowing(self, s: int, axes: frozenset[int]) -> Place:
+    def knowing(self, s: int, *axes: int) -> Place:
         """The same place, where all positions of these axes of stage `s` are known to be inside their extents."""
-        return self._replace(safe={**self.safe, s: self.safe[s] | axes})
+        return self._replace(safe={**self.safe, s: self.safe[s].union(axes)}) if axes else self
 
 
 class _Tails:
-    """Gives the loops of one phase their tails."""
+    """Gives the loops of one phase their tails. A tail has the body of its loop once more, where `frame` takes the place of the frame that
+    the body's nodes have."""
 
     def __init__(self, maker: TreeMaker, kind: PhaseKind, split: Split | None) -> None:
         self.maker, self.kind, self.split = maker, kind, split
@@ -77,86 +73,84 @@ class _Tails:
     def launch(self, launch: Launch) -> Launch:
         """Give a launch its bodies. With extents that depend on variables, an iteration lies wholly inside, partly inside, or outside of
         them; partly inside ones get their own body."""
-        frame, s = launch.frame, launch.frame.r.stage.index
-        opened: dict[int, int] = {}
-        for loop in launch.loops:
-            opened[loop.axis] = opened.get(loop.axis, 0) + 1
-        place = Place(self.maker.nest.stages, {s: opened}, {s: frozenset()}, {})
-        ended = frozenset([a for a in opened if self.is_ended(frame, a) and opened[a] == frame.num_loops(a)])
+        frame, place = launch.frame, Place(self.maker.nest.stages, {launch.frame.r.stage.index: frozenset()}, {})
+        s, last = frame.r.stage.index, {loop.axis: number for number, loop in enumerate(launch.loops)}
+        ended = frozenset([a for a, number in last.items() if self.is_ended(frame, a) and frame.is_innermost(number)])
         moved = frozenset([a for a in ended if self.is_moved_back(frame, a)])
-        done = launch._replace(body=self.body(launch.body, place.knowing(s, ended)), ended=ended, moved_back=moved)
-        if launch.last is not None:
-            done = done._replace(last=self.body(launch.last, place))
-        cut = [a for a in opened if a in ended and frame.reach(a) > 1]
+        first = frame if launch.last is None else frame._replace(is_aligned=True)
+        done = launch._replace(body=self.body(launch.body, first, place.knowing(s, *ended)), ended=ended, moved_back=moved,
+                               last=None if launch.last is None else self.body(launch.last, frame, place))
+        cut = [a for a in last if a in ended and frame.reach(a) > 1]
         if not cut:
             return done
         narrow = [a for a in cut if frame.tail_step(a) < frame.reach(a)]
-        return done._replace(partly=self._parts(frame, launch.num_loops, narrow, place.knowing(s, ended.difference(cut))))
+        return done._replace(partly=self._parts(launch.body, frame, narrow, place.knowing(s, *ended.difference(cut))))
 
-    def _parts(self, frame: Frame, count: int, axes: list[int], place: Place) -> tuple[Part, ...] | Body:
+    def _parts(self, body: Body, frame: Frame, axes: list[int], place: Place) -> tuple[Part, ...] | Body:
         """Bodies for an iteration that is only partly inside: loops with smaller steps along `axes`, outermost first."""
-        s = frame.r.stage.index
         if not axes:
-            return self.body(self.maker.body(frame, count, place.nests), place)
+            return self.body(body, frame, place)
         parts, a = [], axes[0]
         for when, step in self.steps(frame, a):
             cut = frame.narrowed(a, step)
-            inside = place.knowing(s, frozenset([a])) if step == 1 else place
-            inside = self.cut(inside, cut, a, 0)
-            parts.append(Part(a, when, step, cut, self._parts(cut, count, axes[1:], inside)))
+            inside = place.knowing(frame.r.stage.index, a) if step == 1 else place
+            parts.append(Part(a, when, step, cut, self._parts(body, cut, axes[1:], self.cut(inside, cut, a, 0))))
         return tuple(parts)
 
     # -- loops ------------------------------------------------------------------------------------------
-    def body(self, body: Body, place: Place) -> Body:
+    def body(self, body: Body, frame: Frame, place: Place) -> Body:
         """Give all loops of a body their tails."""
-        safe = place.safe[body.frame.r.stage.index]
-        return Body(tuple([self.compute(c, place) for c in body.stages]), self.inner(body.inner, place), safe)
+        return Body(self.computed(body, place), self.inner(body.inner, frame, place), place.safe[frame.r.stage.index])
+
+    def computed(self, body: Body, place: Place) -> tuple[Compute, ...]:
+        """Give the loops of the stages in a body their tails."""
+        return tuple([self.compute(c, place) for c in body.stages]) if body.stages else ()
 
     def compute(self, node: Compute, place: Place) -> Compute:
         """Give the loops of a stage, computed inside loops of other stages, their tails."""
-        s = node.stage
-        safe = safe_axes(self.maker, place.nests, place.safe, s)
-        beyond = any(is_read_beyond(self.maker, place.nests, place.safe, s, dim) for dim in range(len(node.nest.region)))
-        inside = place._replace(opened={**place.opened, s: {}}, safe={**place.safe, s: safe})
-        before = tuple([self.compute(c, inside) for c in node.before]) if node.before else ()
-        body = None if node.body is None else self.body(node.body, inside)
+        s, safe, beyond, frame = node.stage, frozenset[int](), False, None if node.body is None else node.body.frame
+        if place.cuts and place.nests[s] != node.nest:
+            node, frame = self.maker.recomputed(node, place.nests[s])
+        if self.maker.checks.unsafe:
+            safe = safe_axes(self.maker, place.nests, place.safe, s)
+            beyond = any(is_read_beyond(self.maker, place.nests, place.safe, s, dim) for dim in range(len(node.nest.region)))
+        inside = place._replace(safe={**place.safe, s: safe})
+        before = tuple([self.compute(c, inside) for c in node.before])
+        body = None if node.body is None or frame is None else self.body(node.body, frame, inside)
         return node._replace(is_read_beyond=beyond, before=before, body=body)
 
-    def inner(self, node: Inner, place: Place) -> Inner:
+    def inner(self, node: Inner, frame: Frame, place: Place) -> Inner:
         """Give the loop or reduction at the end of a body its tails."""
-        if isinstance(node, Loop):
-            return self.output_loop(node, place)
         if isinstance(node, Reduction):
-            return node._replace(inner=self.reducing(node.inner, place, node.in_memory != ()))
-        return node
+            node = node.in_frame(frame)
+            return node._replace(inner=self.reducing(node.inner, frame, place, node.in_memory != ()))
+        assert isinstance(node, (Loop, Store)), "sums are inside of reductions"
+        node = node if node.frame is frame else node._replace(frame=frame)
+        return self.output_loop(node, place) if isinstance(node, Loop) else node
 
     def output_loop(self, node: Loop, place: Place) -> Loop:
         """Give an output loop that is outside of all reduce loops its tails."""
-        loop, frame, s = node.loop, node.frame, node.frame.r.stage.index
-        a, inside = loop.axis, place.opening(s, loop.axis)
+        frame, a, s = node.frame, node.axis, node.frame.r.stage.index
         if self._is_aligned(node):
             return self._aligned(node, place)
-        if loop.piece.extent == 1:
-            return node._replace(body=self.body(node.body, inside), span=Span.ONCE)
+        if node.loop.piece.extent == 1:
+            return node._replace(body=self.body(node.body, frame, place), span=Span.ONCE)
         if not self.is_ended(frame, a):
-            return node._replace(body=self.body(node.body, inside))
-        if a in place.safe[s] or inside.opened[s][a] < frame.num_loops(a):
-            return node._replace(body=self.body(node.body, inside), span=Span.TO_LIMIT)
-        body = self.body(node.body, inside.knowing(s, frozenset([a])))
-        found = node._replace(body=body, span=Span.WHOLE, is_moved_back=self.is_moved_back(frame, a))
-        if frame.reach(a) == 1:
-            return found
-        narrow = tuple([self._tail(node, a, when, step, inside) for when, step in self.steps(frame, a)])
-        return found._replace(tails=narrow or (self._tail(node, a, When.ANY, frame.reach(a), inside),))
+            return node._replace(body=self.body(node.body, frame, place))
+        if a in place.safe[s] or not frame.is_innermost(node.number):
+            return node._replace(body=self.body(node.body, frame, place), span=Span.TO_LIMIT)
+        reach, body = frame.reach(a), self.body(node.body, frame, place.knowing(s, a))
+        steps = (self.steps(frame, a) or [(When.ANY, reach)]) if reach > 1 else []
+        return node._replace(body=body, span=Span.WHOLE, is_moved_back=self.is_moved_back(frame, a),
+                             tails=tuple([self._tail(node, a, when, step, place) for when, step in steps]))
 
-    def _tail(self, node: Loop, a: int, when: When, step: int, inside: Place) -> Tail:
+    def _tail(self, node: Loop, a: int, when: When, step: int, place: Place) -> Tail:
         """The tail of an output loop: its body over the remainder of axis `a` in steps of `step` positions, the last of which may go beyond
         the end."""
-        s, cut = node.frame.r.stage.index, node.frame.narrowed(a, step)
-        place = inside.knowing(s, frozenset([a])) if step == 1 < node.frame.reach(a) else inside
+        cut = node.frame.narrowed(a, step)
         if cut is not node.frame:
-            place = self.cut(place, cut, a, node.loop.point)
-        return Tail(when, step, cut, self.body(self.maker.body(cut, node.number + 1, place.nests), place))
+            place = self.cut(place.knowing(cut.r.stage.index, a) if step == 1 else place, cut, a, node.loop.point)
+        return Tail(when, step, cut, self.body(node.body, cut, place))
 
     def _is_aligned(self, node: Loop) -> bool:
         """Whether the output's rows are stored at addresses that are multiples of the vector, and this loop runs over the tiles of a
@@ -169,81 +163,69 @@ class _Tails:
 
     def _aligned(self, node: Loop, place: Place) -> Loop:
         """The loop over the tiles of an aligned row. Its tail has single vectors, which run at both ends of the row."""
-        frame, a, k = node.frame, node.loop.axis, node.number + 1
-        inside = place.opening(frame.r.stage.index, a)
-        aligned, cut = frame._replace(is_aligned=True), frame.narrowed(a, frame.width)
-        ends = Tail(When.ANY, frame.width, cut, self.body(self.maker.body(cut, k, place.nests), inside))
-        return Loop(aligned, node.number, self.body(self.maker.body(aligned, k, place.nests), inside), Span.ALIGNED, (ends,))
+        frame, width = node.frame, node.frame.width
+        aligned, cut = frame._replace(is_aligned=True), frame.narrowed(node.axis, width)
+        ends = Tail(When.ANY, width, cut, self.body(node.body, cut, place))
+        return node._replace(frame=aligned, body=self.body(node.body, aligned, place), span=Span.ALIGNED, tails=(ends,))
 
     # -- reduce loops -----------------------------------------------------------------------------------
-    def reducing(self, node: Inner, place: Place, in_memory: bool) -> Inner:
+    def reducing(self, node: Inner, frame: Frame, place: Place, in_memory: bool) -> Inner:
         """Give the loops of a reduction their tails. `in_memory`: accumulators are in memory here, so none are carried."""
+        if isinstance(node, Update):
+            return node._replace(inner=self.reducing(node.inner, frame, place, False))
+        assert isinstance(node, (Loop, Accumulate)), "the loops of a reduction end in a sum"
+        node = node if node.frame is frame else node._replace(frame=frame)
         if isinstance(node, Accumulate):
             return node
-        if isinstance(node, Update):
-            return node._replace(inner=self.reducing(node.inner, place, False))
-        assert isinstance(node, Loop), "the loops of a reduction end in a sum"
-        if node.axis < node.frame.num_outs:
-            return self._output_inside(node, place, in_memory)
-        return self._reduce_loop(node, place, in_memory)
+        return self._output_inside(node, place, in_memory) if node.axis < frame.num_outs else self._reduce_loop(node, place, in_memory)
+
+    def _inside(self, node: Loop, frame: Frame, place: Place, in_memory: bool) -> Body:
+        """The body of a loop of a reduction, in `frame`, with the stages and loops in it processed."""
+        safe = place.safe[frame.r.stage.index]
+        return Body(self.computed(node.body, place), self.reducing(node.body.inner, frame, place, in_memory), safe)
 
     def _output_inside(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """An output loop inside reduce loops: each of its iterations has its own accumulators, in memory."""
-        frame, a, s = node.frame, node.axis, node.frame.r.stage.index
-        inside = place.opening(s, a)
+        frame, a, s, span = node.frame, node.axis, node.frame.r.stage.index, Span.ALL
         if not in_memory or node.loop.piece.extent == 1:
-            return self._with_body(node, inside, in_memory)._replace(span=Span.ONCE)
-        if not self.is_ended(frame, a):
-            return self._with_body(node, inside, in_memory)
-        if a not in place.safe[s] and inside.opened[s][a] == frame.num_loops(a) and frame.reach(a) == 1:
-            return self._with_body(node, inside.knowing(s, frozenset([a])), in_memory)._replace(span=Span.WHOLE)
-        return self._with_body(node, inside, in_memory)._replace(span=Span.TO_LIMIT)
-
-    def _with_body(self, node: Loop, inside: Place, in_memory: bool) -> Loop:
-        """A loop of a reduction with the stages and loops in its body processed."""
-        stages = tuple([self.compute(c, inside) for c in node.body.stages])
-        return node._replace(body=Body(stages, self.reducing(node.body.inner, inside, in_memory), inside.safe[node.frame.r.stage.index]))
+            span = Span.ONCE
+        elif self.is_ended(frame, a):
+            span = Span.TO_LIMIT
+            if a not in place.safe[s] and frame.is_innermost(node.number) and frame.reach(a) == 1:
+                span, place = Span.WHOLE, place.knowing(s, a)
+        return node._replace(body=self._inside(node, frame, place, in_memory), span=span)
 
     def _reduce_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """A reduce loop: its whole iterations, and one tail for the remainder."""
-        frame, a, s = node.frame, node.axis, node.frame.r.stage.index
-        inside = place.opening(s, a)
+        frame, a = node.frame, node.axis
         if self.is_ended(frame, a):
-            return self._ended_loop(node, inside, in_memory)
-        found = self._with_body(node, inside, in_memory)
-        whole, rest = node.division()
+            return self._ended_loop(node, place, in_memory)
+        (whole, rest), span, tails = node.division(), Span.ALL, tuple[Tail, ...]()
         if not is_split(self.split, node):
             if whole == 1 and not in_memory:       # a single iteration over accumulators in memory is still emitted as a loop
-                found = found._replace(span=Span.ONCE)
+                span = Span.ONCE
             elif whole == 0:
-                found = found._replace(span=Span.NEVER)
-        if not rest:
-            return found
-        cut = frame.shortened(a, frame.number_of(node.loop), rest)
-        inside = self.cut(inside, cut, a, node.loop.point)
-        return found._replace(tails=(self._reduce_tail(node, When.ANY, rest, cut, inside, in_memory),))
+                span = Span.NEVER
+        body = self._inside(node, frame, place, in_memory)
+        if rest:
+            cut = frame.shortened(a, frame.number_of(node.loop), rest)
+            inside = self._inside(node, cut, self.cut(place, cut, a, node.loop.point), in_memory)
+            tails = (Tail(When.ANY, rest, cut, inside),)
+        return node._replace(body=body, span=span, tails=tails)
 
-    def _ended_loop(self, node: Loop, inside: Place, in_memory: bool) -> Loop:
+    def _ended_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """A reduce loop over an axis whose extent depends on a variable."""
         frame, a, s = node.frame, node.axis, node.frame.r.stage.index
-        if inside.opened[s][a] < frame.num_loops(a):
-            return self._with_body(node, inside, in_memory)._replace(span=Span.TO_LIMIT)
-        found = self._with_body(node, inside.knowing(s, frozenset([a])), in_memory)._replace(span=Span.WHOLE)
-        if frame.reach(a) == 1:
-            return found
-        step = frame.tail_step(a)
-        cut = frame.narrowed(a, step)
-        place = inside.knowing(s, frozenset([a])) if step == 1 else inside
-        if cut is not frame:
-            place = self.cut(place, cut, a, node.loop.point)
-        return found._replace(tails=(self._reduce_tail(node, When.ANY, step, cut, place, in_memory),))
-
-    def _reduce_tail(self, node: Loop, when: When, step: int, cut: Frame, place: Place, in_memory: bool) -> Tail:
-        """The tail of a reduce loop: a copy of its body in which the loops of `cut` are smaller."""
-        end = _end_of(node)
-        whole = self.maker.inside_reduction(cut, node.number, end, place.nests)
-        assert isinstance(whole, Loop)
-        return Tail(when, step, cut, self._with_body(whole, place, in_memory).body)
+        if not frame.is_innermost(node.number):
+            return node._replace(body=self._inside(node, frame, place, in_memory), span=Span.TO_LIMIT)
+        known, tails = place.knowing(s, a), tuple[Tail, ...]()
+        if frame.reach(a) > 1:
+            step = frame.tail_step(a)
+            cut, inside = frame.narrowed(a, step), known if step == 1 else place
+            if cut is not frame:
+                inside = self.cut(inside, cut, a, node.loop.point)
+            tails = (Tail(When.ANY, step, cut, self._inside(node, cut, inside, in_memory)),)
+        return node._replace(body=self._inside(node, frame, known, in_memory), span=Span.WHOLE, tails=tails)
 
     # -- smaller bodies ---------------------------------------------------------------------------------
     def cut(self, place: Place, frame: Frame, a: int, point: int) -> Place:
@@ -281,13 +263,3 @@ class _Tails:
 def is_split(split: Split | None, node: Loop) -> bool:
     """Whether cores or groups share this loop: the outermost one over the axis of a split reduction."""
     return split is not None and node.frame.r.stage.is_output and split.axis == node.axis and node.is_outermost
-
-
-def _end_of(node: Loop) -> int:
-    """The number of the loop just outside of which accumulators in memory are read and written; -1 if they are carried in registers."""
-    inner: Inner = node
-    while isinstance(inner, Loop):
-        if isinstance(inner.body.inner, Update):
-            return inner.number + 1
-        inner = inner.body.inner
-    return -1
