@@ -134,7 +134,6 @@ LARGE_CLASSES = {
     "tune/hand_kernel.py:HandKernel": (33, 4),
     # several concepts in one class
     "compile/webgpu/device.py:WebGpuDevice": (20, 27),
-    "tune/workers/executor.py:DispatchingExecutor": (31, 17),
 }
 
 

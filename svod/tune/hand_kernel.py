@@ -46,7 +46,8 @@ from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.relatives import kernel_record
 from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession, bound_at
-from svod.tune.workers.executor import Executor, LocalExecutor
+from svod.tune.workers.executor import Executor
+from svod.tune.workers.local_executor import LocalExecutor
 
 BUILD_SECONDS = 60.0
 TIME_SECONDS, CONFIRM_SECONDS = 0.3, 1.0

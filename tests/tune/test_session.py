@@ -36,7 +36,8 @@ from svod.tune.search.events import (
 )
 from svod.tune.session import OVERRUN, KernelTask, SessionResult, TuneSession
 from svod.tune.unfinished import left_to_search, was_cut_short
-from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor
+from svod.tune.workers.executor import Executor, InlineExecutor
+from svod.tune.workers.local_executor import LocalExecutor
 from tests.tune.replay import ReplayedMeasurer, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
 from tests.tune.sessions import Rounds, replayed_session

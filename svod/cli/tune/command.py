@@ -149,7 +149,7 @@ def check(options: TuneOptions) -> None:
     if options.optuna_storage is not None and strategy != "optuna":
         raise click.UsageError(f"--optuna-storage is for --strategy optuna; the strategy is {strategy}")
     from svod.tune.search.strategies.registry import check_strategy
-    from svod.tune.workers.executor import check_address, parse_workers
+    from svod.tune.workers.start import check_address, parse_workers
 
     check_strategy(strategy, options.optuna_storage or config.BeamConfig.env_value("optuna_storage"),
                    config.BeamConfig.env_value("cost_model"))

@@ -35,7 +35,9 @@ from svod.system.process.cores import usable_cores
 from svod.system.process.directories import kept_folder, temporary_places
 from svod.system.process.system_files import processes_of
 from svod.tune.workers.child import Request
-from svod.tune.workers.executor import YIELD_SECONDS, DispatchingExecutor, Kind, WorkerLost, check_address
+from svod.tune.workers.dispatching import DispatchingExecutor
+from svod.tune.workers.executor import YIELD_SECONDS, Kind
+from svod.tune.workers.fleet import WorkerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name, mismatch, package_roots
 from svod.tune.workers.ray_worker import RayWorker
 
@@ -414,7 +416,7 @@ class RayExecutor(DispatchingExecutor):
         for kind in kinds:
             with self._placing:
                 free = sum(max(0, n) for n in self._free_places(kind).values())
-                without_node = [c for c in self._of_kind(kind) if c.node not in self._places(kind) and c.name not in self._aside]
+                without_node = [c for c in self._of_kind(kind) if c.node not in self._places(kind) and c.name not in self._fleet.aside]
             wanted = free - len(without_node)
             if kind == "compile" and self._count is not None:
                 wanted = self._count - self.workers(kind)
@@ -456,11 +458,11 @@ class RayExecutor(DispatchingExecutor):
             return super().targets()
         end = time.monotonic() + self.patience
         benches = self._of_kind("bench")
-        while any(c.target is None and c.name not in self._aside for c in benches) and time.monotonic() < end:
+        while any(c.target is None and c.name not in self._fleet.aside for c in benches) and time.monotonic() < end:
             time.sleep(0.05)
         present = self._places("bench")     # checked, as an idle worker does not notice that its node has left
         return list({c.target.key: c.target for c in benches
-                     if c.target is not None and c.name not in self._aside and c.node in present}.values())
+                     if c.target is not None and c.name not in self._fleet.aside and c.node in present}.values())
 
     def look_at_nodes(self) -> None:
         """Update the list of the cluster's nodes. Raises Ray's errors where the head is gone."""
@@ -528,14 +530,16 @@ class RayExecutor(DispatchingExecutor):
         end = time.monotonic() + seconds
         with self._changed:
             while not self.closing and time.monotonic() < end:
-                waited = [c.name in self._up or c.name in self._aside for c in self._carriers if self.embedded or c.kind == "compile"]
-                if all(waited) or (not self.embedded and self._is_any_up("compile")):
+                settled = self._fleet.up | self._fleet.aside.keys()
+                if all(c.name in settled for c in self._carriers if self.embedded or c.kind == "compile"):
+                    break
+                if not self.embedded and self._fleet.is_any_up("compile"):
                     break
                 self._changed.wait(NODE_POLL)
             needed: tuple[Kind, ...] = ("compile", "bench") if self.embedded else ("compile",)
             for kind in needed:
-                if not self._is_any_up(kind):
-                    why = [self._aside[c.name] for c in self._of_kind(kind) if c.name in self._aside]
+                if not self._fleet.is_any_up(kind):
+                    why = [self._fleet.aside[c.name] for c in self._of_kind(kind) if c.name in self._fleet.aside]
                     missing = "they take too long" if self.embedded else "the cluster has no node with a core"
                     raise TuneError(f"no Ray worker that can {kind} has started: {why[-1] if why else missing}")
 
@@ -606,7 +610,6 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
 
     Raises ConfigError for an address that svod cannot use, RayUnavailable when Ray is missing or does not start in time, or its workers
     cannot run svod (another version, not installed)."""
-    check_address(address)
     started = time.monotonic()
     ray = _import_ray()
     embedded: _EmbeddedRay | None = None

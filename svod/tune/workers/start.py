@@ -9,12 +9,33 @@ from typing import Any
 
 from svod.core.machine.target import HOST
 from svod.errors import ConfigError, TuneError
-from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, parse_workers
+from svod.tune.workers.executor import Executor, InlineExecutor
 from svod.tune.workers.jobs import WorkerConfig
+from svod.tune.workers.local_executor import LocalExecutor
 
 log = logging.getLogger("svod.tune")
 RAY_START_DEADLINE = 15.0   # seconds that Ray has to start before the local executor is used instead
+MOST_WORKERS = 4096
 START_WAIT_SECONDS = 5.0    # seconds that `ExecutorStart.close` waits for an executor that is still starting
+
+
+def parse_workers(spec: str) -> tuple[str, int | None]:
+    """("ray" | "local" | "inline", count or None). Raises ConfigError."""
+    name, colon, count = spec.partition(":")
+    counted = name in ("ray", "local") and (not colon or (count.isdecimal() and 0 < int(count) <= MOST_WORKERS))
+    if not counted and spec != "inline":
+        raise ConfigError(f"asked for workers {spec!r}; use ray:N, local:N (N processes, 1 to {MOST_WORKERS}), ray, local or inline")
+    return name, int(count) if count else None
+
+
+def check_address(address: str | None) -> None:
+    """Raise ConfigError for a text that cannot be the address of a Ray cluster. None is valid: no cluster."""
+    if address is not None and "://" in address:
+        raise ConfigError(f"asked for the Ray cluster at {address!r}; svod must run on a node of the cluster and connects with "
+                          "--address auto or host:port, because Ray's client protocol cannot kill a worker in time")
+    _, _, port = (address or "").rpartition(":")
+    if address not in (None, "auto") and not port.isdecimal():
+        raise ConfigError(f"asked for the Ray cluster at {address!r}; use auto or host:port")
 
 
 def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = HOST,
@@ -31,6 +52,7 @@ def make_executor(spec: str = "local", address: str | None = None, config: Worke
     if name == "inline":
         return InlineExecutor(config, device)
     if name == "ray":
+        check_address(address)
         from svod.tune.workers.ray_executor import RayUnavailable, start_ray_executor
         try:
             return start_ray_executor(count, address, config, device, shared_cores, start_deadline)

@@ -264,7 +264,7 @@ def test_the_quota_of_a_group_binds_and_its_change_is_seen(tmp_path: Path, share
 import time
 from svod.compile.cpu.host import host_target
 from svod.system.process.cores import QUOTA_SECONDS, affinity, usable_cores
-from svod.tune.workers.executor import LocalExecutor
+from svod.tune.workers.local_executor import LocalExecutor
 def cores(): return usable_cores(), host_target().threads
 print(*cores(), len(affinity()), flush=True)
 with LocalExecutor() as executor: print(executor.workers("compile"), flush=True)

@@ -16,7 +16,9 @@ import pytest
 from svod.core.machine.target import Target
 from svod.errors import TuneError
 from svod.tune.workers.child import Request
-from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost
+from svod.tune.workers.dispatching import DispatchingExecutor
+from svod.tune.workers.executor import Kind
+from svod.tune.workers.fleet import WorkerLost
 from svod.tune.workers.jobs import Outcome, decode
 from tests.patience import NEVER, wait_until
 from tests.tune.search_kernels import TARGET
@@ -133,7 +135,7 @@ def test_without_any_worker_waiting_items_end_and_the_next_call_says_why(fault: 
     with executing() as executor:
         executor.add("one", never_up if fault == "run" else other_version, done)
         if fault == "run":
-            executor._threads.clear()
+            executor._fleet.carriers.clear()
             executor.add("two", up, breaks)
         try:
             outcomes = outcomes_of(executor, 9)
@@ -148,7 +150,7 @@ def test_without_any_worker_waiting_items_end_and_the_next_call_says_why(fault: 
 def test_a_worker_that_comes_up_later_works() -> None:
     with executing() as executor:
         executor.add("bad", other_version, done)
-        while not executor._aside:
+        while not executor._fleet.aside:
             time.sleep(0.01)
         executor.add("good", up, done)
         assert all(o.ok for o in outcomes_of(executor, 5))
@@ -286,8 +288,8 @@ def test_a_machine_that_turns_out_to_have_another_target_ends_the_wait_for_it() 
 
 
 def test_an_item_on_a_frozen_worker_is_started_elsewhere_too_and_the_first_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE", -0.9)     # items are overdue 0.1 s after their start
-    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE_POLL", 0.02)
+    monkeypatch.setattr("svod.tune.workers.items.OVERDUE", -0.9)     # items are overdue 0.1 s after their start
+    monkeypatch.setattr("svod.tune.workers.dispatching.OVERDUE_POLL", 0.02)
     thawed, seen = threading.Event(), Counter[int]()
 
     def freezes(carrier: Scripted, item: int) -> Outcome:
@@ -300,10 +302,10 @@ def test_an_item_on_a_frozen_worker_is_started_elsewhere_too_and_the_first_answe
     with executing() as executor:
         frozen = executor.add("frozen", up, freezes)
         frozen.chunk = 1
-        while "frozen" not in executor._up:
+        while "frozen" not in executor._fleet.up:
             time.sleep(0.01)
         batch = executor.submit("m:job", [0], kind="compile", deadline=1.0)
-        while not executor._held:
+        while not executor._items.held:
             time.sleep(0.01)
         executor.add("healthy", up, works)
         answer = batch.poll(NEVER)
@@ -311,14 +313,14 @@ def test_an_item_on_a_frozen_worker_is_started_elsewhere_too_and_the_first_answe
         assert all(o.worker == "healthy" for o in outcomes_of(executor, 5)) and seen[0] == 2, "item 0 of two batches"
         thawed.set()
         assert batch.finished and batch.poll(0.1) is None
-        while executor._held:
+        while executor._items.held:
             time.sleep(0.01)
         assert batch._outcomes.empty(), "the late answer is dropped"
 
 
 def test_a_copy_that_is_lost_too_leaves_the_item_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE", -0.5)
-    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE_POLL", 0.02)
+    monkeypatch.setattr("svod.tune.workers.items.OVERDUE", -0.5)
+    monkeypatch.setattr("svod.tune.workers.dispatching.OVERDUE_POLL", 0.02)
     release = threading.Event()
     tries = Counter[str]()
 
@@ -351,7 +353,7 @@ def test_what_nobody_will_answer_is_abandoned_at_once() -> None:
     for kind in kinds:
         executor.add(f"{kind} 0", up, hangs, kind=kind)
     batches = [executor.submit("m:job", [1, 2, 3], kind=kind, deadline=1.0) for kind in kinds]
-    while len(executor._held) < 2:
+    while len(executor._items.held) < 2:
         time.sleep(0.01)
     executor._abandon("the head is gone")
     for batch in batches:

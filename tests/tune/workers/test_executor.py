@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from svod.errors import ConfigError, FormatError, TuneError
-from svod.tune.workers import executor as executor_module
-from svod.tune.workers import forkserver
+from svod.tune.workers import dispatching, forkserver
 from svod.tune.workers import start as start_module
-from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, parse_workers
+from svod.tune.workers.executor import Executor, InlineExecutor, Kind
 from svod.tune.workers.jobs import WorkerConfig
+from svod.tune.workers.local_executor import LocalExecutor
 from svod.tune.workers.machine_lock import MachineLock
-from svod.tune.workers.start import ExecutorStart, make_executor
+from svod.tune.workers.start import ExecutorStart, make_executor, parse_workers
 from tests.patience import NEVER, wait_until
 from tests.tune.fault_jobs import PRELOADED
 from tests.tune.workers.test_child import CONFIG, JOBS, is_gone
@@ -45,7 +45,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 class TestEveryExecutor:
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["compile", "bench"])
-    def test_every_item_gets_one_outcome(self, executor: Executor, kind: executor_module.Kind) -> None:
+    def test_every_item_gets_one_outcome(self, executor: Executor, kind: Kind) -> None:
         batch = executor.submit(f"{JOBS}:echo", range(20), kind=kind, deadline=NEVER)
         assert len(batch) == 20 and not batch.finished
         found = dict(batch)
@@ -54,7 +54,7 @@ class TestEveryExecutor:
         assert batch.finished and list(batch) == [] and batch.poll() is None
 
     @pytest.mark.parametrize("kind", ["compile", "bench"])
-    def test_a_batch_gets_more_items(self, executor: Executor, kind: executor_module.Kind) -> None:
+    def test_a_batch_gets_more_items(self, executor: Executor, kind: Kind) -> None:
         batch = executor.submit(f"{JOBS}:echo", [], kind=kind, deadline=NEVER)
         assert batch.finished and batch.poll() is None
         assert executor.add(batch, "ab") == range(2)
@@ -120,7 +120,7 @@ class TestIsolation:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["compile", "bench"])
-    def test_hangs_and_crashes_cost_only_themselves(self, executor: Executor, kind: executor_module.Kind) -> None:
+    def test_hangs_and_crashes_cost_only_themselves(self, executor: Executor, kind: Kind) -> None:
         items = [1, "segfault", 2, "spin native", 3, "raise", "spin python", "abort", 4, "exit"]
         batches = [executor.submit(f"{JOBS}:fault_or_add", [item], kind=kind, deadline=0.5 if "spin" in str(item) else NEVER, setup=100)
                    for item in items]
@@ -229,7 +229,7 @@ class TestLocal:
             assert executor.run(f"{JOBS}:echo", [7], kind="compile", deadline=NEVER)[0].value == 7
 
     def test_a_fork_server_that_stands_still_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(executor_module, "WORKER_END_SECONDS", 0.2)
+        monkeypatch.setattr(dispatching, "WORKER_END_SECONDS", 0.2)
         monkeypatch.setattr(forkserver, "CLOSE_DEADLINE", 0.2)
         with LocalExecutor(1, CONFIG, "TEST") as executor:
             executor.wait_until_ready()
@@ -273,7 +273,8 @@ class TestLocal:
             assert outcome.status == "lost" and "no_such_module" in outcome.message
 
     def test_where_no_worker_can_start_the_end_of_python_says_nothing_more(self) -> None:
-        code = ("import sys; sys.executable = ''\nfrom svod.errors import TuneError\nfrom svod.tune.workers.executor import LocalExecutor\n"
+        code = ("import sys; sys.executable = ''\nfrom svod.errors import TuneError\n"
+                "from svod.tune.workers.local_executor import LocalExecutor\n"
                 "try: LocalExecutor(1)\nexcept TuneError as e: print(e)")
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "") and "sys.executable is empty" in done.stdout
@@ -375,7 +376,7 @@ def test_threads_take_turns_quickly_while_workers_work() -> None:
         for own in (0.005, 1e-4):
             sys.setswitchinterval(own)
             with LocalExecutor(1, CONFIG) as local:
-                assert sys.getswitchinterval() == pytest.approx(min(own, executor_module.SWITCH_SECONDS), rel=0.02)
+                assert sys.getswitchinterval() == pytest.approx(min(own, dispatching.SWITCH_SECONDS), rel=0.02)
             local.close()
             assert sys.getswitchinterval() == pytest.approx(own, rel=0.02)
     finally:

@@ -21,7 +21,8 @@ from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.confirmation import finish
 from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from svod.tune.session import KernelTask, TuneSession
-from svod.tune.workers.executor import Executor, LocalExecutor
+from svod.tune.workers.executor import Executor
+from svod.tune.workers.local_executor import LocalExecutor
 from svod.tune.workers.start import make_executor
 from tests.patience import NEVER, wait_until
 from tests.tune.replay import ReplayedMeasurer, Until, made_up_seconds

@@ -23,8 +23,8 @@ import pytest
 from svod.compile.cpu.host import host_target
 from svod.errors import TuneError
 from svod.tune.workers import ray_executor
-from svod.tune.workers.executor import LocalExecutor
 from svod.tune.workers.jobs import identity
+from svod.tune.workers.local_executor import LocalExecutor
 from svod.tune.workers.ray_executor import TOKEN, _remove_dead_sessions, _SessionDirectory
 from svod.tune.workers.start import make_executor
 from tests.patience import NEVER, wait_until
@@ -72,7 +72,7 @@ import ray
 session = ray._private.worker._global_node.get_session_dir_path()
 a, b = facts(e), facts(e, "bench")
 batch = e.submit(JOBS + ":sleep", [0.3], kind="compile", deadline=START)
-while not e._active["compile"]: pass
+while not e._items.active["compile"]: pass
 for _, carrier in e._threads:
     if carrier.kind == "compile": ray.kill(carrier._actor)     # the infrastructure fails under an item
 outcomes = [o.status for _, o in batch]
@@ -130,12 +130,13 @@ def test_a_place_is_waited_for_in_a_cluster_alone(embedded: bool, monkeypatch: p
 @pytest.mark.parametrize(("up", "why"), [({"c"}, "can bench has started: they take"), (set(), "can compile has started: no")])
 def test_an_own_ray_without_a_worker_of_each_kind_by_its_deadline_is_not_ready(up: set[str], why: str) -> None:
     carriers = [SimpleNamespace(name="c", kind="compile"), SimpleNamespace(name="b", kind="bench")]
-    owner: Any = SimpleNamespace(_changed=threading.Condition(), closing=False, embedded=True, _carriers=carriers, _up=up,
-                                 _aside={"c": "no cores"}, _is_any_up=lambda kind: any(c.kind == kind and c.name in up for c in carriers),
+    fleet: Any = SimpleNamespace(up=up, aside={"c": "no cores"},
+                                 is_any_up=lambda kind: any(c.kind == kind and c.name in up for c in carriers))
+    owner: Any = SimpleNamespace(_changed=threading.Condition(), closing=False, embedded=True, _carriers=carriers, _fleet=fleet,
                                  _of_kind=lambda kind: [c for c in carriers if c.kind == kind])
     with pytest.raises(TuneError, match=why):
         ray_executor.RayExecutor.wait_until_ready(owner, 0.05)
-    owner._up |= {"c", "b"}
+    up |= {"c", "b"}
     ray_executor.RayExecutor.wait_until_ready(owner)
 
 
@@ -259,7 +260,7 @@ def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCa
         assert executor.workers("compile") == 3 and executor.workers("bench") == 1 and cluster.address in executor.description
         timer = executor.run(f"{JOBS}:facts", [None], kind="bench", deadline=NEVER)[0].value
         assert timer["nice"] == NICE
-        assert wait_until(lambda: len(executor._up) == 4)  # type: ignore[attr-defined]
+        assert wait_until(lambda: len(executor._fleet.up) == 4)  # type: ignore[attr-defined]
         with caplog.at_level(logging.INFO, "svod.tune"):
             batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=NEVER)
             done = [next(batch) for _ in range(6)]
@@ -293,7 +294,7 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
     node = cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
     cluster.wait_for_nodes()
     with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=NEVER) as executor:
-        assert wait_until(lambda: len(executor._up) == executor.workers("compile") + 1)  # type: ignore[attr-defined]
+        assert wait_until(lambda: len(executor._fleet.up) == executor.workers("compile") + 1)  # type: ignore[attr-defined]
         batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=NEVER)
         done = [next(batch) for _ in range(6)]
         cluster.remove_node(node)
