@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.compile.plan.compiler import Choice, compile_all
-from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.compile.plan.unbound_plan import Named, UnboundPlan, named_kernels
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
@@ -266,9 +266,8 @@ class _Work:
     def _run(self) -> SessionResult:
         started, beam, compiler = time.monotonic(), self.beam, self.resolved.compiler
         self.resolved.db.storage.foresee()
-        names = {c.kernel: c.name for c in reversed(self.unbound.calls)}
-        named = {k.key: names[key] for key, k in self.kernels.items()}
-        tasks = self._tasks(names)
+        named = named_kernels(self.unbound.calls)
+        tasks = self._tasks(named)
         ceilings = None if self.given else self._ceilings()
         bench = BenchConfig(seconds=CHAIN_CHECK_SECONDS) if self.given else BenchConfig.from_env()
         workers = "inline" if beam.executor == "inline" else f"{beam.executor}:{beam.workers}" if beam.workers else beam.executor
@@ -280,23 +279,20 @@ class _Work:
             def listen(event: SearchEvent) -> None:
                 progress.advance(bar, isinstance(event, KernelFinished))
                 if line := debug_line(event, beam):
-                    progress.console.print(f"{named.get(event.kernel, '')}: {line}", highlight=False, markup=False, soft_wrap=True)
+                    name = named[event.kernel].name if event.kernel in named else ""
+                    progress.console.print(f"{name}: {line}", highlight=False, markup=False, soft_wrap=True)
 
             budget = ModelBudget(max(0.0, self.seconds - (time.monotonic() - started)), per_kernel=beam.kernel_budget)
             return TuneSession(tasks, compiler.target, executor=executor, db=self.resolved.db, config=beam, bench=bench, budget=budget,
                                ceilings=ceilings, listener=listen, device=compiler.device).run()
 
-    def _tasks(self, names: Mapping[str, str]) -> list[KernelTask]:
+    def _tasks(self, named: Mapping[str, Named]) -> list[KernelTask]:
         counts = self.unbound.counts
-        origins: dict[str, list[str]] = {}
-        for c in self.unbound.calls:
-            if c.origin:
-                origins.setdefault(c.kernel, []).append(c.origin)
         tasks = []
         for key, k in self.kernels.items():
             variables, proposed = self.unbound.variables_of(key), self.given.get(key, Proposed((), ""))
             share = counts[key] * float(count_operations(k.ast).flops) if self.given else 0.0      # kernels with more operations come first
-            tasks.append(KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))), share=share,
+            tasks.append(KernelTask(k, calls=counts[key], name=named[key].name, origins=named[key].origins, share=share,
                                     sizes=merged_sizes(k, variables), variables=variable_names(k, variables), given=proposed.chains,
                                     strategy=proposed.strategy))
         return tasks

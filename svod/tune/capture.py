@@ -43,7 +43,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from msgspec import Meta
 
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
-from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, call_sizes
+from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, call_sizes, named_kernels
 from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.ir.serialize import ast_to_data, data_to_ast
 from svod.core.kernel.kernel import Kernel
@@ -294,11 +294,11 @@ def to_text(lines: Iterable[dict[str, Any]]) -> str:
 def kernel_lines(unbound: UnboundPlan, target: str, written: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """The lines of a plan's kernels, named as in their first calls, without the kernels in `written`, a set of (key, target); the others
     are added to it."""
-    names = {call.kernel: call.name for call in reversed(unbound.calls)}
+    named = named_kernels(unbound.calls)
     for key, kernel in unbound.kernels.items():
         if (key, target) not in written:
             written.add((key, target))
-            yield {"kernel": key, "target": target, "name": names.get(key, ""), "structure": family_key(kernel.ast),
+            yield {"kernel": key, "target": target, "name": named[key].name if key in named else "", "structure": family_key(kernel.ast),
                    "ast": ast_to_data(kernel.ast)}
 
 

@@ -9,6 +9,7 @@ from svod.compile.backend import Device
 from svod.compile.lower.library import lower_library_kernel
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
+from svod.compile.plan.unbound_plan import Named, named_kernels
 from svod.compile.resources import PhaseResources, least_occupancy, most
 from svod.core.kernel.chain_text import AS_IT_IS, chain_text
 from svod.core.kernel.kernel import Kernel
@@ -54,19 +55,15 @@ class CompiledKernel:
 def compile_kernels(captured: Capture, device: Device, target: Target, only: Sequence[str] = ()) -> list[CompiledKernel]:
     """Compile every kernel of a capture, or those whose key begins with or whose name contains an entry of `only`. Nothing is stored."""
     calls: dict[str, int] = {}
-    names: dict[str, str] = {}
-    origins: dict[str, dict[str, None]] = {}
     for plan in captured.plans:
         for call in plan.unbound.calls:
             calls[call.kernel] = calls.get(call.kernel, 0) + plan.runs
-            names.setdefault(call.kernel, call.name or "kernel")
-            if call.origin:
-                origins.setdefault(call.kernel, {})[call.origin] = None
+    named = named_kernels(c for plan in captured.plans for c in plan.unbound.calls)
     found = []
     for key, kernel in captured.kernels.items():
-        name = names.get(key, "kernel")
-        if not only or any(key.startswith(o) or o in name for o in only):
-            found.append(CompiledKernel(key, name, tuple(origins.get(key, ())), calls.get(key, 0), _states(kernel, device, target)))
+        name, origins = named.get(key, Named("", ()))
+        if not only or any(key.startswith(o) or o in (name or "kernel") for o in only):
+            found.append(CompiledKernel(key, name or "kernel", origins, calls.get(key, 0), _states(kernel, device, target)))
     return found
 
 

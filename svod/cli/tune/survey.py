@@ -14,7 +14,7 @@ from typing import Literal
 from svod.bench.roofline import COMPUTE, Ceilings
 from svod.compile.backend import device_named, target_with
 from svod.compile.plan.compiler import Compiled, Compiler, compile_all
-from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
+from svod.compile.plan.unbound_plan import build_plan, named_kernels, synthetic_arrays
 from svod.config import BeamConfig
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target, unfit
@@ -124,29 +124,22 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyR
     """A row for each distinct kernel of a capture, sorted by the share of the time, largest first."""
     calls: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    names: dict[str, str] = {}
-    origins: dict[str, dict[str, None]] = {}
     weights: list[float] = []
     for plan in capture.plans:
         times = kernel_seconds(plan, target, compiler)
         for key, n in plan.unbound.counts.items():
             calls[key] = calls.get(key, 0.0) + n * plan.runs
             seconds[key] = min(times[key], seconds.get(key, times[key]))
-        for c in plan.unbound.calls:
-            if c.name:
-                names.setdefault(c.kernel, c.name)
-            if c.origin:
-                origins.setdefault(c.kernel, {})[c.origin] = None
         weights.append(plan.runs * sum(times[k] * n for k, n in plan.unbound.counts.items()))
     main = max(range(len(weights)), key=weights.__getitem__, default=None)
     runs = capture.plans[main].runs if main is not None else 1
     total = sum(calls[k] * seconds[k] for k in calls) or 1.0
-    kernels = capture.kernels
+    kernels, named = capture.kernels, named_kernels(c for plan in capture.plans for c in plan.unbound.calls)
     rows = []
     for k in calls:
         called = [v for plan in capture.plans for v in plan.unbound.variables_of(k)]
         sizes = merged_sizes(kernels[k], called)
-        rows.append(SurveyRow(kernels[k], names.get(k, "kernel"), tuple(origins.get(k, ())), calls[k] / runs, seconds[k],
+        rows.append(SurveyRow(kernels[k], named[k].name or "kernel", named[k].origins, calls[k] / runs, seconds[k],
                               calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes,
                               variables=variable_names(kernels[k], called)))
     return sorted(rows, key=lambda r: (-r.share, r.key))

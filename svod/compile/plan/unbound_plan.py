@@ -5,9 +5,9 @@ so that `svod-tune` can time the whole plan without the model.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,23 @@ class Call:
     offsets: tuple[int, ...]
     variables: tuple[VariableSpec, ...] = ()
     device: str = ""
+
+
+class Named(NamedTuple):
+    """A kernel's name, that of its first call with one ("": none has), and the places in the model that its calls come from."""
+
+    name: str
+    origins: tuple[str, ...]
+
+
+def named_kernels(calls: Iterable[Call]) -> dict[str, Named]:
+    """The name and the origins of each kernel of these calls, by its key."""
+    names: dict[str, str] = {}
+    origins: dict[str, dict[str, None]] = {}
+    for c in calls:
+        names[c.kernel] = names.get(c.kernel) or c.name
+        origins.setdefault(c.kernel, {}).update({c.origin: None} if c.origin else {})
+    return {key: Named(name, tuple(origins[key])) for key, name in names.items()}
 
 
 @dataclass(frozen=True)
