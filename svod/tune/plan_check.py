@@ -244,7 +244,7 @@ def _reason(unbound: UnboundPlan, k: InPlan, touched: int, target: Target) -> st
     pairs = (k.inside.heuristic, k.alone.heuristic), (k.inside.tuned, k.alone.tuned)
     if not any(now - then > max((MOVED - 1.0) * then, MOVED_SECONDS) for now, then in pairs):
         return text
-    own = sum(p.arg.size * p.dtype.itemsize for p in unbound.kernels[k.kernel].params)
+    own = unbound.kernels[k.kernel].nbytes
     for name, size in (("second-level caches", target.l2 * target.threads), ("last-level cache", target.l3)):
         if own <= size < touched:
             return f"{text}; alone its operands ({_mega(own)}) stay in the {name}, in the plan {_mega(touched)} pass through in between"

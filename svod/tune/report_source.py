@@ -22,7 +22,7 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.core.tree.show import print_nest
 from svod.errors import SvodError
-from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
+from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, Search, TargetFacts, TuningDB, Verdict, described, origins_of
 from svod.tune.db.winners import Winner
 from svod.tune.measure.sizes import Size, work_of
 from svod.tune.session import bound_at
@@ -68,13 +68,7 @@ def _facts_of(db: TuningDB, target: str) -> dict[str, str]:
 def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Sequence[Measurement],
              searches: Sequence[Search], ceilings: Ceilings | None) -> list[TunedKernel]:
     """The kernels that were measured or searched on a target, sorted by their gain, largest first."""
-    records: dict[str, KernelRecord] = {}
-    for k, _ in db.select(KernelRecord):
-        if k.kernel not in records or k.ast_version > records[k.kernel].ast_version:
-            records[k.kernel] = k
-    origins: dict[str, list[str]] = {}
-    for o, _ in db.select(OriginRecord):
-        origins.setdefault(o.kernel, []).append(o.origin)
+    records, origins = described(db), origins_of(db)
     verified = {(v.kernel, v.linear): v.method for v, _ in db.select(Verdict) if v.target == target and v.verdict == "verified"}
     by_kernel: dict[str, list[Measurement]] = {}
     for m in measurements:
@@ -87,7 +81,7 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
         evidence = next((m for m in by_kernel.get(key, ()) if winner is not None and m.id == winner.measurement), None)
         if winner is not None and evidence is None:     # its measurement ships with svod
             evidence = next((m for m, _ in db.select(Measurement, key, target, shipped=True) if m.id == winner.measurement), None)
-        found = _kernel(records.get(key) or KernelRecord(key), sorted(origins.get(key, ())), winner, evidence, machine, ceilings)
+        found = _kernel(records.get(key) or KernelRecord(key), origins[key], winner, evidence, machine, ceilings)
         kernels.append(replace(found, courses=tuple(_courses(own, by_kernel.get(key, []))), left=what_is_left(own, asked),
                                layer=LAYER_NAMES[winner.layer] if winner else "",
                                verified=verified.get((key, winner.linear), "") if winner else ""))

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -39,13 +39,13 @@ from svod.tune.db import (
     KernelRecord,
     Measurement,
     Merged,
-    OriginRecord,
     RecordError,
     Search,
     Skipped,
     TargetFacts,
     TuningDB,
     Verdict,
+    described,
     files,
     moving,
     origins_of,
@@ -143,10 +143,7 @@ def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False) -> str:
     names: dict[str, set[str]] = {key: set() for key, in (*db.tally(Measurement, "kernel"), *db.tally(Search, "kernel"))}
     for k, _ in db.select(KernelRecord):
         names.setdefault(k.kernel, set()).add(k.name)
-    origins: dict[str, set[str]] = {key: set() for key in names}
-    for o, _ in db.select(OriginRecord):
-        origins.setdefault(o.kernel, set()).add(o.origin)
-    if (key := _only_match(text, names, origins)) is not None:
+    if (key := _only_match(text, names, origins_of(db))) is not None:
         return key
     elsewhere = {k.kernel: {k.name} for k, _ in db.select(KernelRecord, shipped=True) if k.kernel.startswith(text)} if shipped else {}
     if (key := _only_match(text, elsewhere, {})) is not None:
@@ -157,7 +154,7 @@ def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False) -> str:
                         f"`svod-db list` shows the {len(names)} there are")
 
 
-def _only_match(text: str, names: dict[str, set[str]], origins: dict[str, set[str]]) -> str | None:
+def _only_match(text: str, names: Mapping[str, set[str]], origins: Mapping[str, Sequence[str]]) -> str | None:
     """The key of the kernel that `text` means, or None. `names`, `origins`: by key, those of the kernels to choose from. Raises
     DatabaseError if it may mean several."""
     kinds = ({k for k in names if k == text}, {k for k in names if k.startswith(text)}, _with(names, text, whole=True),
@@ -172,7 +169,7 @@ def _only_match(text: str, names: dict[str, set[str]], origins: dict[str, set[st
     return None
 
 
-def _with(texts: dict[str, set[str]], text: str, *, whole: bool) -> set[str]:
+def _with(texts: Mapping[str, Collection[str]], text: str, *, whole: bool) -> set[str]:
     """The keys that have a text equal to `text`, or without `whole` one that contains it."""
     return {key for key, own in texts.items() if (text in own if whole else any(text in x for x in own))}
 
@@ -245,15 +242,15 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     searches = [s for s, _ in db.select(Search, key)]
     if as_json:
         measurements = [m for m, _ in found]
-        _print_json({"kernel": key, "winners": [r._asdict() for r in winner_rows(db, key)], "origins": origins_of(db, key),
+        _print_json({"kernel": key, "winners": [r._asdict() for r in winner_rows(db, key)], "origins": origins_of(db, key)[key],
                      **{name: [r.to_json() for r in some] for name, some in (("descriptions", descriptions), ("measurements", measurements),
                                                                              ("verdicts", verdicts), ("searches", searches))}})
         return
-    newest = max(descriptions, key=lambda k: k.ast_version, default=None)
+    newest = described(db, key, shipped=True).get(key)
     _say(f"kernel    {key}")
     if newest is not None:
         _say(f"name      {newest.name}\nwork      {newest.flops:.4g} flop, {newest.bytes:.4g} bytes")
-    for origin in origins_of(db, key):
+    for origin in origins_of(db, key)[key]:
         _say(f"from      {origin}")
     for row in winner_rows(db, key):
         _show_target(db, row, [(m, layer) for m, layer in found if m.target == row.target], [v for v in verdicts if v.target == row.target])
@@ -294,7 +291,7 @@ def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
     machine = target_with(row.target)
     if machine is None:
         return ["loops     are shown on a machine with this target"]
-    record = max((k for k, _ in db.select(KernelRecord, row.kernel, shipped=True)), key=lambda k: k.ast_version, default=None)
+    record = described(db, row.kernel, shipped=True).get(row.kernel)
     if record is None:
         return ["loops     are not known: the database lacks the kernel's description"]
     try:
@@ -327,7 +324,7 @@ def why(context: click.Context, what: str, args: tuple[str, ...], target: str | 
     else:
         key = _resolve_kernel(db, what, shipped=True)
         wanted = [CapturedKernel(key, t, "", "") for t in ([target] if target else [r.target for r in winner_rows(db, key)])]
-    names = {k.kernel: k.name for k, _ in db.select(KernelRecord, shipped=True)}
+    names = {key: k.name for key, k in described(db, shipped=True).items()}
     for c in wanted:
         reason = explain(db, c.kernel, target or c.target, structure=c.structure)
         _say(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {reason.text}")

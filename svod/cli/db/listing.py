@@ -13,7 +13,7 @@ from svod.core.kernel.chain_text import chain_words
 from svod.system.process.streams import is_terminal
 from svod.system.quantities import gain, seconds, times
 from svod.system.tables import print_table, printable, text_table
-from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
+from svod.tune.db import LAYER_NAMES, Measurement, Search, TuningDB, Verdict, described, origins_of
 from svod.tune.db.why import no_winner_reason
 
 SHOWN_KEY = 12          # characters of a key that tables show
@@ -76,11 +76,8 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
     """A row for every kernel on every target of the user's records, with the chain in use, wherever it comes from. `kernel`: only rows of
     the kernel with this key, also from records that ship with svod."""
     shipped = kernel is not None
-    kernels = sorted((k for k, _ in db.select(KernelRecord, kernel, shipped=shipped)), key=lambda k: k.ast_version)
-    names = {k.kernel: k.name for k in kernels}
-    origins: defaultdict[str, set[str]] = defaultdict(set)
-    for o, _ in db.select(OriginRecord, kernel):
-        origins[o.kernel].add(o.origin)
+    names = {key: k.name for key, k in described(db, kernel, shipped=shipped).items()}
+    origins = origins_of(db, kernel)
     rankings = db.all_rankings() if kernel is None else {(kernel, t): db.ranking(kernel, t) for t in db.targets_of(kernel)}
     measured = db.tally(Measurement, "kernel", "target") if kernel is None else \
         Counter((m.kernel, m.target) for m, _ in db.select(Measurement, kernel, shipped=True))
@@ -96,7 +93,7 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
                 continue        # the counted records are invalid; they have been reported
             reason = no_winner_reason(found, [v for v, _ in db.select(Verdict, key, target, shipped=shipped)], searches[at])
         newest = max(searches[at], key=lambda s: s.started_at, default=None)
-        rows.append(WinnerRow(key, names.get(key, ""), tuple(sorted(origins[key])), target,
+        rows.append(WinnerRow(key, names.get(key, ""), tuple(origins[key]), target,
                               None if w is None else json.loads(json.dumps(w.chain)), None if w is None else w.speedup,
                               None if w is None else w.heuristic_seconds, None if w is None else w.time, _calls(searches[at]),
                               "" if w is None else LAYER_NAMES[w.layer], measured.get(at, 0), len({s.search for s in searches[at]}),

@@ -16,7 +16,7 @@ from svod.errors import SvodError
 from svod.system.quantities import count, times
 from svod.tune.chains import fault, known_chains
 from svod.tune.checks import Proposed, to_check
-from svod.tune.db import LAYER_NAMES, SHIPPED, KernelRecord, Measurement, TuningDB, Winner
+from svod.tune.db import LAYER_NAMES, SHIPPED, KernelRecord, Measurement, TuningDB, Winner, described
 from svod.tune.db.records import CHECK
 from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
@@ -59,7 +59,7 @@ def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dic
             places.setdefault(m.target, set()).add(m.kernel)
             if layer != SHIPPED or kernels:
                 expected.setdefault(m.target, set()).add(m.kernel)
-    described = {k.kernel: k for k, _ in db.select(KernelRecord, shipped=True)}
+    descriptions = described(db, shipped=True)
     tasks: dict[Target, list[KernelTask]] = {}
     for key in sorted(places):
         target = target_with(key)
@@ -68,19 +68,19 @@ def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dic
                 say(f"svod-db: {count(len(expected[key]), 'kernel')} of {key} cannot be checked here")
             continue
         resolved = _resolved(target, db)
-        for kernel, name in _kernels(sorted(places[key]), described):
+        for kernel, name in _kernels(sorted(places[key]), descriptions):
             proposed = _winner(kernel, resolved) if every else to_check(kernel, resolved)
             if proposed is not None:
                 tasks.setdefault(target, []).append(KernelTask(kernel, name=name, given=proposed.chains, strategy=proposed.strategy))
     return tasks
 
 
-def _kernels(keys: list[str], described: dict[str, KernelRecord]) -> Iterator[tuple[Kernel, str]]:
+def _kernels(keys: list[str], descriptions: dict[str, KernelRecord]) -> Iterator[tuple[Kernel, str]]:
     """The kernels with these keys, and their names, from the database's descriptions. A kernel whose description is missing, damaged or
     that of another kernel is reported and left out."""
     for key in keys:
         try:
-            kernel = Kernel(data_to_ast(described[key].ast)) if key in described else None
+            kernel = Kernel(data_to_ast(descriptions[key].ast)) if key in descriptions else None
         except SvodError as e:
             say(f"svod-db: {key[:SHOWN_KEY]} cannot be checked, its description is damaged: {e}")
             continue
@@ -88,7 +88,7 @@ def _kernels(keys: list[str], described: dict[str, KernelRecord]) -> Iterator[tu
             say(f"svod-db: {key[:SHOWN_KEY]} cannot be checked: " + ("the database lacks its description" if kernel is None else
                                                                    "its description is of another kernel; svod-db rekey mends old keys"))
         else:
-            yield kernel, described[key].name
+            yield kernel, descriptions[key].name
 
 
 def _resolved(target: Target, db: TuningDB) -> Resolved:

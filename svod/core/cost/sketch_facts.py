@@ -155,7 +155,7 @@ def bytes_of(state: Scheduler, s: int) -> int:
 
 
 def bytes_of_arguments(state: Scheduler) -> int:
-    size: int = sum(p.arg.size * p.dtype.itemsize for p in state.kernel.params)
+    size: int = state.kernel.nbytes
     return size
 
 

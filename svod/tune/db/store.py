@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -279,6 +279,14 @@ class TuningDB:
         self.close()
 
 
-def origins_of(db: TuningDB, kernel: str) -> list[str]:
-    """The places in models that a kernel comes from."""
-    return sorted({o.origin for o, _ in db.select(OriginRecord, kernel)})
+def origins_of(db: TuningDB, kernel: str | None = None) -> defaultdict[str, list[str]]:
+    """Kernel key → the places in models that the kernel comes from."""
+    origins: defaultdict[str, list[str]] = defaultdict(list)
+    for key, origin in sorted({(o.kernel, o.origin) for o, _ in db.select(OriginRecord, kernel)}):
+        origins[key].append(origin)
+    return origins
+
+
+def described(db: TuningDB, kernel: str | None = None, *, shipped: bool = False) -> dict[str, KernelRecord]:
+    """Kernel key → its newest description."""
+    return {k.kernel: k for k in sorted((k for k, _ in db.select(KernelRecord, kernel, shipped=shipped)), key=lambda k: k.ast_version)}

@@ -74,7 +74,7 @@ def test_searches_have_a_beginning_and_an_end(db: TuningDB) -> None:
 
 def test_origins_are_a_set(db: TuningDB) -> None:
     db.record([OriginRecord(K, "b.py:1"), OriginRecord(K, "a.py:2"), OriginRecord(K, "b.py:1"), OriginRecord("x", "c.py:1")])
-    assert origins_of(db, K) == ["a.py:2", "b.py:1"]
+    assert origins_of(db, K)[K] == origins_of(db)[K] == ["a.py:2", "b.py:1"]
 
 
 def test_looking_up_creates_nothing_and_needs_no_sqlite_utils(tmp_path: Path) -> None:
