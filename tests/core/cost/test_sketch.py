@@ -27,23 +27,26 @@ NATIVE = [replace(t, threads=4) for t in runnable_targets().values()]
 TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
 TARGET = TARGETS[-1]
 MOST_STEPS = 20_000
+SKETCHES = 4        # number of sketches of a kernel that are run for each target
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(KERNELS)), ids=list(KERNELS))
 def test_every_sketch_is_correct(number: int) -> None:
-    """Each sketch is well-formed for all targets, and gives correct results as machine code for a target that the host can run, and as
+    """Each sketch is well-formed for all targets. Some give correct results as machine code for a target that the host can run, and as
     interpreted LINEAR for one of the targets in turn."""
-    case = case_of(list(KERNELS)[number])
+    name = list(KERNELS)[number]
+    case, rng = case_of(name), random.Random(name)
     done: set[str] = set()
     for target in TARGETS:
         found = sketches(Scheduler(case.kernel, target))
         assert found, "at least the untouched kernel"
         assert len({s.digest for s in found}) == len(found)
+        run = {s.digest for s in rng.sample(found, min(SKETCHES, len(found)))}
         for state in found:
             program = lower(state)
             validate(program)
-            if program.digest in done:
+            if state.digest not in run or program.digest in done:
                 continue
             done.add(program.digest)
             if target == TARGETS[number % len(TARGETS)] and steps(program) <= MOST_STEPS:
