@@ -267,6 +267,7 @@ def test_an_onnx_model_on_a_device() -> None:
     assert plan.device == TOY.device
 
 
+@pytest.mark.slow
 def test_a_pytorch_model_on_a_device() -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
     compiler = pytest.importorskip("svod.torch")
