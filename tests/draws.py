@@ -22,8 +22,17 @@ def chains(share: float) -> int:
 
 
 def a_quarter(values: Iterable[Any]) -> list[Any]:
-    """Make test parameters of `values`: of every four, the first is fast, and the others are marked slow."""
-    return [v if k % 4 == k // 4 % 4 else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.slow)
+    """Make test parameters of `values`: of every four, one is fast, and the others are marked slow."""
+    return _one_of(4, values)
+
+
+def an_eighth(values: Iterable[Any]) -> list[Any]:
+    """Make test parameters of `values`: of every eight, one is fast, and the others are marked slow."""
+    return _one_of(8, values)
+
+
+def _one_of(n: int, values: Iterable[Any]) -> list[Any]:
+    return [v if k % n == k // n % n else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.slow)
             for k, v in enumerate(values)]
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.tensor import Tensor, where
-from tests.draws import draws
+from tests.draws import a_quarter, draws
 from tests.tensor.checking import check, evaluate
 from tests.tensor.operations.test_elementwise import FUNCTIONS, POSITIVE, quiet
 from tests.tensor.operations.test_nn import Pair, conv_loop, pool_loop
@@ -97,7 +97,7 @@ def test_choices_and_comparisons(x: tuple[Tensor, Array], seed: int) -> None:
         same(getattr(t, name)(), f(a))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", a_quarter(FUNCTIONS))
 @draws(3)
 @given(x=bfloat16_views)
 def test_functions(name: str, x: tuple[Tensor, Array]) -> None:
