@@ -90,7 +90,6 @@ def test_layouts_of_arguments() -> None:
 
 # -- weights --------------------------------------------------------------------------------------------
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", SIZES)
 def test_a_numpy_array_that_a_function_reads_cannot_be_written(shape: tuple[int, int]) -> None:
     w, x = drawn(*shape), drawn(4, shape[0], seed=1)
