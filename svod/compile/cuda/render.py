@@ -161,15 +161,11 @@ def _exchange(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, .
     w.value[i] = w.vector(scalar, lanes, map(one, parts))
 
 
-def _prefetch(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """Print nothing: while one thread waits for memory, others compute, so no prefetch is needed."""
-
-
 HANDLERS: dict[str, Handler] = {
-    **{op: handler for op, handler in COMMON_HANDLERS.items() if op not in (*TILE_OPS, "DOT")},
+    **{op: handler for op, handler in COMMON_HANDLERS.items() if op not in (*TILE_OPS, "DOT", "PREFETCH")},
     **MATRIX_HANDLERS, **WARPGROUP_HANDLERS, **COPY_HANDLERS,
     "BEGIN": _begin, "END_": _end, "LOCAL_ID": _local_id, "ARG": _arg, "TEMP": _arg, "VAR": _var, "SCRATCH": _scratch, "SHARED": _shared,
-    "BARRIER": _barrier, "SHFL_XOR": _exchange, "PREFETCH": _prefetch,
+    "BARRIER": _barrier, "SHFL_XOR": _exchange,
 }
 
 

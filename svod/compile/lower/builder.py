@@ -15,6 +15,7 @@ from typing import Any
 
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.errors import ProgramTooLong
 
 _INDEX = dtypes.index
@@ -223,6 +224,19 @@ class Builder:
         if self.round and (floor == self.level or any(self.level_of[s] == self.level for s in src)):
             version += self.round << 32
         return self.pure(op, dtype, lanes, src, arg, floor, version)
+
+    def prefetch(self, load: int, further: int) -> None:
+        """Prefetch what a LOAD or LOADS would read `further` elements on; nothing if that is 0. In one iteration, each line is prefetched
+        once. An address may lie outside the argument: the instruction then does nothing."""
+        if not further or self.op[load] not in ("LOAD", "LOADS"):
+            return
+        dtype, level, (pointer, index), arg = self.dtype[load], self.level_of[load], self.src[load][:2], self.arg[load]
+        offset, stride = arg if self.op[load] == "LOADS" else (arg, 1)
+        for lane in range(self.num_lanes[load]):
+            element = offset + lane * stride + further
+            key = ("PREFETCH", pointer, index, element * dtype.itemsize // CACHE_LINE_BYTES)
+            if key not in self.memo[level]:
+                self.memo[level][key] = self._new("PREFETCH", dtype, 1, (pointer, index), element, level)
 
     def store(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         if op in self.kept_ops:

@@ -7,9 +7,10 @@
 STORES are treated alike, in reverse. If all accesses of a square have the same condition, its rows get it. If vectors have masks
 (`ragged`), fewer than `lanes` accesses form a part of a square, whose rows are loaded and stored under a mask: 14 columns of 16 channels
 become 16 masked stores of 14 elements. Loads with one mask per lane form a square in which each row is loaded under the mask of its lane.
-The pass runs late, on straight-line code, in which unrolled positions are next to each other; it serves copies that pack a matrix,
-transpose kernels, and convolutions that store channels as lanes. Loads move up to the first of their group, stores down to the last, so
-groups whose memory is also accessed in the other direction are left alone.
+The pass runs on instructions and not on the loop tree, because it changes values and no loop: accesses of several nodes form a square, and
+their addresses show that they differ by constants only. It runs late, on straight-line code, in which unrolled positions are next to each
+other; it serves copies that pack a matrix, transpose kernels, and convolutions that store channels as lanes. Loads move up to the first of
+their group, stores down to the last, so groups whose memory is also accessed in the other direction are left alone.
 """
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class _Body:
             if self.storage_barrier:
                 w.line("storageBarrier();")
             w.value.append([])
-        elif op in POINTERS or op == "PREFETCH":
+        elif op in POINTERS:
             w.value.append([])
         else:
             raise CompileError(f"{op} is no instruction of {w.target.device}")

@@ -231,6 +231,16 @@ class Update(NamedTuple):
     in_block: bool = False
 
 
+class Prefetch(NamedTuple):
+    """A load that asks for what it will read some iterations later. `node`: the load; `source`: the argument or stage that it reads;
+    `ahead`: the iterations; `step`: elements from one iteration to the next."""
+
+    node: int
+    source: str
+    ahead: int
+    step: int
+
+
 # -- pipelined loops --------------------------------------------------------------------------------
 
 class Fetch(NamedTuple):
@@ -484,12 +494,13 @@ Inner = Loop | Reduction | Store | Accumulate | Update
 class Body(NamedTuple):
     """The content of one iteration of a loop, or of the launch: stages that are computed for their readers, then the next loop or
     statement. `safe`: local axes all of whose positions are inside extents that depend on variables. `barrier`: all threads of a group wait
-    once the stages are computed."""
+    once the stages are computed. `prefetches`: of loads of the stage; those of bodies around this one hold here too."""
 
     stages: tuple[Compute, ...]
     inner: Inner
     safe: frozenset[int] = frozenset()
     barrier: bool = False
+    prefetches: tuple[Prefetch, ...] = ()
 
     @property
     def frame(self) -> Frame:

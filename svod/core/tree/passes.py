@@ -17,6 +17,7 @@ from svod.core.tree.build import TreeMaker
 from svod.core.tree.early import early
 from svod.core.tree.launch import launch
 from svod.core.tree.nodes import Phase
+from svod.core.tree.prefetches import prefetches
 from svod.core.tree.skips import skips
 from svod.core.tree.tails import tails
 
@@ -39,6 +40,7 @@ PASSES = (
     TreePass("ahead", "the copies that run ahead of the iterations that read them", ahead),
     TreePass("between", "the copies that begin between products", between),
     TreePass("early", "the operands that are loaded before the last products of the iteration before", early),
+    TreePass("prefetches", "the loads that ask for what a later iteration reads", prefetches),
     TreePass("barriers", "the barriers between accesses of threads to shared memory", barriers),
 )
 

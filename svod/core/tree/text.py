@@ -88,6 +88,8 @@ class _Text:
         for node in body.stages:
             yield from self._compute(node, depth, "")
         yield from _barrier(body.barrier, depth)
+        for source, ahead in dict.fromkeys((p.source, p.ahead) for p in body.prefetches):
+            yield depth, f"prefetch {source}, {ahead} iteration{'s' * (ahead > 1)} ahead"
         yield from self._inner(body.inner, depth)
 
     def _compute(self, node: Compute, depth: int, note: str) -> Iterator[Line]:

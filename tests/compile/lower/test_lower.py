@@ -254,7 +254,7 @@ def test_copies_of_rows_take_several_vectors_at_once(columns: int, step: int) ->
 
 
 def test_a_program_is_given_up_where_it_has_more_instructions_than_it_may() -> None:
-    """The limit holds for programs of one or several phases, and counts transposed squares and prefetches, which are added last."""
+    """The limit holds for programs of one or several phases, and counts transposed squares, which are added last."""
     phases: set[int] = set()
     for name in HAND:
         rng = random.Random(name)

@@ -18,7 +18,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.tree.build import TreeMaker
-from svod.core.tree.nodes import Loop, Phase, with_bodies, with_loops
+from svod.core.tree.nodes import Loop, Phase, Reduction, with_bodies, with_loops
 from svod.core.tree.passes import PASSES, TreePass, loop_tree
 from svod.core.tree.text import format_tree
 from svod.errors import KernelOptError
@@ -233,6 +233,34 @@ def test_linear_has_the_barriers_that_the_tree_tells() -> None:
     assert sum(n > 0 for n in told) > len(told) // 8
 
 
+def test_prefetches() -> None:
+    """Each body says which loads of its statement prefetch, and by how much: those of the first operand move by two elements an iteration,
+    those of the second by two rows. Groups of threads prefetch nothing."""
+    chain = (("UPCAST", "o1", 16), ("UNROLL", "r0", 2), ("PREFETCH", "p1", 5), ("PREFETCH", "p2", 1))
+    state = state_of(data(24, 30) @ data(30, 48), *chain, target=AVX512)
+    assert format_tree(state.kernel, loop_tree(state, "prefetches")) == dedent("""\
+        phase out, output
+          launch o0 (24), o1 by 16 (3)
+            reduction
+              loop r0 by 2 (15)
+                prefetch p1, 5 iterations ahead
+                prefetch p2, 1 iteration ahead
+                accumulate o1 16 × r0 2""")
+    reduction = loop_tree(state)[0].launch.body.inner
+    assert isinstance(reduction, Reduction) and isinstance(reduction.inner, Loop)
+    assert [(p.source, p.ahead, p.step) for p in reduction.inner.body.prefetches] == [("p1", 5, 2), ("p2", 1, 2 * 48)]
+    on_groups = state_of(data(24, 30) @ data(30, 48), *chain, target=TOY)
+    assert loop_tree(on_groups, "prefetches") == loop_tree(on_groups, "early")
+
+
+def test_prefetches_are_those_of_the_innermost_loop_that_moves_the_load() -> None:
+    """The loop over the sum moves what a copy in it reads. Its tail is no loop, and the innermost loop of the launch moves the other
+    operand, so the copy in the tail prefetches nothing."""
+    chain = (("UPCAST", "o1", 16), ("SWAP", "o0", "o1"), ("TILE", "r0", 4), ("STAGE", "s1", "r0"), ("PREFETCH", "p2", 4))
+    text = tree("prefetches", data(24, 30) @ data(30, 48), *chain, target=AVX512)
+    assert text.count("prefetch") == 1 and text.index("copy s1[16, 4]") < text.index("prefetch p2, 4") < text.index("tail of 2")
+
+
 def test_parts_of_a_sum() -> None:
     """The second phase, which adds the parts of a sum, has separate loops: few parts are unrolled, more get a loop."""
     four = replace(AVX512, threads=4)
@@ -275,7 +303,7 @@ def test_each_pass_changes_some_tree() -> None:
               state_of(conv(4, 4, 6, 5, padding=4)),
               state_of(data(8, 16) @ data(16, 16), ("LOCAL", "o0", 4), ("TILE", "r0", 4), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2),
                        target=TOY), product_of_tiles(Opt("UNROLL", "r0.in2", 0)),
-              state_of(data(4, 20).sum(1), ("GROUP", "r0", 5), target=TOY)]
+              state_of(data(4, 20).sum(1), ("GROUP", "r0", 5), target=TOY), state_of(data(40).sum(0), ("PREFETCH", "p1", 2))]
     names = ["", *[p.name for p in PASSES]]
     for before, after in pairwise(names):
         assert any(loop_tree(s, before) != loop_tree(s, after) for s in states), after

@@ -99,6 +99,7 @@ class Intrinsics:
             if gate >= 0:
                 extra = (self.per_element(gate, lanes), b.const(p.dtype, lanes, 0))
             value = b.load("LOAD", p.dtype, lanes, (staged.pointer, start, *extra), const, staged.floor, False, staged.version)
+            b.prefetch(value, stage.ahead.get(o.node, 0))
             if lane or width == 1:
                 return value
             return b.bitcast(p.dtype, b.splat(b.bitcast(WORD, value), width))
@@ -111,6 +112,7 @@ class Intrinsics:
         else:
             word = b.alu("IDIV", dtypes.index, 1, start, b.index(g))
             value = b.load("LOADS", WORD, width, (pointer, word, *extra), (const // g, lane // g), staged.floor, False, staged.version)
+            b.prefetch(value, stage.ahead.get(o.node, 0) // g)
         return b.bitcast(p.dtype, value)
 
     def per_element(self, gate: int, lanes: int) -> int:

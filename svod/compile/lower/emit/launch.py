@@ -10,7 +10,6 @@ from typing import NamedTuple
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.stages import Stages
 from svod.compile.lower.emit.state import OpenStage, Sink
-from svod.compile.lower.prefetch import Source, add_prefetches
 from svod.compile.lower.program import Count, Instruction
 from svod.compile.lower.transpose import MIN_LANES, PAIR, transpose_squares
 from svod.core.ir.dtype import dtypes
@@ -72,20 +71,11 @@ class LaunchEmitter:
         self._iterations(stage, launch, body, counts, begin, end, sink)
         least = PAIR if self.facts.on_grid else MIN_LANES
         code = tuple(transpose_squares(list(b.finish()), self.state.target.has_mask_registers, least))
-        code = add_prefetches(code, self._distances())
         self.facts.note_emitted(len(code))
         variable = () if all(c.is_constant for c in counts) else counts
         group = self.ctx.group
         return Spec(extent, min(threads, extent) if threads > 1 else 1, self.ctx.scratch, once, variable, group.group.threads,
                     group.shared.size, self.state.target.subgroup if group.exchanges else 0), code
-
-    def _distances(self) -> dict[Source, int]:
-        """The prefetch distance, in iterations, by pointer. A stage that no longer is at the root is left out: it lies in a cache
-        anyway."""
-        temporaries = {self.state.kernel.stages[s].name: ("TEMP", t.number) for s, t in self.facts.temp_of.items()}
-        arguments = {f"p{slot}": ("ARG", slot) for slot in range(len(self.state.kernel.params))}
-        sources = temporaries | arguments
-        return {sources[name]: n for name, n in self.state.prefetch if name in sources}
 
     def _counts(self, stage: OpenStage, launch: Launch) -> tuple[Count, ...]:
         """The iteration count of each loop of a launch, outermost first; for a split reduction, the number of parts comes before them."""

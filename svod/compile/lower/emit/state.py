@@ -34,12 +34,15 @@ class Staged(NamedTuple):
     held: Held | None = None
 
 
+Place = tuple[Frame, frozenset[int], dict[int, int]]    # `frame`, `safe` and `ahead` of an open stage
+
+
 class OpenStage:
     """A stage while it is emitted: this thread's part of it, the place in its loops, and the values that are known there. The nodes of the
-    loop tree say which loops there are: `frame` and `safe` are those of the innermost body around the place."""
+    loop tree say which loops there are: `frame`, `safe` and `ahead` are those of the innermost body around the place."""
 
-    __slots__ = ("base", "chunk", "frame", "linear", "memo", "of_group", "offsets", "offsets_of", "opened", "r", "results", "safe", "steps",
-                 "stores", "whole_vectors")
+    __slots__ = ("ahead", "base", "chunk", "frame", "linear", "memo", "of_group", "offsets", "offsets_of", "opened", "r", "results", "safe",
+                 "steps", "stores", "whole_vectors")
 
     def __init__(self, frame: Frame, base: list[Lin], safe: frozenset[int] = frozenset()):
         self.r = r = frame.r
@@ -54,6 +57,7 @@ class OpenStage:
         self.frame = frame
         self.safe = safe                # local axes all of whose positions are known to be inside their extents
         self.opened: list[list[Lin]] = [[] for _ in base]     # per local axis: the loop values opened so far
+        self.ahead: dict[int, int] = {}     # load that prefetches → how many elements further it does
         self.offsets: list[int] = [0] * len(base)             # per local axis: the current position, relative to the start
         self.chunk = Chunk(0, 1, 1)
         # -- values known there
@@ -85,15 +89,17 @@ class OpenStage:
         loops = [p for p in pieces if p.role == LOOP]
         return span([p for p in pieces if p.role != LOOP] + loops[len(self.opened[a]):])
 
-    def enter(self, body: Body) -> tuple[Frame, frozenset[int]]:
+    def enter(self, body: Body) -> Place:
         """Make a body the innermost one around the place. Returns what to give to `leave`."""
-        before = self.frame, self.safe
+        before = self.frame, self.safe, self.ahead
         self.frame, self.safe = body.frame, body.safe
+        if body.prefetches:
+            self.ahead = {**self.ahead, **{p.node: p.ahead * p.step for p in body.prefetches}}
         return before
 
-    def leave(self, before: tuple[Frame, frozenset[int]]) -> None:
+    def leave(self, before: Place) -> None:
         """Go back to the body that was the innermost one before."""
-        self.frame, self.safe = before
+        self.frame, self.safe, self.ahead = before
 
     def set_position(self, offsets: dict[int, int], chunk: Chunk, more: dict[int, int] | None = None) -> bool:
         """Make a position current. Returns False if all of it is beyond the end of an axis."""

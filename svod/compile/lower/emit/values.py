@@ -43,6 +43,8 @@ class Values:
         value = stage.memo.get(key)
         if value is None:
             value = stage.memo[key] = _EVAL[stage.r.nodes[n].kind](self, stage, stage.r.nodes[n])
+            if n in stage.ahead:
+                self.b.prefetch(value, stage.ahead[n])
         return value
 
     @staticmethod
