@@ -360,7 +360,7 @@ def test_streams_into_memory_that_is_not_aligned(shift: int) -> None:
 def test_a_tile_at_a_constant_position_is_moved_back_as_in_a_loop(extent: int, tile: int, at: int, start: int) -> None:
     """A tile at a constant position, as after a pass that peels the last iteration of a loop, is moved back as a tile in a loop is,
     although its address has no loop variable."""
-    stage: Any = SimpleNamespace(linear={}, opened={0: [({}, at)]}, base={0: ({}, 0)}, bounds=[extent], span=lambda a: tile,
-                                 frame=SimpleNamespace(ends=lambda a: Ends.MOVED_BACK))
+    stage: Any = SimpleNamespace(linear={}, opened={0: [({}, at)]}, base={0: ({}, 0)}, span=lambda a: tile,
+                                 frame=SimpleNamespace(ends=lambda a: Ends.MOVED_BACK, bounds=[extent]))
     context: Any = SimpleNamespace(b=None, facts=None, kernel=None)
     assert Axes(context).start(stage, 0) == ({}, start)
