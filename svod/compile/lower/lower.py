@@ -23,6 +23,7 @@ tiles of accumulators. A last tile of rows is moved back if there are enough row
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from svod.compile.lower.emit.facts import ProgramFacts
 from svod.compile.lower.emit.phase import PhaseEmitter
@@ -38,7 +39,6 @@ def lower(state: Scheduler, most: int = sys.maxsize) -> Program:
     code: list[tuple[Instruction, ...]] = []
     for phase in facts.tree:
         spec, instructions = PhaseEmitter(facts, phase).emit()
-        phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once, spec.counts, spec.block,
-                                spec.shared, spec.subgroup))
+        phases.append(replace(spec, symbol=f"svod_p{len(phases)}"))
         code.append(instructions)
     return Program(derive_spec(state.kernel.ast, state.target, tuple(facts.temps), tuple(phases)), tuple(code))

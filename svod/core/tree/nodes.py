@@ -375,7 +375,6 @@ class Tail(NamedTuple):
 
     when: When
     step: int
-    frame: Frame
     body: Body
 
 
@@ -520,7 +519,6 @@ class Part(NamedTuple):
     axis: int
     when: When
     step: int
-    frame: Frame
     inside: tuple[Part, ...] | Body
 
 

@@ -94,7 +94,7 @@ class _Tails:
         for when, step in self.steps(frame, a):
             cut = frame.narrowed(a, step)
             inside = place.knowing(frame.r.stage.index, a) if step == 1 else place
-            parts.append(Part(a, when, step, cut, self._parts(body, cut, axes[1:], self.cut(inside, cut, a, 0))))
+            parts.append(Part(a, when, step, self._parts(body, cut, axes[1:], self.cut(inside, cut, a, 0))))
         return tuple(parts)
 
     # -- loops ------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class _Tails:
         cut = node.frame.narrowed(a, step)
         if cut is not node.frame:
             place = self.cut(place.knowing(cut.r.stage.index, a) if step == 1 else place, cut, a, node.loop.point)
-        return Tail(when, step, cut, self.body(node.body, cut, place))
+        return Tail(when, step, self.body(node.body, cut, place))
 
     def _is_aligned(self, node: Loop) -> bool:
         """Whether the output's rows are stored at addresses that are multiples of the vector, and this loop runs over the tiles of a
@@ -165,7 +165,7 @@ class _Tails:
         """The loop over the tiles of an aligned row. Its tail has single vectors, which run at both ends of the row."""
         frame, width = node.frame, node.frame.width
         aligned, cut = frame._replace(is_aligned=True), frame.narrowed(node.axis, width)
-        ends = Tail(When.ANY, width, cut, self.body(node.body, cut, place))
+        ends = Tail(When.ANY, width, self.body(node.body, cut, place))
         return node._replace(frame=aligned, body=self.body(node.body, aligned, place), span=Span.ALIGNED, tails=(ends,))
 
     # -- reduce loops -----------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class _Tails:
         if rest:
             cut = frame.shortened(a, frame.number_of(node.loop), rest)
             inside = self._inside(node, cut, self.cut(place, cut, a, node.loop.point), in_memory)
-            tails = (Tail(When.ANY, rest, cut, inside),)
+            tails = (Tail(When.ANY, rest, inside),)
         return node._replace(body=body, span=span, tails=tails)
 
     def _ended_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
@@ -224,7 +224,7 @@ class _Tails:
             cut, inside = frame.narrowed(a, step), known if step == 1 else place
             if cut is not frame:
                 inside = self.cut(inside, cut, a, node.loop.point)
-            tails = (Tail(When.ANY, step, cut, self._inside(node, cut, inside, in_memory)),)
+            tails = (Tail(When.ANY, step, self._inside(node, cut, inside, in_memory)),)
         return node._replace(body=self._inside(node, frame, known, in_memory), span=Span.WHOLE, tails=tails)
 
     # -- smaller bodies ---------------------------------------------------------------------------------

@@ -110,11 +110,7 @@ class Accumulators:
 
     def fold(self, accs: list[int], block: list[int]) -> list[int]:
         """Combine accumulators with those of a block."""
-        parts, following = [self._spread(accs), self._spread(block)], list[int]()
-        while len(following) < len(parts[0]):
-            for red in self.stage.r.reductions:
-                first, second = (tuple(p[len(following):len(following) + len(red.values)]) for p in parts)
-                following += get_combiner(red.combiner).combine(first, second, self.alu, nan=red.dtypes[0].is_float)
+        following = self.ctx.group.both(self.stage.r, self._spread(accs), self._spread(block), self.alu)
         return self._merged(accs, following)
 
     def _accumulate(self, accs: list[int], positions: Unrolled) -> list[int]:

@@ -1,11 +1,15 @@
 """The state that the emitters of one phase share: facts of the program, the builder, open stages, and scratch memory."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.emit.facts import ProgramFacts
-from svod.compile.lower.emit.state import OpenStage, Staged
+from svod.compile.lower.emit.state import Held, OpenStage, Staged
 from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.core.kernel.groups import ThreadGroup
+from svod.core.kernel.layout import Layout
+from svod.core.kernel.required import Lin
 from svod.core.tree.nodes import Split
 
 ALIGN = 64      # bytes: scratch areas begin at multiples of this
@@ -43,6 +47,12 @@ class PhaseContext:
             guarded = any(self.facts.guarded(s, i) for i in range(len(layout.extents)))
             staged = self.staged[s] = Staged(-1, pointer, layout, (({}, 0),) * len(layout.extents), 0, 0, guarded)
         return staged
+
+    def keep(self, s: int, pointer: int, layout: Layout | None, base: Sequence[Lin], guarded: bool, buffer: int = -1,
+             held: Held | None = None) -> None:
+        """Note where readers find a stage's value from here on; the arguments are fields of `Staged`."""
+        self.versions += 1
+        self.staged[s] = Staged(-1, pointer, layout, tuple(base), self.b.level, self.versions, guarded, buffer, held)
 
     def forget_values(self) -> None:
         """Drop cached values that the loop just closed may have defined."""

@@ -10,7 +10,7 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import Scheduler, cores_of
-from svod.core.machine.levels import OF_GROUP, MemorySpace
+from svod.core.machine.levels import MemorySpace
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.passes import made_tree
 from svod.errors import ProgramTooLong
@@ -47,17 +47,9 @@ class ProgramFacts:
         self.threads = 1 if self.on_grid else cores_of(state)
         self.tree = made_tree(maker)
 
-    def is_shared(self, s: int) -> bool:
-        """Whether a stage is kept in shared memory, where all threads of a group read it."""
-        return self.nest.stages[s].space is MemorySpace.SHARED
-
-    def is_held(self, s: int) -> bool:
-        """Whether a stage stays in the registers of threads, each of which holds some elements of its tiles."""
-        return self.nest.stages[s].space is MemorySpace.HELD
-
-    def is_of_group(self, s: int) -> bool:
-        """Whether the threads of a group compute a stage together: in shared memory, or in registers as tiles."""
-        return self.nest.stages[s].space in OF_GROUP
+    def space(self, s: int) -> MemorySpace:
+        """The memory that a stage is kept in."""
+        return self.nest.stages[s].space
 
     def note_emitted(self, instructions: int) -> None:
         """Count the instructions of a phase. Raises ProgramTooLong if all phases together have too many."""
@@ -88,7 +80,7 @@ class ProgramFacts:
         """Bytes of a staged value, with room for reads beyond its end; shared memory needs no such room."""
         packed = self.packed.get(s)
         beyond = layout.strides[packed.row_dim] * (packed.rows - 1) if packed is not None and packed.row_dim >= 0 else 0
-        return (layout.size + beyond) * self.stored(s).itemsize + (0 if self.is_shared(s) else SLACK)
+        return (layout.size + beyond) * self.stored(s).itemsize + (0 if self.space(s) is MemorySpace.SHARED else SLACK)
 
     def guarded(self, s: int, dim: int) -> bool:
         """Whether readers may ask for positions of a dim beyond the staged ones, so that they have to load under a gate."""

@@ -23,6 +23,7 @@ from svod.core.kernel.kernel import LinearIndex
 from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import DOT
 from svod.core.machine.isa import Fragment
+from svod.core.machine.levels import MemorySpace
 from svod.core.tree.nodes import Chunk
 from svod.errors import KernelOptError
 
@@ -191,7 +192,7 @@ class Intrinsics:
         assert chosen is not None and dot.fragments is not None
         along = stage.r.axes.index(chosen.axis)
         sides = (along, plan.columns) if number else (plan.rows, along)
-        if self.facts.is_held(o.stage):
+        if self.facts.space(o.stage) is MemorySpace.HELD:
             return self.computed_fragment(stage, o, p, dot.fragments[1 + number], sides)
         staged, tile = self.ctx.staged_value(o.stage), self.tile_at(stage, plan, o, sides)
         if b.op[staged.pointer] == "SCRATCH":

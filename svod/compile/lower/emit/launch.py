@@ -10,7 +10,7 @@ from typing import NamedTuple
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.stages import Stages
 from svod.compile.lower.emit.state import OpenStage, Sink
-from svod.compile.lower.program import Count, Instruction
+from svod.compile.lower.program import Count, Instruction, PhaseSpec
 from svod.compile.lower.transpose import MIN_LANES, PAIR, transpose_squares
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.symbolic import linear
@@ -21,20 +21,7 @@ from svod.core.tree.nodes import Body, Launch, Part
 ALIGNED = 64                    # step of a loop that leaves the known alignment of addresses inside it unchanged
 
 
-class Spec(NamedTuple):
-    """The launch of a phase, before its symbol is known."""
-
-    extent: int
-    threads: int
-    scratch: int
-    once: bool
-    counts: tuple[Count, ...] = ()
-    block: int = 1
-    shared: int = 0
-    subgroup: int = 0
-
-
-Emitted = tuple[Spec, tuple[Instruction, ...]]
+Emitted = tuple[PhaseSpec, tuple[Instruction, ...]]
 
 
 class Cover(NamedTuple):
@@ -56,7 +43,7 @@ class LaunchEmitter:
         self.stages, self.axes = stages, stages.axes
 
     def emit(self, stage: OpenStage, launch: Launch, sink: Sink, threads: int, once: bool = False) -> Emitted:
-        """Emit a phase that `threads` cores share. `once`: it runs once, at prepare."""
+        """Emit a phase that `threads` cores share; its symbol is left empty. `once`: it runs once, at prepare."""
         b, split = self.b, self.ctx.split
         begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
         extent = launch.iterations * (split.parts if split is not None else 1)
@@ -74,8 +61,8 @@ class LaunchEmitter:
         self.facts.note_emitted(len(code))
         variable = () if all(c.is_constant for c in counts) else counts
         group = self.ctx.group
-        return Spec(extent, min(threads, extent) if threads > 1 else 1, self.ctx.scratch, once, variable, group.group.threads,
-                    group.shared.size, self.state.target.subgroup if group.exchanges else 0), code
+        return PhaseSpec("", extent, min(threads, extent) if threads > 1 else 1, self.ctx.scratch, once, variable, group.group.threads,
+                         group.shared.size, self.state.target.subgroup if group.exchanges else 0), code
 
     def _counts(self, stage: OpenStage, launch: Launch) -> tuple[Count, ...]:
         """The iteration count of each loop of a launch, outermost first; for a split reduction, the number of parts comes before them."""

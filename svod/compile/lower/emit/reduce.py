@@ -20,7 +20,6 @@ from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.state import OpenStage, Sink
-from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.emit.threads.pipeline import PipelinedLoop
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.required import Lin, Terms, add_lins, sum_lins
@@ -62,22 +61,17 @@ class ScratchAccumulators:
 
     def read(self) -> list[int]:
         b, out = self.b, []
-        for i, v in enumerate(self.first):
-            dtype, lanes = b.type_of(v)
-            if self.tile_shape is not None:
-                out.append(b.load("TILELOAD", dtype, lanes, self._slot(i, dtype, lanes), (0, *self.tile_shape), ordered=True))
-            else:
-                out.append(b.load("LOAD", dtype, lanes, self._slot(i, dtype, lanes), 0, ordered=True))
+        op, arg = ("LOAD", 0) if self.tile_shape is None else ("TILELOAD", (0, *self.tile_shape))
+        for i, (dtype, lanes) in enumerate(map(b.type_of, self.first)):
+            out.append(b.load(op, dtype, lanes, self._slot(i, dtype, lanes), arg, ordered=True))
         return out
 
     def write(self, accs: list[int]) -> None:
         b = self.b
+        op, arg = ("STORE", (0, False)) if self.tile_shape is None else ("TILESTORE", (0, *self.tile_shape))
         for i, v in enumerate(accs):
             dtype, lanes = b.type_of(v)
-            if self.tile_shape is not None:
-                b.store("TILESTORE", dtype, lanes, (*self._slot(i, dtype, lanes), v), (0, *self.tile_shape))
-            else:
-                b.store("STORE", dtype, lanes, (*self._slot(i, dtype, lanes), v), (0, False))
+            b.store(op, dtype, lanes, (*self._slot(i, dtype, lanes), v), arg)
 
 
 Memory = ScratchAccumulators | None
@@ -89,10 +83,9 @@ Run = Callable[[int, int, list[int], Memory], list[int]]    # like `Inside`, for
 class ReduceLoops:
     """Emits the loops of one reduction of an open stage. `compute_all`: computes the stages of a body."""
 
-    def __init__(self, loops: LoopEmitter, intrinsics: Intrinsics, copies: GroupCopies, stage: OpenStage,
-                 compute_all: Callable[[Body], None]):
+    def __init__(self, loops: LoopEmitter, intrinsics: Intrinsics, stage: OpenStage, compute_all: Callable[[Body], None]):
         self.ctx, self.b, self.axes = intrinsics.ctx, intrinsics.b, loops.axes
-        self.loops, self.intrinsics, self.copies, self.stage, self.compute_all = loops, intrinsics, copies, stage, compute_all
+        self.loops, self.intrinsics, self.stage, self.compute_all = loops, intrinsics, stage, compute_all
         self.sums = Accumulators(intrinsics, stage)
 
     def emit(self, node: Reduction, sink: Sink) -> None:
@@ -171,7 +164,7 @@ class ReduceLoops:
         def run(start: int, stop: int, values: list[int], memory: Memory) -> list[int]:
             if node.pipeline is None:
                 return self._looped(node, node.body, start, stop, stride, values, memory)
-            loop = PipelinedLoop(self.intrinsics, self.copies, stage, node, (start, stop))
+            loop = PipelinedLoop(self.intrinsics, stage, node, (start, stop))
             return loop.run(values, lambda carried: self._body(node.body, carried, memory))
 
         def remainder(values: list[int]) -> list[int]:

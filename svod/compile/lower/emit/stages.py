@@ -16,6 +16,7 @@ from svod.core.kernel.groups import group_of, stage_threads
 from svod.core.kernel.layout import Layout, area_start
 from svod.core.kernel.loop_nest import StageNest
 from svod.core.kernel.required import Lin, add_lins
+from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.core.tree.nodes import Body, Compute, Frame, Loop, Reduction
 from svod.errors import KernelOptError
 
@@ -42,7 +43,7 @@ class Stages:
         if isinstance(body.inner, Loop):
             self.loops.output(stage, body.inner, lambda inside: self.emit(stage, inside, sink))
         elif isinstance(body.inner, Reduction):
-            ReduceLoops(self.loops, self.intrinsics, self.group_copies, stage, self.compute_all).emit(body.inner, sink)
+            ReduceLoops(self.loops, self.intrinsics, stage, self.compute_all).emit(body.inner, sink)
         else:
             self._store(stage, sink)
         stage.leave(before)
@@ -60,7 +61,7 @@ class Stages:
         s, body = node.stage, node.body
         if body is None:
             return
-        shared, of_group = self.facts.is_shared(s), self.facts.is_of_group(s)
+        space = node.nest.space
         if node.barrier_first:
             self.ctx.group.shared.barrier()
         base, layout = [self.axes.placed_at(start) for start, _ in node.nest.written], node.layout
@@ -71,7 +72,7 @@ class Stages:
             stage = OpenStage(body.frame, base, body.safe)
         else:
             stage = self._open_rows(body.frame, node.nest, base)
-            if self.ctx.group.group.threads > 1 and not of_group:
+            if self.ctx.group.group.threads > 1 and space not in OF_GROUP:
                 # Each thread has a region of its own; the limits of loops count for that of the whole group.
                 whole = [(self.axes.placed_at(start), extent) for start, extent in node.nest.of_group]
                 parts = [(start, extent - own) for (start, extent), own in zip(whole, stage.frame.bounds, strict=False)]
@@ -82,9 +83,9 @@ class Stages:
             self.compute(one)
         if node.barrier_to_store:
             self.ctx.group.shared.barrier()
-        if shared:
+        if space is MemorySpace.SHARED:
             self._emit_shared(stage, node, body, layout, base)
-        elif of_group:
+        elif space in OF_GROUP:
             self._emit_held(stage, body, base)
         else:
             self._emit_own(stage, node, body, layout, base)
@@ -105,21 +106,18 @@ class Stages:
         offset = self.ctx.stage_area(s, self.facts.area(s, layout))
         pointer = b.pure("SCRATCH", self.facts.stored(s), 1, (), offset)
         self.emit(stage, body, self.copy_sink(s, ("SCRATCH", offset), layout, base))
-        self.ctx.versions += 1
-        self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, node.is_read_beyond)
+        self.ctx.keep(s, pointer, layout, base, node.is_read_beyond)
 
     def _emit_shared(self, stage: OpenStage, node: Compute, body: Body, layout: Layout, base: list[Lin]) -> None:
         """Compute a stage into an area of shared memory."""
-        s, b, shared = stage.index, self.b, self.ctx.group.shared
+        s, shared = stage.index, self.ctx.group.shared
         offset = shared.area(s, self.facts.area(s, layout), area_start(layout))
         sink = self.copy_sink(s, ("SHARED", offset), layout, base)
         if node.turns is not None:
             self.group_copies.emit(stage, node.turns, sink)
         else:
             self.emit(stage, body, sink)
-        self.ctx.versions += 1
-        pointer = shared.pointer(self.facts.stored(s), offset)
-        self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, node.is_read_beyond)
+        self.ctx.keep(s, shared.pointer(self.facts.stored(s), offset), layout, base, node.is_read_beyond)
 
     def _emit_held(self, stage: OpenStage, body: Body, base: list[Lin]) -> None:
         """Compute a stage whose tiles stay in registers: the elements that this thread holds."""
@@ -136,9 +134,7 @@ class Stages:
         self.emit(stage, body, keep)
         if len(starts) != 1:
             raise KernelOptError(f"the tiles of stage {stage.r.stage.name} do not start alike; its values do not stay in registers")
-        self.ctx.versions += 1
-        self.ctx.staged[stage.index] = Staged(-1, -1, None, tuple(base), self.b.level, self.ctx.versions, False,
-                                              held=Held(starts.pop(), held))
+        self.ctx.keep(stage.index, -1, None, base, False, held=Held(starts.pop(), held))
 
     def copy_sink(self, s: int, area: tuple[str, int], layout: Layout, base: list[Lin]) -> Sink:
         """The sink that stores a staged value, position by position. `area`: (op, arg) of its pointer; `base`: the start of each dim."""
@@ -172,7 +168,7 @@ class Stages:
         stage.of_group = list(zip(starts, frame.apart, strict=True))
         if self.facts.on_grid and stage.frame.vector_axis >= 0:
             stage.whole_vectors = self._has_whole_vectors(stage, nest)
-        if self.facts.placement.paths[stage.index] == () or self.facts.is_shared(stage.index):
+        if self.facts.placement.paths[stage.index] == () or self.facts.space(stage.index) is MemorySpace.SHARED:
             stage.stores = self.ctx.group.stores(stage.index)
         return stage
 

@@ -136,7 +136,7 @@ class GroupThreads:
         step = lanes // 2
         while step:
             others = [self._shuffle(v, step) for v in accs]
-            accs = self._both(r, accs, others, alu)
+            accs = self.both(r, accs, others, alu)
             step //= 2
         return accs if lanes == own.reducers else self._through_memory(r, own, lanes, accs, alu, barrier)
 
@@ -145,7 +145,7 @@ class GroupThreads:
         b = self.b
         return b.load("SHFL_XOR", b.dtype[v], b.num_lanes[v], (v,), mask, ordered=True)
 
-    def _both(self, r: ResolvedStage, accs: list[int], others: list[int], alu: Alu) -> list[int]:
+    def both(self, r: ResolvedStage, accs: list[int], others: list[int], alu: Alu) -> list[int]:
         """Combine two lists of accumulators element by element."""
         following: list[int] = []
         while len(following) < len(accs):
@@ -178,10 +178,10 @@ class GroupThreads:
             """Combine the slots from `start` to `stop`, in nested blocks. `sizes`: slots of a block, innermost first."""
             if not sizes:
                 loop, carried = b.open(b.add(start, b.index(1)), stop, 1, tuple(read(b.add(first, start))))
-                return b.close(loop, tuple(self._both(r, carried, read(b.add(first, loop)), alu)))
+                return b.close(loop, tuple(self.both(r, carried, read(b.add(first, loop)), alu)))
             loop, carried = b.open(start, stop, sizes[-1], self._identities(r, accs))
             end = b.alu("MIN", INDEX, 1, b.add(loop, b.index(sizes[-1])), stop)
-            return b.close(loop, tuple(self._both(r, carried, combined(loop, end, sizes[:-1]), alu)))
+            return b.close(loop, tuple(self.both(r, carried, combined(loop, end, sizes[:-1]), alu)))
         count, rule = own.reducers // lanes, r.stage.sum_rule
         return combined(b.index(0), b.index(count), blocked_loop(rule, count, 1).sizes if rule is not None else ())
 

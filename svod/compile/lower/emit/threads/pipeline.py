@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from svod.compile.lower.emit.intrinsics import Intrinsics
-from svod.compile.lower.emit.state import OpenStage, Staged
+from svod.compile.lower.emit.state import OpenStage
 from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.linear import STORE_OPS
 from svod.compile.lower.program import Instruction
@@ -43,10 +43,11 @@ class Buffers(NamedTuple):
 class PipelinedLoop:
     """A loop whose copies run ahead, while it is emitted. `bounds`: index values of its start and end, which may be the same."""
 
-    def __init__(self, intrinsics: Intrinsics, copies: GroupCopies, stage: OpenStage, node: Loop, bounds: tuple[int, int]):
+    def __init__(self, intrinsics: Intrinsics, stage: OpenStage, node: Loop, bounds: tuple[int, int]):
         assert node.pipeline is not None
         self.ctx, self.b, self.facts, self.axes = intrinsics.ctx, intrinsics.b, intrinsics.facts, intrinsics.axes
-        self.intrinsics, self.copies, self.stage, self.node, self.pipeline = intrinsics, copies, stage, node, node.pipeline
+        self.intrinsics, self.stage, self.node, self.pipeline = intrinsics, stage, node, node.pipeline
+        self.copies = GroupCopies(self.ctx, self.axes)
         self.start, self.stop = bounds
         self.last = self.b.index((node.whole - 1) * node.stride)
         self.is_async = self.ctx.state.target.has_async_copies
@@ -252,8 +253,6 @@ class PipelinedLoop:
         for copy in self.pipeline.copies:
             node = copy.compute
             number, s, buffers = self._buffer(ahead), node.stage, self._buffers(node)
-            self.ctx.versions += 1
             pointer = self.ctx.group.shared.pointer(self.facts.stored(s), buffers.offset)
-            self.ctx.staged[s] = Staged(-1, pointer, buffers.layout, tuple(buffers.base), b.level, self.ctx.versions, node.is_read_beyond,
-                                        b.mul(number, buffers.elements))
+            self.ctx.keep(s, pointer, buffers.layout, buffers.base, node.is_read_beyond, b.mul(number, buffers.elements))
             self.ctx.forget_values()
