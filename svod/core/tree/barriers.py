@@ -195,13 +195,7 @@ class _Barriers:
         """A pipelined loop: its copies, and its body."""
         if found.is_bulk:
             self.barrier()
-        copies, waits = list(found.copies), False
-        for k, copy in enumerate(copies):       # the first copy of the loop
-            s = copy.compute.stage
-            waits = self.before_storing(s)
-            self.touched.add(s)
-            self.read |= self.read_by(copy.compute.nest.r.reads)
-            copies[k] = copy._replace(compute=copy.compute._replace(barrier_to_store=waits))
+        copies = tuple([copy._replace(compute=self.first_copy(copy.compute)) for copy in found.copies])
         self.steps(node, found, found.prologue)
         with self.looped(1):
             self.steps(node, found, found.body)
@@ -209,7 +203,14 @@ class _Barriers:
             self.steps(node, found, [step for _, step in found.between])
         if found.is_bulk:
             self.barrier()
-        return found._replace(copies=tuple(copies)), body
+        return found._replace(copies=copies), body
+
+    def first_copy(self, node: Compute) -> Compute:
+        """The first copy of a stage, before a pipelined loop. Later ones fill other buffers, or stand behind the loop's own barriers."""
+        waits = self.before_storing(node.stage)
+        self.touched.add(node.stage)
+        self.read |= self.read_by(node.nest.r.reads)
+        return node._replace(barrier_to_store=waits)
 
     def steps(self, node: Loop, found: Pipeline, steps: Iterable[Step]) -> None:
         """Steps of a pipelined loop."""

@@ -52,18 +52,9 @@ class Chunk(NamedTuple):
 
 def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
     """Cut a row of `extent` positions into vectors of `width` lanes; the last one is narrower, with some lanes unused if need be."""
-    out = []
-    at = 0
-    while extent - at >= width:
-        out.append(Chunk(at, width, width))
-        at += width
-    rest = extent - at
-    if rest:
-        w = 1
-        while w < rest:
-            w *= 2
-        out.append(Chunk(at, w, rest))
-    return tuple(out)
+    whole = [Chunk(at, width, width) for at in range(0, extent - width + 1, width)]
+    rest = extent - len(whole) * width
+    return (*whole, Chunk(extent - rest, 1 << (rest - 1).bit_length(), rest)) if rest else tuple(whole)
 
 
 class StageLoop(NamedTuple):
@@ -145,28 +136,13 @@ class Frame(NamedTuple):
         """The frame in which an iteration covers only `step` positions of axis `a`. Its last iteration may go beyond the extent."""
         if step == self.reach(a):
             return self
-        cut: list[EmittedLoop] = []
-        left, stride = step, 1
-        for p in reversed(self.pieces[a]):
-            e = p.extent if p.role == LOOP else min(p.extent, left)
-            cut.append(EmittedLoop(p.row, p.role, e, stride))
-            stride *= e
-            left = left if p.role == LOOP else -(-left // e)
-        return self._cut(a, tuple(reversed(cut)))._replace(narrow=self.narrow | {a})
+        return self._cut(a, _fitted(self.pieces[a], step, keeps_loops=True))._replace(narrow=self.narrow | {a})
 
     def shortened(self, a: int, at: int, rest: int) -> Frame:
         """The frame of the last, shorter iteration of a reduce loop. `at`: the index of the loop among the rows of its axis; the rows
         inside it are cut to `rest` positions."""
-        cut = []
-        left, stride = rest, 1
         pieces = self.pieces[a]
-        for p in reversed(pieces[at + 1:]):
-            e = min(p.extent, left)
-            cut.append(EmittedLoop(p.row, p.role, e, stride))
-            stride *= e
-            left = -(-left // e)
-        cut.reverse()
-        shorter = (*(p._replace(extent=1) for p in pieces[:at + 1]), *cut)
+        shorter = (*(p._replace(extent=1) for p in pieces[:at + 1]), *_fitted(pieces[at + 1:], rest, keeps_loops=False))
         return self._cut(a, shorter)._replace(bounds=(*self.bounds[:a], rest, *self.bounds[a + 1:]))
 
     def positions(self, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
@@ -205,6 +181,19 @@ class Frame(NamedTuple):
         chunks = self.chunks() if self.vector_axis >= self.num_outs else (Chunk(0, 1, 1),)
         positions = self.positions((UPCAST,), range(self.num_outs, len(self.pieces)))
         return [((*index, c.offset), offsets, c) for index, offsets in positions for c in chunks]
+
+
+def _fitted(pieces: tuple[EmittedLoop, ...], positions: int, keeps_loops: bool) -> tuple[EmittedLoop, ...]:
+    """Cut rows of an axis to so many positions. `keeps_loops`: loops have as many iterations as before, and only what is inside is cut."""
+    cut: list[EmittedLoop] = []
+    stride = 1
+    for p in reversed(pieces):
+        is_kept = keeps_loops and p.role == LOOP
+        extent = p.extent if is_kept else min(p.extent, positions)
+        cut.append(EmittedLoop(p.row, p.role, extent, stride))
+        stride *= extent
+        positions = positions if is_kept else -(-positions // extent)
+    return tuple(reversed(cut))
 
 
 # -- statements -------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ from svod.core.tree.nodes import (
     waits_of,
 )
 from svod.core.tree.passes import made_tree
+from svod.system import quantities
 
 INDENT = "  "
 MAX_EXPRESSION = 110        # longest text of a value, in characters; a longer one has its inner parts replaced by …
@@ -105,8 +106,8 @@ class _Printer:
             past = ", stored past the caches" if state.stream else ""
             ahead = "".join(f", {name} prefetched {n} iteration{'s' * (n > 1)} ahead" for name, n in state.prefetch)
             return f"{stage.name} → p{nest.r.store_slot}{shared}{past}{ahead}"
-        size = _bytes(prod(nest.region) * stage.dtype.itemsize)
-        return f"{stage.name} → temporary, {size}{', once at prepare' if phase.is_once else shared}"
+        memory = quantities.size(prod(nest.region) * stage.dtype.itemsize)
+        return f"{stage.name} → temporary, {memory}{', once at prepare' if phase.is_once else shared}"
 
     def _phase(self, phase: Phase, nest: StageNest) -> None:
         """The loops of a phase."""
@@ -412,9 +413,3 @@ def _steps_of(launch: Launch, a: int) -> list[int]:
             return [part.step for part in parts]
         parts = parts[0].inside
     return []
-
-
-def _bytes(n: int) -> str:
-    if n >= 1 << 20:
-        return f"{n / (1 << 20):.3g} MiB"
-    return f"{n / 1024:.3g} KiB" if n >= 1024 else f"{n} B"

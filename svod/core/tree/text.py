@@ -87,7 +87,7 @@ class _Text:
     def _body(self, body: Body, depth: int) -> Iterator[Line]:
         for node in body.stages:
             yield from self._compute(node, depth, "")
-        yield from _barrier(body.barrier, depth)
+        yield from [(depth, "barrier")] * body.barrier
         for source, ahead in dict.fromkeys((p.source, p.ahead) for p in body.prefetches):
             yield depth, f"prefetch {source}, {ahead} iteration{'s' * (ahead > 1)} ahead"
         yield from self._inner(body.inner, depth)
@@ -95,11 +95,11 @@ class _Text:
     def _compute(self, node: Compute, depth: int, note: str) -> Iterator[Line]:
         kind = "operand" if node.in_place else "copy" if is_derived(node.nest.r.stage) else "stage"
         note = (_turns(node.turns) if node.turns is not None else "") + note
-        yield from _barrier(node.barrier_first, depth)
+        yield from [(depth, "barrier")] * node.barrier_first
         yield depth, f"{kind} {node.nest.r.stage.name}[{', '.join(map(str, node.nest.region))}], {node.nest.space.name.lower()}{note}"
         for inside in node.before:
             yield from self._compute(inside, depth + 1, "")
-        yield from _barrier(node.barrier_to_store, depth + 1)
+        yield from [(depth + 1, "barrier")] * node.barrier_to_store
         if node.body is not None and node.turns is None:
             yield from self._body(node.body, depth + 1)
 
@@ -110,7 +110,7 @@ class _Text:
             memory = [self._axis(node.frame, node.frame.loops[j].axis) for j in node.in_memory]
             yield depth, f"reduction{', accumulators in memory along ' * bool(memory)}{', '.join(memory)}"
             yield from self._inner(node.inner, depth + 1)
-            yield from _barrier(node.barrier, depth + 1)
+            yield from [(depth + 1, "barrier")] * node.barrier
             if node.through_memory:
                 yield depth + 1, "partial results of threads to shared memory"
                 yield depth + 1, "barrier"
@@ -138,7 +138,7 @@ class _Text:
             for count, step in node.pipeline.between:
                 yield depth + 1, f"after {count} products: {_step(step)}"
         yield from self._body(node.body, depth + 1)
-        yield from _barrier(node.pipeline is not None and node.pipeline.is_bulk, depth)
+        yield from [(depth, "barrier")] * (node.pipeline is not None and node.pipeline.is_bulk)
         for tail in node.tails:
             yield from self._tail(tail, depth)
 
@@ -174,12 +174,6 @@ def _step(step: Step) -> str:
     if isinstance(step, Begin):
         return "begin copies" + f", part {step.part + 1} of {step.parts}" * (step.parts > 1)
     return f"wait for all commits but {step.left}, barrier"
-
-
-def _barrier(stands: bool, depth: int) -> Iterator[Line]:
-    """The line of a barrier, if one stands there."""
-    if stands:
-        yield depth, "barrier"
 
 
 def _plus(ahead: int) -> str:
