@@ -71,7 +71,7 @@ class _Barriers:
         self.here: tuple[int, ...] = ()         # numbers of the loops that are open
         self.launch: tuple[int, ...] = ()       # the loop over the iterations of the launch
         self.loops: tuple[int, ...] | None = None       # the loops around the last barrier; None: there was none yet
-        self.touched: Areas = set()             # accessed so far
+        self.touched: Areas = set()             # stored to so far
         self.stored: Areas = set()              # stored to since the last barrier
         self.read: Areas = set()                # read since the last barrier
 
