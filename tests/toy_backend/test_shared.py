@@ -61,9 +61,11 @@ def test_two_barriers_for_two_operands() -> None:
 
 
 def test_the_nest_shows_what_is_shared() -> None:
-    lines = print_nest(apply_opts(Scheduler(Kernel(gemm(64, 64, 64)), TOY), [Opt.from_json(o) for o in TILED])).splitlines()
+    """The nest has the two barriers that run: before the copies, and before they are read."""
+    state = apply_opts(Scheduler(Kernel(gemm(64, 64, 64)), TOY), [Opt.from_json(o) for o in TILED])
+    lines = print_nest(state).splitlines()
     assert any("copy s1[8, 16] into shared memory, by 16 threads in vectors of 4" in line for line in lines)
-    assert sum("barrier" in line for line in lines) == 1
+    assert sum("barrier" in line for line in lines) == ops(lower(state)).count("BARRIER") == 2
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8, 16])
