@@ -508,6 +508,7 @@ class Part(NamedTuple):
     axis: int
     when: When
     step: int
+    frame: Frame
     inside: tuple[Part, ...] | Body
 
 

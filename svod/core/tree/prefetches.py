@@ -76,7 +76,7 @@ class _Prefetches:
 
         def inside(body: Body, frame: Frame, by: int) -> Body:
             return self.body(body, nest, (*around, Moving(frame, node.axis, by)) if by else around)
-        tails = [t._replace(body=inside(t.body, t.frame, 0 if node.span in (Span.ALL, *once) else t.step if t.step < reach else step))
+        tails = [t._replace(body=inside(t.body, t.body.frame, 0 if node.span in (Span.ALL, *once) else t.step if t.step < reach else step))
                  for t in node.tails]
         is_single = node.span in once or (node.span is Span.ALL and is_sum and node.whole == 1)
         return node._replace(body=inside(node.body, node.frame, 0 if is_single else step), tails=tuple(tails))

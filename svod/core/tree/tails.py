@@ -94,7 +94,7 @@ class _Tails:
         for when, step in self.steps(frame, a):
             cut = frame.narrowed(a, step)
             inside = place.knowing(frame.r.stage.index, a) if step == 1 else place
-            parts.append(Part(a, when, step, self._parts(body, cut, axes[1:], self.cut(inside, cut, a, 0))))
+            parts.append(Part(a, when, step, cut, self._parts(body, cut, axes[1:], self.cut(inside, cut, a, 0))))
         return tuple(parts)
 
     # -- loops ------------------------------------------------------------------------------------------

@@ -71,18 +71,18 @@ class _Text:
         yield from self._body(node.body, depth + 2)
         if node.partly is not None:
             yield depth + 1, "some positions inside"
-            yield from self._parts(node.frame, node.partly, depth + 2)
+            yield from self._parts(node.partly, depth + 2)
         if node.last is not None:
             yield depth + 1, "last iteration"
             yield from self._body(node.last, depth + 2)
 
-    def _parts(self, frame: Frame, parts: tuple[Part, ...] | Body, depth: int) -> Iterator[Line]:
+    def _parts(self, parts: tuple[Part, ...] | Body, depth: int) -> Iterator[Line]:
         if isinstance(parts, Body):
             yield from self._body(parts, depth)
             return
         for part in parts:
-            yield depth, f"the rest of {self._axis(frame, part.axis)}{_by(part.step)}{_when(part.when)}"
-            yield from self._parts(frame, part.inside, depth + 1)
+            yield depth, f"the rest of {self._axis(part.frame, part.axis)}{_by(part.step)}{_when(part.when)}"
+            yield from self._parts(part.inside, depth + 1)
 
     def _body(self, body: Body, depth: int) -> Iterator[Line]:
         for node in body.stages:
