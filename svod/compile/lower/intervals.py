@@ -74,9 +74,10 @@ def _known(interval: Interval) -> Interval:
 
 
 def least_iterations(phase: PhaseSpec, code: Sequence[Instruction]) -> int:
-    """A lower bound of the iterations that all loops of a thread run together, counted as far as bounds are known. A software driver ends a
-    loop by one more run of its body with all lanes masked: that counts as an iteration, with one of each loop inside, except for the last
-    loop. Compilers may unroll short loops, and so run fewer.
+    """A lower bound of the iterations that all loops of a thread run together, as Mesa's software driver counts them; a loop of unknown
+    length counts as empty. This driver leaves a loop after one more run of its body, in which all lanes are masked. Such a run counts as
+    an iteration of the loop and of each loop inside it; only the very last one of the phase does not count. Compilers may unroll short
+    loops, and so run fewer iterations.
 
         LOOP i 0 … n step 256:  LOOP j i … min(i + 256, n) step 1        the blocks of i have n iterations together"""
     total, values = 0, intervals(phase, code)

@@ -16,7 +16,7 @@ ALIGN = 64      # bytes: scratch areas begin at multiples of this
 
 
 class PhaseContext:
-    """One phase while it is emitted."""
+    """The state of one phase while its instructions are emitted."""
 
     def __init__(self, facts: ProgramFacts):
         self.facts = facts

@@ -17,7 +17,7 @@ from svod.core.tree.nodes import Phase, PhaseKind
 
 
 class PhaseEmitter:
-    """Emits one phase."""
+    """Emits the instructions of one phase, which is one launch of the program."""
 
     def __init__(self, facts: ProgramFacts, phase: Phase):
         self.facts, self.phase = facts, phase

@@ -42,7 +42,8 @@ class Lines:
         return found if beside and all(len(quad) == QUAD.extent for quad in found) else []
 
     def exchanged(self, values: Sequence[int]) -> int:
-        """Exchange words; returns the line that this thread stores. `values`: its words of four lines, vectors of two elements."""
+        """Trade words of four lines with the three other threads of a row, so that this thread has all words of one line, which it
+        stores. Returns that line. `values`: this thread's word of each line, as a vector of two elements."""
         b = self.b
         dtype = b.dtype[values[0]]
         words = [b.bitcast(WORD, v) for v in values]

@@ -90,7 +90,8 @@ class PipelinedLoop:
 
     # -- steps ---------------------------------------------------------------------------------------------
     def _before_product(self, stage: OpenStage) -> list[int] | None:
-        """Take the steps before the next product of a stage; returns its operands if they were loaded before."""
+        """Emit the steps of the loop that stand before its next product, which is one of `stage`. Returns the product's operands if a step
+        before loaded them."""
         while self.left and self.left[0][0] <= self.products:
             self._take([self.left.pop(0)[1]])
         self.products += 1
@@ -152,8 +153,8 @@ class PipelinedLoop:
             self.stage.close_row(self.node.axis)
 
     def _open(self, ahead: int) -> None:
-        """Open the row of the loop in a later iteration, at most the last one. It is opened at an index value, even if it is constant, so
-        that buffers get the same regions as inside the loop."""
+        """Open the loop's row at the index of a later iteration, at most of the last one. The index is an instruction even where it is
+        constant, so that buffers get the same regions as inside the loop."""
         b, at = self.b, self.start if self.index < 0 else self.index
         later = b.alu("MIN", INDEX, 1, b.add(at, b.index(ahead * self.node.stride)), self.last)
         self.stage.open_row(self.node.axis, ({later: 1}, 0))
