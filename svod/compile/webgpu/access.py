@@ -112,7 +112,7 @@ class PointerMemory:
 
     # -- elements ---------------------------------------------------------------------------------
     def place(self, index: str, named: bool = False) -> str:
-        """Return the element of the variable at an index; `named`: a name, as it is used several times."""
+        """Return the number of an element in the variable, as an expression; `named`: as a name, because the text is used several times."""
         if self.base:
             index = f"{index} + {self.base}"
         return index if index.isalnum() or not named else self.w.let(index)
@@ -132,7 +132,8 @@ class PointerMemory:
         return let(self._widened(f"{self.name}[{at}]", 1))
 
     def read_part(self, i: int) -> str:
-        """Return one element of a load. If the vector that contains it is known, read the whole vector, for its neighbours."""
+        """Return the element that scalar load i reads. If it is known which vector contains the element, the whole vector is read, so that
+        loads of its neighbours read nothing again."""
         w, part = self.w, self.part_of(i) if self.is_vectors else None
         if part is None:
             return self.read(_lanes_at(w, i)[0])
@@ -140,14 +141,14 @@ class PointerMemory:
         return f"{vector}.{COMPONENTS[part[1]]}"
 
     def _widened(self, text: str, width: int) -> str:
-        """Convert an element that was read to a register."""
+        """Convert elements from their type in memory to that of registers."""
         if self.is_half:
             self.w.uses_half = True
             return f"{vector('f32', width)}({text})"
         return f"({text} != 0u)" if self.dtype.kind == "b" and not self.is_packed else text
 
     def _narrowed(self, text: str, width: int) -> str:
-        """Convert a register to the form in memory."""
+        """Convert elements from their type in registers to that of memory."""
         if self.is_half:
             self.w.uses_half = True
             return f"{vector('f16', width)}({text})"
@@ -168,7 +169,7 @@ class PointerMemory:
 
     # -- whole vectors ----------------------------------------------------------------------------
     def read_whole(self, index: str, lanes: int) -> list[str]:
-        """Read `lanes` elements, as chunks, from the start of a vector or a word."""
+        """Read `lanes` elements from `index` on, where a vector begins (a word if elements are packed). Returns the chunks of the value."""
         w, at = self.w, self.place(index)
         if not self.is_packed:
             first = w.let_once(f"({at}) >> 2u")
@@ -187,7 +188,7 @@ class PointerMemory:
         return gathered(w, self.dtype, [part for x in words for part in _halves(self.dtype, x)])
 
     def write_whole(self, index: str, chunks: Sequence[str], lanes: int) -> None:
-        """Write `lanes` elements from the start of a vector or a word on."""
+        """Write `lanes` elements, given as chunks, from `index` on, where a vector begins (a word if elements are packed)."""
         w, at = self.w, self.place(index)
         if not self.is_packed:
             first = w.let(f"({at}) >> 2u")
