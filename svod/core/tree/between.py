@@ -31,7 +31,7 @@ def between(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 
 def _between(maker: TreeMaker, node: Loop) -> Loop:
-    """Move the beginning of a loop's copies between its products."""
+    """Let the asynchronous copies of a loop begin between its products, in batches, instead of all before them."""
     found, sums = node.pipeline, straight_sums(node.body)
     if found is None or found.body[-1] != Begin() or not sums:
         return node
@@ -47,8 +47,7 @@ def _between(maker: TreeMaker, node: Loop) -> Loop:
 
 
 def straight_sums(body: Body) -> list[Accumulate] | None:
-    """The sums of a body in the order in which they run; None if the body has a loop, or a
-    copy that threads share."""
+    """The sums of a body in the order in which they run; None if the body has a loop, or a copy that threads share."""
     if any(c.turns is not None for c in body.stages):
         return None
     found, node = [straight_sums(c.body) for c in body.stages if c.body is not None], body.inner
@@ -88,7 +87,7 @@ def products(maker: TreeMaker, frame: Frame) -> list[Product]:
 
 
 def _loads(maker: TreeMaker, frame: Frame) -> list[bool]:
-    """Per product whether it is the first one with one of its operands in shared memory."""
+    """Per product: whether it is the first to load one of its operands from shared memory."""
     r, seen, found = frame.r, set[tuple[int, ...]](), list[bool]()
     for one in products(maker, frame):
         places = {(o.stage, *[sum([c * one.offsets[a] for a, c in lin.coefs]) for lin in r.nodes[o.node].dims])

@@ -6,9 +6,10 @@
       Accumulate, 16 products              between: after 12: Load of products 12…16, Wait, Load of products 0…4 of 1 further
                                            Accumulate, 16 products
 
-During the barrier and the loads behind it no thread would multiply; so some products are left to do meanwhile. Copies are committed before,
-and all that the iteration reads of shared memory has been read. The loop carries the operands. The last iteration loads some that are never
-used, of a buffer that holds something. An operand that is no copy of the loop ends where the loop does, so its loop loads nothing early."""
+During the barrier and the loads behind it no thread would multiply; so some products are left to do meanwhile. Before the barrier, copies
+are committed, and the iteration has read all that it reads of shared memory. The loop carries the operands. The last iteration loads some
+that are never used, from a buffer that an earlier copy has filled. An operand that is no copy of the loop ends where the loop does, so its
+loop loads nothing early."""
 from __future__ import annotations
 
 from functools import partial
