@@ -72,13 +72,13 @@ def is_pair(kernel: Kernel, axis: int) -> bool:
         and [r.arg[0] for r in own_reduces(stage.value)] == ["EXPSUM"]
 
 
-# -- what is there ----------------------------------------------------------------------------------
+# -- the stages of the kernel -----------------------------------------------------------------------
 
 class _RowMaximum(NamedTuple):
     """A maximum over rows: M[c] = max_k X[…]."""
 
     stage: UOp                      # the stage: STAGE(REDUCE(INDEX(X, …), k; MAX), c…)
-    source: UOp                     # X
+    source: UOp                     # X, the stage that has the rows
     at: tuple[int | UOp, ...]       # per dim of X: the number of a coordinate c, -1 for k, or a constant
     extent: int                     # number of positions k
     scale: float = 1.0              # factor by which X still has to be multiplied
@@ -183,7 +183,7 @@ def _unrounded(stage: UOp) -> UOp:
 
 
 def _unscaled(rows: _RowMaximum) -> _RowMaximum:
-    """Move a positive constant factor of X from X to `scale`, so that it is applied once per maximum instead of at every position."""
+    """Move a positive constant factor of `rows.source` to `rows.scale`, so that it multiplies each maximum instead of every element."""
     value = rows.source.src[0]
     masked = value.op is Ops.WHERE and value.src[2].op is Ops.CONST and value.src[2].arg == -math.inf
     product = value.src[1] if masked else value
@@ -368,7 +368,7 @@ def _factors(u: UOp) -> list[UOp]:
     return [u]
 
 
-# -- what becomes of it -----------------------------------------------------------------------------
+# -- the stages in blocks ---------------------------------------------------------------------------
 
 class _Rewriter:
     """Builds the stages that compute in blocks."""

@@ -160,10 +160,10 @@ class Scheduler:
     thread: ParallelLoop | None              # the loop of the output stage that THREAD spreads over cores
     split_reduce: ReductionParts | None      # the reduction that THREAD or SPLITK splits into parts; a second phase combines them
     stream: bool                             # whether the output is stored non-temporally, past the caches
-    prefetch: tuple[tuple[str, int], ...]    # PREFETCH: (argument p0, p1, … or stage at the root, iterations ahead)
+    prefetch: tuple[tuple[str, int], ...]    # per PREFETCH: (name of an argument, "p0", or of a stage at the root, "s0"; iterations ahead)
     pipeline: Pipelined | None
     dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC or HOLD chose
-    online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE, (stage, 0) of FLATTEN; `kernel` is the rewritten one
+    online: tuple[tuple[str, int], ...]      # per ONLINE (stage, size of its blocks), per FLATTEN (stage, 0); `kernel` is the rewritten one
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _derived: dict[Derived[Any], Any]

@@ -194,7 +194,7 @@ class PhasePricer:
             phase.latency += times * self.device.shared_cycles
             phase.instructions += times * threads * counter.work.rows * self.device.exchange_operations
         if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
-            # an operand is soon made of the results, and takes half as many registers
+            # results that the root does not read soon become an operand of another product, in half as many registers
             results = accumulators if counter.tiles is not None else counter.work.rows
             phase.held += int(results if s in self.nest.placement.stage(self.root).reads else results / 2)
         if shape.stage.space is MemorySpace.SCRATCH:
