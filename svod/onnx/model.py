@@ -92,7 +92,7 @@ class Model:
         self.walk = Walk(proto, opsets(proto), arrays, None if outputs is None else wanted)
         needed = {i.name for i in graph.input} if outputs is None else self.walk.needed_inputs(wanted)
         self.inputs = tuple(_described(i) for i in graph.input if i.name not in given and i.name in needed)
-        # Initializers that are inputs as well, so that a call may replace their value, by name.
+        # Initializers that are inputs as well: a call may replace their values by name.
         self.overridable = tuple(_described(i) for i in graph.input if i.name in changeable)
         self._unread = {i.name for i in graph.input} - needed
         self.fallback = fallback

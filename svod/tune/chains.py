@@ -34,7 +34,7 @@ log = logging.getLogger("svod.tune")
 
 NOT_CHECKED = "the chain was measured elsewhere and has not been checked here yet; the next prepare, svod-tune or svod-db verify does"
 MOST_TARGETS = 2        # most targets of a lock file that a warning names
-SUSPICIOUS = 4.0        # The cost model is within this factor for sensible chains; forged ones were up to 1,278 times slower.
+SUSPICIOUS = 4.0        # most predicted time of a chain not measured here, as a multiple of the heuristic's; forged chains reached 1,278
 
 
 def opts_by_key(opts: Mapping[str, Chain], unbound: UnboundPlan) -> dict[str, Chain]:

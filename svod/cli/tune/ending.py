@@ -124,7 +124,7 @@ class ResultsPlace:
 
 
 def keep_lock(path: str, works: Sequence[TargetWork]) -> bool:
-    """Write the chains that the next `prepare` uses to a lock file. Returns False if the file cannot be written."""
+    """Write to a lock file the chains that the next `prepare` then uses. Returns False if the file cannot be written."""
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
     try:

@@ -59,7 +59,7 @@ class KernelContext:
         self.loaded: OrderedDict[tuple[str, bool], Runner] = OrderedDict()
         self._at: OrderedDict[Size, KernelAtSize] = OrderedDict()
         self._timing_inputs_written = False
-        self._opening = 0           # the device's `opening` number when the loaded programs were loaded
+        self._opening = 0           # the backend's `opening` when `loaded` was filled; it changes when a lost device is opened anew
 
     # -- compiling --------------------------------------------------------------------------------------------------------
     def program(self, chain: Sequence[Any], most: int = sys.maxsize) -> Program:

@@ -39,11 +39,11 @@ class Carrier(Protocol):
         """Make `run` return soon. Called by another thread when the executor closes."""
 
     def close(self) -> None:
-        """End the worker. Called by the carrier's own thread at its end."""
+        """End this carrier's worker. Called once, at the end of the thread that runs the carrier."""
 
 
 class Fleet:
-    """The carriers of an executor, whose lock the callers of all methods hold.
+    """The carriers of an executor. Callers of all methods hold the executor's lock.
 
     carriers   all that were added, in this order
     up         names of the carriers that have a worker
