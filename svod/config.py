@@ -34,7 +34,7 @@ T = TypeVar("T")
 Chain = tuple[tuple[Any, ...], ...]
 
 
-# -- what an option accepts ---------------------------------------------------------------------------------------------
+# -- values that an option accepts --------------------------------------------------------------------------------------
 
 class Accept(NamedTuple):
     """The values that an option accepts. `parse` converts text and raises ValueError if it cannot; `check` tells whether a value is

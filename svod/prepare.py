@@ -61,7 +61,7 @@ _lock = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 
-# -- what tensors call ------------------------------------------------------------------------------
+# -- the functions that tensors call ----------------------------------------------------------------
 
 def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None, constants: Sequence[TensorBase] = ()) -> ExecutionPlan:
     """The plan that computes the tensors. They become its outputs, and every `execute()` writes them again; their memory cannot be read

@@ -232,7 +232,7 @@ def _summary(result: SessionResult, chosen: Mapping[str, Choice], asked: int, db
     return text
 
 
-# -- what both do ------------------------------------------------------------------------------------------------------------
+# -- sessions: the common part of searches and checks ------------------------------------------------------------------------
 @dataclass
 class _Work:
     """A session over kernels of a plan. `verb`: "searched" or "checked", for messages. `given`: the chains to measure for each kernel, if

@@ -123,7 +123,7 @@ class HandKernel:
     def _with(self, state: Scheduler) -> HandKernel:
         return HandKernel(self.kernel, state, self.name, self._db)
 
-    # -- what it is ---------------------------------------------------------------------------------
+    # -- identity -----------------------------------------------------------------------------------
     @property
     def key(self) -> str:
         """The kernel's key in the tuning database."""

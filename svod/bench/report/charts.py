@@ -454,7 +454,7 @@ def best_steps(trials: Sequence[Trial], x_of: Callable[[Trial], float]) -> list[
     return steps
 
 
-# -- where candidates went --------------------------------------------------------------------------
+# -- fates of candidates ----------------------------------------------------------------------------
 
 def stacked(parts: Sequence[tuple[str, int]]) -> list[Shape]:
     """One bar divided into parts in proportion to the counts of candidates by fate."""

@@ -83,7 +83,7 @@ def _context(runs: Sequence[Run], tuning: Tuning | None) -> dict[str, Any]:
             "subtitle": headline.subtitle(view, tuning)}
 
 
-# -- what the templates use -------------------------------------------------------------------------
+# -- the environment of templates -------------------------------------------------------------------
 
 @lru_cache
 def _templates(kind: str) -> Environment:

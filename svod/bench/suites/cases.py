@@ -121,7 +121,7 @@ class Case:
         return [o.draw(rng) for o in self.operands]
 
 
-# -- what cases are made of ---------------------------------------------------------------------------
+# -- makers of cases ----------------------------------------------------------------------------------
 
 def matmul(name: str, title: str, a: tuple[int, ...], b: tuple[int, ...], dtype: str = "float32", *, suite: str = "core",
            group: str = "gemm") -> Case:

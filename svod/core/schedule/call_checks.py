@@ -97,7 +97,7 @@ def _canonical(expr: UOp) -> UOp:
     return sy.simplify(expr, {v: sy.const(v.arg[1]) for v in expr.toposort() if v.op is Ops.DEFINE_VAR and v.arg[1] == v.arg[2]})
 
 
-# -- where --------------------------------------------------------------------------------------------------------------------
+# -- elements that an access reaches ------------------------------------------------------------------------------------------
 def reached_elements(index: UOp, gate: UOp) -> tuple[int, int] | None:
     """Bounds of a canonical index for positions at which a canonical gate is true; None if it never is."""
     valid: Valid | None = ()
@@ -129,7 +129,7 @@ def _limits(c: sy.Constraint) -> tuple[int, int]:
     return low if c.lo is None else c.lo, high if c.hi is None else c.hi
 
 
-# -- once ---------------------------------------------------------------------------------------------------------------------
+# -- elements written once ----------------------------------------------------------------------------------------------------
 def writes_once(index: UOp, ranges: tuple[UOp, ...]) -> bool:
     """Whether a canonical index provably differs for all values of the ranges. It does if the coefficient of each digit (a RANGE, or a part
     of one by divisions by constants) is larger than the maximum of the sum of all smaller digits."""

@@ -31,7 +31,7 @@ class Elementwise(Movement):
 
     __slots__ = ()
 
-    # -- how operands meet -----------------------------------------------------------------------
+    # -- operands and their common dtype ---------------------------------------------------------
     def _operand(self, x: Operand) -> TensorBase | Scalar:
         """Keep a tensor or a Python scalar; convert any other operand to a tensor."""
         value = without_numpy(x)

@@ -286,7 +286,7 @@ class Reference:
             points.append(np.concatenate([corner, rng.choice(near, borders), rng.integers(0, n, count - corners - borders)]))
         return points
 
-    # -- what is expected -------------------------------------------------------------------------------------------------
+    # -- inputs and expected values ---------------------------------------------------------------------------------------
     def given(self, number: int) -> list[Repeated]:
         """The inputs of set `number`, by slot."""
         if self._given is None:

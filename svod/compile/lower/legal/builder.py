@@ -55,7 +55,7 @@ class Rewriting:
             self._intervals = intervals(self.phase, self.code)
         return self._intervals[self.code[len(self.at)].src[k]][0]
 
-    # -- what rules add ---------------------------------------------------------------------------
+    # -- instructions that rules add --------------------------------------------------------------
     def put(self, op: str, dtype: DType, lanes: int, *src: int, arg: Any = None) -> int:
         """Add an instruction for a rule; it is rewritten in turn if the renderer does not print it. Returns its value."""
         key = (op, dtype.name, lanes, src, repr(arg))
