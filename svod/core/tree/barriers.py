@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
-from svod.core.kernel.groups import StageThreads, exchanging_threads, group_of, stage_threads
+from svod.core.kernel.groups import StageThreads, exchanging_threads, stage_threads
 from svod.core.kernel.placement import is_derived
 from svod.core.machine.levels import MemorySpace
 from svod.core.tree.build import TreeMaker
@@ -54,19 +54,19 @@ def _with_barriers(maker: TreeMaker, phase: Phase) -> Phase:
         threads = phase.launch.frame.pieces[-1][0].stride
         stages = {phase.stage: StageThreads(1, threads, threads)}
     else:
-        threads = group_of(maker.state, maker.placement, phase.stage).threads
         stages = stage_threads(maker.state, maker.placement, phase.stage)
     if all(own.reducers == 1 for own in stages.values()) and all(maker.nest.stages[s].space is not MemorySpace.SHARED for s in stages):
         return phase
-    return phase._replace(launch=with_bodies(_Barriers(maker, phase.split, threads, stages).launched, phase.launch))
+    return phase._replace(launch=with_bodies(_Barriers(maker, phase.split, stages).launched, phase.launch))
 
 
 class _Barriers:
-    """Follows the accesses of one phase. `threads`: of its group; `stages`: the threads that compute each of its stages."""
+    """Follows the accesses of one phase. `stages`: the threads that compute each of its stages."""
 
-    def __init__(self, maker: TreeMaker, split: Split | None, threads: int, stages: dict[int, StageThreads]) -> None:
+    def __init__(self, maker: TreeMaker, split: Split | None, stages: dict[int, StageThreads]) -> None:
         self.nests, self.target = maker.nest.stages, maker.state.target
-        self.dots, self.split, self.threads, self.stages = maker.layouts.dots, split, threads, stages
+        self.dots, self.split, self.stages = maker.layouts.dots, split, stages
+        self.threads = max([own.threads for own in stages.values()])        # of the group
         self.numbers = count()
         self.here: tuple[int, ...] = ()         # numbers of the loops that are open
         self.launch: tuple[int, ...] = ()       # the loop over the iterations of the launch
