@@ -100,11 +100,12 @@ class _Tails:
     # -- loops ------------------------------------------------------------------------------------------
     def body(self, body: Body, frame: Frame, place: Place) -> Body:
         """Give all loops of a body their tails."""
-        return Body(self.computed(body, place), self.inner(body.inner, frame, place), place.safe[frame.r.stage.index])
+        return self.around(body, self.inner(body.inner, frame, place), frame, place)
 
-    def computed(self, body: Body, place: Place) -> tuple[Compute, ...]:
-        """Give the loops of the stages in a body their tails."""
-        return tuple([self.compute(c, place) for c in body.stages]) if body.stages else ()
+    def around(self, body: Body, inner: Inner, frame: Frame, place: Place) -> Body:
+        """A body with another end, whose stages have their tails."""
+        stages = tuple([self.compute(c, place) for c in body.stages]) if body.stages else ()
+        return body._replace(stages=stages, inner=inner, safe=place.safe[frame.r.stage.index])
 
     def compute(self, node: Compute, place: Place) -> Compute:
         """Give the loops of a stage, computed inside loops of other stages, their tails."""
@@ -181,8 +182,7 @@ class _Tails:
 
     def _inside(self, node: Loop, frame: Frame, place: Place, in_memory: bool) -> Body:
         """The body of a loop of a reduction, in `frame`, with the stages and loops in it processed."""
-        safe = place.safe[frame.r.stage.index]
-        return Body(self.computed(node.body, place), self.reducing(node.body.inner, frame, place, in_memory), safe)
+        return self.around(node.body, self.reducing(node.body.inner, frame, place, in_memory), frame, place)
 
     def _output_inside(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """An output loop inside reduce loops: each of its iterations has its own accumulators, in memory."""

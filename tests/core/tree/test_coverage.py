@@ -30,6 +30,7 @@ from svod.core.tree.nodes import (
     Loop,
     Part,
     PhaseKind,
+    Prefetch,
     Reduction,
     Span,
     Split,
@@ -333,7 +334,7 @@ def test_every_position_below_a_variable_is_computed_once(name: str) -> None:
 
 # -- bodies of tails --------------------------------------------------------------------------------------
 def marked(maker: TreeMaker, tree: Tree) -> Tree:
-    """Mark every loop, and the sums inside of it and of its tails."""
+    """Mark every loop, its body, and the sums inside of it and of its tails."""
     return tuple([p._replace(launch=with_bodies(partial(with_loops, marked_loop), p.launch)) for p in tree])
 
 
@@ -342,7 +343,8 @@ def marked_loop(node: Loop) -> Loop:
 
 
 def marked_sum(body: Body) -> Body:
-    return body._replace(inner=body.inner._replace(blocks=(7,))) if isinstance(body.inner, Accumulate) else body
+    inner = body.inner._replace(blocks=(7,)) if isinstance(body.inner, Accumulate) else body.inner
+    return body._replace(inner=inner, prefetches=(Prefetch(0, "p1", 3, 5),))
 
 
 @pytest.mark.parametrize("name", ["columns", "both", "sum of all", "product", "depth", "two stages", "gemm", "argmax", "softmax"])
