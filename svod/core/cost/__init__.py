@@ -1,1 +1,1 @@
-"""What a state costs, and the chains that the costs suggest."""
+"""Predicted costs of states, and the chains that the costs suggest."""

@@ -212,7 +212,7 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
     _mma("mma_f16", "mma.f16", dtypes.float32, dtypes.float16, 16, "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"),
     _mma("mma_f16k8", "mma.f16k8", dtypes.float32, dtypes.float16, 8, "llvm.nvvm.mma.m16n8k8.row.col.f32.f32"),
     _mma("mma_s8", "mma.s8", dtypes.int32, _I8, 32, "llvm.nvvm.mma.m16n8k32.row.col.s8"),
-    # It has as many products as mma_f16k8, but a T4 computes only half as many of them per second.
+    # mma_s8k16 has as many products as mma_f16k8, but a T4 computes only half as many of them per second.
     _mma("mma_s8k16", "mma.s8k16", dtypes.int32, _I8, 16, "llvm.nvvm.mma.m8n8k16.row.col.s8", rows=8, base_cost=4.0),
     *(_mma(f"mma_tf32{suffix}", "mma.tf32", dtypes.float32, dtypes.float32, depth, f"llvm.nvvm.mma.m16n8k{depth}.row.col.tf32", TF32)
       for suffix, depth in (("", 8), ("k4", 4))),

@@ -1,1 +1,1 @@
-"""From a graph to kernels, in the order they run."""
+"""Division of a graph into kernels, in the order in which they run."""

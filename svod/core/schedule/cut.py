@@ -40,7 +40,7 @@ MAX_WALKS = 3             # most repetitions of the visit, to find shared values
 MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
 REPEATED = 4              # number of reads through a GATHER per element from which on a value that is not cheap gets a buffer
 MAX_READS = 8             # largest number of places at which one kernel computes an elementwise value
-MAX_POSITIONS = 64        # the same limit for a value that reads no memory, such as a mask or a table of angles
+MAX_POSITIONS = 64        # MAX_READS for a value that reads no memory, such as a mask or a table of angles
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
 _CAN_END = ELEMENTWISE | {Ops.GATHER, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD}      # operations that may end a deep expression

@@ -188,7 +188,7 @@ def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:
 
 
 def regions_of(ast: UOp) -> tuple[Region, ...]:
-    """By slot, the elements that a kernel accesses, counted from the start of the PARAM. Cached on the node."""
+    """The elements of each PARAM that a kernel accesses, by slot, counted from the start of the PARAM. Cached on the node."""
     result: tuple[Region, ...] = ast.cached("regions", _regions_of)
     return result
 

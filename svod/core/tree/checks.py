@@ -18,7 +18,7 @@ from svod.core.kernel.scheduler import Scheduler
 
 
 class Checks(NamedTuple):
-    """Which axes of a state need a check of their positions, or must not compute any position twice."""
+    """The axes of a state whose positions need a check, or of which no position may be computed twice."""
 
     unsafe: Mapping[int, int]       # axis → the extent that its positions are checked against
     below: frozenset[int]           # axes of `unsafe` whose positions may also be negative, as they are read backwards

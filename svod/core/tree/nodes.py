@@ -34,7 +34,7 @@ UNCHECKED = -1          # `Frame.checked` of an axis whose positions need no che
 
 
 class Ends(Enum):
-    """What happens at the end of an axis that its tiles may not divide. `Frame.ends` alone decides."""
+    """Ways to end an axis that its tiles may not divide. `Frame.ends` alone chooses one."""
 
     EXACT = "exact"                 # Tiles divide the extent.
     MOVED_BACK = "moved back"       # The last tile begins earlier, and computes some positions again.
@@ -311,7 +311,7 @@ class AheadCopy(NamedTuple):
 
 class Pipeline(NamedTuple):
     """The copies of a pipelined loop, and its steps: before the loop, at the beginning of an iteration, and behind so many products of one.
-    At the end of an iteration is stored what was loaded into registers."""
+    Data that an iteration has loaded into registers is stored at its end."""
 
     copies: tuple[AheadCopy, ...]
     ahead: int                  # iterations between the start of a copy and the one that reads it
@@ -339,7 +339,7 @@ class Pipeline(NamedTuple):
 # -- loops ------------------------------------------------------------------------------------------
 
 class Span(Enum):
-    """Which iterations of a loop run."""
+    """The iterations of a loop that run."""
 
     ALL = "all"                     # All iterations; in a split reduction, all iterations of one part.
     ONCE = "once"                   # A single iteration, emitted without a loop.
@@ -351,7 +351,7 @@ class Span(Enum):
 
 
 class When(Enum):
-    """For how many remaining positions a tail is."""
+    """The number of remaining positions for which a tail is made."""
 
     ANY = "any"
     FEW = "few"                     # At most `FEW_ROWS` positions are left.

@@ -50,7 +50,7 @@ def tails(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 
 class Place(NamedTuple):
-    """What is known at the point of the tree where a body stands, of the stages whose loops are open around it."""
+    """Facts at the point of the tree where a body stands: of the stages whose loops are open around it."""
 
     nests: Nests
     safe: dict[int, frozenset[int]]             # open stage → local axes all of whose positions are inside their extents

@@ -377,7 +377,7 @@ class StageCounter:
         work, device = self.work, self.device
         packed = self.nest.layouts.packed.get(self.r.stage.index)
         if packed is not None and stored_node(self.r, packed) != self.r.value:
-            work.skipped.add(self.r.value)      # it is stored in its narrow type, so it is never widened
+            work.skipped.add(self.r.value)      # the value is stored in its narrow type, so it is never widened
         if self.state.target.has_pow2:          # POW2 includes the comparison and the scaling
             work.skipped.update([x for i, n in enumerate(self.r.nodes) if normal_power(self.r, n) >= 0 for x in (i, n.src[0])])
         self._reductions()

@@ -25,7 +25,7 @@ from svod.core.machine.isa import DOTS
 
 SUBGROUP_TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       # tiles of a subgroup: rows × columns
 SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))            # subgroups of a group: rows × columns
-# the same two, for instructions that several subgroups run together
+# tiles and subgroups for instructions that several subgroups run together
 WIDE_TILES, WIDE_GROUPS = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))
 BLOCK_INSTRUCTIONS = (2, 4)     # instructions along the sum whose operands are in shared memory at a time
 ASYNCHRONOUS_BUFFERS = (3, 4, 2)        # buffers of an operand that is copied ahead; the number that usually is fastest comes first
