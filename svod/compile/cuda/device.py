@@ -251,7 +251,7 @@ class GpuDevice:
             yield
         except DeviceError as e:
             if isinstance(e.__cause__, DeviceError) or (not self._pending and not isinstance(e, DeviceLost)):
-                raise       # it has the names already, or there are none
+                raise       # the error has the names of the kernels already, or there are none
             names = list(self._pending)
             ran = f"; it happened in a run of {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}" if names else ""
             after = ". After such an error this process cannot use the GPU any more" if isinstance(e, DeviceLost) else ""

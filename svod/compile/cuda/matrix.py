@@ -110,7 +110,7 @@ def _starts_lines(w: LlvmWriter, i: int) -> bool:
 
 
 def _load_matrix(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    if w.value[i]:      # it was loaded together with another one
+    if w.value[i]:      # the matrix was loaded together with another one
         return
     offset, name, number, rows, columns, lines = arg
     fragments = DOTS[name].fragments

@@ -1,1 +1,1 @@
-"""From the stages of a state to the LINEAR of its phases, by objects that hold one another: each knows those before it."""
+"""Emission of the LINEAR of phases from the stages of a state, by objects that hold one another: each knows those before it."""

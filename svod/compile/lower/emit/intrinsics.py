@@ -49,7 +49,7 @@ class TileAddress(NamedTuple):
 
 
 def nothing_before(stage: OpenStage) -> list[int] | None:
-    """Stand before the products of a loop that is not pipelined."""
+    """Emit nothing before a product outside of pipelined loops, for which no operands were loaded earlier."""
     return None
 
 
@@ -157,7 +157,7 @@ class Intrinsics:
             if beside != 1 or staged.guarded:
                 name = self.kernel.stages[o.stage].name
                 raise KernelOptError(f"stage {name} does not lie in rows for tiles; leave its axes as TC put them, without PADTO")
-            # Loaded in this loop, even if the address does not change in it: tile registers are few, and one hoisted would stay occupied.
+            # Loaded in this loop, even if the address does not change in it: tile registers are few, and a hoisted tile would occupy one.
             values.append(self.b.load("TILELOAD", p.dtype, lines * length, (staged.pointer, start), (const, lines, step),
                                       max(staged.floor, self.b.level), False, staged.version))
         return self.b.pure("TILEDOT", plan.dot.accumulator, rows * columns, (acc, *values), (rows, columns, g))
@@ -198,8 +198,8 @@ class Intrinsics:
         if b.op[staged.pointer] == "SCRATCH":
             name = self.kernel.stages[o.stage].name
             raise KernelOptError(f"stage {name} lies in the memory of one thread; a subgroup holds its tiles")
-        # Loaded in the loop that multiplies, even if the address does not change in it: a fragment hoisted would occupy registers all the
-        # time.
+        # Loaded in the loop that multiplies, even if the address does not change in it: a hoisted fragment would occupy registers all
+        # the time.
         return b.load("LOADMATRIX", p.dtype, dot.fragments[1 + number].num_elements, (staged.pointer, *tile.at),
                       (tile.const, dot.name, number, *tile.steps, tile.lines), max(staged.floor, b.level), False, staged.version)
 

@@ -53,14 +53,14 @@ class OpenStage:
         self.stores = -1                # the condition that this thread stores its results; -1: always
         self.whole_vectors = False      # whether every vector is wholly inside the stage or wholly outside
         self.steps: Mapping[int, int] = {}  # node → how much its value grows from lane to lane, if evenly
-        # -- the place
+        # -- the place in the loops
         self.frame = frame
         self.safe = safe                # local axes all of whose positions are known to be inside their extents
         self.opened: list[list[Lin]] = [[] for _ in base]     # per local axis: the loop values opened so far
-        self.ahead: dict[int, int] = {}     # load that prefetches → how many elements further it does
+        self.ahead: dict[int, int] = {}     # load that prefetches → how many elements ahead it prefetches
         self.offsets: list[int] = [0] * len(base)             # per local axis: the current position, relative to the start
         self.chunk = Chunk(0, 1, 1)
-        # -- values known there
+        # -- values known at that place
         # node → picks the offsets that its value depends on
         self.offsets_of = {i: itemgetter(*n.deps) for i, n in enumerate(r.nodes) if n.deps}
         self.memo: dict[Any, int] = {}  # values at positions; cleared when a loop opens or closes

@@ -1,4 +1,4 @@
-"""Which instructions a renderer prints, as far as renderers differ."""
+"""The instructions that a renderer prints, as far as renderers differ."""
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ class Bindings:
     def newest(self, index: int) -> np.ndarray[Any, Any] | None:
         """Return the content of a buffer. If a run left it on a device, it is copied to the host."""
         held = self._devices.part_of(index).held.get(index)
-        newest = held.array if held is not None else None       # this updates the user's array
+        newest = held.array if held is not None else None       # reading `array` updates the user's array
         array = self.array_of(index)
         return newest if array is None else array
 

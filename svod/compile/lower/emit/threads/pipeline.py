@@ -52,14 +52,14 @@ class PipelinedLoop:
         self.last = self.b.index((node.whole - 1) * node.stride)
         self.is_async = self.ctx.state.target.has_async_copies
         self.counts = self._begin_bulk()        # the pointer to the counters of rows that have arrived, or -1
-        # -- the place
+        # -- the place in the loop
         self.index = -1                         # the loop's index; -1: before the loop
         self.kept: list[Instruction] = []       # instructions of copies that are prepared, and not written yet
-        self.products = 0                       # products of the iteration so far
-        self.left = list(self.pipeline.between)     # steps between products that the iteration has not taken yet
-        # -- values known there
+        self.products = 0                       # products of this iteration that were emitted so far
+        self.left = list(self.pipeline.between)     # steps between products that were not emitted in this iteration yet
+        # -- values known at that place
         self.loaded: dict[tuple[int, ...], list[int]] = {}      # offsets of a product → its operands, loaded before it
-        self.following: dict[tuple[int, ...], list[int]] = {}   # the same for the next iteration
+        self.following: dict[tuple[int, ...], list[int]] = {}   # offsets of a product of the next iteration → its operands
 
     def run(self, accs: list[int], inside: Callable[[list[int]], list[int]]) -> list[int]:
         """Emit the loop; returns the accumulators. `inside` emits one iteration: it takes accumulators and returns the new ones."""
