@@ -60,7 +60,7 @@ class Captured:
         self._fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
                        and (array := b.storage.host if b.storage is not None else b.array) is not None}
         self._written = [i for i, number in self.reads if number in prepared.overwritten]       # the numbers of arguments that a run writes
-        self._loose, self._loose_written = self.reads, self._written        # the same without the arguments of `hold`
+        self._loose, self._loose_written = self.reads, self._written        # `reads` and `_written` without the arguments of `hold`
         self._is_released = False       # whether the plan has dropped the arguments and results of the capture's own call
         self._held: tuple[object, int] = (None, -1)     # `held` of the last run, and the count of the plan's bindings after it
         self._memory = WrittenMemory(self._fixed, prepared.overwritten) if prepared.overwritten else None

@@ -52,8 +52,8 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
 
 def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dict[Target, list[KernelTask]]:
     """The kernels to measure, by target, for the targets that this machine has."""
-    places: dict[str, set[str]] = {}
-    expected: dict[str, set[str]] = {}      # the same without records that ship with svod: these may be for other machines
+    places: dict[str, set[str]] = {}        # target → keys of the kernels with a confirmation there
+    expected: dict[str, set[str]] = {}      # `places` without records that ship with svod: these may be for other machines
     for m, layer in db.select(Measurement, shipped=True):
         if m.step == "confirm" and (not kernels or m.kernel in kernels):
             places.setdefault(m.target, set()).add(m.kernel)

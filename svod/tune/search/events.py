@@ -65,7 +65,7 @@ class RoundFinished(SearchEvent):
 
 @dataclass(frozen=True)
 class Improved(SearchEvent):
-    """There is a new verified incumbent."""
+    """A new verified incumbent was found."""
 
     seconds: float
     before: float
