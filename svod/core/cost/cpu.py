@@ -12,15 +12,16 @@ from typing import NamedTuple
 from svod.core.cost.caches import ANYWHERE_BYTES, PAGE_BYTES, Traffic, caches_of, traffic
 from svod.core.cost.cost import Cost, CostPart, total
 from svod.core.cost.op_count import count_operations
-from svod.core.cost.work import Access, StageWork, Tile, block_ends, has_constant_lanes, is_aligned, kind_of
-from svod.core.kernel.contraction import skipping_window
+from svod.core.cost.runs import StageRuns, stage_runs
+from svod.core.cost.work import Access, StageWork, Tile, has_constant_lanes, is_aligned, kind_of
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import Node
 from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
 from svod.core.kernel.non_temporal import has_non_temporal_stores
-from svod.core.kernel.placement import is_computed_once, is_derived, vector_width
-from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of, cut_of
+from svod.core.kernel.placement import NO_ROW, is_computed_once, is_derived, vector_width
+from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of
 from svod.core.machine.levels import CACHE_LINE_BYTES
+from svod.core.tree.passes import counted_tree
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ def cost_of(state: Scheduler) -> Cost:
     nest, kernel, cpu = loop_nest(state), state.kernel, CPU
     threads, costs = cores_of(state), list[Cost]()
     memory = _Memory(state, nest, kept=float(count_operations(kernel.ast).bytes_moved))
-    for s, stage in nest.stages.items():
+    for work in work_of(state):
+        stage, s = work.stage, work.r.stage.index
         is_phase = nest.placement.paths[s] == ()
         scratch = 0 if is_phase else stored_bytes(state, nest.layouts, s) * prod(stage.region)
-        work = core_work(state, nest, s)
         issue = IssuePricer(work, cpu).price()
         streamed = stage.r.store is not None and state.stream and has_non_temporal_stores(state)
         non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
@@ -83,7 +84,7 @@ def cost_of(state: Scheduler) -> Cost:
         data = memory.of_stage(work, non_temporal)
         slowest = max(issue.cycles, *data.cycles)
         cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
-        speedup, launch = _speedup(state, stage, is_phase, threads), cpu.launch_cycles if is_phase and threads > 1 else 0.0
+        speedup, launch = _speedup(state, work.at, is_phase, threads), cpu.launch_cycles if is_phase and threads > 1 else 0.0
         cycles = cycles / speedup + launch
         terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], launch)
         part = CostPart(stage.r.stage.name, cycles, tuple(zip(TERMS, terms, strict=True)))
@@ -93,43 +94,27 @@ def cost_of(state: Scheduler) -> Cost:
     return total(costs)
 
 
-def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -> float:
+def _speedup(state: Scheduler, at: StageRuns, is_phase: bool, threads: int) -> float:
     """How many times faster cores run a stage: each core takes whole iterations of the parallel loop."""
     if threads < 2:
         return 1.0
-    shared = 0
-    if state.thread is not None:
-        row = state.thread.row
-        shared = next((loop.iterations for loop in stage.around if loop.row == row), 0)
-        if not shared and stage.r.stage.index == state.kernel.output:
-            shared = next((p.extent for group in stage.axes for p in group if p.row == row), 1)
-    if not shared:
-        shared = threads
-        if is_phase and not stage.r.stage.is_output:
-            shared = 1
-            for a, loop in stage.loops:
-                shared *= loop.extent if a < len(stage.region) else 1
+    stage, parallel = at.nest.r.stage, state.thread
+    found = [loop.times for loop in (*at.around, *at.own) if parallel is not None and loop.row == parallel.row]
+    if found:
+        shared = found[0]
+    elif stage.is_output:
+        shared = 1.0 if parallel is not None else float(threads)
+    else:
+        shared = prod([loop.times for loop in at.own if loop.axis < len(stage.outs)]) if is_phase else float(threads)
     return shared / -(-shared // threads)
 
 
 def work_of(state: Scheduler) -> list[StageWork]:
-    """The work of each stage of a state, as one core does it. Raises KernelOptError as `cost_of` does."""
+    """The work of each stage of a state as one core does it: all loops run serially, in vectors. Raises KernelOptError as `cost_of`
+    does."""
     nest = loop_nest(state)
-    return [core_work(state, nest, s) for s in nest.stages]
-
-
-def core_work(state: Scheduler, nest: LoopNest, s: int) -> StageWork:
-    """The work of stage `s` as one core does it: all loops run serially, in vectors. Iterations that are skipped because they add zeros do
-    not count."""
-    stage, loops = nest.stages[s], list[tuple[int, float]]()
-    for a, loop in stage.loops:
-        window = skipping_window(state, stage.r, a, stage.axes[a]) if a >= len(stage.r.stage.outs) else None
-        share = 1.0
-        if window is not None:
-            tile = prod(p.extent for p in stage.axes[window.output] if p.role != LOOP)
-            share = window.used(tile, state.kernel.axes[stage.r.axes[window.output]].extent, loop.extent)
-        loops.append((a, loop.extent * share))
-    return StageWork(state, nest, stage, loops, len(stage.around), vector_width(state, stage.r))
+    return [StageWork(state, nest, at, [(loop.axis, loop.times) for loop in at.own], len(at.around), vector_width(state, at.nest.r))
+            for at in stage_runs(state.kernel, nest.stages, counted_tree(state)).values()]
 
 
 # -- instructions -------------------------------------------------------------------------------------------
@@ -159,17 +144,16 @@ class IssuePricer:
             self.arithmetic += work.body * vectors * work.tile / max(accumulators, 1.0)
             accumulators += vectors
         spills = self._spills(accumulators, vectors, is_transposed)
-        if self.r.reductions and stage.innermost < work.outs and any(a >= work.outs for a, _ in stage.loops):
-            # accumulators lie in scratch memory: load and store each
-            self.loads += 2.0 * accumulators * work.body * sum(len(red.values) for red in self.r.reductions)
+        launched = prod([loop.times for loop in work.at.own if loop.is_launched]) * max(1, work.at.parts)
+        # accumulators in scratch memory are loaded and stored
+        self.loads += 2.0 * accumulators * work.at.updates * launched * sum(len(red.values) for red in self.r.reductions)
         most, least = max(self.loads, self.arithmetic), min(self.loads, self.arithmetic)
         slots = (most + cpu.contention_share * least) / cpu.issued_per_cycle + spills
-        ends = block_ends(self.r, [(a, loop.extent) for a, loop in stage.loops], stage.axes,
-                          cut_of(work.state, self.r.stage.index))
+        ends = work.at.block_ends * launched
         overhead = cpu.loop_cycles * (sum(work.runs_of_loop[1:]) + ends) + cpu.block_end_cycles * ends * accumulators
         cycles = max(slots, self._chain(accumulators)) + overhead + store
         per_vector = stage.num_lanes / -(-stage.num_lanes // work.lanes) if stage.vector >= 0 else 1.0
-        return IssueCost(cycles * stage.times, accumulators, 2 * work.multiply_adds * self.dot.group * per_vector * stage.times)
+        return IssueCost(cycles * work.at.times, accumulators, 2 * work.multiply_adds * self.dot.group * per_vector * work.at.times)
 
     def _count(self) -> None:
         """Count the operations of sums, loads and arithmetic."""
@@ -186,7 +170,7 @@ class IssuePricer:
         count = self.work.runs(n.deps)
         for lin in n.dims if n.linear is None else (n.linear,):
             count *= self.work.distinct(n.deps, lin.coefs)
-        known = n.gate >= 0 and has_constant_lanes(self.r, n.gate, self.stage)
+        known = n.gate >= 0 and has_constant_lanes(self.work, n.gate)
         if n.gate >= 0 and not known:
             self.arithmetic += self.cpu.mask_operations * count
         if self.stage.vector in n.deps:
@@ -264,9 +248,8 @@ class IssuePricer:
         if not self.r.reductions:
             return 0.0
         work, cpu = self.work, self.cpu
-        sums = prod(loop.extent for a, loop in self.stage.loops if a >= work.outs)
         # sums that run at the same time
-        ahead = 1.0 + cpu.lookahead_operations * work.body / (sums * max(self.loads + self.arithmetic, 1.0))
+        ahead = 1.0 + cpu.lookahead_operations * work.body / (work.summed() * max(self.loads + self.arithmetic, 1.0))
         return cpu.latency_cycles * work.body * (work.tile / max(accumulators, 1.0)) / ahead
 
 
@@ -288,7 +271,7 @@ class _Memory:
         for _, n, is_load in work.values():
             if is_load and n.linear is not None:
                 accesses.append(work.load(n, n.linear))
-                is_shared.append(self._is_shared(stage, n))
+                is_shared.append(self._is_shared(work.at, n))
             elif is_load:
                 accesses.append(self._read(work, n))
                 is_shared.append(False)
@@ -296,7 +279,7 @@ class _Memory:
         if (store := self._store(work, non_temporal)) is not None:
             accesses.append(store)
             is_shared.append(False)
-        loops = [*((loop.moves, float(loop.iterations)) for loop in stage.around), *work.loops]
+        loops = [*[(loop.axis, loop.times) for loop in work.at.around], *work.loops]
         cost = traffic(self.caches, loops, work.outside, _body(stage), accesses, is_shared, self.kept)
         _, near, far = self.caches.levels
         # the result of an earlier phase lies in the caches of all cores
@@ -306,22 +289,22 @@ class _Memory:
         # Data go to memory, and come from there when they are read. A line whose neighbour is stored much later costs a separate access to
         # DRAM.
         size = stored_bytes(self.state, self.nest.layouts, work.r.stage.index)
-        alone = stage.num_lanes * size <= CACHE_LINE_BYTES and (not stage.loops or stage.innermost != stage.vector)
+        alone = stage.num_lanes * size <= CACHE_LINE_BYTES and (not work.loops or work.loops[-1][0] != stage.vector)
         of_line = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
         return cost._replace(memory=cost.memory + non_temporal / CACHE_LINE_BYTES * of_line, moved=cost.moved + non_temporal)
 
-    def _is_shared(self, stage: StageNest, n: Node) -> bool:
+    def _is_shared(self, at: StageRuns, n: Node) -> bool:
         """Whether another stage inside the same loops loads the same argument."""
-        around, seen = tuple([loop.row for loop in stage.around]), self.readers.setdefault(n.arg, [])
-        shared = any(rows[:len(around)] == around for rows in seen)
-        seen.append((*around, *_own_rows(stage)))
+        rows, depth, seen = _rows(at), len(at.around), self.readers.setdefault(n.arg, [])
+        shared = any(other[:depth] == rows[:depth] for other in seen)
+        seen.append(rows)
         return shared
 
     def _read(self, work: StageWork, n: Node) -> Access:
         """The access of a read of a staged value."""
         access, layout = work.read(n), self.nest.stages[n.arg].layout
         outer = frozenset([row for t, depth in self.nest.placement.paths[n.arg] or () for row in self.state.order[t][:depth]])
-        fixed = sum([row in outer for row in (*[loop.row for loop in work.stage.around], *_own_rows(work.stage))])
+        fixed = sum([row in outer for row in _rows(work.at)])
         tile = None
         if layout is not None and layout.tiled >= 0:
             (axis, _), *_ = n.dims[layout.tiled].coefs
@@ -347,17 +330,17 @@ class _Memory:
         size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
         if r.store is not None:
             return work.store(size, work.place) if not non_temporal else None
-        if not stage.around and is_derived(r.stage):
+        if not work.at.around and is_derived(r.stage):
             return None
         layout = stage.layout
         assert layout is not None
         tile = Tile(layout.tiled, layout.tile, layout.outer * size) if layout.tiled >= 0 else None
-        return work.store(size, work.place)._replace(fixed=len(stage.around), is_made_inside=bool(stage.around), tile=tile)
+        return work.store(size, work.place)._replace(fixed=work.outside, is_made_inside=bool(work.at.around), tile=tile)
 
 
-def _own_rows(stage: StageNest) -> tuple[int, ...]:
-    """The loop rows of a stage; () for a copy, whose loops are no rows."""
-    return () if is_derived(stage.r.stage) else tuple([loop.row for _, loop in stage.loops])
+def _rows(at: StageRuns) -> tuple[int, ...]:
+    """The loop rows around the content of a stage, outermost first. Loops of a copy are no rows."""
+    return tuple([loop.row for loop in (*at.around, *at.own) if loop.row != NO_ROW])
 
 
 def _body(stage: StageNest) -> list[float]:

@@ -1,4 +1,4 @@
-"""The work of a stage, derived from its loop nest, independent of the machine: how often each operation runs, and its memory accesses.
+"""The work of a stage, counted on the loop tree, independent of the machine: how often each operation runs, and its memory accesses.
 
     y[i, j] = Σ a[i, k]·b[k, j], UPCAST(o0, 4) UPCAST(o1, 16), in vectors of 16
         loops         o0/4 × o1/16 × r0: the body runs 16·4·64 times
@@ -9,9 +9,8 @@
 A value that an inner loop does not change is computed once outside that loop, and counted there. `cpu.py` turns the counts into cycles of a
 core, `groups/group_cost.py` into cycles of a device with groups of threads.
 
-Prices do not build the loop tree, as building it takes a quarter of the time of a price. Passes of the tree and prices call one function
-each for what both decide: the iterations that are skipped (`skipping_window`, `masked_limits`), blocks of long sums (`blocked_nest`),
-copies that run ahead (`StageNest.buffers`, `copied_ahead`) and stores past the caches (`has_non_temporal_stores`).
+The tree says how often loops run, and where blocks of long sums end (`runs.py`). The loop nest gives what the tree itself takes
+from it: the region of a stage, the positions side by side, and memory layouts.
 """
 from __future__ import annotations
 
@@ -21,13 +20,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from svod.core.cost.footprint import touched
+from svod.core.cost.runs import StageRuns
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.summation import blocked_nest
 from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
-from svod.core.kernel.loop_nest import LoopNest, StageNest, stored_bytes
-from svod.core.kernel.placement import EmittedLoop
-from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, ReductionParts, Scheduler
+from svod.core.kernel.loop_nest import LoopNest, stored_bytes
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
 from svod.core.machine.levels import MemorySpace
 
 Coefs = tuple[tuple[int, int], ...]     # (local axis, elements or bytes between neighbours along it)
@@ -94,13 +92,14 @@ class Access(NamedTuple):
 class StageWork:
     """The work of a stage in one iteration of the loops around it.
 
-    `loops`: (local axis, iterations) of the stage's own loops, outermost first. `outside`: number of loops around the stage. `lanes`:
-    positions of the vector loop that one operation computes; 1 for a thread. `held`: per local axis, the elements of a tile that a thread
-    has. `known`: nodes whose values an earlier stage has computed."""
+    `at`: how often its loops run. `loops`: (local axis, iterations) of those of its own loops that are counted, outermost first.
+    `outside`: number of loops around the stage. `lanes`: positions of the vector loop that one operation computes; 1 for a thread. `held`:
+    per local axis, the elements of a tile that a thread has. `known`: nodes whose values an earlier stage has computed."""
 
-    def __init__(self, state: Scheduler, nest: LoopNest, stage: StageNest, loops: Sequence[tuple[int, float]], outside: int, lanes: int = 1,
+    def __init__(self, state: Scheduler, nest: LoopNest, at: StageRuns, loops: Sequence[tuple[int, float]], outside: int, lanes: int = 1,
                  held: Sequence[int] = (), known: Collection[int] = ()) -> None:
-        self.state, self.nest, self.stage, self.r = state, nest, stage, stage.r
+        stage = at.nest
+        self.state, self.nest, self.at, self.stage, self.r = state, nest, at, stage, stage.r
         self.loops, self.outside, self.lanes, self.outs = loops, outside, lanes, len(stage.r.stage.outs)
         self.vector = stage.vector
         self.runs_of_loop = [1.0]               # how often the body of the outermost k loops runs
@@ -235,9 +234,9 @@ def products_of(r: ResolvedStage) -> set[int]:
     return {i for i in first if r.nodes[i].kind == "alu" and r.nodes[i].op == "MUL"}
 
 
-def has_constant_lanes(r: ResolvedStage, gate: int, stage: StageNest) -> bool:
+def has_constant_lanes(work: StageWork, gate: int) -> bool:
     """Whether the part of a mask that differs between lanes is the same in every iteration, and so a constant."""
-    moved = {a for a, _ in stage.loops} | {loop.moves for loop in stage.around}
+    r, stage, moved = work.r, work.stage, {loop.axis for loop in (*work.at.own, *work.at.around)}
     todo, seen = [gate], False
     while todo:
         n = r.nodes[todo.pop()]
@@ -248,29 +247,3 @@ def has_constant_lanes(r: ResolvedStage, gate: int, stage: StageNest) -> bool:
             if not moved.isdisjoint(n.deps):
                 return False
     return seen
-
-
-def block_ends(r: ResolvedStage, loops: Sequence[tuple[int, float]], axes: Sequence[Sequence[EmittedLoop]],
-               split: ReductionParts | None = None) -> float:
-    """How many blocks of additions end in one run of a stage; 0 if its sums are not cut into blocks. `loops`: (local axis, iterations),
-    outermost first; `axes`: all loops per local axis; `split`: the parts of the reduction, each of which is a sum of its own, if `loops`
-    run through all of them."""
-    rule, outs = r.stage.sum_rule, len(r.stage.outs)
-    if rule is None:
-        return 0.0
-    unrolled = math.prod([p.extent for own in axes[outs:] for p in own if p.role == UNROLL])
-    runs = 1.0
-    if split is not None:
-        at = next((k for k, (a, _) in enumerate(loops) if r.axes[a] == split.axis), None)
-        if at is not None:
-            a, n = loops[at]
-            runs = min(float(split.parts), n)
-            loops = [*loops[:at], (a, n / runs), *loops[at + 1:]]
-    iterations = [math.ceil(n) if a >= outs else 1 for a, n in loops]
-    if math.prod(iterations) * unrolled <= rule.longest:
-        return 0.0
-    nest, ends = blocked_nest(rule, iterations, unrolled), 0.0
-    for (_, n), blocked in zip(loops, nest.loops, strict=True):
-        ends += runs * sum([-(-n // size) for size in blocked.sizes])
-        runs *= n
-    return ends + runs * sum([-(-unrolled // size) for size in nest.positions.sizes])

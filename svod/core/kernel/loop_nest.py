@@ -1,11 +1,11 @@
-"""The loops that will be emitted for a state: `loop_nest(state)`, computed once per state.
+"""The stages of a state as they will be emitted: `loop_nest(state)`, computed once per state.
 
 Placement decides at which loop each stage is computed. This module derives the rest: the region of a stage that its readers need in one
-iteration of the loops around it (bounds inference), the loops that compute the region, the vector loop, and the memory. The cost model, the
-printer of loop nests, the sketches and the emitter use it.
+iteration of the loops around it (bounds inference), the loops per axis that compute the region, the vector loop, and the memory. The loop
+tree (`svod.core.tree`) puts these loops in order, and inside each other.
 
     s1 read by out as s1[o1, r0], STAGE(s1, o1) with o1 in tiles of 32 and r0 of 256
-        region (32, 256)      loops 256 × 32, the 32 in vectors      around: o1, which moves dim 0      scratch
+        region (32, 256), which starts at 32·o1      loops 256 × 32, the 32 in vectors      scratch
 """
 from __future__ import annotations
 
@@ -39,16 +39,6 @@ from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.errors import KernelOptError
 
 NO_START: Lin = ({}, 0)
-# with so many buffers, products may finish after the next barrier; with three, copies would then start only one iteration ahead
-LATE_BUFFERS = 4
-
-
-class AroundLoop(NamedTuple):
-    """A loop of another stage around a stage."""
-
-    row: int
-    moves: int          # local axis of the inner stage that the loop moves; -1: each iteration computes the same region again
-    iterations: int
 
 
 class StageNest(NamedTuple):
@@ -59,8 +49,6 @@ class StageNest(NamedTuple):
     # per output axis: the first of these positions, in terms of the loop rows around the stage
     starts: tuple[Lin, ...]
     axes: tuple[tuple[EmittedLoop, ...], ...]       # per local axis: its loops, outermost first
-    loops: tuple[tuple[int, EmittedLoop], ...]      # (local axis, loop) of each loop with several iterations, outermost first
-    around: tuple[AroundLoop, ...]                  # loops of other stages around it, outermost first
     vector: int                                     # the local axis that is the vector, or -1
     vector_loop: EmittedLoop | None                 # the loop whose positions are the lanes
     layout: Layout | None                           # memory layout of the region; None for the output
@@ -88,19 +76,9 @@ class StageNest(NamedTuple):
         return max(whole_extent(state, self.r.stage.index, axis, extent), extent + self.beyond[axis])
 
     @property
-    def innermost(self) -> int:
-        """The local axis of the innermost loop with several iterations, or -1."""
-        return next((a for a, _ in reversed(self.loops)), -1)
-
-    @property
     def num_lanes(self) -> int:
         """Positions of the vector loop; 1 without one."""
         return self.vector_loop.extent if self.vector_loop is not None and self.vector_loop.role != LOOP else 1
-
-    @property
-    def times(self) -> float:
-        """How often the stage is computed: the product of the iterations of the loops around it."""
-        return float(prod(loop.iterations for loop in self.around))
 
 
 class LoopNest(NamedTuple):
@@ -115,23 +93,6 @@ class LoopNest(NamedTuple):
 def loop_nest(state: Scheduler) -> LoopNest:
     """The loop nest of a state. Raises KernelOptError if its placements contradict each other."""
     return LoopNestMaker(state).make()
-
-
-def copied_ahead(state: Scheduler, nest: LoopNest) -> int:
-    """How many iterations of the pipelined loop copies start before they are read; 0 without PIPELINE."""
-    return state.pipeline.buffers - 1 - products_under_way(state, nest) if state.pipeline is not None else 0
-
-
-def products_under_way(state: Scheduler, nest: LoopNest) -> int:
-    """How many earlier iterations of the pipelined loop may still have products running when an iteration begins: 1 if an instruction reads
-    both operands from the buffers asynchronously and there are `LATE_BUFFERS` buffers or more, else 0."""
-    if state.pipeline is None or state.pipeline.buffers < LATE_BUFFERS:
-        return 0
-    plan = nest.layouts.dots.get(state.kernel.axes[state.rows[state.pipeline.row].axis].stage)
-    if plan is None or not plan.dot.reads_shared:
-        return 0
-    # a nest made for a lower bound may lack the operands: then assume that products may be running
-    return int(all(nest.stages[o.stage].buffers > 1 for o in plan.operands if o.stage in nest.stages))
 
 
 def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout, exact: bool = False) -> CopyLoops:
@@ -217,34 +178,31 @@ class LoopNestMaker:
             copy, layout = self._in_shared_memory(r, starts, region, layout, self._buffers(r, path) > 1)
         axes: tuple[tuple[EmittedLoop, ...], ...]
         if space is MemorySpace.HELD and is_derived(stage):
-            axes = tuple([(EmittedLoop(NO_ROW, LOOP, n, 1),) for n in region])
-            order, vector, vector_loop = [(d, axes[d][0]) for d in range(len(region))], -1, None
+            axes, vector, vector_loop = tuple([(EmittedLoop(NO_ROW, LOOP, n, 1),) for n in region]), -1, None
         elif copy is not None and layout is not None:
-            axes = _axes_of_copy(copy, region)
-            order, vector, vector_loop = [(d, axes[d][0]) for d in copy.order], copy.vector, None
+            axes, vector, vector_loop = _axes_of_copy(copy, region), copy.vector, None
         elif is_derived(stage):
             assert layout is not None
-            axes, order, vector, vector_loop = self._copy(r, layout, state.target.has_groups and not path)
+            axes, vector, vector_loop = self._copy(r, layout, state.target.has_groups and not path)
         else:
-            axes, order, vector, vector_loop = self._rows(r, region)
-        loops = tuple([(a, p) for a, p in order if p.extent > 1])
+            axes, vector, vector_loop = self._rows(r, region)
         buffers = self._buffers(r, path) if copy is not None else 1
         rows = self._bulk_rows(r, region, starts, copy, layout) if copy is not None and layout is not None and buffers > 1 else 0
-        around = tuple(self._around(path, starts))
         if path:
-            self._check_tiles(r, starts, region, around)
-        return StageNest(r, region, starts, axes, loops, around, vector, vector_loop, layout,
+            self._check_tiles(r, path, starts, region)
+        return StageNest(r, region, starts, axes, vector, vector_loop, layout,
                          space, copy, buffers, self.beyond.get(stage.index, ()), rows,
                          tuple(self.whole.get(stage.index, ())), frozenset(self.anywhere.get((stage.index, False), ())),
                          self._padded(r.stage, path, space))
 
-    def _check_tiles(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], around: tuple[AroundLoop, ...]) -> None:
+    def _check_tiles(self, r: ResolvedStage, path: Path, starts: tuple[Lin, ...], region: tuple[int, ...]) -> None:
         """Raises KernelOptError if tiles that a subgroup holds reach beyond the end of an operand at the root. The tiles start where the
         loops around their stage do; the operand is padded only to whole tiles counted from the start of the axis."""
         plan, axes = self.layouts.dots.get(r.stage.index), self.state.kernel.axes
         if plan is None:
             return
-        times = {loop.row: loop.iterations for loop in around}
+        opened = {row for q, depth in path for row in self.state.order[q][:depth]}
+        times = {p.row: p.extent for q, _ in path for pieces in self.stages[q].axes for p in pieces if p.row in opened}
         for o, packed, a in zip(plan.operands, plan.packed, (plan.rows, plan.columns), strict=True):
             if not packed.is_held or self.placement.paths[o.stage] != ():
                 continue
@@ -319,9 +277,8 @@ class LoopNestMaker:
                           thread_digits(state, threads))
         return holders.keep(stage.index, tuple([fit(state, state.axis_rows[a], n) for a, n in zip(stage.outs, region, strict=True)]))
 
-    def _rows(self, r: ResolvedStage, region: tuple[int, ...]) \
-            -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
-        """The loops of a stage whose loops are rows of the state: (loops per axis, loops in order, the vector axis, its vector loop)."""
+    def _rows(self, r: ResolvedStage, region: tuple[int, ...]) -> tuple[tuple[tuple[EmittedLoop, ...], ...], int, EmittedLoop | None]:
+        """The loops of a stage whose loops are rows of the state: (loops per axis, the vector axis, its vector loop)."""
         state, s = self.state, r.stage.index
         extents = (*region, *[spanned(state, self.placement, s, a) for a in r.stage.reds])
         axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
@@ -329,8 +286,7 @@ class LoopNestMaker:
         axes = tuple([cuts[a].pieces if a in cuts else own for a, own in enumerate(axes)]) if cuts else axes
         row, vector = self.layouts.vector_rows[s], self.layouts.vector_axes[s]
         vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
-        by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
-        return axes, [by_row[row] for row in state.order[s] if row in by_row], vector, vector_loop
+        return axes, vector, vector_loop
 
     def _in_shared_memory(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], layout: Layout,
                           ahead: bool) -> tuple[GroupCopy | None, Layout]:
@@ -396,25 +352,11 @@ class LoopNestMaker:
                 region = (*region[:packed.row_dim], packed.row_padded, *region[packed.row_dim + 1:])
         return lay_out(self.state, self.layouts, r.stage.index, region, whole)
 
-    def _copy(self, r: ResolvedStage, layout: Layout, exact: bool) \
-            -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
-        """The loops of a copy stage: (loops per axis, loops in order, the vector axis, its vector loop)."""
+    def _copy(self, r: ResolvedStage, layout: Layout, exact: bool) -> tuple[tuple[tuple[EmittedLoop, ...], ...], int, EmittedLoop | None]:
+        """The loops of a copy stage: (loops per axis, the vector axis, its vector loop)."""
         copy = stage_copy(self.state, r, list(layout.extents), self.layouts, layout, exact)
         vector_loop = copy.axes[copy.vector][-1] if copy.vector >= 0 else None
-        return tuple(copy.axes), [(a, copy.axes[a][0]) for a in layout.order], copy.vector, vector_loop
-
-    def _around(self, path: Path, starts: tuple[Lin, ...]) -> list[AroundLoop]:
-        """The loops around a stage that have several iterations. `starts`: of its region, in terms of loop rows."""
-        out = []
-        for t, depth in path:
-            outer = self.stages[t]
-            for row in self.state.order[t][:depth]:
-                axis = outer.r.axes.index(self.state.rows[row].axis)
-                iterations = next((p.extent for p in outer.axes[axis] if p.row == row), 1)
-                if iterations > 1:
-                    moves = next((i for i, (terms, _) in enumerate(starts) if row in terms), -1)
-                    out.append(AroundLoop(row, moves, iterations))
-        return out
+        return tuple(copy.axes), copy.vector, vector_loop
 
     def _required(self, s: int, path: Path, of_group: bool = False, padded: bool = False) -> list[RequiredDim]:
         """Per dim of stage `s`, the region that its readers need in one iteration of the loops around it; starts are in terms of these

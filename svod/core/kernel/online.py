@@ -23,7 +23,7 @@ After M. Milakov and N. Gimelshein, arXiv:1805.02867, and T. Dao et al., arXiv:2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
@@ -249,12 +249,11 @@ def _limits_of(kernel: Kernel) -> Iterator[Limit]:
             yield Limit(rows[0][0], const, rows[0][1], apart)
 
 
-def kept_blocks(kernel: Kernel, count: int, tile: Callable[[int], int]) -> float:
-    """The average number of `count` blocks that a mask leaves. `tile(axis)`: the number of rows computed together along a local axis of the
-    output stage."""
+def kept_blocks(kernel: Kernel, limits: Iterable[Limit], count: int, tiles: Sequence[int]) -> float:
+    """The average number of `count` blocks that limits leave. `tiles`: per local axis of the output stage, the rows computed together."""
     kept = float(count)
-    for limit in masked_limits(kernel):
-        rows = tile(limit.output)
+    for limit in limits:
+        rows = tiles[limit.output]
         extent = kernel.axes[kernel.stages[kernel.output].outs[limit.output]].extent
         ranges = [limit.blocks(first, first + rows - 1, count) for first in range(0, extent, rows)]
         kept *= sum(max(0, stop - start) for start, stop in ranges) / (count * len(ranges))

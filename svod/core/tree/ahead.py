@@ -22,7 +22,6 @@ from functools import partial
 from svod.core.kernel.group_memory.copy import ASYNC_BYTES, BULK_BYTES
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import is_exact
-from svod.core.kernel.loop_nest import copied_ahead, products_under_way
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import (
     AheadCopy,
@@ -40,6 +39,9 @@ from svod.core.tree.nodes import (
     with_loops,
 )
 
+# with so many buffers, products may finish after the next barrier; with three, copies would then start only one iteration ahead
+LATE_BUFFERS = 4
+
 
 def ahead(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Let the copies in all pipelined loops run ahead; phases come back unchanged if the state has no PIPELINE."""
@@ -51,15 +53,25 @@ def ahead(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 def _ahead(maker: TreeMaker, node: Loop) -> Loop:
     """Give a loop the copies of its body that have several buffers, as its `pipeline`. A loop of a single iteration stays as it is."""
-    found = tuple([c for c in node.body.stages if c.nest.buffers > 1])
-    if not found or node.axis < node.frame.num_outs or node.span is not Span.ALL or node.whole <= 1:
+    chosen, found = maker.state.pipeline, tuple([c for c in node.body.stages if c.nest.buffers > 1])
+    if chosen is None or not found or node.axis < node.frame.num_outs or node.span is not Span.ALL or node.whole <= 1:
         return node
-    copies, further = tuple([_copy(maker, node, c) for c in found]), copied_ahead(maker.state, maker.nest)
+    copies, late = tuple([_copy(maker, node, c) for c in found]), _products_under_way(maker, node, chosen.buffers)
+    further = chosen.buffers - 1 - late
     begins = any(c.turns.is_loop or (c.is_async and c.is_guarded) for c in copies)
     steps: tuple[Step, ...] = (Wait(further - 1), Fetch(further, begins))
-    pipeline = Pipeline(copies, further, products_under_way(maker.state, maker.nest), tuple([Fetch(k, True) for k in range(further)]),
+    pipeline = Pipeline(copies, further, late, tuple([Fetch(k, True) for k in range(further)]),
                         steps if begins else (*steps, Begin()))
     return node._replace(body=node.body._replace(stages=tuple([c for c in node.body.stages if c not in found])), pipeline=pipeline)
+
+
+def _products_under_way(maker: TreeMaker, loop: Loop, buffers: int) -> int:
+    """How many earlier iterations of a pipelined loop may still have products running when an iteration begins: 1 if an instruction reads
+    both operands from the buffers asynchronously and there are `LATE_BUFFERS` buffers or more, else 0."""
+    plan = maker.layouts.dots.get(loop.frame.r.stage.index)
+    if buffers < LATE_BUFFERS or plan is None or not plan.dot.reads_shared:
+        return 0
+    return int(all(maker.nest.stages[o.stage].buffers > 1 for o in plan.operands))
 
 
 def _copy(maker: TreeMaker, loop: Loop, node: Compute) -> AheadCopy:

@@ -22,9 +22,9 @@ from svod.core.kernel.group_memory.copy import UNROLLED_TURNS, along_vector
 from svod.core.kernel.groups import BLOCK_ROLES, group_of, phase_of, spanned, stages_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, is_exact, lay_out, swizzled_lines
-from svod.core.kernel.loop_nest import Cut, Cuts, LoopNestMaker, StageNest, loop_nest, stage_copy
+from svod.core.kernel.loop_nest import Cut, Cuts, LoopNest, LoopNestMaker, StageNest, loop_nest, stage_copy
 from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop, fit, is_computed_once, is_derived, vector_width
-from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler, cut_of
+from svod.core.kernel.scheduler import LOOP, UPCAST, ReductionParts, Scheduler, cut_of
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.core.tree.checks import Checks, checks_of
 from svod.core.tree.combine import combining
@@ -53,30 +53,32 @@ Nests = Mapping[int, StageNest]
 
 
 class TreeMaker:
-    """Builds the loop tree of one state: its phases, and the bodies inside their loops."""
+    """Builds the loop tree of one state: its phases, and the bodies inside their loops. `nest`: nests of some of its stages; stages without
+    a nest are left out of all bodies. None: the nests of all stages."""
 
-    def __init__(self, state: Scheduler) -> None:
+    def __init__(self, state: Scheduler, nest: LoopNest | None = None) -> None:
         self.state, self.kernel = state, state.kernel
-        self.nest = loop_nest(state)
+        self.nest = nest or loop_nest(state)
         self.placement, self.layouts = self.nest.placement, self.nest.layouts
-        self.checks = checks_of(state, self.nest)
+        self.checks = checks_of(state)
 
     def phases(self) -> tuple[Phase, ...]:
         """The phases of the state. Phases that run once, at prepare, come first."""
         once = {s: is_computed_once(self.state, self.placement, s) for s in self.placement.roots}
-        return tuple([phase for s in sorted(self.placement.roots, key=lambda s: not once[s]) for phase in self._phases_of(s, once[s])])
+        return tuple([phase for s in sorted(self.placement.roots, key=lambda s: not once[s])
+                      for phase in self.phases_of(s, cut_of(self.state, s), once[s])])
 
-    def _phases_of(self, s: int, is_once: bool) -> list[Phase]:
-        """The phases of a root stage: one, or two where its reduction is cut over cores or groups."""
-        nest, split = self.nest.stages[s], cut_of(self.state, s)
+    def phases_of(self, s: int, split: ReductionParts | None, is_once: bool = False) -> tuple[Phase, ...]:
+        """The phases of a root stage: one, or two if `split` cuts its reduction over cores or groups."""
+        nest = self.nest.stages[s]
         frame = self.frame(nest) if not is_derived(nest.r.stage) else self.root_copy(nest)
         launch = Launch(frame, 0, self.body(frame, 0))
         if split is None:
-            return [Phase(s, PhaseKind.OUTPUT if nest.r.stage.is_output else PhaseKind.TEMPORARY, is_once, launch)]
+            return (Phase(s, PhaseKind.OUTPUT if nest.r.stage.is_output else PhaseKind.TEMPORARY, is_once, launch),)
         cut = self._split(nest.r, split.axis, split.parts)
         second = self._combining_frame(nest.r, cut.parts)
-        return [Phase(s, PhaseKind.PARTIAL, is_once, launch, cut),
-                Phase(s, PhaseKind.COMBINE, is_once, Launch(second, 0, self.loops_alone(second)))]
+        return (Phase(s, PhaseKind.PARTIAL, is_once, launch, cut),
+                Phase(s, PhaseKind.COMBINE, is_once, Launch(second, 0, self.loops_alone(second))))
 
     def _split(self, r: ResolvedStage, axis: int, parts: int) -> Split:
         """Cut a reduction into at most `parts` parts. Each but the last has the same number of positions: whole iterations of its outermost
@@ -93,12 +95,9 @@ class TreeMaker:
         bounds = (*nest.region, *[self._spanned(s, a) for a in r.stage.reds])
         part = thread_part(state, r, nest.axes, bounds)
         axis, row = self.layouts.vector_axes[s], self.layouts.vector_rows[s]
-        local = {axis: i for i, axis in enumerate(r.axes)}
-        loops = []
-        for depth, x in enumerate(state.order[s]):
-            a = local[state.rows[x].axis]
-            loops.append(StageLoop(a, next(p for p in part.pieces[a] if p.row == x), depth + 1))
-        return self.make_frame(r, part.pieces, part.bounds, part.apart, axis, row, vector_width(state, r), tuple(loops))
+        of_row = {p.row: (a, p) for a, pieces in enumerate(part.pieces) for p in pieces if p.role == LOOP}
+        loops = tuple([StageLoop(*of_row[x], depth + 1) for depth, x in enumerate(state.order[s])])
+        return self.make_frame(r, part.pieces, part.bounds, part.apart, axis, row, vector_width(state, r), loops)
 
     def root_copy(self, nest: StageNest) -> Frame:
         """The loops of a copy that is a phase of its own."""
@@ -140,8 +139,11 @@ class TreeMaker:
 
     def _placed(self, frame: Frame, k: int) -> tuple[Compute, ...]:
         """The stages that are computed inside the outermost `k` loops of a stage."""
-        point = frame.loops[k - 1].point if k else 0
-        return tuple([self.compute(c) for c in self.placement.children.get((frame.r.stage.index, point), ())]) if point != NO_POINT else ()
+        return self._computed(frame.r.stage.index, frame.loops[k - 1].point if k else 0)
+
+    def _computed(self, s: int, point: int) -> tuple[Compute, ...]:
+        """The stages that are placed in stage `s` inside its loop at depth `point`."""
+        return tuple([self.compute(c) for c in self.placement.children.get((s, point), ()) if c in self.nest.stages])
 
     def _inner(self, frame: Frame, k: int) -> Inner:
         """The next loop of a stage. Inside all output loops: its reduction, or a store if it has none."""
@@ -175,8 +177,8 @@ class TreeMaker:
         if not is_derived(nest.r.stage):
             assert frame is not None
             return Compute(nest, self.body(frame, 0), layout=layout)
-        before = tuple([self.compute(c) for c in self.placement.children.get((s, 0), ())])
-        return Compute(nest, None if frame is None else self.loops_alone(frame), before, layout, turns, frame is None)
+        body = None if frame is None else self.loops_alone(frame)
+        return Compute(nest, body, self._computed(s, 0), layout, turns, frame is None)
 
     def recomputed(self, node: Compute, nest: StageNest) -> tuple[Compute, Frame | None]:
         """The node for another nest of its stage, and the frame that its body is to have."""
@@ -232,7 +234,7 @@ class TreeMaker:
     # -- smaller bodies ---------------------------------------------------------------------------------
     def has_stages(self, s: int, point: int) -> bool:
         """Whether any stage is computed inside the loop of stage `s` at depth `point`, or deeper."""
-        return any(q == s and depth >= point for path in self.placement.paths if path for q, depth in path)
+        return any(q == s and depth >= point for c in self.nest.stages for q, depth in self.placement.paths[c] or ())
 
     def cut(self, frame: Frame, a: int) -> Cut:
         """The loops over a local axis of a frame, including the ones that are bound to threads."""
@@ -242,5 +244,5 @@ class TreeMaker:
     def cut_nests(self, s: int, cuts: Cuts) -> Nests:
         """The loop nests of all stages in the phase of stage `s`, with the shorter loops that `cuts` gives: regions inside them are
         smaller."""
-        root = phase_of(self.placement, s)
-        return LoopNestMaker(self.state, cuts, self.nest.stages).make(stages_of(self.state, self.placement, root)).stages
+        phase = stages_of(self.state, self.placement, phase_of(self.placement, s))
+        return LoopNestMaker(self.state, cuts, self.nest.stages).make([q for q in phase if q in self.nest.stages]).stages

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from svod.core.kernel.groups import is_covered, spanned
+from svod.core.kernel.groups import covered_extent, is_covered
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import is_exact
-from svod.core.kernel.loop_nest import LoopNest
-from svod.core.kernel.placement import fit, is_derived
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.layout import is_exact, layouts
+from svod.core.kernel.placement import fit, is_derived, place_stages
+from svod.core.kernel.scheduler import Derived, Scheduler
 
 
 class Checks(NamedTuple):
@@ -29,18 +28,23 @@ class Checks(NamedTuple):
         return Checks({**self.unsafe, **extents}, self.below, self.fixed.union(extents))
 
 
-def checks_of(state: Scheduler, nest: LoopNest) -> Checks:
-    """Find the checks of a state. `nest`: its loop nest."""
-    found = _Checker(state, nest)
+@Derived
+def checks_of(state: Scheduler) -> Checks:
+    """The checks of a state."""
+    kernel = state.kernel
+    if not (state.target.has_groups or any(state.pads) or kernel.written or any(a.bound is not None for a in kernel.axes)
+            or layouts(state).packed):
+        return Checks({}, frozenset(), frozenset())
+    found = _Checker(state)
     return Checks(found.unsafe, frozenset(found.below), frozenset(found.fixed))
 
 
 class _Checker:
     """Finds, stage by stage, the axes whose positions are checked against the axis' end, and those whose last tile is not moved back."""
 
-    def __init__(self, state: Scheduler, nest: LoopNest) -> None:
+    def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
-        self.placement, self.layouts = nest.placement, nest.layouts
+        self.placement, self.layouts = place_stages(state), layouts(state)
         self.unsafe: dict[int, int] = {}
         self.below: set[int] = set()
         self.fixed: set[int] = set()
@@ -58,9 +62,9 @@ class _Checker:
         """Mark an axis as checked if it was padded, if its extent depends on variables, or if its last tile must not be moved back: that
         would compute positions twice that the kernel both reads and writes."""
         state, kernel, s = self.state, self.kernel, r.stage.index
-        extent = spanned(state, self.placement, s, axis)
-        is_root, reduces, varies = self.placement.paths[s] == (), axis in r.stage.reds, kernel.axes[axis].bound is not None
         covered = is_covered(state, self.placement, s, axis)
+        extent = covered_extent(state, axis) if covered else state.axis_extent(axis)
+        is_root, reduces, varies = self.placement.paths[s] == (), axis in r.stage.reds, kernel.axes[axis].bound is not None
         if covered:
             self.fixed.add(axis)
             if extent > kernel.axes[axis].extent:
@@ -86,9 +90,7 @@ class _Checker:
 
     def _check_reads(self, r: ResolvedStage) -> None:
         """Mark the axes of stages as checked that are read at checked positions."""
-        for node in r.nodes:
-            if node.kind != "read":
-                continue
+        for node in r.read_nodes if self.unsafe else ():
             for axis, lin in zip(self.kernel.stages[node.arg].outs, node.dims, strict=True):
                 if any(r.axes[a] in self.unsafe for a, _ in lin.coefs):
                     self.unsafe[axis] = self.kernel.axes[axis].extent

@@ -29,7 +29,7 @@ from math import prod
 from svod.core.ir.uop import Ops
 from svod.core.kernel.groups import BLOCK_ROLES, group_of, level_of
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
-from svod.core.kernel.loop_nest import StageNest, copied_ahead
+from svod.core.kernel.loop_nest import StageNest
 from svod.core.kernel.placement import COPY_VECTOR, is_derived
 from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
@@ -45,12 +45,13 @@ from svod.core.tree.nodes import (
     Loop,
     Phase,
     PhaseKind,
+    Pipeline,
     Reduction,
     Span,
     Update,
     waits_of,
 )
-from svod.core.tree.passes import made_tree
+from svod.core.tree.passes import loop_tree
 from svod.system import quantities
 
 INDENT = "  "
@@ -76,7 +77,7 @@ class _Printer:
     def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
         self.maker = TreeMaker(state)
-        self.tree = made_tree(self.maker)
+        self.tree = loop_tree(state)
         self.nest, self.plan = self.maker.nest, self.maker.placement
         self.lines: list[str] = []
         # (stage, node, binding strength of the operator around it, depth) → text
@@ -162,7 +163,7 @@ class _Printer:
             depth += 1
         if pipeline is not None:
             self._barriers(depth, waits_of(pipeline.body))
-            self._stages(tuple([copy.compute._replace(barrier_to_store=False) for copy in pipeline.copies]), depth)
+            self._stages(tuple([copy.compute._replace(barrier_to_store=False) for copy in pipeline.copies]), depth, pipeline)
         inside(node.tails[0].body if node.span is Span.NEVER else node.body, depth)
         if pipeline is not None:
             self._barriers(depth, waits_of([step for _, step in pipeline.between]))
@@ -204,13 +205,13 @@ class _Printer:
         """Write barriers, each of which lets all threads of a group wait for each other."""
         self.lines += [INDENT * depth + "barrier"] * count
 
-    def _stages(self, stages: tuple[Compute, ...], depth: int) -> None:
-        """Write the stages that are computed at one place of the loops."""
+    def _stages(self, stages: tuple[Compute, ...], depth: int, pipeline: Pipeline | None = None) -> None:
+        """Write the stages that are computed at one place of the loops. `pipeline`: the one that copies them ahead, if they are."""
         for node in stages:
             r = node.nest.r
             self._barriers(depth, node.barrier_first)
             if is_derived(r.stage):
-                self._copied(node, depth)
+                self._copied(node, depth, pipeline)
                 self._stages(node.before, depth + 1)
             else:
                 region = ", ".join(map(str, node.nest.region))
@@ -223,15 +224,15 @@ class _Printer:
             else:
                 self._body(node.body, node.nest, depth + 1, None)
 
-    def _copied(self, node: Compute, depth: int) -> None:
-        """Write the headline of a copy's loops."""
+    def _copied(self, node: Compute, depth: int, pipeline: Pipeline | None = None) -> None:
+        """Write the headline of a copy's loops. `pipeline`: as in `_stages`."""
         r, shape = node.nest.r, ", ".join(map(str, node.nest.region))
         if node.in_place:
             self._line(depth, f"operand {r.stage.name}[{shape}], computed where it is multiplied:")
         else:
-            self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(node)}, laid out in the order it is read:")
+            self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(node, pipeline)}, laid out in the order it is read:")
 
-    def _shared_copy(self, node: Compute) -> str:
+    def _shared_copy(self, node: Compute, pipeline: Pipeline | None) -> str:
         """How all threads of a group copy a stage into shared memory; "" if each thread has its own copy."""
         stage = node.nest
         if node.turns is None or stage.copy is None or stage.layout is None:
@@ -239,7 +240,7 @@ class _Printer:
         vectors = f" in vectors of {stage.copy.width}" if stage.copy.vector >= 0 else ""
         pad = f", {stage.layout.row_pad} elements behind each row" if stage.layout.row_pad else ""
         swizzle = f", rows of {stage.layout.swizzle.lines} lines swizzled" if stage.layout.swizzle is not None else ""
-        ahead = f", {copied_ahead(self.state, self.nest)} ahead in {stage.buffers} buffers" if stage.buffers > 1 else ""
+        ahead = f", {pipeline.ahead} ahead in {pipeline.buffers} buffers" if pipeline is not None else ""
         return f" into shared memory, by {node.turns.threads} threads{vectors}{pad}{swizzle}{ahead}"
 
     def _loop(self, nest: StageNest, node: Loop, word: str = "for") -> str:

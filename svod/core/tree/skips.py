@@ -20,7 +20,8 @@ from svod.core.tree.tails import is_split
 
 def skips(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Let the reduce loops of all phases skip iterations that add nothing."""
-    if not any(windows_of(maker.kernel, stage.index) for stage in maker.kernel.stages) and not masked_limits(maker.kernel):
+    on_grid, kernel = maker.state.target.has_groups, maker.kernel
+    if not (masked_limits(kernel) if on_grid else any(windows_of(kernel, stage.index) for stage in kernel.stages)):
         return phases
     return tuple([p._replace(launch=with_bodies(partial(with_loops, partial(_skipping, maker, p.split)), p.launch)) for p in phases])
 
@@ -39,4 +40,4 @@ def _skipping(maker: TreeMaker, split: Split | None, node: Loop) -> Loop:
     # All threads of a group run the same iterations. A tile that was moved back has other rows than its number says, so its mask is not
     # used.
     limits = tuple([limit for limit in masked_limits(maker.kernel) if frame.ends(limit.output) is not Ends.MOVED_BACK])
-    return node._replace(limits=limits)
+    return node._replace(limits=limits) if limits else node

@@ -38,11 +38,11 @@ def _costs(state: Scheduler) -> tuple[float, ...]:
 def _work(state: Scheduler) -> tuple[float, ...]:
     """Numbers of loops and operations of the stage with the most operations, and the number of stages."""
     works = backend_named(state.target.device).work(state)
-    most = max(works, key=lambda w: w.stage.times * w.body * w.tile)
+    most = max(works, key=lambda w: w.at.times * w.body * w.tile)
     innermost = most.loops[-1][1] if most.loops else 1
     loads = sum(most.runs(n.deps) for _, n, is_load in most.values() if is_load)
     return (_log(min(most.lanes, most.stage.num_lanes)), _log(most.rows), _log(most.tile / most.rows), _log(most.body), _log(innermost),
-            _log(most.summed()), len(most.loops), most.outside, _log(most.stage.times), loads / max(most.body * most.tile, 1.0), len(works))
+            _log(most.summed()), len(most.loops), most.outside, _log(most.at.times), loads / max(most.body * most.tile, 1.0), len(works))
 
 
 def _places(state: Scheduler) -> tuple[float, ...]:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from svod.core.cost.cost import Cost
-from svod.core.cost.cpu import CPU, IssuePricer, core_work, cost_of, work_of
+from svod.core.cost.cpu import CPU, IssuePricer, cost_of, work_of
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Opt, Scheduler
 from tests.chains import random_state
 from tests.compile.native import AVX2, AVX512, BASELINE
@@ -148,7 +147,7 @@ def test_rows_of_the_output_that_share_cache_sets_are_dear_to_store() -> None:
     evict each other."""
     def cycles(n: int, chain: list[list[Any]]) -> float:
         state = apply_opts(Scheduler(Kernel(gemm(960, n, 64)), TARGET), [Opt.from_json(o) for o in chain])
-        return IssuePricer(core_work(state, loop_nest(state), state.kernel.output), CPU).price().cycles / n
+        return IssuePricer(work_of(state)[0], CPU).price().cycles / n
 
     turned: list[list[Any]] = [["UPCAST", "o1", 12], ["UPCAST", "o0", 32], ["LANES", "o0.in"], ["STAGE", "s0", "o0"]]
     along: list[list[Any]] = [["UPCAST", "o0", 12], ["UPCAST", "o1", 32], ["LANES", "o1.in"], ["ORDER", "out", ["o1", "o0"]]]

@@ -268,7 +268,7 @@ def test_limits_of_a_causal_mask(keys: int, block: int) -> None:
     for first, last in ((0, 0), (0, 7), (5, 20), (23, 23)):
         kept = [b for b in range(count) if any(b * block + i <= q for q in range(first, last + 1) for i in range(block))]
         assert range(*limit.blocks(first, last, count)) == range(kept[0], kept[-1] + 1)
-    assert kept_blocks(kernel, count, lambda a: 24) == limit.blocks(0, 23, count)[1]
+    assert kept_blocks(kernel, [limit], count, [24] * len(kernel.stages[kernel.output].outs)) == limit.blocks(0, 23, count)[1]
     assert not masked_limits(online(Kernel(kernel_of(attention(2, 24, keys, 3, 5))), block).kernel)
 
 

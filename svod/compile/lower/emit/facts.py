@@ -12,7 +12,7 @@ from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import Scheduler, cores_of
 from svod.core.machine.levels import MemorySpace
 from svod.core.tree.build import TreeMaker
-from svod.core.tree.passes import made_tree
+from svod.core.tree.passes import loop_tree
 from svod.errors import ProgramTooLong
 
 SLACK = 128                     # bytes after each scratch area, as a partial vector may be read past its end
@@ -45,7 +45,7 @@ class ProgramFacts:
         self.parts: dict[tuple[int, int], int] = {}     # (reduction, component) → temporary with the output's partial results
         self.unsafe = maker.checks.unsafe
         self.threads = 1 if self.on_grid else cores_of(state)
-        self.tree = made_tree(maker)
+        self.tree = loop_tree(state)
 
     def space(self, s: int) -> MemorySpace:
         """The memory that a stage is kept in."""

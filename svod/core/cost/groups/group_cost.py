@@ -6,7 +6,7 @@ and a share of the others, and the launch. The prediction ranks states; it does 
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -16,10 +16,11 @@ from svod.core.cost.groups.device import DEVICE_LINE_BYTES, SECTOR_BYTES, Device
 from svod.core.cost.groups.once import OnceInPhase
 from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
 from svod.core.cost.groups.tiles import REGISTER_BYTES, held_tiles
-from svod.core.cost.work import Access, AccessKind, Coefs, StageWork, block_ends, is_aligned, kind_of
+from svod.core.cost.runs import StageRuns, stage_runs
+from svod.core.cost.work import Access, AccessKind, Coefs, StageWork, is_aligned, kind_of
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.group_memory.copy import ASYNC_BYTES, UNROLLED_TURNS, evenly
+from svod.core.kernel.group_memory.copy import evenly
 from svod.core.kernel.groups import (
     combining_threads,
     exchanged_bytes,
@@ -32,10 +33,12 @@ from svod.core.kernel.groups import (
 from svod.core.kernel.intrinsics import QUAD, exchanges_results, held_layout, normal_power, shuffles_of, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import area_bytes
-from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
+from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_width, loop_nest, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
-from svod.core.kernel.scheduler import UNROLL, UPCAST, Derived, Scheduler, cut_of
+from svod.core.kernel.scheduler import UNROLL, UPCAST, Derived, Scheduler
 from svod.core.machine.levels import MemorySpace
+from svod.core.tree.nodes import AheadCopy
+from svod.core.tree.passes import counted_tree
 from svod.errors import KernelOptError
 
 #: Terms of the cost of a phase.
@@ -75,22 +78,27 @@ class Phase:
 def group_cost(state: Scheduler) -> Cost:
     """The predicted cost of a state on a target with groups, cached on the state; `cycles` are clock cycles of the device. Raises
     KernelOptError if placements contradict each other, or a group stages more than its shared memory holds."""
-    nest = loop_nest(state)
-    return total([PhasePricer(state, nest, root).price() for root in nest.placement.roots])
+    return total([pricer.price() for pricer in phase_pricers(state)])
 
 
 def group_work(state: Scheduler) -> list[StageWork]:
     """The work of each stage of a state, as one thread does it. Raises KernelOptError as `group_cost` does."""
+    return [counter.work for pricer in phase_pricers(state) for counter in pricer.counters()]
+
+
+def phase_pricers(state: Scheduler) -> list[PhasePricer]:
+    """A pricer for each phase of a state. Raises KernelOptError as `group_cost` does."""
     nest = loop_nest(state)
-    return [counter.work for root in nest.placement.roots for counter in PhasePricer(state, nest, root).counters()]
+    runs = stage_runs(state.kernel, nest.stages, counted_tree(state))
+    return [PhasePricer(state, nest, root, runs) for root in nest.placement.roots]
 
 
 class PhasePricer:
-    """Prices the phase that stores stage `root`. `nest` has to contain the stages of the phase, and stages of other phases that they
-    read."""
+    """Prices the phase that stores stage `root`. `nest` has to contain the stages of the phase, and stages of other phases that they read;
+    `runs`, how often the loops of the stages of the phase run."""
 
-    def __init__(self, state: Scheduler, nest: LoopNest, root: int) -> None:
-        self.state, self.nest, self.root, self.device = state, nest, root, device_of(state.target)
+    def __init__(self, state: Scheduler, nest: LoopNest, root: int, runs: Mapping[int, StageRuns]) -> None:
+        self.state, self.nest, self.root, self.runs, self.device = state, nest, root, runs, device_of(state.target)
         self.loaded: set[tuple[int, float, float]] = set()      # (argument, bytes of a group, bytes of all groups) of loads counted so far
 
     def price(self) -> Cost:
@@ -98,10 +106,10 @@ class PhasePricer:
         Raises KernelOptError as `group_cost` does."""
         if is_computed_once(self.state, self.nest.placement, self.root):
             return Cost()
-        phase, split = self.phase(), cut_of(self.state, self.root)
+        phase, split = self.phase(), self.runs[self.root].parts
         phases = [phase]
-        if split is not None:
-            phases.append(combining_phase(self.state, self.nest.stages[self.root].r, split.parts))
+        if split:
+            phases.append(combining_phase(self.state, self.nest.stages[self.root].r, split))
         name = self.nest.stages[self.root].r.stage.name
         parts = [phase_cost(self.device, p, n) for p, n in zip(phases, (name, f"{name}, combined"), strict=False)]
         return Cost(sum([p.cycles for p in parts]), phase.accumulators, phase.scratch, phase.flops, sum([p.memory for p in phases]),
@@ -131,7 +139,7 @@ class PhasePricer:
         """A counter for each stage of the phase."""
         state, placement, once = self.state, self.nest.placement, OnceInPhase()
         group = group_of(state, placement, self.root)
-        shapes = [StageShape(state, self.nest, s, self.root, group) for s in self.nest.stages if phase_of(placement, s) == self.root]
+        shapes = [StageShape(state, self.nest, at, self.root, group) for s, at in self.runs.items() if phase_of(placement, s) == self.root]
         return [StageCounter(state, self.nest, shape, once.known(shape)) for shape in shapes]
 
     def _staged_bytes(self, stage: StageNest) -> int:
@@ -157,25 +165,17 @@ class PhasePricer:
             phase.instructions += times * (left * phase.threads * results * (device.access(1.0, shared=True) + 1.0)
                                            + device.exchange_barriers * device.barrier(phase.threads))
 
-    def _is_waited_for(self, shape: StageShape, counter: StageCounter) -> bool:
-        """Whether threads wait for the loads of a stage. They do not if a copy runs ahead: it is asynchronous, or stores its few loads
-        after the computation."""
-        if shape.stage.buffers == 1:
-            return True
-        is_async = self.state.target.has_async_copies and all(a.width in ASYNC_BYTES for a in counter.accesses)
-        return not (is_async or shape.stage.bulk_rows or counter.body <= UNROLLED_TURNS)
-
     # -- one stage -----------------------------------------------------------------------------------------
     def count(self, phase: Phase, shape: StageShape, counter: StageCounter) -> list[Access]:
         """Count the instructions of a stage into its phase. Returns its accesses to memory."""
         counter.count()
-        times, s = shape.times, shape.stage.r.stage.index
+        times, s, copy, pipeline = shape.times, shape.stage.r.stage.index, shape.at.copy, shape.at.pipeline
         accumulators = counter.accumulators
         phase.registers = max(phase.registers, self.device.base_registers + int(counter.registers))
         spilled = max(0.0, self.device.base_registers + counter.registers - self.device.registers_per_thread)
         if spilled and counter.tiles is not None and counter.tiles.dot.reads_shared:
             spilled = accumulators      # these products wait for each other, and each needs all accumulators in registers
-        if counter.tiles is not None and counter.tiles.dot.reads_shared and not products_under_way(self.state, self.nest):
+        if counter.tiles is not None and counter.tiles.dot.reads_shared and (pipeline is None or not pipeline.under_way):
             phase.drained += times * prod([c for a, c in counter.work.loops if a >= counter.outs]) * self.device.drained_cycles
         threads = shape.num_threads
         own = threads * times * (counter.instructions + self.device.spill_operations * spilled * shape.body)
@@ -186,41 +186,46 @@ class PhasePricer:
             phase.beside += own
         phase.turns += times * counter.turns
         phase.first += times * counter.private
-        if self._is_waited_for(shape, counter):
+        # a copy that runs ahead is asynchronous, or stores its few loads after the computation
+        if copy is None or (copy.turns.is_loop and not copy.is_async and not copy.is_bulk):
             phase.latency += times * counter.latency
         if reducers_of(self.state, s) > 1:
             self._exchange(phase, shape, sum([len(red.values) for red in counter.r.reductions]) * counter.work.rows)
         for _ in shuffles_of(self.state, s):
             phase.latency += times * self.device.shared_cycles
             phase.instructions += times * threads * counter.work.rows * self.device.exchange_operations
+        self._keep(phase, shape, accumulators if counter.tiles is not None else counter.work.rows)
+        phase.accumulators = max(phase.accumulators, int(accumulators))
+        products = counter.tiles.products if counter.tiles is not None else 1.0
+        phase.flops += 2.0 * counter.work.multiply_adds * products * times * threads * phase.groups
+        return counter.accesses
+
+    def _keep(self, phase: Phase, shape: StageShape, results: float) -> None:
+        """Count the memory and the barriers for a stage's value. `results`: registers of a thread for it."""
+        s, times, copy, pipeline = shape.stage.r.stage.index, shape.times, shape.at.copy, shape.at.pipeline
         if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
             # results that the root does not read soon become an operand of another product, in half as many registers
-            results = accumulators if counter.tiles is not None else counter.work.rows
             phase.held += int(results if s in self.nest.placement.stage(self.root).reads else results / 2)
         if shape.stage.space is MemorySpace.SCRATCH:
             phase.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
             size = self._staged_bytes(shape.stage)
             phase.shared += size
-            barriers = times * (self.device.exchange_barriers if shape.stage.buffers == 1 else 1)
+            barriers = times * (self.device.exchange_barriers if copy is None else 1)
             phase.latency += barriers * self.device.barrier_cycles
             phase.instructions += barriers * self.device.barrier(phase.threads)
-            if shape.stage.buffers > 1:
-                phase.drained += times * self.device.row_cycles * min(shape.stage.bulk_rows, self.device.subgroup)
-                phase.blocks, phase.copied_ahead = max(phase.blocks, times), copied_ahead(self.state, self.nest)
-                phase.block += size // shape.stage.buffers
-                phase.ahead += self._registers_ahead(shape.stage, size // shape.stage.buffers, phase.threads)
-        phase.accumulators = max(phase.accumulators, int(accumulators))
-        products = counter.tiles.products if counter.tiles is not None else 1.0
-        phase.flops += 2.0 * counter.work.multiply_adds * products * times * threads * phase.groups
-        return counter.accesses
+            if copy is not None and pipeline is not None:
+                phase.drained += times * self.device.row_cycles * min(copy.turns.parts * copy.is_bulk, self.device.subgroup)
+                phase.blocks, phase.copied_ahead = max(phase.blocks, times), pipeline.ahead
+                phase.block += size // pipeline.buffers
+                phase.ahead += self._registers_ahead(copy, size // pipeline.buffers, phase.threads)
 
-    def _registers_ahead(self, stage: StageNest, nbytes: int, threads: int) -> int:
+    def _registers_ahead(self, copy: AheadCopy, nbytes: int, threads: int) -> int:
         """Registers of a thread for its part of a copy that runs ahead: for the data, or, if the copy is asynchronous, for its
         addresses."""
-        if not self.state.target.has_async_copies:
-            return -(-nbytes // (REGISTER_BYTES * threads))
-        return 0 if stage.bulk_rows else self.device.address_registers * -(-nbytes // (self.state.target.vector_bytes * threads))
+        if copy.is_async:
+            return self.device.address_registers * -(-nbytes // (self.state.target.vector_bytes * threads))
+        return 0 if copy.is_bulk else -(-nbytes // (REGISTER_BYTES * threads))
 
     def _traffic(self, phase: Phase, shape: StageShape, accesses: Sequence[Access], resident: int) -> None:
         """Count the bytes that a stage's accesses move through each cache, and the turns they take."""
@@ -350,9 +355,10 @@ class StageCounter:
         self.stage, self.r = shape.stage, shape.stage.r
         self.width = copied_width(state, nest.layouts, self.r)
         own = [(a, run.times) for a, run in zip(shape.axes_of_serial, shape.serial, strict=True) if a >= 0]
-        self.work = StageWork(state, nest, shape.stage, own, shape.outside, held=self._held(), known=known)
+        self.work = StageWork(state, nest, shape.at, own, shape.outside, held=self._held(), known=known)
         self.outs, self.body = self.work.outs, self.work.body
         self.lanes = self.stage.num_lanes
+        self.rows = shape.at.copy.turns.parts if shape.at.copy is not None and shape.at.copy.is_bulk else 0     # rows of a copy in bulk
         self.tiles = held_tiles(nest.layouts.dots.get(self.r.stage.index))
         if shape.is_shared_copy and shape.expanded:
             self.lanes = self.work.positions[self.stage.vector] = shape.expanded[0].times
@@ -398,7 +404,7 @@ class StageCounter:
         self.registers = self.accumulators * max(1.0, self.r.lanes_bytes / 4) + self._beside()
         if self.stage.space is not MemorySpace.HELD:
             self.instructions += device.iteration_operations * sum(work.runs_of_loop[1:])
-        self.instructions += device.block_end_operations * block_ends(self.r, work.loops, self.stage.axes) * self.accumulators
+        self.instructions += device.block_end_operations * work.at.block_ends * self.accumulators
         summed = work.summed()
         step = device.step_cycles if self.tiles is None else device.product_cycles
         self.latency += self.body / max(1.0, summed) * (max(0.0, summed - 1.0) * step)
@@ -472,7 +478,7 @@ class StageCounter:
             count, elements = count / self.lanes, self.lanes
         elif not linear.atoms and (n.gate < 0 or self.stage.vector not in self.r.nodes[n.gate].deps):
             count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
-        rows, access = self.stage.bulk_rows, self.work.load(n, linear, count, elements)
+        rows, access = self.rows, self.work.load(n, linear, count, elements)
         self.instructions += -(-rows // self.shape.num_threads) * device.bulk_row_operations if rows else \
             count * (device.access(elements) * self.gaps + (device.mask_operations if n.gate >= 0 else 0.0))
         depth = access.depth - self.work.outside
@@ -532,13 +538,13 @@ class StageCounter:
         if stage.space in (MemorySpace.REGISTER, MemorySpace.HELD):
             return
         runs = float(prod([c for a, c in self.work.loops if a < self.outs])) * self.work.rows
-        if self.shape.is_cut:
+        if self.work.at.parts:
             size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
         if stage.space is MemorySpace.SCRATCH:
             self.instructions += runs * device.access(1.0)
             self.private += runs * size * self.shape.num_threads
             return
-        if stage.bulk_rows:     # a bulk copy stores, without instructions of the threads
+        if self.rows:       # a bulk copy stores, without instructions of the threads
             self.turns += prod(stage.region) * size / device.first_bytes
             return
         place, count, elements = evenly(r, self.work.place) or self.work.place, runs, 1

@@ -9,22 +9,25 @@ a split sum costs at least its share of the whole sum.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
-from math import prod
-from typing import Any
+from math import ceil, prod
+from typing import Any, NamedTuple
 
 from svod.core.cost.cost import Cost, total
 from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.group_cost import Phase, PhasePricer, StageCounter, combining_phase, group_cost, phase_cost
 from svod.core.cost.groups.spread import distinct
-from svod.core.cost.groups.stage_shape import StageShape, computed_blocks
-from svod.core.kernel.groups import check_groups, grid_rows, group_of, phase_of, phase_threads
+from svod.core.cost.groups.stage_shape import StageShape
+from svod.core.cost.runs import StageRuns, stage_runs
+from svod.core.kernel.groups import check_groups, group_of, phase_of, phase_threads
 from svod.core.kernel.kernel import Node, ResolvedStage
-from svod.core.kernel.loop_nest import LoopNestMaker
+from svod.core.kernel.loop_nest import LoopNest, LoopNestMaker
 from svod.core.kernel.placement import is_computed_once, is_derived, place_stages
-from svod.core.kernel.scheduler import Scheduler, cut_of
+from svod.core.kernel.scheduler import ReductionParts, Scheduler, cut_of
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.passes import COUNTED, made_tree
 from svod.errors import KernelOptError
 
 
@@ -33,7 +36,7 @@ class GroupPrices:
 
     def __init__(self) -> None:
         self._phases: dict[tuple[Any, ...], Cost | KernelOptError] = {}
-        self._least: dict[tuple[Any, ...], tuple[Phase, float]] = {}
+        self._least: dict[tuple[Any, ...], _Least] = {}
 
     def cheapest(self, states: Iterable[Scheduler], most: int, tie: float = 0.0) -> list[tuple[float, Scheduler]]:
         """The `most` distinct states that are predicted fastest, with their cycles, the fastest first. `tie`: include further states that
@@ -77,7 +80,8 @@ class GroupPrices:
         key = _whole_key(maker.state, _key(maker.state, maker, root), root)
         if key not in self._phases:
             try:
-                self._phases[key] = PhasePricer(maker.state, maker.make(_needed(maker.state, root)), root).price()
+                nest, split = maker.make(_needed(maker.state, root)), cut_of(maker.state, root)
+                self._phases[key] = PhasePricer(maker.state, nest, root, _runs(maker.state, nest, root, split)).price()
             except KernelOptError as e:
                 self._phases[key] = e
         found = self._phases[key]
@@ -104,41 +108,58 @@ class GroupPrices:
     def _least_of_phase(self, state: Scheduler, maker: LoopNestMaker | None, root: int, key: tuple[Any, ...]) -> float:
         if key not in self._least:
             self._least[key] = _count_least(maker or LoopNestMaker(state), root)
-        own, stored = self._least[key]
-        device, split, (instructions, first, latency) = device_of(state.target), cut_of(state, root), _copies_at_least(state, root)
-        whole = replace(own, instructions=own.instructions + instructions, first=own.first + first, latency=own.latency + latency)
+        own, stored, times = self._least[key]
+        device, split, (instructions, first, latency) = device_of(state.target), cut_of(state, root), _copies_at_least(state, root, times)
+        drained = own.drained if state.pipeline is None else 0.0    # products of a pipelined loop may run into the next iteration
+        whole = replace(own, instructions=own.instructions + instructions, first=own.first + first, latency=own.latency + latency,
+                        drained=drained)
         if split is None:
             return phase_cost(device, whole).cycles
-        part = replace(whole, groups=own.groups * split.parts, instructions=(whole.instructions - stored) / split.parts,
-                       turns=own.turns / split.parts, first=own.first + first / split.parts, latency=latency / split.parts)
-        combining = combining_phase(state, place_stages(state).stage(root), split.parts)
+        iterations = times.get(state.axis_rows[split.axis][0], 1.0)
+        parts = ceil(iterations / ceil(iterations / split.parts))       # the last ones may have nothing to do
+        part = replace(whole, groups=own.groups * parts, instructions=(whole.instructions - stored) / parts, turns=own.turns / parts,
+                       drained=drained / parts, first=own.first + first / parts, latency=latency / parts)
+        combining = combining_phase(state, place_stages(state).stage(root), parts)
         return phase_cost(device, part).cycles + phase_cost(device, combining).cycles
 
 
-def _count_least(maker: LoopNestMaker, root: int) -> tuple[Phase, float]:
-    """(resources that the stage at the root of a phase uses at least, as if its sum were not split; the instructions of these that store
-    its value)."""
+class _Least(NamedTuple):
+    """The resources that the stage at the root of a phase uses at least, as if its sum were not split."""
+
+    phase: Phase
+    stored: float               # instructions that store its value
+    times: dict[int, float]     # loop row → iterations of each of its loops that is not in the grid
+
+
+def _runs(state: Scheduler, nest: LoopNest, root: int, split: ReductionParts | None) -> dict[int, StageRuns]:
+    """How often the loops of one phase run, of those of its stages that are in `nest`."""
+    maker = TreeMaker(state, nest)
+    return stage_runs(state.kernel, nest.stages, made_tree(maker, COUNTED, maker.phases_of(root, split)))
+
+
+def _count_least(maker: LoopNestMaker, root: int) -> _Least:
     state, placement = maker.state, maker.placement
     nest = maker.make([root, *[s for s in placement.stage(root).reads if placement.paths[s] == ()]])
-    shape = StageShape(state, nest, root, root, group_of(state, placement, root), whole=True)
+    runs = _runs(state, nest, root, None)
+    shape = StageShape(state, nest, runs[root], root, group_of(state, placement, root))
     phase, counter = Phase(float(prod([run.times for run in shape.grid])), shape.num_threads), _LeastCounter(state, nest, shape)
-    PhasePricer(state, nest, root).count(phase, shape, counter)
-    return phase, shape.num_threads * counter.stored
+    PhasePricer(state, nest, root, runs).count(phase, shape, counter)
+    times = {loop.row: loop.times for loop in runs[root].own if not loop.is_launched}
+    return _Least(phase, shape.num_threads * counter.stored, times)
 
 
-def _copies_at_least(state: Scheduler, root: int) -> tuple[float, float, float]:
+def _copies_at_least(state: Scheduler, root: int, times_of: Mapping[int, float]) -> tuple[float, float, float]:
     """The least (`instructions`, `first`, `latency`) of a phase for the copies and sums placed in loops of the stage at its root. The
-    region of each has at least the positions that the reader's loops inside that place move."""
+    region of each has at least the positions that the reader's loops inside that place move. `times_of`: as `_Least.times`."""
     placement, target, device = place_stages(state), state.target, device_of(state.target)
-    on_grid, instructions, first, latency = grid_rows(state, placement, root), 0.0, 0.0, 0.0
-    row_of_blocks, blocks = computed_blocks(state, root, on_grid)
+    instructions, first, latency = 0.0, 0.0, 0.0
     for s in phase_threads(state, placement, root).stages:
         path, r = placement.paths[s], placement.stage(s)
         if s == root or not path or path[0][0] != root or len(path) > 1:
             continue
         opened = state.order[root][:path[0][1]]
         region = _region_at_least(state, placement.stage(root), s, opened)
-        times = prod([blocks if x == row_of_blocks else state.rows[x].extent for x in opened if x not in on_grid])
+        times = prod([times_of.get(x, 1.0) for x in opened])
         if not is_derived(r.stage):
             # sums by an instruction count as free, as few instructions do many
             sums = sum([len(red.values) == 1 for red in r.reductions]) if state.dots[s] is None else 0

@@ -14,11 +14,11 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.cost.footprint import Steps
-from svod.core.kernel.groups import ThreadGroup, grid_rows
+from svod.core.cost.runs import LoopRuns, StageRuns
+from svod.core.kernel.groups import ThreadGroup
 from svod.core.kernel.loop_nest import LoopNest
-from svod.core.kernel.online import kept_blocks, masked_limits
 from svod.core.kernel.placement import is_derived
-from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, Scheduler, cut_of
+from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, Scheduler
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 
 Moves = tuple[tuple[int, int], ...]     # (local axis, positions that one step moves along it)
@@ -49,44 +49,21 @@ def positions_of(runs: tuple[Run, ...], dims: int, lanes: int) -> list[tuple[int
     return positions[:lanes]
 
 
-def computed_blocks(state: Scheduler, root: int, rows_of_grid: tuple[int, ...]) -> tuple[int, int]:
-    """(loop row over the blocks of keys, blocks that a group computes on average) for attention whose mask excludes blocks; (-1, 0) for
-    anything else."""
-    stage = state.kernel.stages[root]
-    if not stage.is_output or not masked_limits(state.kernel):
-        return -1, 0
-    loops = [x for a in stage.reds for x in state.axis_rows[a] if state.rows[x].extent > 1]
-    if len(loops) != 1 or state.rows[loops[0]].role != LOOP:
-        return -1, 0
-
-    def tile(a: int) -> int:
-        return prod([state.rows[x].extent for x in state.axis_rows[stage.outs[a]] if x not in rows_of_grid])
-    return loops[0], max(1, round(kept_blocks(state.kernel, state.rows[loops[0]].extent, tile)))
-
-
 class StageShape:
-    """The loops of stage `s` inside the phase that stores stage `root`. `whole`: treat a split reduction as if it were not split."""
+    """The loops of a stage inside the phase that stores stage `root`. `at`: how often they run."""
 
-    def __init__(self, state: Scheduler, nest: LoopNest, s: int, root: int, group: ThreadGroup, whole: bool = False) -> None:
-        self.state, self.nest, self.stage, self.root = state, nest, nest.stages[s], root
-        self.own = {p.row: (a, p) for a, loops in enumerate(self.stage.axes) for p in loops}
-        self.moved = {row: tuple((a, terms[row]) for a, (terms, _) in enumerate(self.stage.starts) if row in terms)
-                      for row in {row for terms, _ in self.stage.starts for row in terms}}
-        self.rows_of_grid = grid_rows(state, nest.placement, root)
-        cut = None if whole else cut_of(state, root)
-        self.cut_row, self.parts = (state.axis_rows[cut.axis][0], cut.parts) if cut is not None else (-1, 1)
-        self.blocks_row, self.blocks = computed_blocks(state, root, self.rows_of_grid)
-        self.is_cut = cut is not None and s == root         # its results are partial ones
-        is_copy = is_derived(self.stage.r.stage) and s == root      # a copy that is its own phase, all of whose loops form the grid
+    def __init__(self, state: Scheduler, nest: LoopNest, at: StageRuns, root: int, group: ThreadGroup) -> None:
+        self.state, self.nest, self.at, self.stage, self.root = state, nest, at, at.nest, root
+        s = self.stage.r.stage.index
+        self.own = {p.row: ((a, p.stride),) for a, loops in enumerate(self.stage.axes) for p in loops}
         self.is_of_group = self.stage.space in OF_GROUP and is_derived(self.stage.r.stage)     # shared out among all threads of the group
         self.is_shared_copy = self.is_of_group and self.stage.space is MemorySpace.SHARED
-        self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in self.stage.loops] if is_copy else self._grid()
-        around = [loop for loop in self.stage.around if loop.row not in self.rows_of_grid]
-        self.outside = len(around)                  # number of serial loops that belong to stages around this one
-        self.serial = [Run(self._of_part(loop.row, loop.iterations), self._moves(loop.row)) for loop in around]     # outermost loop first
-        self.axes_of_serial = [-1] * len(around)    # per serial loop: the stage's local axis, or -1 for a loop of another stage
-        if not (is_copy or self.is_of_group):
-            self._add_own()
+        self.grid = [Run(int(loop.times), loop.moves) for loop in (*at.around, *at.own) if loop.is_launched]
+        self.serial = [self._of_part(loop) for loop in (*at.around, *at.own) if not loop.is_launched]       # outermost loop first
+        # number of serial loops that belong to stages around this one
+        self.outside = sum([not loop.is_launched for loop in at.around])
+        # per serial loop: the stage's local axis, or -1 for a loop of another stage
+        self.axes_of_serial = [*[-1] * self.outside, *[loop.axis for loop in at.own if not loop.is_launched]]
         self.expanded = self._copied_vector() if self.is_of_group else self._side_by_side()
         # the loop along which neighbouring threads lie comes first
         self.threads = self._copy_threads(group.threads) if self.is_of_group else self._threads(s, group.reducers, group.threads)
@@ -96,31 +73,14 @@ class StageShape:
 
     def _moves(self, row: int) -> Moves:
         """How far one step of a loop row moves along each local axis of the stage."""
-        if row in self.own:
-            a, p = self.own[row]
-            return ((a, p.stride),)
-        return self.moved.get(row, ())
+        return self.own.get(row) or tuple([(a, terms[row]) for a, (terms, _) in enumerate(self.stage.starts) if row in terms])
 
-    def _grid(self) -> list[Run]:
-        loops = {p.row: p for own in self.nest.stages[self.root].axes for p in own}
-        return [Run(loops[row].extent, self._moves(row)) for row in self.rows_of_grid if row in loops and loops[row].extent > 1]
-
-    def _add_own(self) -> None:
-        """Add the stage's own loops to the serial ones. Of a loop that SPLITK splits, only one part is serial."""
-        for a, p in self.stage.loops:
-            if p.row in self.rows_of_grid:
-                continue
-            self.serial.append(Run(self._of_part(p.row, p.extent), ((a, p.stride),)))
-            self.axes_of_serial.append(a)
-
-    def _of_part(self, row: int, times: int) -> int:
-        """The iterations of a loop that one group runs. If SPLITK splits the loop, that is one part, and the parts join the grid; blocks
-        that a mask excludes are not counted."""
-        if row != self.cut_row:
-            return self.blocks if row == self.blocks_row else times
-        own = -(-times // self.parts)
-        self.grid.insert(0, Run(self.parts, tuple([(a, n * own) for a, n in self._moves(row)])))
-        return own
+    def _of_part(self, loop: LoopRuns) -> Run:
+        """The iterations of a loop that one group runs. If SPLITK splits the loop, that is one part, and the parts join the grid."""
+        own = int(loop.in_part)
+        if loop.parts:
+            self.grid.insert(0, Run(loop.parts, tuple([(a, n * own) for a, n in loop.moves])))
+        return Run(own, loop.moves)
 
     def _side_by_side(self) -> list[Run]:
         return [Run(p.extent, ((a, p.stride),)) for a, loops in enumerate(self.stage.axes) for p in loops
@@ -129,14 +89,17 @@ class StageShape:
     def _copied_vector(self) -> list[Run]:
         """The loop over the elements that a thread copies at once; [] for single elements."""
         a = self.stage.vector
-        width = next((p.stride for axis, p in self.stage.loops if axis == a), self.stage.region[a] if a >= 0 else 1)
+        width = self.stage.axes[a][0].stride if a >= 0 else 1
         return [Run(width, ((a, 1),))] if a >= 0 and width > 1 else []
 
     def _copy_threads(self, threads: int) -> list[Run]:
         """The loops of a copy that threads run side by side, neighbouring threads at neighbouring parts. Remaining iterations become serial
         loops of a thread."""
-        out, left = list[Run](), threads
-        for a, p in reversed(self.stage.loops):
+        out, left, copy = list[Run](), threads, self.stage.copy
+        for a in reversed(copy.order if copy is not None else range(len(self.stage.region))):
+            p = self.stage.axes[a][0]
+            if p.extent == 1:
+                continue
             taken = max(1, min(p.extent, left))
             left //= taken
             out.append(Run(taken, ((a, p.stride),)))

@@ -7,13 +7,12 @@ import pytest
 
 from svod.compile.lower.lower import lower
 from svod.core.cost.groups.device import device_of, resident_groups
-from svod.core.cost.groups.group_cost import PhasePricer, group_cost
+from svod.core.cost.groups.group_cost import group_cost, phase_pricers
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.cost.work import AccessKind
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.groups import most_threads
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -159,7 +158,7 @@ def test_elements_of_windows_are_loaded_as_often_as_in_the_code(stride: int, dil
     kernel = Kernel(kernel_of(conv(2, 4, 7 * stride + 2 * dilation + 1, 3, stride=stride, dilation=dilation)))
     chain = [Opt("UPCAST", "o2", 8), Opt("UPCAST", "o0", 4), Opt("LANES", "o0.in"), Opt("UNROLL", "r2", 0)]
     state = apply_opts(Scheduler(kernel, GPU), chain)
-    (counter,) = PhasePricer(state, loop_nest(state), kernel.output).counters()
+    (counter,) = phase_pricers(state)[0].counters()
     counter.count()
     assert [a.times / counter.body for a in counter.accesses if a.number == IMAGE and a.kind is AccessKind.LOAD] == [loads]
     (code,) = lower(state).code

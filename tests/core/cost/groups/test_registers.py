@@ -10,11 +10,10 @@ from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render
 from svod.compile.lower.lower import lower
-from svod.core.cost.groups.group_cost import PhasePricer
+from svod.core.cost.groups.group_cost import phase_pricers
 from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.graph import graph
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
@@ -38,7 +37,7 @@ def test_the_registers_of_the_heuristic(build: Callable[[], Tensor], arch: str) 
     target = card_target(arch)
     kernel = Kernel(create_schedule(graph.sink(build().uop)).calls[-1].ast)
     state = group_heuristic(Scheduler(kernel, target))
-    nest, (_, reports) = loop_nest(state), ptxas.assemble(emit_ptx(render(lower(state), target), arch), arch)
-    for root, report in zip(nest.placement.roots, sorted(reports, key=lambda r: r.symbol), strict=False):
-        assert report.registers / 2 <= PhasePricer(state, nest, root).phase().registers <= 2 * report.registers, report
+    _, reports = ptxas.assemble(emit_ptx(render(lower(state), target), arch), arch)
+    for pricer, report in zip(phase_pricers(state), sorted(reports, key=lambda r: r.symbol), strict=False):
+        assert report.registers / 2 <= pricer.phase().registers <= 2 * report.registers, report
         assert not report.spill_stores and not report.spill_loads

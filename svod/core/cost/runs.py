@@ -1,0 +1,150 @@
+"""Counts how often the loops of a tree run, stage by stage. Prices are made of these counts.
+
+    Launch o0 by 16 (7)                 out: its loops run 7 times, launched, and 18 times
+      Compute s1                        s1: around it a loop that runs 7 times and moves dim 0; its own runs 4 times
+        Loop o0 (4)
+      Reduction
+        Loop r0 by 4 (17), Tail of 2
+
+Stages are counted in the bodies of whole iterations; a tail is one more iteration of its loop. A loop that skips iterations has as many as
+run on average over the iterations around it."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, prod
+from typing import NamedTuple
+
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import StageNest
+from svod.core.kernel.online import kept_blocks
+from svod.core.kernel.scheduler import LOOP, UNROLL
+from svod.core.tree.nodes import Accumulate, AheadCopy, Body, Compute, Inner, Loop, Phase, PhaseKind, Pipeline, Reduction, Update
+from svod.core.tree.tails import is_split
+
+
+class LoopRuns(NamedTuple):
+    """A loop of a stage, or around it, with several iterations."""
+
+    row: int                    # the row of the state, or NO_ROW
+    moves: tuple[tuple[int, int], ...]      # (local axis of the stage, positions that one iteration moves along it)
+    times: float                # iterations that one run of the loop has; in a split reduction, those of all parts
+    is_launched: bool = False   # Cores or groups of threads claim the iterations.
+    parts: int = 0              # number of parts that share the loop of a split reduction; 0 for other loops
+
+    @property
+    def axis(self) -> int:
+        """The first axis that the loop moves, or -1."""
+        return self.moves[0][0] if self.moves else -1
+
+    @property
+    def in_part(self) -> float:
+        """Iterations of one part; without parts, all."""
+        return ceil(self.times / self.parts) if self.parts else self.times
+
+
+class StageRuns(NamedTuple):
+    """How often the loops of a stage run. `around`: loops of other stages, `own`: its loops, each outermost first. A copy that all threads
+    of a group share has no loops of its own."""
+
+    nest: StageNest
+    around: tuple[LoopRuns, ...]
+    own: tuple[LoopRuns, ...] = ()
+    block_ends: float = 0.0     # blocks of a long sum that end in one iteration of the launched loops, or in one part of a split reduction
+    updates: float = 0.0        # how often accumulators in memory are read and written in one such iteration
+    copy: AheadCopy | None = None       # how the stage is copied, if that starts iterations before the one that reads it
+    pipeline: Pipeline | None = None    # of the loop in which it is copied ahead, or of one of its own loops
+
+    @property
+    def times(self) -> float:
+        """How often the stage is computed."""
+        return prod([loop.times for loop in self.around])
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of the stage's reduction; 0 if it is not split."""
+        return max([loop.parts for loop in self.own], default=0)
+
+
+def stage_runs(kernel: Kernel, nests: Mapping[int, StageNest], tree: Iterable[Phase]) -> dict[int, StageRuns]:
+    """The counts of all stages of a tree, by stage number; readers come before the stages that they read. `nests`: of the stages that
+    phases store."""
+    found: dict[int, StageRuns] = {}
+    for phase in tree:
+        if phase.kind is not PhaseKind.COMBINE:
+            _Counter(kernel, phase, found).count(nests[phase.stage])
+    return dict(sorted(found.items(), reverse=True))
+
+
+class _Counter:
+    """Counts the stages of one phase into `found`."""
+
+    def __init__(self, kernel: Kernel, phase: Phase, found: dict[int, StageRuns]) -> None:
+        self.kernel, self.phase, self.found = kernel, phase, found
+
+    def count(self, nest: StageNest) -> None:
+        """Count all stages of the phase; `nest`: of the stage that it stores."""
+        launch = self.phase.launch
+        own = [LoopRuns(p.row, ((a, p.stride),), float(p.extent), True) for a, p, _ in launch.loops if p.extent > 1]
+        self._stage(StageRuns(nest, ()), launch.body, own)
+
+    def _stage(self, one: StageRuns, body: Body, own: list[LoopRuns]) -> None:
+        """Count a stage, and those computed inside its loops. `own`: its loops around `body`."""
+        runs, ends, updates = 1.0, 0.0, 0.0
+        while True:
+            self._computed(body.stages, (*one.around, *own))
+            node: Inner = body.inner
+            while isinstance(node, (Reduction, Update)):
+                if isinstance(node, Update):
+                    ends, updates = ends + runs * node.in_block, updates + runs
+                node = node.inner
+            if not isinstance(node, Loop):
+                break
+            loop = self._loop(node, one.nest)
+            ends += runs * _ends(loop.in_part, node.blocks)
+            runs *= loop.in_part
+            if node.loop.piece.extent > 1 or loop.parts:
+                own.append(loop)
+            if node.pipeline is not None:
+                one = one._replace(pipeline=node.pipeline)
+                for copy in node.pipeline.copies:
+                    self._computed((copy.compute,), (*one.around, *own), copy, node.pipeline)
+            body = node.body
+        if isinstance(node, Accumulate):
+            reduced = node.frame.pieces[node.frame.num_outs:]
+            ends += runs * _ends(prod([p.extent for pieces in reduced for p in pieces if p.role == UNROLL]), node.blocks)
+        self.found[one.nest.r.stage.index] = one._replace(own=tuple(own), block_ends=ends, updates=updates)
+
+    def _computed(self, stages: tuple[Compute, ...], around: Sequence[LoopRuns], copy: AheadCopy | None = None,
+                  pipeline: Pipeline | None = None) -> None:
+        """Count stages computed inside the loops `around`."""
+        for node in stages:
+            self._computed(node.before, around)
+            starts = [terms for terms, _ in node.nest.starts]
+            moves = [tuple([(dim, terms[row]) for dim, terms in enumerate(starts) if row in terms]) for row, *_ in around]
+            outer = tuple([LoopRuns(loop.row, own, *loop[2:]) for loop, own in zip(around, moves, strict=True)])
+            one = StageRuns(node.nest, outer, copy=copy, pipeline=pipeline)
+            if node.body is None or node.turns is not None:
+                self.found[node.stage] = one
+            else:
+                self._stage(one, node.body, [])
+
+    def _loop(self, node: Loop, nest: StageNest) -> LoopRuns:
+        """Count the iterations of a loop."""
+        piece, axes = node.loop.piece, nest.r.axes
+        times = float(piece.extent)
+        if node.window is not None:
+            output = node.window.output
+            tile = prod([p.extent for p in node.frame.pieces[output] if p.role != LOOP])
+            times *= node.window.used(tile, self.kernel.axes[axes[output]].extent, piece.extent)
+        elif node.limits:
+            launched = {loop.piece.row for loop in self.phase.launch.loops}
+            tiles = [prod([p.extent for p in pieces if p.row not in launched]) for pieces in nest.axes]
+            times = max(1.0, round(kept_blocks(self.kernel, node.limits, piece.extent, tiles)))
+        split = self.phase.split
+        parts = split.parts if split is not None and is_split(split, node) else 0
+        return LoopRuns(piece.row, ((node.axis, piece.stride),), times, parts=parts)
+
+
+def _ends(iterations: float, sizes: tuple[int, ...]) -> int:
+    """How many blocks of these sizes end in so many iterations."""
+    return sum([ceil(iterations / size) for size in sizes])
