@@ -184,19 +184,20 @@ def _courses(loops: Sequence[tuple[int, float]], body: Sequence[float], accesses
     extents = list(body)
     out = []
     for a in accesses:
-        moved_by = {axis for axis, _ in steps_of(a)}
+        steps = steps_of(a)
+        moved_by = {axis for axis, _ in steps}
         depth = max([k + 1 for k, (axis, _) in enumerate(loops) if axis in moved_by and k >= a.fixed], default=0)
-        out.append((moved_by, _Course(a, depth, [_print(a, extents, sets2)])))
+        out.append((moved_by, steps, _Course(a, depth, [_print(a, steps, extents, sets2)])))
     for k in range(len(loops) - 1, -1, -1):
         axis, count = loops[k]
         if axis >= 0:
             extents[axis] *= count
-        for moved_by, course in out:
+        for moved_by, steps, course in out:
             still = axis not in moved_by or k < course.access.fixed
-            course.footprints.append(course.footprints[-1] if still else _print(course.access, extents, sets2))
-    for _, course in out:
+            course.footprints.append(course.footprints[-1] if still else _print(course.access, steps, extents, sets2))
+    for *_, course in out:
         course.footprints.reverse()
-    return [course for _, course in out]
+    return [course for *_, course in out]
 
 
 def _lost_inside(caches: Caches, here: Sequence[CacheFootprint], kept: float) -> _Lost:
@@ -249,9 +250,9 @@ def steps_of(a: Access) -> list[tuple[int, int]]:
     return [*[(axis, abs(step)) for axis, step in a.coefs if axis not in a.gathered], *[(axis, ANYWHERE_BYTES) for axis in a.gathered]]
 
 
-def _print(a: Access, extents: Sequence[float], sets2: int) -> CacheFootprint:
-    """The footprint of an access whose axes have these extents."""
-    steps = [(step, extents[axis]) for axis, step in steps_of(a) if extents[axis] > 1]
+def _print(a: Access, moves: list[tuple[int, int]], extents: Sequence[float], sets2: int) -> CacheFootprint:
+    """The footprint of an access whose axes have these extents. `moves`: its `steps_of`."""
+    steps = [(step, extents[axis]) for axis, step in moves if extents[axis] > 1]
     if a.tile is not None and extents[a.tile.axis] > a.tile.positions:
         steps = [(step, extents[x]) for x, step in a.coefs if extents[x] > 1 and x != a.tile.axis]
         inside = next(step for x, step in a.coefs if x == a.tile.axis)
