@@ -136,8 +136,8 @@ class ReduceLoops:
 
     def _body(self, body: Body, accs: list[int], scratch: Memory) -> list[int]:
         """Emit a body; returns the new carried accumulators."""
-        self.compute_all(body)
         before = self.stage.enter(body)
+        self.compute_all(body)
         out = self._emit(body.inner, accs, scratch)
         self.stage.leave(before)
         return out

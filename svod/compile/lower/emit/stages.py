@@ -38,8 +38,8 @@ class Stages:
 
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:
         """Emit a body: the stages in it, then the loops of `stage` and its reduction. `sink` stores the value at each position."""
-        self.compute_all(body)
         before = stage.enter(body)
+        self.compute_all(body)
         if isinstance(body.inner, Loop):
             self.loops.output(stage, body.inner, lambda inside: self.emit(stage, inside, sink))
         elif isinstance(body.inner, Reduction):
