@@ -33,7 +33,7 @@ from svod.core.kernel.groups import (
 from svod.core.kernel.intrinsics import QUAD, exchanges_results, held_layout, normal_power, shuffles_of, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import area_bytes
-from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_width, loop_nest, stored_bytes
+from svod.core.kernel.loop_nest import LoopNest, copied_width, loop_nest, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import UNROLL, UPCAST, Derived, Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -119,8 +119,8 @@ class PhasePricer:
     def phase(self) -> Phase:
         """Count the resources of the phase."""
         state, placement, root = self.state, self.nest.placement, self.root
-        staged = sum([self._staged_bytes(stage) for s, stage in self.nest.stages.items()
-                      if stage.space is MemorySpace.SHARED and phase_of(placement, s) == root])
+        staged = sum([self._staged_bytes(at) for s, at in self.runs.items()
+                      if at.nest.space is MemorySpace.SHARED and phase_of(placement, s) == root])
         if staged > state.target.shared_bytes:
             raise KernelOptError(f"staged values take {staged} bytes of shared memory; the target has {state.target.shared_bytes}")
         counters = self.counters()
@@ -142,11 +142,12 @@ class PhasePricer:
         shapes = [StageShape(state, self.nest, at, self.root, group) for s, at in self.runs.items() if phase_of(placement, s) == self.root]
         return [StageCounter(state, self.nest, shape, once.known(shape)) for shape in shapes]
 
-    def _staged_bytes(self, stage: StageNest) -> int:
-        """Bytes of shared memory for a staged value, with all its buffers."""
+    def _staged_bytes(self, at: StageRuns) -> int:
+        """Bytes of shared memory for a staged value, with all its buffers. Only a copy that runs ahead has several."""
+        stage = at.nest
         assert stage.layout is not None
         itemsize = stored_bytes(self.state, self.nest.layouts, stage.r.stage.index)
-        return area_bytes(stage.layout, itemsize * stage.layout.size) * stage.buffers
+        return area_bytes(stage.layout, itemsize * stage.layout.size) * (stage.buffers if at.copy is not None else 1)
 
     def _exchange(self, phase: Phase, shape: StageShape, results: int) -> None:
         """Count the exchange of partial results between threads that share the reductions of a stage. `results`: number of results
@@ -209,7 +210,7 @@ class PhasePricer:
         if shape.stage.space is MemorySpace.SCRATCH:
             phase.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
-            size = self._staged_bytes(shape.stage)
+            size = self._staged_bytes(shape.at)
             phase.shared += size
             barriers = times * (self.device.exchange_barriers if copy is None else 1)
             phase.latency += barriers * self.device.barrier_cycles
