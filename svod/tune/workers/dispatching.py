@@ -75,7 +75,8 @@ class DispatchingExecutor(Executor):
             self._items.put(batch, indices)
 
     def workers(self, kind: Kind) -> int:
-        return len(self._fleet.left(kind))
+        with self._changed:
+            return len(self._fleet.left(kind))
 
     def without_worker(self, kind: Kind) -> float:
         """The seconds since the last worker of a kind was lost; 0 while one is up."""
@@ -190,6 +191,8 @@ class DispatchingExecutor(Executor):
                 thread.join(0.05)
         self._ended.set()
         self._threads.clear()
+        with self._changed:
+            self._fleet.clear()
         self._shut_down()
         atexit.unregister(self.close)
 

@@ -43,7 +43,7 @@ class Carrier(Protocol):
 
 
 class Fleet:
-    """The carriers of an executor. Callers of all methods hold the executor's lock.
+    """The carriers of an executor. Callers of methods hold the executor's lock; single looks into `up` and `aside` need none.
 
     carriers   all that were added, in this order
     up         names of the carriers that have a worker
@@ -61,6 +61,11 @@ class Fleet:
     def add(self, carrier: Carrier) -> None:
         self.note(carrier, "starting")
         self.carriers.append(carrier)
+
+    def clear(self) -> None:
+        """Forget all carriers, once their threads have ended."""
+        self.carriers.clear()
+        self.up.clear()
 
     def note(self, carrier: Carrier, state: str, job: str = "", items: int = 0) -> None:
         self._doing[carrier.name] = state, time.monotonic(), job, items

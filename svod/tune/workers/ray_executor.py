@@ -608,7 +608,7 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
                        start_deadline: float) -> RayExecutor:
     """Start Ray (or connect to it) and return the executor once its first worker has answered.
 
-    Raises ConfigError for an address that svod cannot use, RayUnavailable when Ray is missing or does not start in time, or its workers
+    Raises RayUnavailable when Ray is missing or does not start in time, or its workers
     cannot run svod (another version, not installed)."""
     started = time.monotonic()
     ray = _import_ray()
