@@ -49,12 +49,13 @@ def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Res
 
 
 def checked(unbound: UnboundPlan, kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], resolved: Resolved) -> dict[str, Choice]:
-    """Measure chains of other machines and of relatives that may be faster. Returns the choices after it; {} if there are none."""
-    if not chains_to_check(kernels, choices, resolved):
+    """Measure chains of other machines and of relatives that may be faster. Returns the choices of the kernels that have such chains."""
+    concerned = {key: kernels[key] for key in chains_to_check(kernels, choices, resolved)}
+    if not concerned:
         return {}
     from svod.tune.at_prepare import check_at_prepare
-    check_at_prepare(unbound, kernels, resolved)
-    return choose_each(kernels, resolved)
+    check_at_prepare(unbound, concerned, resolved)
+    return choose_each(concerned, resolved)
 
 
 def searched(unbound: UnboundPlan, kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], resolved: Resolved,
