@@ -236,7 +236,7 @@ def products_of(r: ResolvedStage) -> set[int]:
 
 def has_constant_lanes(work: StageWork, gate: int) -> bool:
     """Whether the part of a mask that differs between lanes is the same in every iteration, and so a constant."""
-    r, stage, moved = work.r, work.stage, {loop.axis for loop in (*work.at.own, *work.at.around)}
+    r, stage, moved = work.r, work.stage, {a for loop in (*work.at.own, *work.at.around) for a, _ in loop.moves}
     todo, seen = [gate], False
     while todo:
         n = r.nodes[todo.pop()]
