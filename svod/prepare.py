@@ -47,7 +47,7 @@ from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.chains import opts_by_key
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
-from svod.tune.resolved import Resolved, resolve
+from svod.tune.resolved import Resolved, database, resolve
 
 Array = np.ndarray[Any, Any]
 
@@ -188,7 +188,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     plan.bindings.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
-        from svod.compile.plan.dump import dump  # it renders every stage, and few programs dump any
+        from svod.compile.plan.dump import dump  # a module that renders all passes, and few programs dump any
         dump(config, sink, constants, plan)
     observe(plan, config, main.compiler.pair)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
@@ -243,8 +243,8 @@ def computed_now(nodes: Iterable[UOp], resolved: Resolved) -> dict[UOp, UOp]:
     new = [node for node in nodes if node not in stored]
     if new:
         # these kernels run only once: they are not worth a search, and no part of the captured model
-        once = replace(resolved, config=replace(resolved.config, beam=None, capture=None), opts={})
-        prepared = prepare_graph(new, once)
+        once = replace(resolved.config, beam=None, capture=None, opts={})
+        prepared = prepare_graph(new, replace(resolved, config=once, db=database(once), opts={}))
         if device_named(prepared.plan.device).backend.compiled_only is not None:
             return {**stored, **dict(zip(new, prepared.outputs, strict=True))}
         prepared.plan.execute()
