@@ -73,7 +73,7 @@ def resolve(config: PrepareConfig) -> Resolved:
     """Look up the objects that a configuration names. Raises UnsupportedError for an unknown device, DeviceError for one that cannot be
     used, ConfigError for an unknown pass to dump, KernelOptError for a chain of `opts` that is no chain."""
     if config.dump_after is not None:
-        from svod.compile.plan.dump import passes_of  # it renders every stage, and few programs dump any
+        from svod.compile.plan.dump import passes_of  # a module that renders all passes, and few programs dump any
         passes_of(config)
     return Resolved.of(config, _target(config.device or HOST, config), database(config))
 

@@ -59,7 +59,7 @@ class Call:
 
 
 class Named(NamedTuple):
-    """A kernel's name, that of its first call with one ("": none has), and the places in the model that its calls come from."""
+    """A kernel's name, which its first named call gives ("": none has), and the places in the model that its calls come from."""
 
     name: str
     origins: tuple[str, ...]

@@ -52,11 +52,11 @@ class StageRuns(NamedTuple):
     block_ends: float = 0.0     # blocks of a long sum that end in one iteration of the launched loops, or in one part of a split reduction
     updates: float = 0.0        # how often accumulators in memory are read and written in one such iteration
     copy: AheadCopy | None = None       # how the stage is copied, if that starts iterations before the one that reads it
-    pipeline: Pipeline | None = None    # of the loop in which it is copied ahead, or of one of its own loops
+    pipeline: Pipeline | None = None    # steps of the pipelined loop in which the stage is copied ahead, or which is one of its own loops
 
     @property
     def times(self) -> float:
-        """How often the stage is computed."""
+        """How often the stage is computed: in one part of a split reduction, or in all parts where the split loop is around the stage."""
         return prod([loop.times for loop in self.around])
 
     @property

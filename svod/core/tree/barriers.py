@@ -66,7 +66,7 @@ class _Barriers:
     def __init__(self, maker: TreeMaker, split: Split | None, stages: dict[int, StageThreads]) -> None:
         self.nests, self.target = maker.nest.stages, maker.state.target
         self.dots, self.split, self.stages = maker.layouts.dots, split, stages
-        self.threads = max([own.threads for own in stages.values()])        # of the group
+        self.threads = max([own.threads for own in stages.values()])        # threads of the group
         self.numbers = count()
         self.here: tuple[int, ...] = ()         # numbers of the loops that are open
         self.launch: tuple[int, ...] = ()       # the loop over the iterations of the launch
@@ -105,7 +105,8 @@ class _Barriers:
         return {s for s in stages if self.nests[s].space is MemorySpace.SHARED}
 
     def read_by(self, stages: Iterable[int]) -> Areas:
-        """The areas that are read where elements of these stages are computed or loaded."""
+        """The areas that are read where elements of these stages are computed or loaded. An operand in registers is loaded from what it
+        copies."""
         own = tuple(stages)
         inside = [self.nests[s].r.reads for s in own if self.nests[s].space is MemorySpace.HELD and is_derived(self.nests[s].r.stage)]
         return self.shared(own).union(*[self.read_by(reads) for reads in inside])

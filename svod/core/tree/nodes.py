@@ -269,8 +269,8 @@ def waits_of(steps: Iterable[Step]) -> int:
 
 
 class Turns(NamedTuple):
-    """The turns in which the threads of a group copy a stage: thread t takes part t of the first turn's, then part t + `threads`, and so
-    on. A part is a vector, or a whole row. Neighbouring threads take neighbouring parts."""
+    """The turns in which the threads of a group copy a stage: thread t copies the parts t, t + `threads` and so on, one in each
+    turn. A part is a vector, or a whole row. Neighbouring threads take neighbouring parts."""
 
     order: tuple[int, ...]      # dims, outermost first
     counts: tuple[int, ...]     # parts along each dim of `order`
@@ -482,7 +482,7 @@ Inner = Loop | Reduction | Store | Accumulate | Update
 class Body(NamedTuple):
     """The content of one iteration of a loop, or of the launch: stages that are computed for their readers, then the next loop or
     statement. `safe`: local axes all of whose positions are inside extents that depend on variables. `barrier`: all threads of a group wait
-    once the stages are computed. `prefetches`: of loads of the stage; those of bodies around this one hold here too."""
+    once the stages are computed. `prefetches`: for loads of the stage; prefetches of the bodies around this one hold here too."""
 
     stages: tuple[Compute, ...]
     inner: Inner
