@@ -39,9 +39,10 @@ from svod.core.kernel.chain_text import AS_IT_IS, chain_text
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
 from svod.prepare import arranged, complete_config, prepare_graph
-from svod.steps.page import render_plans, write_page
+from svod.steps.page import render_plans
 from svod.steps.plan_steps import KernelSeconds, PlanPart, part_of_plan
 from svod.steps.steps import PassStep
+from svod.system.pages import write_page
 from svod.tensor import Tensor
 from svod.tracing import Jit
 from svod.tune.resolved import database, resolve

@@ -42,6 +42,20 @@ def test_what_cannot_be_written(name: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("name", ["steps.save", "explain"])
+def test_a_page_replaces_pages_and_nothing_else(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "steps.html"
+    for other in ("import svod\n", "<!doctype html>\n<title>somebody's page</title>\n"):
+        path.write_text(other)
+        with pytest.raises(FileError, match=f"^{re.escape(str(path))} is no page of svod's, and would be lost; name another file"):
+            WRITERS[name](path)
+        assert path.read_text() == other
+    path.write_text("")
+    for _ in range(2):      # an empty file is replaced, and then the page
+        WRITERS[name](path)
+    assert path.read_text().startswith("<!doctype html>") and os.listdir(tmp_path) == ["steps.html"]
+
+
 @pytest.mark.parametrize("read", [_load_onnx])
 def test_what_cannot_be_read(read: Callable[[Path], object], tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "missing", "No such file or directory; name a file that exists"),

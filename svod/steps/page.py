@@ -20,8 +20,7 @@ from svod.steps.changes import SHORT, shortened
 from svod.steps.plan_steps import KernelPart, PlanPart
 from svod.steps.steps import NEST, UNCHANGED, PassStep, as_text
 from svod.system import quantities as q
-from svod.system.files import write_text
-from svod.system.pages import environment
+from svod.system.pages import environment, write_page
 
 MOST_LINES = 4000       # most lines shown of one text; the page says how many are left out
 OPEN_KERNELS = 1        # number of kernels whose steps are unfolded when the page opens
@@ -60,13 +59,6 @@ class KernelSteps:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file, whole or not at all, and return its path. Raises FileError."""
         return write_page(path, render_kernel(self.part))
-
-
-def write_page(path: str | os.PathLike[str], page: str) -> Path:
-    """Write a page to a file, whole or not at all, and return its path. Raises FileError."""
-    path = Path(path)
-    write_text(path, page)
-    return path
 
 
 def in_notebook(page: str) -> str:

@@ -257,6 +257,17 @@ def test_report(call: Call, tmp_path: Path) -> None:
     assert result.exit_code == 0 and "| gemm" in result.stdout and result.stdout.startswith("### ")
 
 
+def test_a_report_replaces_reports_and_nothing_else(call: Call, tmp_path: Path) -> None:
+    script = tmp_path / "model.py"
+    script.write_text("import svod\n")
+    result = call("report", str(DATA / "run.json"), "-o", "model.py")
+    assert result.exit_code == 2 and "model.py is no page of svod's" in result.stderr and script.read_text() == "import svod\n"
+    for _ in range(2):
+        assert call("report", str(DATA / "run.json"), "-o", "r.html").exit_code == 0
+    result = call("report", "--markdown", str(DATA / "run.json"), "-o", "r.md")
+    assert result.exit_code == 2 and "--markdown goes to the standard output" in result.stderr and not (tmp_path / "r.md").exists()
+
+
 def test_a_report_without_data(call: Call, tmp_path: Path) -> None:
     for args in ([], ["--markdown"]):
         result = call("report", *args)

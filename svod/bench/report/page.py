@@ -27,8 +27,7 @@ from svod.bench.roofline import Ceilings
 from svod.bench.summary import ALL, BEST_PEER, group_results
 from svod.errors import ConfigError
 from svod.system import quantities as q
-from svod.system.files import write_text
-from svod.system.pages import environment
+from svod.system.pages import environment, write_page
 
 NO_DATA = ("there is nothing to report: no run was given, and the tuning database knows no search. Measure with `svod-bench run --json "
            "run.json` and report with `svod-bench report run.json`, or tune a model with `svod-tune MODEL.py` first")
@@ -49,9 +48,9 @@ class PagePart(NamedTuple):
 
 
 def write_report(runs: Sequence[Run], tuning: Tuning | None, path: Path, *, now: datetime | None = None) -> None:
-    """Write the report of `runs` and of a tuning database (`svod.tune.report_source.read_tuning`); either may be missing. The file is
-    replaced atomically. Raises OSError, and ConfigError if there is nothing to show."""
-    write_text(path, render_html(runs, tuning, now=now))
+    """Write the report of `runs` and of a tuning database (`svod.tune.report_source.read_tuning`); either may be missing. Raises FileError,
+    and ConfigError if there is nothing to show."""
+    write_page(path, render_html(runs, tuning, now=now))
 
 
 def render_html(runs: Sequence[Run], tuning: Tuning | None, *, now: datetime | None = None) -> str:

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
+from click.core import ParameterSource
 
 from svod import config
 from svod.cli.outputs import CountType, Number, check_database, check_is_there, check_output
 from svod.compile.backend import backend_named, device_named
 from svod.core.machine.target import HOST, Target
-from svod.errors import DatabaseError, UnsupportedError
+from svod.errors import ConfigError, DatabaseError, UnsupportedError
 from svod.system.files import write_text
 from svod.system.process.directories import kept_folder
 from svod.system.process.program import arguments, python
@@ -306,11 +307,15 @@ def report(runs: tuple[Path, ...], db: str | None, with_db: bool, output: Path, 
     """Make one HTML file that opens offline: of runs, of the searches in a tuning database, or of both. Runs alone show no database."""
     from svod.bench.report.page import render_markdown, write_report
     from svod.bench.results import read_run
+    from svod.system.pages import check_page
     from svod.tune.db import TuningDB
     from svod.tune.report_source import read_tuning
 
+    if markdown and click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT:
+        raise ConfigError(f"-o {output}: --markdown goes to the standard output; leave -o away, and add > FILE for a file")
     if not markdown:
         check_output("-o", output, *runs)
+        check_page(output)
     results = [read_run(path) for path in runs]
     tuning = None
     spec = db if db is not None else config.PrepareConfig.env_value("db") if with_db or not runs else config.NONE
