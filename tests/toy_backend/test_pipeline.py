@@ -28,9 +28,12 @@ WITHOUT = replace(TOY, has_async_copies=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("buffers", "target"), [(2, TOY), (3, TOY), (4, TOY), (3, WITHOUT)],
-                         ids=["asynchronous-2", "asynchronous-3", "asynchronous-4", "by way of registers-3"])
-@pytest.mark.parametrize("extents", [(16, 32, 32), (17, 33, 30), (8, 16, 16), (9, 17, 70), (8, 19, 17)])
+@pytest.mark.parametrize(("extents", "buffers", "target"), [
+    *[pytest.param(extents, buffers, target, id=f"{'-'.join(map(str, extents))}-{how}-{buffers}")
+      for extents in ((16, 32, 32), (17, 33, 30), (8, 16, 16), (9, 17, 70), (8, 19, 17))
+      for how, target, numbers in (("asynchronous", TOY, (2, 3, 4)), ("by way of registers", WITHOUT, (3,))) for buffers in numbers],
+    pytest.param((17, 33, 30), 2, WITHOUT, id="17-33-30-by way of registers-2"),
+])
 def test_products(extents: tuple[int, int, int], buffers: int, target: Target) -> None:
     """Products with complete and partial tiles, more buffers than iterations, and a remainder after the loop."""
     program = checked(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], target, seeds=1)
