@@ -1,6 +1,8 @@
 """Sketches behind a bound are never priced, and phases are priced once: the choice is that of pricing every sketch by itself."""
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,8 +11,10 @@ from svod.core.cost.cost import Cost
 from svod.core.cost.groups import group_sketch
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.prices import GroupPrices
+from svod.core.cost.groups.spread import distinct
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
+from svod.errors import KernelOptError
 from tests.compile.cuda.target import card_target
 from tests.core.corpus import CORPUS, data, gemm, kernel_of
 from tests.core.cost.groups.test_group_cost import SOFTWARE
@@ -21,6 +25,7 @@ KERNELS = {
     "conv": CORPUS["conv3x3"], "attention": CORPUS["attention"], "layer norm": CORPUS["layer_norm_residual"],
     "columns": lambda: kernel_of(data(513, 37).sum(0)), "transpose": CORPUS["transpose"],
 }
+SAMPLE = 40     # sketches of attention that are priced on a target on which not all of them are
 
 
 class Exhaustive(GroupPrices):
@@ -39,6 +44,19 @@ class Exhaustive(GroupPrices):
         assert self.others.cost(state.copy(applied_opts=state.applied_opts)).cycles == cost.cycles, state
         group_cost.give(state, cost)
         return cost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [t for t in TARGETS if t != "sm_90"])
+def test_a_sample_of_attention_is_priced_right(target: str) -> None:
+    """A sample of the sketches of attention has the prices that bounds and prices phase by phase say; pricing all of them takes long."""
+    states = distinct(group_sketch._generate(Scheduler(Kernel(KERNELS["attention"]()), TARGETS[target]), GroupPrices()))
+    prices, priced = Exhaustive(), 0
+    for state in random.Random(target).sample(states, SAMPLE):
+        with suppress(KernelOptError):      # It fits no group.
+            prices.cost(state)
+            priced += 1
+    assert priced >= SAMPLE // 2
 
 
 @pytest.mark.slow
