@@ -21,7 +21,6 @@ from tests.tensor.strategies import rounded_to_bfloat16
 Operation = Callable[..., Any]
 MAGNITUDES = {"float16": (1.0, 300.0, 40000.0, 1e-4), "bfloat16": (1.0, 300.0, 1e18, 1e-4)}
 CONV = (2, 3, 5, 7), (4, 3, 3, 3), (4,)
-EVALUATORS = ("compiled", "scheduled")     # a schedule has every rounding of its graph
 
 
 class Case(NamedTuple):
