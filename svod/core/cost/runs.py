@@ -17,7 +17,7 @@ from typing import NamedTuple
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import StageNest
 from svod.core.kernel.online import kept_blocks
-from svod.core.kernel.scheduler import LOOP, UNROLL
+from svod.core.kernel.scheduler import UNROLL
 from svod.core.tree.nodes import Accumulate, AheadCopy, Body, Compute, Inner, Loop, Phase, PhaseKind, Pipeline, Reduction, Update
 from svod.core.tree.tails import is_split
 
@@ -99,7 +99,7 @@ class _Counter:
                 node = node.inner
             if not isinstance(node, Loop):
                 break
-            loop = self._loop(node, one.nest)
+            loop = self._loop(node, one.nest, own)
             ends += runs * _ends(loop.in_part, node.blocks)
             runs *= loop.in_part
             if node.loop.piece.extent > 1 or loop.parts:
@@ -128,13 +128,13 @@ class _Counter:
             else:
                 self._stage(one, node.body, [])
 
-    def _loop(self, node: Loop, nest: StageNest) -> LoopRuns:
-        """Count the iterations of a loop."""
+    def _loop(self, node: Loop, nest: StageNest, outer: Sequence[LoopRuns]) -> LoopRuns:
+        """Count the iterations of a loop. `outer`: the stage's loops around it."""
         piece, axes = node.loop.piece, nest.r.axes
         times = float(piece.extent)
         if node.window is not None:
-            output = node.window.output
-            tile = prod([p.extent for p in node.frame.pieces[output] if p.role != LOOP])
+            output, opened = node.window.output, {loop.row for loop in outer}
+            tile = prod([p.extent for p in node.frame.pieces[output] if p.row not in opened])
             times *= node.window.used(tile, self.kernel.axes[axes[output]].extent, piece.extent)
         elif node.limits:
             launched = {loop.piece.row for loop in self.phase.launch.loops}

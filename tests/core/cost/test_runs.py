@@ -15,7 +15,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
-from svod.core.kernel.scheduler import LOOP, UNROLL, Scheduler
+from svod.core.kernel.scheduler import UNROLL, Scheduler
 from svod.core.machine.target import Target
 from svod.core.tree.nodes import Accumulate, Body, Compute, Frame, Inner, Loop, Phase, PhaseKind, Reduction, Update
 from svod.core.tree.passes import counted_tree, loop_tree
@@ -108,7 +108,8 @@ class Runner:
             return every[self.part * split.chunk // node.stride:(self.part + 1) * split.chunk // node.stride]
         if node.window is not None:
             w, first = node.window, opened.get(node.window.output, 0)
-            offsets = [range(0, p.extent * p.stride, p.stride) for p in frame.pieces[w.output] if p.role != LOOP]
+            outer = {loop.piece.row for loop in frame.loops[:node.number]}
+            offsets = [range(0, p.extent * p.stride, p.stride) for p in frame.pieces[w.output] if p.row not in outer]
             tile = [first + sum(at) for at in product(*offsets)]
             return [q for q in every if any(w.low <= w.step * o + w.apart * q < w.high for o in tile)]
         for limit in node.limits:
