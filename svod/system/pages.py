@@ -11,8 +11,8 @@ from markupsafe import Markup
 from svod.errors import FileError
 from svod.system.files import open_file, write_text
 
-GENERATOR = Markup('<meta name="generator" content="svod">')      # each page of svod's has it among its first HEAD_BYTES
-HEAD_BYTES = 512
+PAGE_MARK = Markup('<meta name="generator" content="svod">')      # each page of svod's has it among its first MARKED_BYTES
+MARKED_BYTES = 512
 
 # Matches spaces that must not become line breaks: between a number and its unit, and within a number.
 _IN_QUANTITY = re.compile(r"(?<=\d) (?=[GMkTµmn]?(?:FLOP|B|iB|s|min|h|%)|\d{3}\b)")
@@ -23,7 +23,7 @@ def environment(package: str, escape: bool = True) -> Environment:
     quantities have no line breaks. Undefined names in a template raise an error."""
     made = Environment(loader=ChoiceLoader([PackageLoader(package), PackageLoader("svod.system")]), autoescape=escape,
                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_no_break if escape else None)
-    made.globals["GENERATOR"] = GENERATOR
+    made.globals["PAGE_MARK"] = PAGE_MARK
     return made
 
 
@@ -33,8 +33,8 @@ def check_page(path: str | os.PathLike[str]) -> None:
     if not file.is_file():
         return
     with open_file(file) as opened:
-        start = opened.read(HEAD_BYTES)
-    if start and GENERATOR.encode() not in start:
+        start = opened.read(MARKED_BYTES)
+    if start and PAGE_MARK.encode() not in start:
         raise FileError(f"{file} is no page of svod's, and would be lost; name another file, or remove it first")
 
 
