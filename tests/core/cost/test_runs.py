@@ -240,8 +240,9 @@ def test_blocks_of_a_causal_mask() -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_counts_of_random_chains(name: str) -> None:
+    """Kernels of ENDED, whose extents depend on a variable, run at its largest value."""
     target: Target = TARGETS[name]
-    compared, kernels = 0, CORPUS | ENDED       # those that a variable ends run at its largest value
+    compared, kernels = 0, CORPUS | ENDED
     for kernel_name, build in kernels.items():
         kernel = Kernel(build())
         if kernel.library_kernel is not None:
