@@ -11,6 +11,7 @@ from svod.core.cost.groups.group_cost import group_cost, phase_pricers
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.cost.work import AccessKind
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.groups import most_threads
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
@@ -21,6 +22,7 @@ from svod.tensor import Tensor
 from svod.tune.search.actions import default_actions
 from tests.core.corpus import CORPUS, conv, data, kernel_of
 from tests.draws import a_quarter
+from tests.toy_backend.target import TOY
 
 GPU = Target(arch="test", cpu="test", features=(), vector_bytes=16, vector_registers=128, l1=128 << 10, l2=40 << 20, l3=0, threads=1,
              has_non_temporal=False, group_threads=1024, shared_bytes=48 << 10, subgroup=32, units=108, registers_per_thread=255,
@@ -51,6 +53,15 @@ def test_register_tiles_reuse_what_they_read() -> None:
     tile = (("UPCAST", "o0", 4), ("UPCAST", "o1", 4))
     assert cycles(x, *tile, *threads) < cycles(x, *threads) / 2
     assert cycles(x, ("UPCAST", "o0", 16), ("UPCAST", "o1", 16), *threads) > cycles(x, *tile, *threads), "too many registers"
+
+
+@pytest.mark.parametrize("buffers", [2, 4])
+@pytest.mark.parametrize("depth", [20, 31, 32, 33, 64])
+def test_shared_memory_is_what_the_code_takes(depth: int, buffers: int) -> None:
+    """A loop of one whole iteration runs nothing ahead, so its copies have a single buffer."""
+    chain = f"LOCAL(o0, 8) LOCAL(o1, 8) TILE(r0, 16) STAGE(s0, r0) STAGE(s1, r0) PIPELINE(r0, {buffers})"
+    state = apply_opts(Scheduler(Kernel(kernel_of(data(64, depth) @ data(depth, 64))), TOY), parse_chain(chain))
+    assert [p.phase().shared for p in phase_pricers(state)] == [phase.shared_bytes for phase in lower(state).spec.phases]
 
 
 def test_a_whole_sum_is_shared_by_the_units() -> None:
