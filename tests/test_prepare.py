@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,20 @@ def test_weights_are_arranged_while_the_plan_is_made(weight: Any, given: Any, bu
         plan.execute()
         assert np.allclose(plan.outputs[0].reshape(want.shape), want, rtol=1e-4, atol=1e-4)
         assert [arranged(p) for p in (f.plans[0], plan, build(x, w).prepare(config))] == [some, some, False]
+
+
+def test_constants_are_computed_with_the_database_while_a_program_is_captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, prepared = svod.prepare.prepare_graph, list[tuple[str | None, object]]()
+
+    def noted(outputs: Any, resolved: Any, *more: Any) -> Any:
+        prepared.append((resolved.config.capture, resolved.db.plan.write))
+        return made(outputs, resolved, *more)
+    monkeypatch.setattr(svod.prepare, "prepare_graph", noted)
+    w = Tensor(X).realize()
+    (Tensor(X) @ w.T.contiguous()).prepare(
+        PrepareConfig(capture=str(tmp_path / "kernels"), db=str(tmp_path / "tuning.db"), object_cache=":none:"), constants=[w])
+    assert (None, tmp_path / "tuning.db") in prepared, "kernels of constants run once, and are no part of the capture"
+    assert all(database is None for captured, database in prepared if captured is not None)
 
 
 @pytest.mark.parametrize("output", [lambda w: w.T.contiguous(), lambda w: w.T.contiguous().reshape(2, 6),
