@@ -272,6 +272,17 @@ def test_a_kernel_stays_on_the_machine_that_timed_it_first() -> None:
         assert {o.worker for o in outcomes_of(executor, 20, "bench", target=TARGET, homes=["two"] * 20)} == {"three"}
 
 
+def test_a_closed_executor_has_no_workers() -> None:
+    with executing() as executor:
+        executor.add("compiler", up, done)
+        executor.add("timer", up, done, kind="bench", target=TARGET)
+        outcomes_of(executor, 4)
+        outcomes_of(executor, 4, "bench", target=TARGET)
+        assert executor.workers("compile") == executor.workers("bench") == 1 and len(executor.activity()) == 2
+    assert executor.workers("compile") == executor.workers("bench") == 0 and not executor.activity()
+    assert executor.without_worker("compile") > 0.0 and executor.without_worker("bench") > 0.0
+
+
 def test_a_machine_that_turns_out_to_have_another_target_ends_the_wait_for_it() -> None:
     told = threading.Event()
 
