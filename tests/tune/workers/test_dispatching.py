@@ -208,22 +208,28 @@ def test_what_each_worker_does_is_told() -> None:
 def test_compilers_pause_on_the_machine_that_times_where_it_has_few_cores(cores: int) -> None:
     running: Counter[str] = Counter()
     together: Counter[tuple[str, str]] = Counter()
-    lock = threading.Lock()
+    lock, away, timed = threading.Lock(), threading.Event(), threading.Event()
+    may_run = ("there", *["here"] * (cores == 64))      # compile workers that may run while the bench worker times
 
     def work(carrier: Scripted, item: int) -> Outcome:
         with lock:
             running[carrier.name] += 1
             for other in (n for n, r in running.items() if r and n != carrier.name):
                 together[min(other, carrier.name), max(other, carrier.name)] += 1
-        if carrier.kind == "bench":         # it times until all compile workers run that may do so meanwhile
-            wait_until(lambda: compiling.finished or all(running[n] for n in ("there", *["here"] * (cores == 64))))
+        if carrier.name == "there":
+            away.set()
+        if carrier.kind == "bench":         # the first item is timed until all these compile, and they compile until it is timed
+            wait_until(lambda: timed.is_set() or all(running[n] for n in may_run))
+            timed.set()
+        elif carrier.name in may_run:
+            timed.wait(NEVER)
         time.sleep(0.01)
         with lock:
             running[carrier.name] -= 1
         return done(carrier, item)
     with executing() as executor:
         executor.add("bench", up, work, kind="bench", host="small", cores=cores)
-        executor.add("here", up, work, host="small", cores=cores)
+        executor.add("here", lambda carrier: away.wait(NEVER), work, host="small", cores=cores)     # it leaves items for the other
         executor.add("there", up, work, host="large")
         compiling = executor.submit("m:job", list(range(60)), kind="compile", deadline=1.0)
         for _ in range(10):
