@@ -6,6 +6,7 @@ An access whose mask is false must not touch memory. How that is done:
     per lane           llvm.masked.load/store                     lane by lane, each with a scalar mask
     scalar, of vectors loads as in the next row; a store with the mask in all lanes if that is one instruction, otherwise as in that row
     scalar             the address is replaced by that of a private stack slot: no branch, so basic blocks stay large
+    any, one address   loaded once for all lanes, as in the row before, if the mask is true in any lane
     any, on a GPU      a branch around the access, which becomes a predicate: lane by lane, or once for the vector if all lanes' masks
                        are true
 
@@ -267,6 +268,15 @@ def _all_hold(w: LlvmWriter, mask: int, lanes: int) -> str:
     return reduce(lambda every, bit: w.temp(f"and i1 {every}, {bit}"), _mask_bits(w, mask, lanes))
 
 
+def _any_holds(w: LlvmWriter, mask: int, lanes: int) -> str:
+    """Compute whether a mask is true in any lane, as an i1."""
+    of_all = _scalar_of(w, mask)
+    if of_all is not None:
+        return of_all
+    bits = w.temp(f"bitcast <{lanes} x i1> {w.value[mask]} to i{lanes}")
+    return w.temp(f"icmp ne i{lanes} {bits}, 0")
+
+
 # -- prefetches --------------------------------------------------------------------------------
 def _prefetch(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """Prefetch the cache line of an address for reading, into all caches. The address may be outside the buffer: a prefetch never
@@ -288,9 +298,8 @@ def _loads(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
         else:
             loaded = w.temp(f"load {mem}, ptr {address}, align {size}")
             _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded))
-    elif not masked and stride == 0:
-        one = w.temp(f"load {_element(dtype)}, ptr {address_of(w, src[0], src[1], offset)}, align {size}")
-        _from_memory(w, i, dtype, lanes, w.broadcast(_element(dtype), lanes, one))
+    elif stride == 0:
+        _shared_load(w, i, dtype, lanes, address_of(w, src[0], src[1], offset), src)
     elif lanes >= 4 and 0 < abs(stride) <= w.family.widest_stride and (not masked or masks_in_hardware(w.target, size * 8)):
         loaded = _wide_load(w, dtype, lanes, src, offset, stride)
         if masked:
@@ -299,6 +308,24 @@ def _loads(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
         _from_memory(w, i, dtype, lanes, loaded)
     else:
         _load_lanes(w, i, dtype, lanes, _neighbours(w, dtype, address_of(w, src[0], src[1], offset), lanes, stride), src)
+
+
+def _shared_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, src: tuple[int, ...]) -> None:
+    """Load one element for all lanes; under a mask, if it is true in any of them."""
+    elem = _element(dtype)
+
+    def load(at: str) -> str:
+        return w.temp(f"load {elem}, ptr {at}, align {dtype.itemsize}")
+    if len(src) == 2:
+        _from_memory(w, i, dtype, lanes, w.broadcast(elem, lanes, load(address)))
+        return
+    wanted = _any_holds(w, src[2], lanes)
+    if w.family.branches:
+        one = w.either(wanted, partial(load, address), mem=elem, otherwise="poison")
+    else:
+        one = load(_pick(w, wanted, address, elem))
+    _from_memory(w, i, dtype, lanes, w.broadcast(elem, lanes, one))
+    _select(w, i, dtype, lanes, register_type("bool", w.code[src[2]].lanes), w.value[src[2]], src[3])
 
 
 def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:

@@ -385,7 +385,7 @@ class Rangeifier:
     def load(self, u: UOp, r: Read) -> UOp:
         index = sy.assuming(r.coords[0], r.valid) if r.valid else r.coords[0]
         where = UOp(Ops.INDEX, u.dtype, (self.params[u], index))
-        if not r.valid:
+        if not r.valid or (r.alt is None and _is_inside(index, self.params[u].arg.size)):    # not used where the read is not valid
             return UOp(Ops.LOAD, u.dtype, (where,))
         alt = UOp.const(u.dtype, 0) if r.alt is None else r.alt
         return UOp(Ops.LOAD, u.dtype, (where, alt, sy.gate_of(r.valid)))
@@ -484,6 +484,12 @@ def outside(r: Read, value: UOp) -> UOp:
     if r.alt is None or not r.valid or r.alt is value:
         return value
     return UOp(Ops.WHERE, value.dtype, (sy.gate_of(r.valid), value, r.alt))
+
+
+def _is_inside(index: UOp, size: int) -> bool:
+    """Whether an index lies in a buffer of `size` elements, whatever the ranges are."""
+    least, most = sy.bounds(index)
+    return least >= 0 and most < size
 
 
 def rangeify(outputs: Sequence[StoreOutput], constants: frozenset[UOp] = frozenset()) -> tuple[UOp, tuple[UOp, ...]]:

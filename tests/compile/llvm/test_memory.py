@@ -133,11 +133,10 @@ def lane_mask(code: Code, pointer: int, lanes: int) -> int:
 def test_masked_loads(dtype: DType, target: Target) -> None:
     """Masked lanes point beyond readable memory."""
     for op, lanes in itertools.product(("LOAD", "LOADS", "GATHER"), (8, 16) if target == HOST else (8,)):
-        for stride in (1, -1, 3) if op == "LOADS" else (1,):
-            on = lanes // 2 - 1
-            mask = np.arange(lanes) < on if stride > 0 else np.arange(lanes) >= lanes - on
-            x = at_end_of_page(values(dtype, (on - 1) * abs(stride) + 1))
-            first = 0 if stride > 0 else lanes - 1
+        for stride, on in itertools.product((1, -1, 0, 3) if op == "LOADS" else (1,), (lanes // 2 - 1, 0)):
+            mask = np.arange(lanes) < on if stride >= 0 else np.arange(lanes) >= lanes - on
+            x = at_end_of_page(values(dtype, (on - 1) * abs(stride) + 1 if on else 0))
+            first = 0 if stride >= 0 else lanes - 1
             position = first + stride * np.arange(lanes)
             code = Code()
             o, a, m = code.arg(0, dtype), code.arg(1, dtype), lane_mask(code, code.arg(2, BOOL), lanes)
@@ -209,18 +208,18 @@ def test_scalar_masks(lanes: int, on: bool, target: Target) -> None:
     x = np.arange(lanes * 3, dtype=np.float32) + 1
     out = np.zeros(lanes * 3, np.float32)
     dtype = F32
-    for form in ("LOAD", "LOADS", "LOADS-", "GATHER"):
+    for form in ("LOAD", "LOADS", "LOADS-", "LOADS0", "GATHER"):
         code = Code()
         o, a, zero = code.arg(0, dtype), code.arg(1, dtype), code.put("BEGIN", INDEX, 1)
         m = code.alu("CMPLT", code.put("VAR", INDEX, 1, (), "k"), code.index(5))
         alt = code.const(dtype, 7.0, lanes)
-        stride = {"LOADS": 3, "LOADS-": -1}.get(form, 1)
+        stride = {"LOADS": 3, "LOADS-": -1, "LOADS0": 0}.get(form, 1)
         first = lanes - 1 if stride < 0 else 0
         if form == "GATHER":
             idx = code.put("VCONST", INDEX, lanes, (), tuple(range(lanes)))
             v = code.put("GATHER", dtype, lanes, (a, idx, m, alt), 0)
         else:
-            v = code.put(form.strip("-"), dtype, lanes, (a, zero, m, alt), 0 if form == "LOAD" else (first, stride))
+            v = code.put(form.strip("-0"), dtype, lanes, (a, zero, m, alt), 0 if form == "LOAD" else (first, stride))
         code.store(o, zero, v)
         source = x if on else at_end_of_page(np.zeros(0, np.float32))
         run(code, [out, source], variables={"k": 0 if on else 9}, target=target)

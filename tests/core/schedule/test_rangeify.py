@@ -105,6 +105,18 @@ def test_pads_become_one_gate() -> None:
     assert len(next(ast_of(graph.shrink(x, [(2, 6)])).walk(Ops.LOAD)).src) == 1
 
 
+@pytest.mark.parametrize(("shape", "gated"), [((1, 1), False), ((3, 1), False), ((1, 5), True), ((3, 5), True)])
+def test_only_loads_that_a_pad_moves_outside_have_a_gate(shape: tuple[int, int], gated: bool) -> None:
+    """Columns are padded: a factor for each row is read at the same place inside and outside, and its value outside is not used."""
+    x, factor = leaf(3, 5), leaf(*shape)
+    y = graph.alu(Ops.MUL, x, graph.expand(factor, (3, 5)))
+    ast = ast_of(graph.pad(y, [(0, 0), (2, 1)]))
+    has_gate = {load.src[0].src[0].arg.size: len(load.src) == 3 for load in ast.walk(Ops.LOAD)}
+    assert has_gate[15] and has_gate[int(np.prod(shape))] == gated
+    where, = ast.walk(Ops.WHERE)
+    assert where is ast.src[0].src[1]
+
+
 def test_a_mask_over_iotas_is_a_gate() -> None:
     rows, columns = (graph.broadcast(graph.reshape(graph.iota(4), s), (4, 4)) for s in ((4, 1), (1, 4)))
     mask = graph.alu(Ops.CMPLE, columns, rows)

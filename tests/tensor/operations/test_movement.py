@@ -73,6 +73,24 @@ def test_edges(x: tuple[Tensor, Array], data: st.DataObject) -> None:
 
 
 @few
+@given(shape=shapes(1, 3, zero=False), seed=seeds, data=st.data())
+def test_pads_of_expressions(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
+    """What an expression reads for positions outside, a factor that is the same along a padded axis too, does not reach the result; then a
+    stencil reads across the border."""
+    pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=len(shape), max_size=len(shape))
+    alike, pads = data.draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape))), data.draw(pairs)
+    fill = data.draw(st.sampled_from([0.0, 1.5, float("-inf")]))
+    x = make(shape, "float32", seed)
+    factor = make(tuple([1 if one else n for one, n in zip(alike, shape, strict=True)]), "float32", seed + 1)
+    factor.flat[0] = np.inf         # infinite times a fill of 0 would be a NaN
+    with np.errstate(invalid="ignore"):
+        wide = np.pad(np.maximum(x * factor, -4), pads, constant_values=fill)
+        padded = (Tensor(x) * Tensor(factor)).maximum(-4).pad(pads, value=fill)
+        check(padded, wide)
+        check((padded[..., 1:] + padded[..., :-1]).pad([(1, 1)] * len(shape)), np.pad(wide[..., 1:] + wide[..., :-1], 1))
+
+
+@few
 @given(base=shapes(1, 3), axis=st.integers(0, 2), extents=st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=4),
        dtype=any_dtype, seed=seeds)
 def test_cat_and_stack(base: tuple[int, ...], axis: int, extents: list[int], dtype: str, seed: int) -> None:
