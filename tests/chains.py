@@ -17,7 +17,7 @@ AMOUNTS = (2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 48, 64)
 THREADS = (0, 2, 3, 4, 5, 8, 9, 12, 16)        # numbers of threads that share an axis; 0: one thread for each of its positions
 MAX_EXPANDED = 1500     # positions of one innermost body, all rows that become straight-line code: keeps programs readable and tests short
 WEIGHTS = {"UPCAST": 6, "UNROLL": 3, "LANES": 3, "THREAD": 2, "TILE": 4, "ORDER": 3, "SWAP": 2, "STAGE": 6, "INLINE": 1, "PADTO": 2,
-           "STREAM": 1}
+           "STREAM": 1, "PREFETCH": 1}
 
 
 def amount(rng: random.Random, extent: int) -> int:
@@ -65,6 +65,8 @@ def random_opt(rng: random.Random, state: Scheduler) -> Opt:
         return Opt(op, rng.choice(stages), ROOT if rng.random() < 0.25 else rng.choice(loops).name)
     if op == "INLINE":
         return Opt(op, rng.choice(stages))
+    if op == "PREFETCH":
+        return Opt(op, rng.choice([*[f"p{i}" for i in range(1, len(state.kernel.params))], *stages]), rng.randint(1, 8))
     return Opt(op, "out")
 
 

@@ -28,7 +28,7 @@ from svod.errors import CompileError, LaunchError
 from svod.system.forksafe import remake_after_fork
 from svod.system.process.processor import may_use_tiles
 
-CODEGEN_REVISION = 7
+CODEGEN_REVISION = 8
 """Raised when the code of the same kernel and chain changes (lowering, renderer, passes, attributes): older objects are not used again."""
 
 COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"
