@@ -12,7 +12,8 @@ from svod.errors import FileError
 from svod.system.files import open_file, write_text
 
 PAGE_MARK = Markup('<meta name="generator" content="svod">')      # each page of svod's has it among its first MARKED_BYTES
-MARKED_BYTES = 512
+TITLE_END = " · svod</title>".encode()       # the mark of pages that versions before 0.2 wrote
+MARKED_BYTES = 1024
 
 # Matches spaces that must not become line breaks: between a number and its unit, and within a number.
 _IN_QUANTITY = re.compile(r"(?<=\d) (?=[GMkTµmn]?(?:FLOP|B|iB|s|min|h|%)|\d{3}\b)")
@@ -34,7 +35,7 @@ def check_page(path: str | os.PathLike[str]) -> None:
         return
     with open_file(file) as opened:
         start = opened.read(MARKED_BYTES)
-    if start and PAGE_MARK.encode() not in start:
+    if start and not any(mark in start for mark in (PAGE_MARK.encode(), TITLE_END)):
         raise FileError(f"{file} is no page of svod's, and would be lost; name another file, or remove it first")
 
 
