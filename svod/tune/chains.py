@@ -75,7 +75,10 @@ def choose(kernel: Kernel, resolved: Resolved) -> Choice:
     if winner.strategy != TRANSFER:
         return Choice(winner.opts, "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed", unchecked=unchecked)
     if winner.own:
-        return Choice(winner.opts, "heuristic", "no chain of its relatives is faster here", unchecked=unchecked)
+        why = "no chain of its relatives is faster here"
+        best = resolved.compiler.heuristic_choice(kernel, why)
+        found = best if best.chain == winner.opts else Choice(winner.opts, "heuristic", why)
+        return replace(found, unchecked=unchecked)
     return Choice(winner.opts, "transfer", f"a relative's, {winner.speedup:.2f}× the heuristic when it was checked", unchecked=unchecked)
 
 

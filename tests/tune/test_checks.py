@@ -127,6 +127,20 @@ def test_a_spent_budget_leaves_the_heuristic(team: Callable[[list[Record]], Prep
     assert "checking" not in caplog.text and "the check budget of this process" in caplog.text
 
 
+def test_a_check_that_confirms_the_heuristic_names_its_template(tmp_path: Path) -> None:
+    config = PrepareConfig(db=str(tmp_path / "t.db"))
+    kernel, compiler = kernel_of(product()[0])
+    chain = compiler.heuristic(kernel)
+    linear = compiler.linear_of(kernel, chain)
+    own = evidence(kernel, compiler, [o.to_json() for o in chain], 1.0, strategy=TRANSFER, baseline_linear=linear)
+    with database(config) as db:
+        db.record(own, must=True)
+        choice = choose(kernel, resolve(config))
+    template = kernel_by_hand(product()[0]).heuristic().template
+    assert (choice.chain, choice.source) == (chain, "heuristic")
+    assert template and choice.told == f"no chain of its relatives is faster here; {template}"
+
+
 def test_what_is_slower_here_is_not_used_however_often_others_praise_it(tmp_path: Path) -> None:
     kernel, compiler = kernel_of(product()[0])
     with TuningDB.open(tmp_path / "t.db") as db:
