@@ -64,8 +64,9 @@ class Fleet:
 
     def clear(self) -> None:
         """Forget all carriers, once their threads have ended."""
+        for carrier in self.carriers:
+            self._leave(carrier)
         self.carriers.clear()
-        self.up.clear()
 
     def note(self, carrier: Carrier, state: str, job: str = "", items: int = 0) -> None:
         self._doing[carrier.name] = state, time.monotonic(), job, items
@@ -95,14 +96,18 @@ class Fleet:
 
     def lose(self, carrier: Carrier) -> None:
         """Note that a carrier has no worker for now."""
-        self.up.discard(carrier.name)
+        self._leave(carrier)
         self.note(carrier, "starting")
-        if not self.is_any_up(carrier.kind):
+
+    def _leave(self, carrier: Carrier) -> None:
+        was_up = self.is_any_up(carrier.kind)
+        self.up.discard(carrier.name)
+        if was_up and not self.is_any_up(carrier.kind):
             self._alone_since[carrier.kind] = time.monotonic()
 
     def set_aside(self, carrier: Carrier, why: str) -> None:
         """Give a carrier no further items. `why`: the reason, in words."""
-        self.up.discard(carrier.name)
+        self._leave(carrier)
         self.aside[carrier.name] = why
         self.note(carrier, "set aside", why)
 
