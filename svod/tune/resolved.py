@@ -51,8 +51,11 @@ class Resolved:
 
     @classmethod
     def of(cls, config: PrepareConfig, target: Target, db: TuningDB) -> Resolved:
-        """A configuration with a target and a database that the caller has looked up already. Raises KernelOptError for a chain of `opts`
-        that is no chain."""
+        """A configuration with a target and a database that the caller has looked up already. Raises ConfigError for an unknown pass to
+        dump, KernelOptError for a chain of `opts` that is no chain."""
+        if config.dump_after is not None:
+            from svod.compile.plan.dump import passes_of  # a module that renders all passes, and few programs dump any
+            passes_of(config)
         locked = {} if config.lock is None or config.noopt else locked_lines(config.lock)
         return cls(config, compiler_for(target, config), db, locked, {name: chain_of(given) for name, given in config.opts.items()})
 
@@ -72,9 +75,6 @@ class Resolved:
 def resolve(config: PrepareConfig) -> Resolved:
     """Look up the objects that a configuration names. Raises UnsupportedError for an unknown device, DeviceError for one that cannot be
     used, ConfigError for an unknown pass to dump, KernelOptError for a chain of `opts` that is no chain."""
-    if config.dump_after is not None:
-        from svod.compile.plan.dump import passes_of  # a module that renders all passes, and few programs dump any
-        passes_of(config)
     return Resolved.of(config, _target(config.device or HOST, config), database(config))
 
 
