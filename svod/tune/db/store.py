@@ -288,5 +288,5 @@ def origins_of(db: TuningDB, kernel: str | None = None) -> defaultdict[str, list
 
 
 def described(db: TuningDB, kernel: str | None = None, *, shipped: bool = False) -> dict[str, KernelRecord]:
-    """Kernel key → its newest description."""
+    """Kernel key → its description of the highest AST version; of several, the one whose id is the largest."""
     return {k.kernel: k for k in sorted((k for k, _ in db.select(KernelRecord, kernel, shipped=shipped)), key=lambda k: k.ast_version)}
