@@ -28,6 +28,7 @@ from svod.system.quantities import count
 from svod.tune.db import OWN, Winner
 from svod.tune.db.records import TRANSFER
 from svod.tune.lock import Locked
+from svod.tune.relatives import is_compatible
 from svod.tune.resolved import Resolved
 
 log = logging.getLogger("svod.tune")
@@ -160,7 +161,8 @@ def _say_other_targets(lines: Iterable[Locked], target: Target, path: str | None
     if targets and target.key not in targets:
         most = ", ".join(f"{count(n, 'kernel')} for {key}" for key, n in targets.most_common(MOST_TARGETS))
         more = f" and others for {count(len(targets) - MOST_TARGETS, 'more target')}" if len(targets) > MOST_TARGETS else ""
-        log_once(log, logging.WARNING, f"the lock file {path} has {most}{more}, none for this machine's {target.key}; svod-tune -o "
+        near = "; those for other threads are checked before they are used" if any(is_compatible(t, target) for t in targets) else ""
+        log_once(log, logging.WARNING, f"the lock file {path} has {most}{more}, none for this machine's {target.key}{near}; svod-tune -o "
                                        "adds its lines, and SVOD_THREADS and the cores that a process may use belong to a target")
 
 

@@ -2,6 +2,7 @@
 
     the same structure with other extents, on the same target       a chain of gemm 512³ for gemm 768×512×2048
     the same kernel on a similar target                             a chain for two threads on a machine with eight
+    the same kernel in a lock file, for a compatible target         a container with another number of cores
 
 Chains name axes, and related kernels have the same axes. An amount that does not fit becomes the nearest one that does: the whole axis
 if the amount is larger, a divisor of the extent that is near, or the number of this machine's threads. An opt that fits with no amount is
@@ -24,6 +25,7 @@ from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError
 from svod.tune.db import KernelRecord, TuningDB, Winner
 from svod.tune.db.records import Chain
+from svod.tune.lock import Locked
 from svod.tune.search.actions import WHOLE, divisors, wasted
 
 MOST_RELATIVES = 8      # most related kernels, and most similar targets, whose chains are adapted; the nearest are taken
@@ -34,13 +36,16 @@ MOST_AMOUNTS = 4        # most divisors that are tried instead of an amount that
 
 
 def seeds_of_relatives(base: Scheduler, db: TuningDB, backend: Backend, alike: Callable[[str, Target], bool] | None, *,
-                       shipped: bool = True) -> list[Scheduler]:
+                       shipped: bool = True, locked: Iterable[Locked] = ()) -> list[Scheduler]:
     """The states of a kernel under the adapted chains of its relatives, the best prediction of `backend` first. `base`: its state without
     opts. `alike`: tells for the key of another target whether the kernel's chains for it are used (`is_similar`, `is_compatible`); None:
-    for no other target. `shipped`: whether kernels that only ship with svod count as relatives."""
+    for no other target. `shipped`: whether kernels that only ship with svod count as relatives. `locked`: the kernel's lines of a lock file
+    for compatible targets."""
     states: dict[bytes, Scheduler] = {}
-    for winner in _winners_of_relatives(base, db, alike, shipped):
-        for state in derived(base, winner.chain, threads_of(winner.target)):
+    chains = [(tuple(o.to_json() for o in line.chain), line.target)
+              for line in sorted(locked, key=lambda line: (_distance(line.target, base.target), line.target))[:MOST_RELATIVES]]
+    for chain, target in (*chains, *((w.chain, w.target) for w in _winners_of_relatives(base, db, alike, shipped))):
+        for state in derived(base, chain, threads_of(target)):
             states.setdefault(state.digest, state)
     if not states:
         return []

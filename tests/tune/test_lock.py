@@ -16,8 +16,10 @@ from svod import PrepareConfig, Tensor
 from svod.compile.plan.compiler import compiler_for
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt
+from svod.tune.checks import to_transfer
 from svod.tune.db import TuningDB, Verdict
 from svod.tune.lock import Locked, locked_lines, write_lock
+from svod.tune.resolved import resolve
 
 A, B = (np.random.default_rng(n).standard_normal((48, 48)).astype(np.float32) for n in (1, 2))
 HEADER = '{"format": "svod-lock", "version": 1}\n'
@@ -63,6 +65,26 @@ def test_a_lock_for_other_targets_alone_is_said_once(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.WARNING, "svod"):
         assert prepared(path).opts_source == "heuristic"
     assert "none for this machine" not in caplog.text
+
+
+def test_lines_for_other_threads_are_proposed_to_be_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    k, path = kernel(), tmp_path / "m.lock.jsonl"
+    here = k.state.target
+    more, chain = here.key.rpartition("/t")[0] + "/t64", tuple(Opt(*o) for o in (("UPCAST", "o1", 8), ("THREAD", "o0", 64)))
+    config = PrepareConfig(lock=str(path), db=":none:", check_budget=0.0)
+
+    def proposed(*lines: Locked) -> list[str]:
+        path.unlink(missing_ok=True)
+        write_lock(path, lines)
+        found = to_transfer(k.kernel, resolve(config))
+        return [] if found is None else [chain_text(c) for c in found.chains]
+    found = proposed(Locked(k.key, more, chain), Locked("e" * 32, more, chain))
+    assert found and all(c.startswith("UPCAST(o1, 8)") and f"THREAD(o0, {here.threads})" in c for c in found)
+    assert proposed(Locked(k.key, "another/target", chain)) == proposed(Locked("e" * 32, more, chain)) == []
+    with caplog.at_level(logging.WARNING, "svod"):
+        write_lock(path, [Locked(k.key, more, chain)])
+        assert (Tensor(A) @ Tensor(B)).prepare(config).kernels[0].opts_source == "heuristic"
+    assert f"none for this machine's {here.key}; those for other threads are checked before they are used; svod-tune -o" in caplog.text
 
 
 def test_the_environment_names_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
