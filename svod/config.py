@@ -79,7 +79,8 @@ _SWITCH = Accept("0 or 1 (also true/false, yes/no, on/off)", _parse_switch, lamb
 _OPEN_SWITCH = _SWITCH._replace(check=lambda v: v is None or isinstance(v, bool))
 _TEXT = Accept("text", str, lambda v: v is None or isinstance(v, str))
 _PATH = Accept("a path", directories.from_start, lambda v: v is None or isinstance(v, (str, os.PathLike)))
-_PATH_OR_NONE = Accept(f"a directory, or {NONE}", lambda t: NONE if t in ("0", NONE) else directories.from_start(t), _PATH.check)
+_DIRECTORIES = Accept(f"directories joined as in PATH, or {NONE}", lambda t: NONE if t in ("0", NONE) else directories.paths_from_start(t),
+                      _PATH.check)
 _DATABASES = Accept(f"paths joined as in PATH, or {NONE}", lambda t: t if t == NONE else directories.paths_from_start(t),
                     lambda v: v is None or isinstance(v, str))
 
@@ -293,8 +294,9 @@ class PrepareConfig(_Config):
     disable_schedule_cache: bool = _option("SVOD_DISABLE_SCHEDULE_CACHE", False, _SWITCH,
                                            "cut and analyse the kernels of every graph anew, whatever this process has seen before")
     opt_cache_max: int = _option("SVOD_OPT_CACHE_MAX", 4096, _integer(1), "compiled kernels kept in memory; the first in goes first")
-    object_cache: str | None = _option("SVOD_OBJECT_CACHE", None, _PATH_OR_NONE,
-                                       f"directory of compiled objects; {NONE} or 0: no such cache; not set: the user's cache directory")
+    object_cache: str | None = _option("SVOD_OBJECT_CACHE", None, _DIRECTORIES,
+                                       f"directories of compiled objects: the first is filled, all are read; {NONE} or 0: no such cache; "
+                                       "not set: the user's cache directory")
     capture: str | None = _option("SVOD_CAPTURE", None, _PATH,
                                   "append the kernels of every prepare to files in this directory; nothing is searched")
     capture_device: str | None = _option("SVOD_CAPTURE_DEVICE", None, _TEXT,
@@ -488,12 +490,12 @@ def data_dir() -> Path:
     return _resolve_dir(directories.user_data(), "svod's data (tuning database, figures of this machine)")
 
 
-def object_cache_dir(object_cache: str | os.PathLike[str] | None) -> Path | None:
-    """The directory of compiled objects for `PrepareConfig.object_cache`; None: no such cache."""
+def object_cache_dirs(object_cache: str | os.PathLike[str] | None) -> tuple[Path, ...]:
+    """The directories of compiled objects for `PrepareConfig.object_cache`; (): no such cache."""
     if object_cache is not None:
-        return None if os.fspath(object_cache) == NONE else Path(object_cache)
+        return () if os.fspath(object_cache) == NONE else tuple(map(Path, directories.split_paths(os.fspath(object_cache))))
     cache = directories.user_cache()
-    return _resolve_dir(None if cache is None else cache / "objects", "compiled objects", "objects")
+    return (_resolve_dir(None if cache is None else cache / "objects", "compiled objects", "objects"),)
 
 
 # -- documentation ------------------------------------------------------------------------------------------------------

@@ -132,8 +132,10 @@ def test_strict_and_object_cache_spellings(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("BEAM_STRICT", "reference")
     monkeypatch.setenv("SVOD_OBJECT_CACHE", "0")
     assert BeamConfig.from_env().strict == "reference"
-    assert config.object_cache_dir(PrepareConfig.from_env().object_cache) is None
-    assert config.object_cache_dir("here") == Path("here")
+    assert config.object_cache_dirs(PrepareConfig.from_env().object_cache) == ()
+    assert config.object_cache_dirs("here") == config.object_cache_dirs(Path("here")) == (Path("here"),)
+    monkeypatch.setenv("SVOD_OBJECT_CACHE", os.pathsep.join(["/own", "/shipped"]))
+    assert config.object_cache_dirs(PrepareConfig.from_env().object_cache) == (Path("/own"), Path("/shipped"))
 
 
 def test_child_environment(monkeypatch: pytest.MonkeyPatch) -> None:

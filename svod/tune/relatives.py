@@ -42,7 +42,7 @@ def seeds_of_relatives(base: Scheduler, db: TuningDB, backend: Backend, alike: C
     for no other target. `shipped`: whether kernels that only ship with svod count as relatives. `locked`: the kernel's lines of a lock file
     for compatible targets."""
     states: dict[bytes, Scheduler] = {}
-    chains = [(tuple(o.to_json() for o in line.chain), line.target)
+    chains = [(tuple(tuple(o.to_json()) for o in line.chain), line.target)
               for line in sorted(locked, key=lambda line: (_distance(line.target, base.target), line.target))[:MOST_RELATIVES]]
     for chain, target in (*chains, *((w.chain, w.target) for w in _winners_of_relatives(base, db, alike, shipped))):
         for state in derived(base, chain, threads_of(target)):

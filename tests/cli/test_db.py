@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from svod.cli import _run
 from svod.cli.db import verify
 from svod.cli.db.commands import cli
 from svod.compile.cpu.host import host_target
+from svod.compile.lower.program import ProgramSpec
+from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -180,7 +183,7 @@ MADE_BY = {"import", "merge", "verify"}      # commands that make a database: ve
 @pytest.mark.parametrize("name", sorted(cli.commands.keys() - MADE_BY))
 def test_a_database_that_is_not_there_is_bad_input(tmp_path: Path, name: str) -> None:
     asks = cli.commands[name].params[0].name in ("kernel", "what")
-    arguments = ["-o", str(tmp_path / "x.jsonl")] if name == "export" else [GEMM] if asks else []
+    arguments = {"export": ["-o", str(tmp_path / "x.jsonl")], "bake": ["m.py", "-o", str(tmp_path)]}.get(name, [GEMM] if asks else [])
     other = tmp_path / "other.db"
     missing = CliRunner().invoke(cli, [name, *arguments, "--db", str(other)])
     assert isinstance(missing.exception, DatabaseError) and not missing.stdout
@@ -290,6 +293,50 @@ def test_a_script_ends_with_the_command_that_runs_it(path: Path, tmp_path: Path)
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
+BAKED_MODEL = """
+import os, sys
+import numpy as np
+from svod import Tensor
+if os.environ["HOME"] == "elsewhere":       # nothing may be compiled here
+    from svod.compile.cpu import runtime
+    from svod.compile.plan import compiler
+    compiler.lower_kernel = runtime.compile_object = None
+y = (Tensor(np.ones((8, 8), np.float32)) @ Tensor(np.ones((8, 8), np.float32))).relu()
+assert (y.numpy() == 8).all()
+sys.exit(*sys.argv[1:])
+"""
+
+
+def test_baked_objects_are_used_by_another_user_from_a_read_only_copy(tmp_path: Path) -> None:
+    """One bake fills a directory; a second program with its copy compiles nothing, and stores nothing in it or in its own cache."""
+    script, objects, copy, own = (tmp_path / name for name in ("model.py", "objects", "copy", "own"))
+    script.write_text(BAKED_MODEL)
+    done = CliRunner().invoke(cli, ["--db", ":none:", "bake", str(script), "-o", str(objects), "--", "it broke"])
+    assert done.exit_code == 1 and "it ended with status 1" in done.output and not isinstance(done.exception, DatabaseError)
+    assert f"for {host_target().key}, " in done.output and done.output.count("fits here") == 2
+    shutil.copytree(objects, copy)
+    for place in (*copy.rglob("*"), copy):
+        place.chmod(0o555 if place.is_dir() else 0o444)
+    there = {p: p.read_bytes() for p in copy.rglob("*.obj")}
+    run = subprocess.run([sys.executable, str(script)], env={**os.environ, "HOME": "elsewhere", "PYTHONPATH": str(ROOT),
+                                                            "SVOD_OBJECT_CACHE": f"{own}{os.pathsep}{copy}"},
+                         capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "") and not own.exists() and there == {p: p.read_bytes() for p in copy.rglob("*.obj")}
+    listed = json.loads(CliRunner().invoke(cli, ["list", "--objects", "--json", str(copy)]).output)
+    assert {r["target"] for r in listed} == {host_target().key, host_target().key.rpartition("/")[0]}
+    assert sum(r["objects"] for r in listed) == len(there) and not any(r["unfit"] for r in listed)
+
+
+def test_objects_for_other_machines_are_listed_with_their_differences(tmp_path: Path) -> None:
+    for target, objects in ((OTHER, 2), (TARGET, 1)):
+        for n in range(objects):
+            entry = CachedObject(ProgramSpec("", (), (), (), ()), b"")
+            assert ObjectCache(tmp_path).put(ObjectKey(str(n), "", Build(target, 1, "llvm 1", "0" * 16)), entry)
+    done = CliRunner().invoke(cli, ["list", "--objects", str(tmp_path)])
+    assert done.exit_code == 0 and f"{tmp_path}: 2 objects, " in done.output and f"for {OTHER}, llvm 1: does not fit here: " in done.output
+    assert done.output.count("compiler llvm 1, here ") == done.output.count("another version of svod") == 2
+
+
 def test_stats(path: Path) -> None:
     data = json.loads(run(path, "stats", "--json").output)
     assert (data["kernels"], data["winners"], data["measurements"], data["verdicts"]) == (2, 3, 4, {"verified": 3})
@@ -341,6 +388,9 @@ def test_export_import_merge_retract_gc(path: Path, tmp_path: Path) -> None:
     (["polish"], "No such command"),
     (["list", "--colour"], "No such option"),
     (["why", "nothing.py"], "does not exist"),
+    (["bake", "nothing.py", "-o", "objects"], "does not exist"),
+    (["bake", "README.md", "-o", "/proc/nothing"], "objects cannot be kept in /proc/nothing"),
+    (["list", "--objects", "/nowhere"], "there is no directory /nowhere"),
     (["export", "-o", "/proc/nothing/x.jsonl"], "/proc/nothing"),
 ])
 def test_bad_input_is_one_line_and_status_2(path: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch,

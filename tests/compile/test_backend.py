@@ -14,7 +14,7 @@ from svod.compile.cpu.interpreted import InterpretedProgram
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, Program
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.object_cache import CachedObject, ObjectCache
+from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import to_numpy
 from svod.core.kernel.kernel import Kernel
@@ -62,8 +62,9 @@ def test_both_pairs_compute_the_same_from_source_and_from_bytes(name: str, tmp_p
         source = pair.render(program, target)
         code = pair.compile(source, target)
         cache = ObjectCache(tmp_path)
-        cache.put(f"{k}" * 32, CachedObject(program.spec, code))
-        again = cache.get(f"{k}" * 32)
+        key = ObjectKey(str(k), "c", Build("t", 1, "llvm"))
+        cache.put(key, CachedObject(program.spec, code))
+        again = cache.get(key)
         assert source and again is not None and again.code == code == code_of(program, pair)
         found.append(run(program, again.code, pair))
     for compiled, interpreted in zip(*found, strict=True):

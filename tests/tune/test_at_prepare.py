@@ -24,7 +24,7 @@ from svod.tune.search.events import CandidateDropped
 from svod.tune.session import SessionResult, TuneSession
 from tests.system.test_fork import in_child
 
-COMPILER = Compiler(host_target(), ObjectCache(None), 16)
+COMPILER = Compiler(host_target(), ObjectCache(), 16)
 
 
 @pytest.mark.parametrize(("error", "word"), [

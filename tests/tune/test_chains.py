@@ -28,7 +28,7 @@ class Refusing(Compiler):
     """Cannot compile one chain."""
 
     def __init__(self, error: SvodError) -> None:
-        super().__init__(host_target(1), ObjectCache(None), 16)
+        super().__init__(host_target(1), ObjectCache(), 16)
         self.error = error
 
     def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
@@ -71,7 +71,7 @@ NONE = Choice((), "none", "")
 
 
 def test_threads_that_want_the_same_kernel_compile_it_once(compiled: list[str]) -> None:
-    compiler = Compiler(host_target(1), ObjectCache(None), 16)
+    compiler = Compiler(host_target(1), ObjectCache(), 16)
     together = threading.Barrier(4)
 
     def work(kernel: Kernel) -> Compiled:
@@ -85,7 +85,7 @@ def test_threads_that_want_the_same_kernel_compile_it_once(compiled: list[str]) 
 
 
 def test_a_failed_compilation_is_not_remembered(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Compiler(host_target(1), ObjectCache(None), 16)
+    compiler = Compiler(host_target(1), ObjectCache(), 16)
     with monkeypatch.context() as patch, pytest.raises(CompileError, match="out of memory"):
         patch.setattr(compiler_module, "lower_kernel", lambda *_: (_ for _ in ()).throw(CompileError("out of memory")))
         compiler.compile(KERNEL, NONE)
@@ -93,7 +93,7 @@ def test_a_failed_compilation_is_not_remembered(compiled: list[str], monkeypatch
 
 
 def test_of_the_kernels_in_memory_the_first_in_goes_first(compiled: list[str]) -> None:
-    compiler = Compiler(host_target(1), ObjectCache(None), 2)
+    compiler = Compiler(host_target(1), ObjectCache(), 2)
     a, b, c = KERNELS
     first = compiler.compile(a, NONE)
     for kernel in (b, a, c, b, c):      # c evicts a, the first that was compiled, although a was used last
@@ -112,7 +112,7 @@ def test_the_heuristic_is_asked_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -
         return original(state)
 
     monkeypatch.setattr(backend, "heuristic", counted)
-    compiler = Compiler(host_target(1), ObjectCache(None), 2)
+    compiler = Compiler(host_target(1), ObjectCache(), 2)
     a, b, c = KERNELS
     chains = [compiler.heuristic(k) for k in (a, b, a, b, c, a)]    # c evicts a
     assert asked == [k.key for k in (a, b, c, a)] and chains[0] == chains[2] == chains[5]

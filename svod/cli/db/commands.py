@@ -5,21 +5,21 @@ import contextlib
 import json
 import logging
 import re
-import shlex
 import sqlite3
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
 from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
-from svod.cli.installation import program
+from svod.cli.db.objects import bake as bake_objects
+from svod.cli.db.objects import described_objects, object_rows
+from svod.cli.db.scripts import CapturedKernel, captured_kernels
 from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
 from svod.cli.tune.options import TORCH, TuneOptions
 from svod.compile.backend import backend_named, target_with
@@ -30,8 +30,6 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.tree.show import print_nest
 from svod.errors import DatabaseError, SvodError
-from svod.system.process.directories import temporary_folder
-from svod.system.process.program import python
 from svod.system.quantities import count, seconds
 from svod.system.tables import printable
 from svod.tune.db import (
@@ -39,7 +37,6 @@ from svod.tune.db import (
     KernelRecord,
     Measurement,
     Merged,
-    RecordError,
     Search,
     Skipped,
     TargetFacts,
@@ -50,12 +47,12 @@ from svod.tune.db import (
     moving,
     origins_of,
 )
-from svod.tune.db.records import parse_json
 from svod.tune.db.transfer import EXPORT_FORMAT
 from svod.tune.db.why import describe_searches, explain
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
-SCRIPT_SECONDS = 600.0  # seconds after which `why` ends a script
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _set_database(context: click.Context, parameter: click.Parameter, spec: str | None) -> None:
@@ -194,11 +191,17 @@ def _print_json(value: Any) -> None:
 @click.option("--sort", "order", type=click.Choice(get_args(Order)), default="time", show_default=True,
               help="First those that take most time in a run of their program, with the greatest gain, that save most of the time, "
                    "by name, or searched last.")
+@click.option("--objects", is_flag=True, help="List compiled objects by the machines that they fit instead: in the directories NAMEs, or "
+                                              "in those of SVOD_OBJECT_CACHE.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
 @click.pass_context
 def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | None, target: str | None, gain: float | None, order: Order,
-                 as_json: bool) -> None:
+                 objects: bool, as_json: bool) -> None:
     """List kernels and the chains in use: all of them, or those whose names fit NAMEs, which are patterns such as 'gemm*'."""
+    if objects:
+        kept = config.object_cache_dirs(config.PrepareConfig.env_value("object_cache"))
+        _list_objects([Path(n).absolute() for n in names] or kept, as_json)
+        return
     db = _open(context, missing=False)
     every = winner_rows(db)
     rows = in_order(chosen(every, names=names, origin=origin, target=target, least=gain), order)
@@ -210,6 +213,19 @@ def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | N
     elif rows:
         print_rows(rows)
     _report(db.skipped)
+
+
+def _list_objects(directories: Sequence[Path], as_json: bool) -> None:
+    for directory in directories:
+        if not directory.is_dir():
+            raise DatabaseError(f"there is no directory {directory}")
+    rows = object_rows(directories)
+    if as_json:
+        _print_json([r._asdict() for r in rows])
+    elif rows:
+        _say("\n".join(described_objects(rows)))
+    else:
+        _say(f"no objects in {', '.join(map(str, directories)) or config.NONE}; svod-db bake -o DIRECTORY SCRIPT makes some", err=True)
 
 
 def _say_empty(db: TuningDB, has_kernels: bool) -> None:
@@ -303,13 +319,20 @@ def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
         return [f"loops     cannot be shown by this svod: {e}"]
 
 
+def _program_options(command: F) -> F:
+    """Add the options of svod-tune that say how a script or an ONNX file is run."""
+    for option in (click.option("--torch", type=click.Choice(TORCH), help="PyTorch in the script, as svod-tune has it."),
+                   click.option("--shape", multiple=True, metavar="INPUT=1x3x224x224", help="Of an ONNX file, as svod-tune has it."),
+                   click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Of an ONNX file, as svod-tune has it.")):
+        command = option(command)
+    return command
+
+
 @cli.command()
 @click.argument("what", metavar="SCRIPT|KERNEL")
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("--target", help="A target key; default: every target in the records, or the one the script was prepared for.")
-@click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Of an ONNX file, as svod-tune has it.")
-@click.option("--shape", multiple=True, metavar="INPUT=1x3x224x224", help="Of an ONNX file, as svod-tune has it.")
-@click.option("--torch", type=click.Choice(TORCH), help="PyTorch in the script, as svod-tune has it.")
+@_program_options
 @click.pass_context
 def why(context: click.Context, what: str, args: tuple[str, ...], target: str | None, dim: tuple[str, ...], shape: tuple[str, ...],
         torch: str | None) -> None:
@@ -318,7 +341,9 @@ def why(context: click.Context, what: str, args: tuple[str, ...], target: str | 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
     db = _open(context)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
-        wanted = _captured_kernels(TuneOptions(what, args, dim=dim, shape=shape, torch=torch))
+        wanted, failure = captured_kernels(TuneOptions(what, args, dim=dim, shape=shape, torch=torch))
+        if failure:
+            _say(f"{what}: {failure}; these are the kernels up to there", err=True)
     elif args or dim or shape or torch:
         raise click.UsageError(f"{what} is no script; arguments, --dim, --shape and --torch are for scripts")
     else:
@@ -333,45 +358,30 @@ def why(context: click.Context, what: str, args: tuple[str, ...], target: str | 
     _report(db.skipped)
 
 
-class CapturedKernel(NamedTuple):
-    """A kernel that a script prepared."""
+@cli.command()
+@click.argument("script", metavar="SCRIPT")
+@click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
+@click.option("-o", "--output", metavar="DIRECTORY", type=click.Path(file_okay=False, path_type=Path), required=True,
+              help="Where the objects are kept; those that it has stay.")
+@click.option("--lock", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="A lock file of svod-tune -o instead of SVOD_LOCK.")
+@_program_options
+@click.pass_context
+def bake(context: click.Context, script: str, args: tuple[str, ...], output: Path, lock: Path | None, dim: tuple[str, ...],
+         shape: tuple[str, ...], torch: str | None) -> None:
+    """Fill a directory with the compiled kernels of SCRIPT, or of an ONNX file, to be shipped with it: run it once, with the chains that
+    it has with today's lock file and database, and keep the objects in DIRECTORY.
 
-    kernel: str
-    target: str
-    name: str
-    structure: str
-
-
-def _captured_kernels(options: TuneOptions) -> list[CapturedKernel]:
-    """The kernels that a script prepares: run it with SVOD_CAPTURE set and read the capture's .jsonl files."""
-    script = options.subject
-    if not Path(script).is_file():
-        raise DatabaseError(f"{script} does not exist")
-    asked = [f"--command={program('svod-db')} {shlex.join(['why', script])}"] if options.is_onnx else []
-    with temporary_folder("svod-why-") as directory:
-        env = config.child_environment(SVOD_CAPTURE=str(directory))
-        try:
-            done = subprocess.run([python(), *options.launched, *asked], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.PIPE, timeout=SCRIPT_SECONDS, check=False)
-            last = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
-            failure = "" if done.returncode == 0 else f"it ended with status {done.returncode}: {last}"
-        except subprocess.TimeoutExpired:
-            failure = f"it did not end within {SCRIPT_SECONDS:.0f} s"
-        kernels: dict[tuple[str, str], CapturedKernel] = {}
-        for path in sorted(Path(directory).rglob("*.jsonl")):
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    data = parse_json(line, "a line")
-                except RecordError:
-                    continue  # the last line of a process that was killed while writing
-                if isinstance(data, dict) and isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
-                    c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")))
-                    kernels[c.kernel, c.target] = c
-    if not kernels:
-        raise DatabaseError(f"{script} prepared no kernel" + (f"; {failure}" if failure else ""))
+    SVOD_OBJECT_CACHE names the directory where the program is used. The exit status is 1 where the script failed."""
+    options = TuneOptions(script, args, dim=dim, shape=shape, torch=torch)
+    if context.obj is not None:
+        _open(context, missing=False)
+    variables = {name: str(value) for name, value in (("SVOD_LOCK", lock and lock.absolute()), ("SVOD_TUNE_DB", context.obj)) if value}
+    failure = bake_objects(options, output, **variables)
+    _say("\n".join(described_objects(object_rows([output.absolute()]))))
     if failure:
-        _say(f"{script}: {failure}; these are the kernels up to there", err=True)
-    return list(kernels.values())
+        _say(f"{script}: {failure}; these are the objects up to there", err=True)
+        sys.exit(EXIT_SKIPPED)
 
 
 @cli.command()

@@ -44,7 +44,7 @@ from string import Template
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
 from svod.compile.lower.program import ProgramSpec
-from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
+from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
 from svod.system.forksafe import remake_after_fork
 from svod.system.process.program import package_text
 
@@ -113,9 +113,10 @@ def runtime(cache: ObjectCache | None = None) -> Runtime:
 
 
 def native_object(name: str, ir: str, cache: ObjectCache | None = None) -> bytes:
-    """Return the object of functions written in LLVM IR for this machine, from the cache or compiled."""
-    cache, target = cache or ObjectCache(None), host_target()
-    key = object_key(hashlib.blake2b(ir.encode(), digest_size=16).hexdigest(), name, target.key, CODEGEN_REVISION, COMPILER)
+    """Return the object of functions written in LLVM IR for this machine and any number of threads, from the cache or compiled."""
+    cache, target = cache or ObjectCache(), host_target()
+    build = Build(target.key.rpartition("/")[0], CODEGEN_REVISION, COMPILER)
+    key = ObjectKey(hashlib.blake2b(ir.encode(), digest_size=16).hexdigest(), name, build)
     entry = cache.get(key)
     if entry is None:
         entry = CachedObject(ProgramSpec(name, (), (), (), ()), compile_object(ir, target, True))

@@ -12,15 +12,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from svod.compile.backend import Device, device_named
 from svod.compile.lower.program import PackedTemporaries, ProgramSpec
 from svod.compile.plan.kernel_form import KernelForm
-from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
+from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
 from svod.compile.plan.plan_parts import LoadedCode
 from svod.compile.plan.stages import add_stage, build, lower_kernel, make_program, spec_of, stage_of
-from svod.config import PrepareConfig, object_cache_dir
+from svod.config import PrepareConfig, object_cache_dirs
 from svod.core.cost.template import made_by
 from svod.core.ir.uop import Ops
 from svod.core.kernel.chain_text import chain_of
@@ -91,17 +92,22 @@ class Compiler:
         self.target, self.cache, self.limit = target, cache, limit
         self.backend, self.pair = device or device_named(target.device)
         self.device = f"{target.device}:{self.pair.name}"
-        self._made: OrderedDict[str, Compiled] = OrderedDict()
-        self._heuristics: OrderedDict[str, Heuristic] = OrderedDict()
+        self._made: OrderedDict[ObjectKey, Compiled] = OrderedDict()
+        self._heuristics: OrderedDict[ObjectKey, Heuristic] = OrderedDict()
         self._lock = threading.Lock()
         self._flights = _make_flights()
         remake_after_fork(self, "_lock", threading.Lock)
         remake_after_fork(self, "_flights", _make_flights)
 
-    def _key(self, kernel: Kernel, what: str) -> str:
-        return object_key(kernel.key, what, self.target.key, self.pair.revision, self.pair.key)
+    @cached_property
+    def build(self) -> Build:
+        """The build of the objects that are compiled here."""
+        return Build(self.target.key, self.pair.revision, self.pair.key)
 
-    def _remembered(self, known: OrderedDict[str, T], key: str, make: Callable[[], T]) -> T:
+    def _key(self, kernel: Kernel, what: str) -> ObjectKey:
+        return ObjectKey(kernel.key, what, self.build)
+
+    def _remembered(self, known: OrderedDict[ObjectKey, T], key: ObjectKey, make: Callable[[], T]) -> T:
         """Return the value of a key, which `make` computes once; `known` keeps the latest ones. Code that is dropped here stays alive in
         the plans that use it."""
         with self._lock:
@@ -122,7 +128,7 @@ class Compiler:
             compiled = self._remembered(self._made, key, lambda: self._compile(kernel, choice, key))
         return replace(compiled, source=choice.source, why=choice.told, form=KernelForm(kernel, self.target, choice.chain, self.device))
 
-    def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
+    def _compile(self, kernel: Kernel, choice: Choice, key: ObjectKey) -> Compiled:
         entry = self.cache.get(key)
         if entry is None or "linear" not in entry.remarks:
             lowered = lower_kernel(kernel, self.target, choice.chain)
@@ -152,7 +158,7 @@ class Compiler:
         key = self._key(kernel, "heuristic")
         return self._remembered(self._heuristics, key, lambda: self._find_heuristic(kernel, key))
 
-    def _find_heuristic(self, kernel: Kernel, key: str) -> Heuristic:
+    def _find_heuristic(self, kernel: Kernel, key: ObjectKey) -> Heuristic:
         entry = self.cache.get(key)
         if entry is not None:
             try:
@@ -186,15 +192,15 @@ remake_after_fork(sys.modules[__name__], "_compilers_lock", threading.Lock)
 def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
     """Return the process's Compiler for a target and an object cache, with the configured device's compiler pair if that device belongs to
     the target. Raises UnsupportedError for a device that is not available."""
-    directory = object_cache_dir(config.object_cache)
+    directories = object_cache_dirs(config.object_cache)
     device = device_named(config.device or target.device)
     if device.backend.name != target.device:        # tools look at the records of several targets
         device = device_named(target.device)
-    key = (target, directory, config.opt_cache_max, device.pair.name)
+    key = (target, directories, config.opt_cache_max, device.pair.name)
     with _compilers_lock:
         compiler = _compilers.get(key)
         if compiler is None:
-            compiler = _compilers[key] = Compiler(target, ObjectCache(directory), config.opt_cache_max, device)
+            compiler = _compilers[key] = Compiler(target, ObjectCache(*directories), config.opt_cache_max, device)
     return compiler
 
 

@@ -1,9 +1,12 @@
 """Compiled programs on disk, which a second start of a program loads instead of lowering and compiling.
 
-An entry is one file, named by a digest of everything that determines the code (`object_key`): kernel key, opt chain, target, code
-generator. Finding it requires no lowering. Layout, little-endian:
+An entry is one file, named by a digest of everything that determines the code (`ObjectKey`): kernel key, opt chain, and the build, which
+is the target and the code generator. Finding it requires no lowering. Layout, little-endian:
 
-    magic "svodobj1" | 16 bytes digest of the rest | u32 length of the JSON | JSON of the ProgramSpec and remarks | object bytes
+    magic "svodobj1" | 16 bytes digest of the rest | u32 length of the JSON | JSON of the build, ProgramSpec and remarks | object bytes
+
+A cache is a list of directories: objects are stored in the first and read from all. `svod-db bake` makes a directory that is shipped with a
+model, and leaves the file `BAKED` in it; a process for whose build such a directory has no object says so once.
 
 What the cache promises:
 
@@ -25,13 +28,15 @@ import logging
 import os
 import secrets
 import struct
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
 from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.launch import ONCE, LaunchDims
+from svod.core.machine.target import parse_key, threads_of
 from svod.system.process.trust import writers
 from svod.system.source import generator_digest, is_known
 
@@ -39,15 +44,51 @@ log = logging.getLogger("svod.object_cache")
 
 ENTRY_MAGIC = b"svodobj1"
 ENTRY_HEADER = struct.Struct("<8s16sI")
+BAKED = "baked.txt"     # the file that marks a directory as shipped with a model
 DEFAULT_MAX_BYTES = 1 << 30
 EVICT_TO = 0.8  # share of the limit that is left after eviction, so that not every store has to evict
 
 
-def object_key(kernel: str, chain: str, target: str, codegen_revision: int, compiler: str, passes: bool = True) -> str:
-    """Return the name of an entry, 32 hex digits: a digest of kernel key, chain, target key, compiler, whether LLVM's passes ran, and
-    svod's own code."""
-    text = json.dumps([kernel, chain, target, codegen_revision, compiler, passes, generator_digest()], separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+@dataclass(frozen=True)
+class Build:
+    """The machine and the compiler of an object: target key, revision of svod's renderer, the compiler behind it, and a digest of svod's
+    own code. An object is used by the same build alone. A target key without its last field is that of code for any number of threads."""
+
+    target: str
+    revision: int
+    compiler: str
+    code: str = field(default_factory=generator_digest)
+
+    def differences(self, here: Build) -> list[str]:
+        """The differences from the build `here` in words; [] if objects of this build are used there."""
+        theirs, ours = parse_key(self.target), parse_key(here.target)
+        words = [f"{name} {_unshared(value, ours[name])}" for name, value in theirs.items() if ours.get(name, value) != value]
+        if self.compiler != here.compiler:
+            words.append(f"compiler {self.compiler}, here {here.compiler}")
+        if (self.revision, self.code) != (here.revision, here.code):
+            words.append("another version of svod")
+        return words
+
+
+def _unshared(theirs: str, ours: str) -> str:
+    """Two values of a field of target keys, without the elements that both have."""
+    a, b = theirs.split(","), ours.split(",")
+    return f"{','.join(x for x in a if x not in b) or 'less'}, here {','.join(x for x in b if x not in a) or 'less'}"
+
+
+@dataclass(frozen=True)
+class ObjectKey:
+    """Everything that determines the code of an object. `kernel`: the kernel's key; `chain`: a digest of its chain."""
+
+    kernel: str
+    chain: str
+    build: Build
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the entry, 32 hex digits."""
+        text = json.dumps([self.kernel, self.chain, *astuple(self.build)], separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def spec_to_json(spec: ProgramSpec) -> dict[str, Any]:
@@ -100,14 +141,15 @@ def _digest(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
-def pack(key: str, entry: CachedObject) -> bytes:
+def pack(key: ObjectKey, entry: CachedObject) -> bytes:
     """Return the bytes of an entry's file."""
-    meta = json.dumps({"key": key, "spec": spec_to_json(entry.spec), "remarks": entry.remarks}, separators=(",", ":")).encode()
+    meta = json.dumps({"key": key.name, "build": astuple(key.build), "spec": spec_to_json(entry.spec), "remarks": entry.remarks},
+                      separators=(",", ":")).encode()
     length = struct.pack("<I", len(meta))
     return ENTRY_MAGIC + _digest(length + meta + entry.code) + length + meta + entry.code
 
 
-def unpack(key: str, raw: bytes) -> CachedObject:
+def unpack(key: ObjectKey, raw: bytes) -> CachedObject:
     """Read the entry from a file's bytes. Raises ValueError if they are damaged, of another format, or of another key."""
     if len(raw) < ENTRY_HEADER.size:
         raise ValueError(f"{len(raw)} bytes are too few for an entry")
@@ -119,9 +161,38 @@ def unpack(key: str, raw: bytes) -> CachedObject:
     meta = json.loads(raw[ENTRY_HEADER.size:ENTRY_HEADER.size + length])
     if not isinstance(meta, dict) or not isinstance(meta.get("spec"), dict) or not isinstance(meta.get("remarks"), dict):
         raise ValueError("lacks a description of the program")
-    if meta.get("key") != key:
+    if meta.get("key") != key.name:
         raise ValueError(f"belongs to the key {meta.get('key')!r}")
     return CachedObject(spec_from_json(meta["spec"]), raw[ENTRY_HEADER.size + length:], meta["remarks"])
+
+
+class Stored(NamedTuple):
+    """The objects of one build in a directory: their number, and the bytes of their files."""
+
+    objects: int
+    bytes: int
+
+
+def stored_builds(directory: Path) -> dict[Build, Stored]:
+    """The builds whose objects a directory has, as the files say, which are not checked. Files that cannot be read, or that name no build,
+    are left out."""
+    found: dict[Build, Stored] = {}
+    for path in sorted(directory.glob("??/*.obj")):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            with open(path, "rb") as file:
+                magic, _, length = ENTRY_HEADER.unpack(file.read(ENTRY_HEADER.size).ljust(ENTRY_HEADER.size))
+                if magic != ENTRY_MAGIC:
+                    continue
+                target, revision, compiler, code = json.loads(file.read(length))["build"]
+            build = Build(str(target), int(revision), str(compiler), str(code))
+            n, size = found.get(build, (0, 0))
+            found[build] = Stored(n + 1, size + path.stat().st_size)
+    return found
+
+
+def _path(directory: Path, key: ObjectKey) -> Path:
+    """Return the file of an entry; in two directory levels, because a directory of 100,000 files is slow on some systems."""
+    return directory / key.name[:2] / f"{key.name}.obj"
 
 
 def _make_directory(path: Path) -> None:
@@ -132,38 +203,44 @@ def _make_directory(path: Path) -> None:
 
 
 class ObjectCache:
-    """Objects under `directory`, at most `max_bytes` in total; `directory` None: nothing is stored.
+    """Objects in the first of `directories`, at most `max_bytes` in total; the others are only read. Without directories nothing is stored.
 
     Usable from several threads and processes at once; the guarantees are in the module's docstring."""
 
-    def __init__(self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.directory = directory
+    def __init__(self, *directories: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self.directories = directories
         self.max_bytes = max_bytes
-        self._size: int | None = None  # bytes in the directory as last counted by this process, plus its own stores; None: not counted yet
-        self._said: set[str] = set()
+        self._size: int | None = None  # bytes in the first directory as last counted, plus this process's stores; None: not counted yet
+        self._said: set[tuple[str, Path]] = set()
 
-    def path(self, key: str) -> Path | None:
-        """Return the file of an entry; in two directory levels, because a directory of 100,000 files is slow on some systems."""
-        return None if self.directory is None else self.directory / key[:2] / f"{key}.obj"
+    def path(self, key: ObjectKey) -> Path | None:
+        """Return the file in which an entry is stored; None if none is."""
+        return _path(self.directories[0], key) if self.directories else None
 
-    def get(self, key: str) -> CachedObject | None:
+    def get(self, key: ObjectKey) -> CachedObject | None:
         """Return the entry, or None. A damaged entry is removed."""
-        path = self.path(key)
-        if path is None:
-            return None
+        for directory in self.directories:
+            if (entry := self._read(directory, key)) is not None:
+                return entry
+        for directory in self.directories:
+            if (directory / BAKED).exists():
+                self._say_unfit(directory, key.build)
+        return None
+
+    def _read(self, directory: Path, key: ObjectKey) -> CachedObject | None:
         try:
-            path = path.resolve(strict=True)
+            path = _path(directory, key).resolve(strict=True)
             with open(path, "rb") as file:
                 refused = writers(path)
                 raw = b"" if refused else file.read()
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._say("read", error)
+            self._say("read", directory, error)
             return None
         if refused:
-            self._say("loaded", f"{refused}, and compiled objects are code: let only their user or root write there, or name another "
-                                "directory as SVOD_OBJECT_CACHE")
+            self._say("loaded", directory, f"{refused}, and compiled objects are code: let only their user or root write there, or name "
+                                           "another directory as SVOD_OBJECT_CACHE")
             return None
         try:
             entry = unpack(key, raw)
@@ -176,14 +253,25 @@ class ObjectCache:
             os.utime(path)
         return entry
 
-    def put(self, key: str, entry: CachedObject) -> bool:
+    def _say_unfit(self, directory: Path, here: Build) -> None:
+        """Warn once if a baked directory has no object of the build `here`."""
+        if ("unfit", directory) in self._said:
+            return
+        self._said.add(("unfit", directory))
+        alike = (build for build in stored_builds(directory) if (threads_of(build.target) is None) == (threads_of(here.target) is None))
+        nearest = min((build.differences(here) for build in alike), key=len, default=["another version of svod"])
+        if nearest:
+            log.warning("no object in %s fits this process (%s), which compiles its kernels; svod-db list --objects %s shows what they fit",
+                        directory, "; ".join(nearest), directory)
+
+    def put(self, key: ObjectKey, entry: CachedObject) -> bool:
         """Store an entry. Returns whether it could be stored."""
         path = self.path(key)
         raw = pack(key, entry)
         if path is None or len(raw) > self.max_bytes:
             return False
         if not is_known():
-            self._say("kept", "svod's files are not those that this process imported, or cannot be read")
+            self._say("kept", self.directories[0], "svod's files are not those that this process imported, or cannot be read")
             return False
         try:
             _make_directory(path.parent)
@@ -197,24 +285,23 @@ class ObjectCache:
                     os.unlink(beside)
                 raise
         except OSError as error:
-            self._say("kept", error)
+            self._say("kept", self.directories[0], error)
             return False
         self._size = sum(size for _, size, _ in self._files()) if self._size is None else self._size + len(raw)
         if self._size > self.max_bytes:
             self.evict()
         return True
 
-    def _say(self, what: str, why: object) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            log.warning("compiled objects are not %s in %s: %s", what, self.directory, why)
+    def _say(self, what: str, directory: Path, why: object) -> None:
+        if (what, directory) not in self._said:
+            self._said.add((what, directory))
+            log.warning("compiled objects are not %s in %s: %s", what, directory, why)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """List (last use, bytes, path) of every file, including abandoned temporary files; files that vanish meanwhile are left out."""
+        """List (last use, bytes, path) of every file of the first directory, including abandoned temporary files; files that vanish
+        meanwhile are left out."""
         files: list[tuple[float, int, Path]] = []
-        if self.directory is None:
-            return files
-        for path in self.directory.glob("??/*"):
+        for path in (path for directory in self.directories[:1] for path in directory.glob("??/*")):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))

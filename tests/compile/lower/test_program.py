@@ -13,7 +13,7 @@ from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.object_cache import CachedObject, ObjectCache, spec_from_json, spec_to_json
+from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey, spec_from_json, spec_to_json
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops
 from svod.core.kernel.kernel import Kernel
@@ -64,8 +64,9 @@ def test_a_spec_that_cannot_be_is_refused_before_it_runs(what: str, tmp_path: Pa
         BAD[what].check()
     # also one that a cache brought back
     cache = ObjectCache(tmp_path)
-    cache.put("0" * 32, CachedObject(BAD[what], b"code"))
-    found = cache.get("0" * 32)
+    key = ObjectKey("k", "c", Build("t", 1, "llvm"))
+    cache.put(key, CachedObject(BAD[what], b"code"))
+    found = cache.get(key)
     assert found is not None and found.spec == BAD[what]
     arrays = [np.zeros(4, np.int64) for _ in found.spec.params]
     with pytest.raises(LaunchError, match=what):

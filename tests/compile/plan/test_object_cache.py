@@ -17,7 +17,19 @@ import pytest
 
 from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
 from svod.compile.plan import object_cache
-from svod.compile.plan.object_cache import ENTRY_MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
+from svod.compile.plan.object_cache import (
+    BAKED,
+    ENTRY_MAGIC,
+    Build,
+    CachedObject,
+    ObjectCache,
+    ObjectKey,
+    pack,
+    spec_from_json,
+    spec_to_json,
+    stored_builds,
+    unpack,
+)
 from svod.core.ir.dtype import STORABLE, dtypes
 from svod.core.ir.launch import ONE, LaunchDims
 from svod.core.ir.uop import UOp
@@ -26,7 +38,8 @@ SPEC = ProgramSpec("gemm", tuple((d, 7 + k) for k, d in enumerate(STORABLE)), (0
                    (PhaseSpec("gemm_0", 16, 2, 65536), PhaseSpec("gemm_1", 1, 1, 0, True, (Count((("n", 3),), 2, 4, 8),), 128, 4096, 32)),
                ("n", "start"), (1,), LaunchDims((ONE, UOp.const(dtypes.index, 4), ONE), (ONE, ONE, ONE)))
 ENTRY = CachedObject(SPEC, bytes(range(256)) * 5, {"linear": "ab" * 16})
-KEY = object_key("k" * 32, "c" * 32, "x86_64/znver5/avx2/l1 48k/l2 1m/l3 32m/t2", 1, "llvm 1")
+HERE = Build("x86_64/znver5/avx2,fma/l1 48k/l2 1m/l3 32m/t2", 1, "llvm 1")
+KEY = ObjectKey("k" * 32, "c" * 32, HERE)
 
 
 def test_a_program_description_survives_json() -> None:
@@ -40,15 +53,14 @@ def test_a_program_description_survives_json() -> None:
             spec_from_json(broken)
 
 
-def test_every_part_of_the_key_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = ("kernel", "chain", "target", 1, "llvm 1", True)
-    others = [("kernel2", *base[1:]), (base[0], "chain2", *base[2:]), (*base[:2], "target2", *base[3:]), (*base[:3], 2, *base[4:]),
-              (*base[:4], "llvm 2", True), (*base[:5], False), ("kernelchain", "", *base[2:])]
-    keys = [object_key(*parts) for parts in (base, *others)]
-    assert len(set(keys)) == len(keys)
-    assert object_key(*base) == object_key(*base) and len(keys[0]) == 32
-    monkeypatch.setattr(object_cache, "generator_digest", lambda: "another svod")
-    assert object_key(*base) not in keys
+def test_every_part_of_the_key_counts() -> None:
+    builds = [HERE, dataclasses.replace(HERE, target="2"), dataclasses.replace(HERE, revision=2), dataclasses.replace(HERE, compiler="2"),
+              dataclasses.replace(HERE, code="2")]
+    assert len(builds) == 1 + len(dataclasses.fields(HERE))
+    names = [ObjectKey(*parts).name for parts in (*(("kernel", "chain", b) for b in builds), ("kernel2", "chain", HERE),
+                                                  ("kernel", "chain2", HERE), ("kernelchain", "", HERE))]
+    assert len(set(names)) == len(names) == 8
+    assert ObjectKey("kernel", "chain", Build(*dataclasses.astuple(HERE))).name == names[0] and len(names[0]) == 32
 
 
 def test_a_process_whose_files_have_changed_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -64,7 +76,7 @@ def test_round_trip_across_instances(tmp_path: Path) -> None:
     assert ObjectCache(tmp_path).get(KEY) is None
     assert ObjectCache(tmp_path).put(KEY, ENTRY)
     assert ObjectCache(tmp_path).get(KEY) == ENTRY
-    assert ObjectCache(tmp_path).get(object_key("other", "", "", 1, "")) is None
+    assert ObjectCache(tmp_path).get(ObjectKey("other", "", HERE)) is None
     assert ObjectCache(tmp_path).put(KEY, CachedObject(SPEC, b"new"))
     found = ObjectCache(tmp_path).get(KEY)
     assert found is not None and found.code == b"new" and found.remarks == {}
@@ -76,7 +88,7 @@ def test_damage_is_a_miss_and_is_removed(tmp_path: Path, caplog: pytest.LogCaptu
     assert path is not None
     whole = pack(KEY, ENTRY)
     flipped = [whole[:k] + bytes([whole[k] ^ 1]) + whole[k + 1:] for k in (0, 7, 8, 23, 24, 27, 28, 60, len(whole) - 1)]
-    damaged = [b"", whole[:5], whole[:28], whole[:-1], whole + b"x", *flipped, pack("another key", ENTRY)]
+    damaged = [b"", whole[:5], whole[:28], whole[:-1], whole + b"x", *flipped, pack(ObjectKey("another", "", HERE), ENTRY)]
     for raw in damaged:
         assert cache.put(KEY, ENTRY)
         path.write_bytes(raw)
@@ -89,8 +101,9 @@ def test_damage_is_a_miss_and_is_removed(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_digest_that_fits_does_not_excuse_wrong_content(tmp_path: Path) -> None:
     """A complete file with a valid digest but invalid content, as another program could write it, is not used."""
     spec = spec_to_json(SPEC)
-    metas: list[object] = [[], {}, {"key": KEY}, {"key": KEY, "spec": [], "remarks": {}}, {"key": KEY, "spec": spec, "remarks": 1},
-                 {"key": KEY, "spec": {**spec, "phases": [1]}, "remarks": {}}, {"key": "other", "spec": spec, "remarks": {}}]
+    name = KEY.name
+    metas: list[object] = [[], {}, {"key": name}, {"key": name, "spec": [], "remarks": {}}, {"key": name, "spec": spec, "remarks": 1},
+                 {"key": name, "spec": {**spec, "phases": [1]}, "remarks": {}}, {"key": "other", "spec": spec, "remarks": {}}]
     for meta in metas:
         text = json.dumps(meta).encode()
         payload = struct.pack("<I", len(text)) + text + b"code"
@@ -107,7 +120,7 @@ def test_whoever_the_umask_lets_may_read_and_nobody_else_write(tmp_path: Path, u
     finally:
         os.umask(before)
     made = {p.relative_to(tmp_path).as_posix(): stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*")}
-    assert made == {"a": folder, "a/b": folder, f"a/b/{KEY[:2]}": folder, f"a/b/{KEY[:2]}/{KEY}.obj": file}
+    assert made == {"a": folder, "a/b": folder, f"a/b/{KEY.name[:2]}": folder, f"a/b/{KEY.name[:2]}/{KEY.name}.obj": file}
     assert ObjectCache(tmp_path / "a" / "b").get(KEY) == ENTRY
 
 
@@ -173,7 +186,7 @@ def test_concurrent_writers_never_mix(tmp_path: Path) -> None:
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     size = len(pack(KEY, CachedObject(SPEC, b"x" * 1000)))
     cache = ObjectCache(tmp_path, max_bytes=10 * size)
-    keys = [object_key(str(n), "", "", 1, "") for n in range(11)]
+    keys = [ObjectKey(str(n), "", HERE) for n in range(11)]
     for n, key in enumerate(keys[:10]):
         cache.put(key, CachedObject(SPEC, b"x" * 1000))
         path = cache.path(key)
@@ -188,7 +201,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
 
 
 def test_directories_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    nowhere = ObjectCache(None)
+    nowhere = ObjectCache()
     assert not nowhere.put(KEY, ENTRY) and nowhere.get(KEY) is None and nowhere.evict() == 0
     file = tmp_path / "file"
     file.write_text("not a directory")
@@ -206,3 +219,45 @@ def test_directories_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptu
         assert ObjectCache(tmp_path / "cache").get(KEY) == ENTRY
     finally:
         path.parent.chmod(stat.S_IRWXU)
+
+
+def test_objects_are_kept_in_the_first_directory_and_read_from_all(tmp_path: Path) -> None:
+    assert ObjectCache(tmp_path / "shipped").put(KEY, ENTRY)
+    both = ObjectCache(tmp_path / "own", tmp_path / "shipped")
+    assert both.get(KEY) == ENTRY and not (tmp_path / "own").exists()
+    other = ObjectKey("other", "", HERE)
+    assert both.put(other, ENTRY) and both.get(other) == ENTRY and ObjectCache(tmp_path / "own").get(other) == ENTRY
+    assert ObjectCache(tmp_path / "shipped").get(other) is None and both.evict() == 0
+
+
+@pytest.mark.parametrize(("build", "why"), [
+    (dataclasses.replace(HERE, target=HERE.target.replace("t2", "t4")), "threads 2, here 4"),
+    (dataclasses.replace(HERE, target=HERE.target.replace("znver5/avx2,", "znver3/avx512f,")),
+     "CPU znver5, here znver3; features avx2, here avx512f"),
+    (dataclasses.replace(HERE, compiler="llvm 2"), "compiler llvm 1, here llvm 2"),
+    (dataclasses.replace(HERE, code="another"), "another version of svod"), (HERE, None)])
+def test_baked_objects_for_something_else_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Build,
+                                                        why: str | None) -> None:
+    for baked in (HERE, dataclasses.replace(HERE, target="x86_64/znver5/avx2,fma/l1 48k/l2 1m/l3 32m"),
+                  Build("aarch64/other/neon/l1 32k/l2 1m/l3 8m/t2", 7, "gcc", "very old")):
+        assert ObjectCache(tmp_path).put(ObjectKey("k", "c", baked), ENTRY)
+    cache = ObjectCache(tmp_path / "own", tmp_path)
+    for mark in (False, True):
+        if mark:
+            (tmp_path / BAKED).touch()
+        with caplog.at_level(logging.WARNING, "svod.object_cache"):
+            assert cache.get(ObjectKey("x", "c", build)) is None and cache.get(ObjectKey("y", "c", build)) is None
+        assert [r.message.startswith(f"no object in {tmp_path} fits this process ({why}), ") for r in caplog.records] == \
+            [True] * (mark and why is not None)
+
+
+def test_what_a_directory_has_is_listed_by_build(tmp_path: Path) -> None:
+    other = dataclasses.replace(HERE, target="elsewhere/t1")
+    for n, build in enumerate((HERE, HERE, other)):
+        assert ObjectCache(tmp_path).put(ObjectKey(str(n), "", build), ENTRY)
+    size = len(pack(KEY, ENTRY))
+    for n, raw in enumerate((b"", b"svodobj1", pack(KEY, ENTRY)[:60], pack(KEY, ENTRY).replace(b'"build"', b'"bulid"'), b"x" * 100)):
+        (tmp_path / KEY.name[:2]).mkdir(exist_ok=True)
+        (tmp_path / KEY.name[:2] / f"{n}.obj").write_bytes(raw)
+    assert stored_builds(tmp_path).keys() == {HERE, other} and stored_builds(tmp_path)[HERE].objects == 2
+    assert abs(stored_builds(tmp_path)[HERE].bytes - 2 * size) < 100 and stored_builds(tmp_path / "nowhere") == {}

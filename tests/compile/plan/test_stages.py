@@ -20,7 +20,7 @@ from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.object_cache import CachedObject, ObjectCache
+from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
 from svod.compile.plan.stages import STAGES, add_stage, build, load_program, lower_kernel, make_program, spec_of, stage_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.launch import ONCE, LaunchDims, Sizes
@@ -88,8 +88,9 @@ def test_a_program_gets_its_stages_one_after_the_other(device: str, tmp_path: Pa
     spec, loaded = load_program(made, TARGET)
     assert spec == linear.spec
     cache = ObjectCache(tmp_path)
-    cache.put("0" * 32, CachedObject(spec, stage_of(made, Ops.BINARY).arg))
-    kept = cache.get("0" * 32)
+    key = ObjectKey("k", "c", Build("t", 1, "llvm"))
+    cache.put(key, CachedObject(spec, stage_of(made, Ops.BINARY).arg))
+    kept = cache.get(key)
     assert kept is not None and kept.spec == spec
     for code in (loaded, pair.load(kept.code, kept.spec)):
         x = np.random.default_rng(1).normal(size=spec.params[1][1]).astype(np.float32)

@@ -1,0 +1,63 @@
+"""Runs a script, a module or an ONNX file in a child process: for the kernels that it prepares, or to fill an object cache."""
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from svod import config
+from svod.cli.installation import program
+from svod.cli.tune.options import TuneOptions
+from svod.errors import DatabaseError
+from svod.system.process.directories import temporary_folder
+from svod.system.process.program import python
+from svod.tune.db import RecordError
+from svod.tune.db.records import parse_json
+
+SCRIPT_SECONDS = 600.0  # seconds after which a script is ended
+
+
+class CapturedKernel(NamedTuple):
+    """A kernel that a script prepared."""
+
+    kernel: str
+    target: str
+    name: str
+    structure: str
+
+
+def run_script(options: TuneOptions, command: str, *, shown: bool = False, **variables: str) -> str:
+    """Run a program to its end, with changes to its environment. Returns its failure in words, or "". `command`: the command of svod-db
+    that messages about missing sizes of an ONNX file repeat. `shown`: whether the user sees its output. Raises DatabaseError where there
+    is no such file."""
+    if options.script is not None and not Path(options.script).exists():
+        raise DatabaseError(f"{options.script} does not exist")
+    asked = [f"--command={program('svod-db')} {shlex.join([command, options.subject])}"] if options.is_onnx else []
+    try:
+        done = subprocess.run([python(), *options.launched, *asked], env=config.child_environment(**variables), stdin=subprocess.DEVNULL,
+                              stdout=None if shown else subprocess.DEVNULL, stderr=None if shown else subprocess.PIPE,
+                              timeout=SCRIPT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it did not end within {SCRIPT_SECONDS:.0f} s"
+    last = "" if shown else f": {(done.stderr.decode(errors='replace').strip().splitlines() or [''])[-1]}"
+    return "" if done.returncode == 0 else f"it ended with status {done.returncode}{last}"
+
+
+def captured_kernels(options: TuneOptions) -> tuple[list[CapturedKernel], str]:
+    """The kernels that a program prepares, and its failure in words, or "". Raises DatabaseError where there are none."""
+    with temporary_folder("svod-why-") as directory:
+        failure = run_script(options, "why", SVOD_CAPTURE=str(directory))
+        kernels: dict[tuple[str, str], CapturedKernel] = {}
+        for path in sorted(Path(directory).rglob("*.jsonl")):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    data = parse_json(line, "a line")
+                except RecordError:
+                    continue  # the last line of a process that was killed while writing
+                if isinstance(data, dict) and isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
+                    c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")))
+                    kernels[c.kernel, c.target] = c
+    if not kernels:
+        raise DatabaseError(f"{options.subject} prepared no kernel" + (f"; {failure}" if failure else ""))
+    return list(kernels.values()), failure
