@@ -16,7 +16,7 @@ from svod.torch.kept import WrittenArguments
 from svod.torch.memory import is_representable
 from svod.torch.plans import AtenProgram, Plan, bytes_of, make_plan
 from svod.torch.settings import Settings
-from svod.torch.threads import share_cores
+from svod.torch.threads import share_cores, with_threads_of_torch
 from svod.torch.translate import Missing, unsupported
 from svod.torch.watch import form_of
 from svod.torch.weights import Weights
@@ -153,7 +153,7 @@ class GraphFunction:
             try:
                 self._check(given)
                 constants = dict(zip(self.static, weights.tensors, strict=True))
-                plan = make_plan(self.program, given, constants, self.kept, self.settings.config)
+                plan = make_plan(self.program, given, constants, self.kept, with_threads_of_torch(self.settings.config))
             except Exception as error:
                 if self._is_raised(error):
                     raise

@@ -1,4 +1,4 @@
-"""Lets svod's threads and PyTorch's share the same cores.
+"""Lets svod's threads and PyTorch's share the same cores, and has svod use no more of them than PyTorch was told to.
 
 PyTorch's operations run on GNU OpenMP's threads, which spin for milliseconds after each operation (300,000 iterations) to wait for more
 work. Meanwhile they occupy the cores that svod's next kernels need, and vice versa. If there are more OpenMP threads than cores, libgomp
@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from dataclasses import replace
 
 import torch
 
+from svod.config import PrepareConfig, default_threads
 from svod.system.forksafe import remake_after_fork
 from svod.system.optional import optional
+from svod.system.process.cores import affinity, physical_core
 
 log = logging.getLogger("svod")
 _lock = threading.Lock()
@@ -28,6 +31,16 @@ def share_cores() -> None:
         if not _sharing and torch.get_num_threads() > 1:
             with optional(log, "PyTorch's threads keep the cores between operations", logging.INFO):
                 _start_team()
+
+
+def with_threads_of_torch(config: PrepareConfig | None) -> PrepareConfig | None:
+    """The configuration with PyTorch's number of threads, where torch.set_num_threads or OMP_NUM_THREADS has set one that is smaller than
+    the number of physical cores, PyTorch's default, and nothing sets svod's."""
+    threads = torch.get_num_threads()
+    base = config or PrepareConfig.of_environment()
+    if base.threads is not None or default_threads() is not None or threads >= len({physical_core(core) for core in affinity()}):
+        return config
+    return replace(base, threads=threads)
 
 
 def _start_team() -> None:

@@ -1,15 +1,20 @@
-"""`python -m svod.torch.run`: unmodified scripts; PyTorch's threads release the cores."""
+"""`python -m svod.torch.run`: unmodified scripts; PyTorch's threads release the cores, and their number is svod's."""
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
+import svod.torch  # noqa: E402
+from svod.config import PrepareConfig  # noqa: E402
+from svod.torch import functions, threads  # noqa: E402
+from svod.torch.plans import make_plan  # noqa: E402
 from svod.torch.run import main  # noqa: E402
 from svod.torch.threads import share_cores  # noqa: E402
 
@@ -50,3 +55,31 @@ def test_one_thread_holds_an_idle_team(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         share_cores()
     assert sum(t.name == "svod: idle OpenMP team" for t in threading.enumerate()) == 1
+
+
+@pytest.mark.parametrize(("of_torch", "variable", "option", "used"), [
+    (1, None, None, 1), (4, None, None, None), (3, "2", None, None), (1, None, 2, 2)])
+def test_the_threads_of_torch_are_followed_where_nothing_else_is_said(of_torch: int, variable: str | None, option: int | None,
+                                                                      used: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: of_torch)
+    monkeypatch.setattr(threads, "affinity", lambda: range(8))
+    monkeypatch.setattr(threads, "physical_core", lambda core: str(core // 2))      # four cores of two hardware threads
+    if variable is not None:
+        monkeypatch.setenv("SVOD_THREADS", variable)
+    given = None if option is None else PrepareConfig(threads=option)
+    found = threads.with_threads_of_torch(given)
+    assert found is given if used in (None, option) else found is not None and found.threads == used
+
+
+def test_a_graph_has_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PrepareConfig | None] = []
+
+    def made(*given: Any) -> Any:
+        seen.append(given[-1])
+        return make_plan(*given)
+    monkeypatch.setattr(functions, "make_plan", made)
+    monkeypatch.setattr(threads, "affinity", lambda: range(64))
+    monkeypatch.setattr(threads, "physical_core", str)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert bool((svod.torch.compile(torch.nn.ReLU(), torch.ones(3))(-torch.ones(3)) == 0).all())
+    assert [config is not None and config.threads for config in seen] == [1]
