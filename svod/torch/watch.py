@@ -24,6 +24,8 @@ from torch.nn.modules import module as hooks
 
 from svod.compile.cpu.runtime import native_object
 from svod.compile.llvm.codegen import LoadedProgram
+from svod.compile.plan.object_cache import ObjectCache
+from svod.config import PrepareConfig, object_cache_dirs
 from svod.system.process.program import package_text
 from svod.torch.memory import gpu_of
 
@@ -57,7 +59,8 @@ def native() -> _NativePass | None:
         return None
     offsets = {name: value for name, value in globals().items() if isinstance(value, int)}
     ir = Template(package_text("svod.torch", "watch.ll")).substitute(offsets)
-    code = LoadedProgram(native_object("watch", ir), ("svod_unchanged",))
+    cache = ObjectCache(*object_cache_dirs(PrepareConfig.of_environment().object_cache))
+    code = LoadedProgram(native_object("watch", ir, cache), ("svod_unchanged",))
     # PYFUNCTYPE keeps the interpreter lock, so that no other thread changes a tensor during the pass
     return _NativePass(ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.addresses[0]), tuple(asked), version_of, code)
 

@@ -9,6 +9,7 @@ import pickle
 import random
 import weakref
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed"
 
 import svod.torch  # noqa: E402
 import svod.torch.watch as watch_module  # noqa: E402
+from svod.compile.plan.object_cache import stored_builds  # noqa: E402
 from svod.errors import ArgumentError, ConfigError, DeviceError, ShapeError, SharedMemoryError, StateError, UnsupportedError  # noqa: E402
 from svod.torch import backend  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
@@ -465,6 +467,14 @@ def test_what_is_sampled_of_a_tensor_lies_in_it(size: int, dtype: str) -> None:
 
 def _set_data(t: Any) -> None:
     t.data = t.data.clone()
+
+
+def test_the_native_pass_is_kept_among_the_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SVOD_OBJECT_CACHE", str(tmp_path))
+    for _ in range(2):
+        assert watch_module.native.__wrapped__() is not None
+        monkeypatch.setattr("svod.compile.cpu.runtime.compile_object", None)
+    assert [kept.objects for kept in stored_builds(tmp_path).values()] == [1]
 
 
 @pytest.mark.parametrize("is_native", [True, False], ids=["native", "python"])
