@@ -19,9 +19,7 @@ from typing import NamedTuple
 from svod.compile.plan.compiler import Chain, Choice, Compiler
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import log_once
-from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import ConfigError, KernelOptError
 from svod.system.quantities import count
@@ -147,9 +145,7 @@ def fault(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:
 def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
     """Why a chain that was not measured here is not trusted: its predicted time. None if it is trusted. Raises KernelOptError where it does
     not apply."""
-    base = Scheduler(kernel, compiler.target)
-    cost = compiler.backend.cost
-    times = cost(apply_opts(base, chain)).cycles / cost(apply_opts(base, compiler.heuristic(kernel))).cycles
+    times = compiler.predicted_times(kernel, chain)
     if times <= SUSPICIOUS:
         return None
     return f"is predicted to take {times:.3g} times what the heuristic's does"

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,3 +117,14 @@ def test_the_heuristic_is_asked_once_a_kernel(monkeypatch: pytest.MonkeyPatch) -
     a, b, c = KERNELS
     chains = [compiler.heuristic(k) for k in (a, b, a, b, c, a)]    # c evicts a
     assert asked == [k.key for k in (a, b, c, a)] and chains[0] == chains[2] == chains[5]
+
+
+def test_the_predicted_time_of_a_chain_is_kept_among_the_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def times(chain: tuple[Opt, ...]) -> float:
+        return Compiler(host_target(1), ObjectCache(tmp_path), 2).predicted_times(KERNEL, chain)
+    first, other = times(CHAIN), times(NONE.chain)
+    assert first > 0 and first != other
+    with pytest.raises(KernelOptError):
+        times((Opt("UPCAST", "o9", 2),))
+    monkeypatch.setattr(compiler_module, "apply_opts", None)
+    assert (times(CHAIN), times(NONE.chain)) == (first, other)

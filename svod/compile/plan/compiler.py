@@ -24,6 +24,7 @@ from svod.compile.plan.stages import add_stage, build, lower_kernel, make_progra
 from svod.config import PrepareConfig, object_cache_dirs
 from svod.core.cost.template import made_by
 from svod.core.ir.uop import Ops
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -36,6 +37,7 @@ log = logging.getLogger("svod.tune.chains")
 Chain = tuple[Opt, ...]
 T = TypeVar("T")
 
+NO_PROGRAM = ProgramSpec("", (), (), (), ())       # the spec of an entry that has only remarks
 FLIGHTS = 64   # number of locks that compilations share by the hashes of their keys: threads rarely wait for another key
 
 
@@ -167,9 +169,20 @@ class Compiler:
                 log.info("the remembered heuristic of %s cannot be read and is found anew", kernel.key[:12])
         state = self.backend.heuristic(Scheduler(kernel, self.target))
         best = Heuristic(state.applied_opts, made_by(state))
-        empty = ProgramSpec("heuristic", (), (), (), ())
-        self.cache.put(key, CachedObject(empty, b"", {"chain": [o.to_json() for o in best.chain], "template": best.template}))
+        self.cache.put(key, CachedObject(NO_PROGRAM, b"", {"chain": [o.to_json() for o in best.chain], "template": best.template}))
         return best
+
+    def predicted_times(self, kernel: Kernel, chain: Chain) -> float:
+        """Return the predicted time of a chain as a multiple of the heuristic's, from the object cache if it is there. Raises
+        KernelOptError for a chain that does not apply."""
+        key = self._key(kernel, f"times {chain_digest(chain)}")
+        entry = self.cache.get(key)
+        if entry is None or not isinstance(entry.remarks.get("times"), float):
+            own, heuristic = (self.backend.cost(apply_opts(Scheduler(kernel, self.target), c)).cycles
+                              for c in (chain, self.heuristic(kernel)))
+            entry = CachedObject(NO_PROGRAM, b"", {"times": float(own / heuristic)})
+            self.cache.put(key, entry)
+        return float(entry.remarks["times"])
 
     def linear_of(self, kernel: Kernel, chain: Chain) -> str:
         """Return the digest of LINEAR under a chain, from the object cache if it is there."""
