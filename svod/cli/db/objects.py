@@ -50,7 +50,7 @@ def bake(options: TuneOptions, directory: Path, **variables: str) -> str:
     directory = directory.absolute()
     if not is_writable(directory):
         raise DatabaseError(f"objects cannot be kept in {directory}: name a directory that can be written")
-    failure = run_script(options, "bake", shown=True, SVOD_OBJECT_CACHE=str(directory), **variables)
+    failure = run_script(options, ["bake", "-o", str(directory)], shown=True, SVOD_OBJECT_CACHE=str(directory), **variables)
     if not stored_builds(directory):
         raise DatabaseError(f"{options.subject} compiled no kernel" + (f"; {failure}" if failure else ""))
     write_text(directory / BAKED, MARK)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +28,13 @@ class CapturedKernel(NamedTuple):
     structure: str
 
 
-def run_script(options: TuneOptions, command: str, *, shown: bool = False, **variables: str) -> str:
-    """Run a program to its end, with changes to its environment. Returns its failure in words, or "". `command`: the command of svod-db
-    that messages about missing sizes of an ONNX file repeat. `shown`: whether the user sees its output. Raises DatabaseError where there
-    is no such file."""
+def run_script(options: TuneOptions, command: Sequence[str], *, shown: bool = False, **variables: str) -> str:
+    """Run a program to its end, with changes to its environment. Returns its failure in words, or "". `command`: the command of svod-db,
+    with its options, that messages about missing sizes of an ONNX file repeat. `shown`: whether the user sees its output. Raises
+    DatabaseError where there is no such file."""
     if options.script is not None and not Path(options.script).exists():
         raise DatabaseError(f"{options.script} does not exist")
-    asked = [f"--command={program('svod-db')} {shlex.join([command, options.subject])}"] if options.is_onnx else []
+    asked = [f"--command={program('svod-db')} {shlex.join([*command, options.subject])}"] if options.is_onnx else []
     try:
         done = subprocess.run([python(), *options.launched, *asked], env=config.child_environment(**variables), stdin=subprocess.DEVNULL,
                               stdout=None if shown else subprocess.DEVNULL, stderr=None if shown else subprocess.PIPE,
@@ -47,7 +48,7 @@ def run_script(options: TuneOptions, command: str, *, shown: bool = False, **var
 def captured_kernels(options: TuneOptions) -> tuple[list[CapturedKernel], str]:
     """The kernels that a program prepares, and its failure in words, or "". Raises DatabaseError where there are none."""
     with temporary_folder("svod-why-") as directory:
-        failure = run_script(options, "why", SVOD_CAPTURE=str(directory))
+        failure = run_script(options, ["why"], SVOD_CAPTURE=str(directory))
         kernels: dict[tuple[str, str], CapturedKernel] = {}
         for path in sorted(Path(directory).rglob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
