@@ -10,12 +10,12 @@ the states, and the largest), least of interleaved samples. The last line has me
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import time
 from unittest import mock
 
-import llvmlite.binding as llvm
 from heuristics import Machine, kernels_of
 
 # isort: split
@@ -32,7 +32,6 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.cost.sketch import sketches
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.isa import llvm_features
 from svod.core.machine.target import Target
 
 WAYS = ("search", "with reduction", "without fences", "final")
@@ -48,8 +47,9 @@ def compile_as(way: str, ir: str, target: Target) -> bytes:
     """The object of a module: as the search compiles, the same with LLVM's loop strength reduction, or as finalists are compiled."""
     if way != "with reduction":
         return compile_object(ir, target, passes=way == "final")
-    machine = codegen._machine(target.arch, llvm_features(target.arch, target.features), codegen.SEARCH_OPT)
-    return bytes(machine.emit_object(llvm.parse_assembly(ir, llvm.create_context())))
+    compile_object("", target, passes=True)      # switches the reduction on, which LLVM keeps until a search switches it off
+    with mock.patch.object(codegen._reduction, "switched", lambda on: contextlib.nullcontext()):
+        return compile_object(ir, target, passes=False)
 
 
 def compare(kernel: Kernel, target: Target, count: int, rounds: int, rng: random.Random) -> tuple[dict[str, float], dict[str, list[float]]]:

@@ -7,16 +7,16 @@ Checks and searches are optional: an exception that one of them raises is logged
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from svod.compile.plan.compiler import Chain, Choice, Compiled, compile_all
+from svod.compile.plan.compiler import Chain, Choice, Compilation, Compiled, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BeamConfig
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.system.optional import optional
-from svod.tune.chains import choose_each
+from svod.tune.chains import choose, choose_each
 from svod.tune.checks import chains_to_check
 from svod.tune.resolved import Resolved
 from svod.tune.unfinished import is_to_be_searched
@@ -30,16 +30,23 @@ def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resol
     if not unbound.calls:
         return {}
     compiler.backend.start(compiler.cache)
-    choices = plan_choices(unbound, given, resolved)
-    compiled = compile_all(unbound.kernels, choices, compiler)
+    with Compilation(compiler) as compilation:
+        choices = plan_choices(unbound, given, resolved, compilation.begin)
+        compiled = compile_all(unbound.kernels, choices, compiler)
     return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
 
 
-def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Choice]:
-    """The chain of every kernel of a plan. `given`: chains of PrepareConfig.opts, by kernel key, which are used as they are."""
+def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved,
+                 begin: Callable[[Kernel, Choice], None]) -> dict[str, Choice]:
+    """The chain of every kernel of a plan. `given`: chains of PrepareConfig.opts, by kernel key, which are used as they are. `begin` is
+    called as soon as a choice is made that no measurement is going to change."""
     choices = {key: Choice(given[key], "explicit", "given by PrepareConfig.opts") for key in unbound.kernels if key in given}
     kernels = {key: kernel for key, kernel in unbound.kernels.items() if key not in given}
-    choices |= choose_each(kernels, resolved)
+    for key, kernel in unbound.kernels.items():
+        if key not in given:
+            choices[key] = choose(kernel, resolved)
+        if key in given or (resolved.config.beam is None and not choices[key].unchecked):
+            begin(kernel, choices[key])
     with optional(log, "chains of others or of relatives are not looked for"):
         choices |= checked(unbound, kernels, choices, resolved)
     if resolved.config.beam is not None:

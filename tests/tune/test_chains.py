@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from svod.compile.cpu import backend
 from svod.compile.cpu.host import host_target
 from svod.compile.plan import compiler as compiler_module
-from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
+from svod.compile.plan.compiler import Choice, Compilation, Compiled, Compiler, compile_all
 from svod.compile.plan.object_cache import ObjectCache
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
@@ -128,3 +130,115 @@ def test_the_predicted_time_of_a_chain_is_kept_among_the_objects(tmp_path: Path,
         times((Opt("UPCAST", "o9", 2),))
     monkeypatch.setattr(compiler_module, "apply_opts", None)
     assert (times(CHAIN), times(NONE.chain)) == (first, other)
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled in two threads, also on a machine with one core."""
+    monkeypatch.setattr(compiler_module, "usable_cores", lambda: 2)
+
+
+class Watch:
+    """Notes in which threads LLVM compiles, and calls `during` there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[str] = []
+        self.during: Callable[[], object] = list
+        original = backend.compile_object
+
+        def watched(*args: Any, **more: Any) -> bytes:
+            self.threads.append(threading.current_thread().name)
+            self.during()
+            return original(*args, **more)
+        monkeypatch.setattr(backend, "compile_object", watched)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
+
+
+def compiler_with(cores: int) -> Compiler:
+    return Compiler(replace(host_target(1), threads=cores), ObjectCache(), 16)
+
+
+ALL = {k.key: k for k in KERNELS}
+
+
+def threads_now() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("svod-compile")]
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize("cores", [1, 2])
+def test_kernels_are_compiled_in_threads_that_end(cores: int, watch: Watch) -> None:
+    made = compile_all(ALL, dict.fromkeys(ALL, NONE), compiler_with(cores))
+    assert [name.startswith("svod-compile") for name in watch.threads] == [cores > 1] * 3 and not threads_now()
+    assert {k: c.linear for k, c in made.items()} == {k: compiler_with(cores).compile(v, NONE).linear for k, v in ALL.items()}
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_an_error_in_a_thread_is_that_of_its_kernel(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        if len(watch.threads) == 1:
+            raise CompileError("LLVM says no")
+
+    watch.during = fail
+    with pytest.raises(CompileError, match="LLVM says no"):
+        compile_all(ALL, dict.fromkeys(ALL, NONE), compiler_with(2))
+    watch.threads.clear()
+    with caplog.at_level(logging.WARNING, "svod"):
+        found = compile_all({KERNEL.key: KERNEL}, {KERNEL.key: Choice(CHAIN, "database", "")}, compiler_with(2))[KERNEL.key]
+    assert found.source == "heuristic" and KERNEL.key[:12] in caplog.text and "LLVM says no" in caplog.text
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_what_was_begun_and_is_not_wanted_is_dropped() -> None:
+    """An interruption ends the threads; another preparation of the same kernels then compiles them anew."""
+    compiler = compiler_with(2)
+    with pytest.raises(KeyboardInterrupt), Compilation(compiler) as compilation:
+        compilation.begin(KERNEL, NONE)
+        raise KeyboardInterrupt
+    assert not threads_now() and not compiler._begun and compiler.compile(KERNEL, NONE).loaded.addresses
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_two_preparations_share_what_one_has_begun(watch: Watch) -> None:
+    compiler = compiler_with(2)
+    with Compilation(compiler) as first, Compilation(compiler) as second:
+        first.begin(KERNEL, NONE)
+        second.begin(KERNEL, NONE)
+        assert compiler.compile(KERNEL, NONE).loaded is compiler.compile(KERNEL, NONE).loaded
+        first.begin(KERNEL, NONE)       # it was compiled already
+    assert len(watch.threads) == 1
+
+
+def test_a_cancelled_compilation_is_done_by_the_thread_that_waits_for_it(watch: Watch) -> None:
+    compiler, going, done = compiler_with(2), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        going.set()
+        done.wait(60)
+    watch.during = wait
+    with ThreadPoolExecutor(1, "beside") as one:
+        for kernel in KERNELS[:2]:
+            compiler.begin(kernel, NONE, one)
+        going.wait(60)
+        one.shutdown(wait=False, cancel_futures=True)
+        done.set()
+        assert all(compiler.compile(k, NONE).loaded.addresses for k in KERNELS[:2])
+    assert watch.threads == ["beside_0", threading.current_thread().name] and not compiler._begun
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_compiles_after_its_parent_has() -> None:
+    compile_all(ALL, dict.fromkeys(ALL, NONE), compiler_with(2))
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            status = int(len(compile_all(ALL, dict.fromkeys(ALL, NONE), compiler_with(2))) != len(ALL))
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from contextlib import AbstractContextManager
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -10,27 +10,30 @@ import llvmlite.binding as llvm
 from svod.compile.cuda.intrinsics import check_intrinsics
 from svod.compile.cuda.targets import ARCHITECTURES
 from svod.compile.llvm.codegen import initialize, module_of
+from svod.compile.llvm.modules import CodeGenerator, Module
 from svod.errors import CompileError
 
 TRIPLE = "nvptx64-nvidia-cuda"
 _OUTSIDE = re.compile(r"\.extern \.func[^;]*?(\w+)\s*\(", re.S)
 
 
-@lru_cache(maxsize=16)
-def _machine(arch: str) -> tuple[Any, str]:
-    """Return LLVM's code generator for an architecture, and its data layout."""
+def _machine(arch: str) -> Any:
+    """Make LLVM's code generator for an architecture."""
     initialize()
     known = ARCHITECTURES[arch]
-    found = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=known.llvm_cpu, features=f"+ptx{known.ptx}", opt=3)
-    return found, str(found.target_data)
+    return llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=known.llvm_cpu, features=f"+ptx{known.ptx}", opt=3)
+
+
+def _module(ir: str, arch: str) -> AbstractContextManager[tuple[Module, CodeGenerator]]:
+    """Return `module_of` for LLVM IR for an architecture, after LLVM's passes."""
+    check_intrinsics(ir, arch)
+    return module_of(ir, lambda: _machine(arch), (TRIPLE, arch), True, arch)
 
 
 def emit_ptx(ir: str, arch: str) -> str:
     """Compile a module to PTX, with LLVM's passes. Raises CompileError."""
-    check_intrinsics(ir, arch)
-    machine, layout = _machine(arch)
-    with module_of(ir, TRIPLE, layout, machine, True, arch) as module:
-        ptx = str(machine.emit_assembly(module))
+    with _module(ir, arch) as (module, generator):
+        ptx = module.emit(generator, assembly=True).decode()
     outside = _OUTSIDE.findall(ptx)
     if outside:
         raise CompileError(f"the PTX for {arch} calls {', '.join(sorted(set(outside)))}, which is nowhere defined")
@@ -39,7 +42,5 @@ def emit_ptx(ir: str, arch: str) -> str:
 
 def after_passes(ir: str, arch: str) -> str:
     """Return the module after LLVM's passes, as LLVM IR. Raises CompileError."""
-    check_intrinsics(ir, arch)
-    machine, layout = _machine(arch)
-    with module_of(ir, TRIPLE, layout, machine, True, arch) as module:
+    with _module(ir, arch) as (module, _):
         return str(module)

@@ -3,8 +3,8 @@
 Objects are position-independent ELF for one fixed triple per architecture, on every operating system. They reference no external symbols,
 so the same bytes load on each of these systems, and a worker compiles for the given target and not for its own host.
 
-llvmlite holds a lock around LLVM, so calls from several threads are safe but not parallel. Each call and each `LoadedProgram` has a
-separate LLVM context, so a process forked from a forkserver that has loaded LLVM may use it.
+Several threads may compile at once. Each call and each `LoadedProgram` has a separate LLVM context, so a process forked from a forkserver
+that has loaded LLVM may use it.
 """
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding as llvm
 
+from svod.compile.llvm.modules import CodeGenerator, Module
 from svod.core.machine.isa import MACHINES, llvm_features
 from svod.core.machine.target import Target
 from svod.errors import CompileError, LaunchError
@@ -39,11 +40,7 @@ ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine
 BASE_CPU = {"x86_64": "x86-64", "aarch64": "generic"}
 SEARCH_OPT, FINAL_OPT = 1, 2
 """Effort of LLVM's code generator (0-3) while searching and for finalists. On a GEMM tile 1, 2 and 3 give equal speed (250 GFLOP/s of 258),
-and 1 takes 4 to 10 % less time than 3; 0 is six times slower. Only the final effort includes loop strength reduction, see `_generate`."""
-
-# held while LLVM generates code: its code generator options are global, so modules with different options cannot be generated in parallel
-_generating = threading.Lock()
-remake_after_fork(sys.modules[__name__], "_generating", threading.Lock)
+and 1 takes 4 to 10 % less time than 3; 0 is six times slower. Only the final effort includes loop strength reduction."""
 
 PHASE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
@@ -55,81 +52,91 @@ def initialize() -> None:
     llvm.initialize_all_asmprinters()
 
 
-def _new_machine(arch: str, features: str, opt: int) -> Any:
+def _new_machine(arch: str, features: tuple[str, ...], opt: int) -> Any:
     initialize()
     if arch not in TRIPLES:
         raise CompileError(f"no code generator for {arch!r}; there are {', '.join(TRIPLES)}")
     of = llvm.Target.from_triple(TRIPLES[arch])
-    return of.create_target_machine(cpu=BASE_CPU[arch], features=features, opt=opt, reloc="pic", codemodel="small")
+    enabled = ",".join("+" + f for f in features)
+    return of.create_target_machine(cpu=BASE_CPU[arch], features=enabled, opt=opt, reloc="pic", codemodel="small")
 
 
-@lru_cache(maxsize=32)
-def _machine(arch: str, features: tuple[str, ...], opt: int) -> Any:
-    return _new_machine(arch, ",".join("+" + f for f in features), opt)
+class _Reduction:
+    """Switches loop strength reduction, an option of LLVM's code generators that is global in the process: threads that generate with it
+    run at once, and so do those without, but not both."""
 
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_on: bool | None = None     # unknown after a fork
+        self._running = 0
 
-def _optimize(module: Any, machine: Any) -> None:
-    """Run LLVM's O2 pipeline without vectorisers and unrolling, because LINEAR is already vectorised and unrolled."""
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = False
-    options.slp_vectorization = False
-    options.loop_unrolling = False
-    options.loop_interleaving = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
-
-
-def _generate(module: Any, machine: Any, final: bool) -> bytes:
-    """Generate the object of a module. `final` False, for a search: without loop strength reduction, which takes time and gains little,
-    because LINEAR's addresses are already a base plus a constant (`experiments/search_compiler.py` measures both). LLVM's option is global
-    in the process, so it is restored afterwards."""
-    with _generating:
-        if final:
-            return bytes(machine.emit_object(module))
-        llvm.set_option("svod", "-disable-lsr=true")
+    @contextmanager
+    def switched(self, on: bool) -> Iterator[None]:
+        """Switch it on or off in the body."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_on == on or not self._running)
+            if self._is_on != on:
+                llvm.set_option("svod", f"-disable-lsr={'false' if on else 'true'}")
+                self._is_on = on
+            self._running += 1
         try:
-            return bytes(machine.emit_object(module))
+            yield
         finally:
-            llvm.set_option("svod", "-disable-lsr=false")
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+
+_reduction = _Reduction()
+remake_after_fork(sys.modules[__name__], "_reduction", _Reduction)
+
+
+_idle: dict[tuple[Any, ...], list[CodeGenerator]] = {}       # code generators that no thread uses, by what they were made from
 
 
 @contextmanager
-def module_of(ir: str, triple: str, layout: str, machine: Any, passes: bool, what: str) -> Iterator[Any]:
-    """Parse LLVM IR and yield its module for a machine, after the passes of `_optimize` if `passes`. Raises CompileError, also for errors
-    of LLVM in the body. `what`: the target's name in messages."""
-    context = llvm.create_context()
+def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], passes: bool,
+              what: str) -> Iterator[tuple[Module, CodeGenerator]]:
+    """Yield (the module of LLVM IR; a code generator that no other thread uses meanwhile). `passes`: after LLVM's passes, and with loop
+    strength reduction in the body. `kind` identifies the machines that `make_machine` makes. Raises CompileError, also for errors of LLVM
+    in the body. `what`: the target's name in messages."""
     try:
-        module = llvm.parse_assembly(ir, context)
+        module = Module(ir)
     except RuntimeError as error:
         raise CompileError(f"LLVM does not accept the module: {error}") from error
+    idle = _idle.setdefault(kind, [])
     try:
-        module.verify()  # 0.1 ms; without it, LLVM may abort the process on a module that parses but is invalid
-        module.triple = triple
-        module.data_layout = layout
+        try:
+            generator = idle.pop()
+        except IndexError:
+            generator = CodeGenerator(make_machine())
+        module.verify()  # 0.1 ms
+        module.aim(generator)
         if passes:
-            _optimize(module, machine)
-        yield module
+            module.optimize(generator)
+        with _reduction.switched(on=passes):
+            yield module, generator
+        idle.append(generator)
     except RuntimeError as error:
         raise CompileError(f"LLVM could not compile for {what}: {error}") from error
     finally:
         module.close()
 
 
-@contextmanager
-def _module_for(ir: str, target: Target, passes: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield (the module of LLVM IR for a CPU target, LLVM's machine for that target)."""
-    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
-    with module_of(ir, TRIPLES[target.arch], _data_layout(target.arch), machine, passes, target.key) as module:
-        yield module, machine
+def _module_for(ir: str, target: Target, passes: bool) -> AbstractContextManager[tuple[Module, CodeGenerator]]:
+    """Return `module_of` for LLVM IR for a CPU target."""
+    kind = target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT
+    return module_of(ir, lambda: _new_machine(*kind), kind, passes, target.key)
 
 
 def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
-    """Compile a module to an ELF object. `passes`: run the passes of `_optimize` first, as for the finalists of a search. Without them, as
-    during a search, compilation takes half the time and the code is within about 5 % of the same speed.
+    """Compile a module to an ELF object; several threads may do so at once. `passes`: run LLVM's passes first, as for the finalists of a
+    search. Without them, and without loop strength reduction, as during a search, compilation takes half the time and the code is within
+    about 5 % of the same speed: LINEAR's addresses are already a base plus a constant (`experiments/search_compiler.py` measures both).
 
     Raises CompileError if LLVM rejects the module, or if the object needs an external symbol."""
-    with _module_for(ir, target, passes) as (module, machine):
-        code = _generate(module, machine, passes)
+    with _module_for(ir, target, passes) as (module, generator):
+        code = module.emit(generator)
     outside = undefined_symbols(code)
     if outside:
         raise CompileError(f"the object calls {', '.join(outside)}; code for {target.key} must not need a library")
@@ -144,13 +151,8 @@ def after_passes(ir: str, target: Target) -> str:
 
 def assembly(ir: str, target: Target) -> str:
     """Return the assembly of the object that `compile_object(ir, target, passes=True)` makes. Raises CompileError."""
-    with _module_for(ir, target, True) as (module, machine), _generating:
-        return str(machine.emit_assembly(module))
-
-
-@lru_cache(maxsize=8)
-def _data_layout(arch: str) -> str:
-    return str(_machine(arch, (), SEARCH_OPT).target_data)
+    with _module_for(ir, target, True) as (module, generator):
+        return module.emit(generator, assembly=True).decode()
 
 
 def _architecture(code: bytes) -> str:
@@ -217,7 +219,7 @@ class LoadedProgram:
         empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', context)
         # llvmlite's memory manager (use_lmm) places the sections near each other. Code can address constants up to 2 GiB away; with LLVM's
         # own memory manager they may be further away, and the process ends.
-        engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0), use_lmm=True)
+        engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, (), 0), use_lmm=True)
         # Held here, not by this object: in a cycle of garbage Python ends objects in any order, and an engine must not outlive its context.
         self._free = weakref.finalize(self, _free, engine, context)
         self._free.atexit = False       # threads may still be running the code

@@ -1,6 +1,13 @@
 """Compilation of a kernel under a chain of opts: once per process, and once per object cache.
 
-Code is looked up by (kernel key, chain, target, code generator): a second start of the program lowers and compiles nothing.
+Code is looked up by (kernel key, chain, target, code generator): a second start of the program lowers and compiles nothing. Compilers such
+as LLVM run beside the thread that prepares a plan: while it chooses the chain of a kernel and lowers it, they make machine code of the
+kernels before.
+
+    with Compilation(compiler) as compilation:
+        compilation.begin(a, choice)                lowered here; LLVM compiles it in another thread
+        compilation.begin(b, choice)
+        compile_all({…}, …)                         waits for LLVM, and loads the code
 """
 from __future__ import annotations
 
@@ -11,26 +18,29 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 from svod.compile.backend import Device, device_named
-from svod.compile.lower.program import PackedTemporaries, ProgramSpec
+from svod.compile.lower.program import PackedTemporaries, Program, ProgramSpec
 from svod.compile.plan.kernel_form import KernelForm
 from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
 from svod.compile.plan.plan_parts import LoadedCode
-from svod.compile.plan.stages import add_stage, build, lower_kernel, make_program, spec_of, stage_of
-from svod.config import PrepareConfig, object_cache_dirs
+from svod.compile.plan.stages import add_stage, build, lower_kernel, make_program, rendered, spec_of, stage_of
+from svod.config import PrepareConfig, default_threads, object_cache_dirs
 from svod.core.cost.template import made_by
-from svod.core.ir.uop import Ops
+from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.errors import CompileError, KernelOptError
 from svod.system.forksafe import remake_after_fork
+from svod.system.process.cores import usable_cores
 
 log = logging.getLogger("svod.tune.chains")
 
@@ -82,6 +92,15 @@ class Compiled:
     form: KernelForm | None = None      # the kernel, its chain and the target
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A lowered kernel, as a PROGRAM with its SOURCE, and the binary that another thread makes of it."""
+
+    lowered: Program
+    program: UOp
+    binary: Future[bytes]
+
+
 def _make_flights() -> tuple[threading.Lock, ...]:
     return tuple(threading.Lock() for _ in range(FLIGHTS))
 
@@ -98,6 +117,8 @@ class Compiler:
         self._heuristics: OrderedDict[ObjectKey, Heuristic] = OrderedDict()
         self._lock = threading.Lock()
         self._flights = _make_flights()
+        self._begun: dict[ObjectKey, _Begun] = {}
+        remake_after_fork(self, "_begun", dict)     # a child does not have the threads
         remake_after_fork(self, "_lock", threading.Lock)
         remake_after_fork(self, "_flights", _make_flights)
 
@@ -133,8 +154,7 @@ class Compiler:
     def _compile(self, kernel: Kernel, choice: Choice, key: ObjectKey) -> Compiled:
         entry = self.cache.get(key)
         if entry is None or "linear" not in entry.remarks:
-            lowered = lower_kernel(kernel, self.target, choice.chain)
-            program = build(add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered), self.target)
+            lowered, program = self._built(kernel, choice, key)
             entry = CachedObject(spec_of(program, self.target), stage_of(program, Ops.BINARY).arg,
                                  {"linear": lowered.digest, "packing": lowered.packing})
             self.cache.put(key, entry)
@@ -142,6 +162,42 @@ class Compiler:
         packing = entry.remarks.get("packing")
         return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why,
                         packing=PackedTemporaries(tuple(packing[0]), tuple(packing[1]), packing[2]) if packing else None)
+
+    def _built(self, kernel: Kernel, choice: Choice, key: ObjectKey) -> tuple[Program, UOp]:
+        """Return the lowered kernel, and the PROGRAM with all stages."""
+        begun = self._begun.pop(key, None)
+        if begun is not None:
+            with suppress(CancelledError):      # what another thread has begun ends with that thread's preparation
+                return begun.lowered, build(add_stage(begun.program, Ops.BINARY, begun.binary.result()), self.target)
+        lowered = self._lowered(kernel, choice)
+        return lowered, build(self._program(kernel, lowered), self.target)
+
+    def _lowered(self, kernel: Kernel, choice: Choice) -> Program:
+        return lower_kernel(kernel, self.target, choice.chain)
+
+    def _program(self, kernel: Kernel, lowered: Program) -> UOp:
+        return add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered)
+
+    def begin(self, kernel: Kernel, choice: Choice, threads: Executor) -> ObjectKey | None:
+        """Lower a kernel, and let another thread compile it, unless it was compiled already, or has begun. Returns the key under which it
+        has begun, or None. An error is not raised here but by `compile`, which meets it again."""
+        key = self._key(kernel, chain_digest(choice.chain))
+        with self._lock:
+            if key in self._made or key in self._begun:
+                return None
+        if self.cache.has(key):
+            return None
+        with suppress(KernelOptError, CompileError):
+            lowered = self._lowered(kernel, choice)
+            program = rendered(self._program(kernel, lowered), self.target)
+            source = stage_of(program, Ops.SOURCE).arg
+            self._begun[key] = _Begun(lowered, program, threads.submit(self.pair.compile, source, self.target))
+            return key
+        return None
+
+    def forget(self, key: ObjectKey) -> None:
+        """Forget what `begin` has begun and `compile` has not asked for."""
+        self._begun.pop(key, None)
 
     def heuristic(self, kernel: Kernel) -> Chain:
         """Return the heuristic's chain."""
@@ -217,16 +273,45 @@ def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
     return compiler
 
 
+class Compilation:
+    """The threads in which the kernels of a plan are compiled: one for each core that the compiler's target may use, none on a single core.
+    They end with the context, also if it is left by an exception: what has begun and was not asked for is dropped."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self.compiler, self._keys = compiler, list[ObjectKey]()
+        limit = compiler.target.threads if compiler.target.device == HOST else default_threads()
+        cores = usable_cores() if limit is None else min(usable_cores(), limit)
+        self._threads = ThreadPoolExecutor(cores, "svod-compile") if cores > 1 else None    # starts threads only for work
+
+    def begin(self, kernel: Kernel, choice: Choice) -> None:
+        """Compile a kernel in another thread, ahead of `Compiler.compile`."""
+        key = self.compiler.begin(kernel, choice, self._threads) if self._threads is not None else None
+        if key is not None:
+            self._keys.append(key)
+
+    def __enter__(self) -> Compilation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for key in self._keys:
+            self.compiler.forget(key)
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+
 def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], compiler: Compiler) -> dict[str, Compiled]:
     """Compile every kernel. If a chain from the database or a search fails to compile, use the heuristic's chain and log a warning."""
     out = {}
-    for key, kernel in kernels.items():
-        choice = choices[key]
-        try:
-            out[key] = compiler.compile(kernel, choice)
-        except (KernelOptError, CompileError) as e:
-            if choice.source in ("explicit", "none", "heuristic"):
-                raise
-            log.warning("kernel %s: the chain from the %s cannot be used (%s); using the heuristic", key[:12], choice.source, e)
-            out[key] = compiler.compile(kernel, compiler.heuristic_choice(kernel, f"the {choice.source}'s chain failed: {e}"))
+    with Compilation(compiler) as compilation:
+        for key, kernel in kernels.items():
+            compilation.begin(kernel, choices[key])
+        for key, kernel in kernels.items():
+            choice = choices[key]
+            try:
+                out[key] = compiler.compile(kernel, choice)
+            except (KernelOptError, CompileError) as e:
+                if choice.source in ("explicit", "none", "heuristic"):
+                    raise
+                log.warning("kernel %s: the chain from the %s cannot be used (%s); using the heuristic", key[:12], choice.source, e)
+                out[key] = compiler.compile(kernel, compiler.heuristic_choice(kernel, f"the {choice.source}'s chain failed: {e}"))
     return out

@@ -217,6 +217,10 @@ class ObjectCache:
         """Return the file in which an entry is stored; None if none is."""
         return _path(self.directories[0], key) if self.directories else None
 
+    def has(self, key: ObjectKey) -> bool:
+        """Whether there is a file for an entry, which `get` may still refuse."""
+        return any(_path(directory, key).exists() for directory in self.directories)
+
     def get(self, key: ObjectKey) -> CachedObject | None:
         """Return the entry, or None. A damaged entry is removed."""
         for directory in self.directories:

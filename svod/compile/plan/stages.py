@@ -105,16 +105,21 @@ def build(program: UOp, target: Target, chain: tuple[Opt, ...] = ()) -> UOp:
     """Return the PROGRAM with all stages. Missing ones are made: LINEAR under a chain of opts, the others by the device's compiler pair.
 
     Raises the errors of the stages: KernelOptError, CompileError, LaunchError."""
-    pair = pair_of(program)
     if len(program.src) == 2:
         program = add_stage(program, Ops.LINEAR, lower_kernel(Kernel(stage_of(program, Ops.SINK)), target, chain))
-    spec = spec_of(program, target)
-    if len(program.src) == 3:
-        program = add_stage(program, Ops.SOURCE, pair.render(Program(spec, stage_of(program, Ops.LINEAR).arg.code), target))
+    program = rendered(program, target)
     if len(program.src) == 4:
-        program = add_stage(program, Ops.BINARY, pair.compile(stage_of(program, Ops.SOURCE).arg, target))
+        program = add_stage(program, Ops.BINARY, pair_of(program).compile(stage_of(program, Ops.SOURCE).arg, target))
     for op in STAGES:
         stage_of(program, op)
+    return program
+
+
+def rendered(program: UOp, target: Target) -> UOp:
+    """Return a lowered PROGRAM with its SOURCE. Raises the errors of the stage, CompileError and LaunchError."""
+    spec = spec_of(program, target)
+    if len(program.src) == 3:
+        program = add_stage(program, Ops.SOURCE, pair_of(program).render(Program(spec, stage_of(program, Ops.LINEAR).arg.code), target))
     return program
 
 
