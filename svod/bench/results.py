@@ -24,14 +24,14 @@ from svod.system.checked import checked
 from svod.system.files import write_text
 
 FORMAT, VERSION = "svod-bench", 1
-MODEL_SUITES = ("models", "onnx", "torch")          # suites of models, not kernels
+MODEL_SUITES = ("models", "onnx", "torch", "blocks")        # suites of models, not kernels
 SVOD = ("heuristic", "tuned")       # the contestants that run svod; all others are peers
 
 
 @dataclass(frozen=True)
 class RunSettings:
     """The options of a run. `mode` beam searches kernels that the database lacks. `seed` decides the operands, and the `count` kernels
-    of the suite random. `started` is in UTC, ISO 8601; `seconds` is the duration of the run."""
+    of the suite random, or blocks. `started` is in UTC, ISO 8601; `seconds` is the duration of the run."""
 
     command: str
     suite: str
@@ -243,8 +243,64 @@ class SuiteResult:
 
 
 @dataclass(frozen=True)
+class KernelShare:
+    """A kernel of a block, timed alone: its seconds, and their share of all its kernels'. `why`: the reason for the chain. `bound`: the
+    least seconds that the ceilings allow; `cycles`: predicted by the cost model, whose terms `cost` has in words. Both are null if
+    unknown."""
+
+    name: str
+    chain: str
+    why: str
+    seconds: float
+    share: float
+    bound: float | None
+    cycles: float | None
+    cost: str
+    nest: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A block that shows a finding. `ratio`: svod's time over that of eager, null without a time. `kernels`: in the order of their
+    times."""
+
+    block: str
+    ratio: float | None
+    kernels: tuple[KernelShare, ...]
+
+
+@dataclass(frozen=True)
+class BlockFinding:
+    """A block that is slower than eager by more than the limit, or on which svod is wrong or fails; and the smallest block that shows the
+    same. `case`: its name in the suite. `judged`: the number of blocks that were tried on the way."""
+
+    case: str
+    kind: Literal["slow", "wrong", "failed"]
+    why: str
+    found: Shown
+    smallest: Shown
+    judged: int
+
+
+@dataclass(frozen=True)
+class FamilyResult:
+    """The blocks of a family. `slower`: how many take more than each of `findings.LEVELS` times eager's time. `left_out`: blocks that eager
+    does not run, or only inexactly. `mean`: the geometric mean of the speed-ups over eager; `worst` is the least, of `worst_block`."""
+
+    name: str
+    blocks: int
+    slower: tuple[int, ...]
+    wrong: int
+    failed: int
+    left_out: int
+    mean: float | None
+    worst: float | None
+    worst_block: str
+
+
+@dataclass(frozen=True)
 class Run:
-    """All results of one `svod-bench run`."""
+    """All results of one `svod-bench run`. `families` and `findings`: of the suite blocks."""
 
     settings: RunSettings
     machine: Machine
@@ -255,6 +311,8 @@ class Run:
     cases: tuple[CaseResult, ...]
     groups: tuple[GroupResult, ...]
     suites: tuple[SuiteResult, ...] = ()
+    families: tuple[FamilyResult, ...] = ()
+    findings: tuple[BlockFinding, ...] = ()
 
     def case(self, name: str) -> CaseResult | None:
         """The case of that name."""

@@ -48,6 +48,9 @@ SLOW_FACTOR = 8.0
 SLOW_SECONDS = 10e-3
 SLOW_ROUNDS = 7
 NEIGHBOUR, ARITHMETIC = BESIDE = ("round neighbour", "bare arithmetic")   # timed in the same rounds, but not competing: they do other work
+# A case with a limit takes this many rounds, and no more if its ratio to the fastest peer is clearly on one side of the limit.
+LIMIT_ROUNDS = 6                # the fewest rounds that give an interval
+LIMIT_SECONDS = 5.0
 CLOSE_FACTOR = 1.25             # ratios must be known to all peers whose time is within this factor of the fastest peer's
 
 
@@ -64,8 +67,9 @@ class CaseTiming:
 def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, beside: Collection[int] = (),
                      elsewhere: Sequence[Sequence[Contestant]] = (), rng: random.Random, clock: Clock = time.perf_counter,
                      watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS),
-                     place: Place) -> CaseTiming:
+                     place: Place, limit: float | None = None) -> CaseTiming:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is used up.
+    With a `limit` it is enough to know whether `lead` takes more than so many times the fastest one's time.
 
     `elsewhere` has the same contestants on operands in other memory; rounds alternate between the placements. Fast contestants are found by
     their medians so far, which one bad sample does not change; slow ones by the minimum of their first samples, because new threads may
@@ -79,14 +83,14 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
     gc.disable()
     try:
         with place([c for members in placements for c in members], pause):
-            return _time_placed(placements, lead, config, beside, rng, clock=clock, watch=watch, pause=pause)
+            return _time_placed(placements, lead, config, beside, rng, clock=clock, watch=watch, pause=pause, limit=limit)
     finally:
         if was_enabled:
             gc.enable()
 
 
 def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: BenchConfig, beside: Collection[int], rng: random.Random, *,
-                 clock: Clock, watch: Watch, pause: Callable[[], None]) -> CaseTiming:
+                 clock: Clock, watch: Watch, pause: Callable[[], None], limit: float | None) -> CaseTiming:
     def calibrated_warm(contestant: Contestant) -> tuple[int, float]:
         pause()
         warm_up(contestant, WARM_SECONDS, clock)
@@ -108,8 +112,9 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
             fast = _without_the_slow(seconds, lead, beside)
         if rounds >= config.rounds:
             peers = [seconds[i] for i in fast if i != lead and i not in beside]
-            precise = (_is_known(peers, seconds[lead], config.precision)
-                       and all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in beside))
+            precise = _is_judged(peers, seconds[lead], limit) if limit is not None else (
+                _is_known(peers, seconds[lead], config.precision)
+                and all(paired_ratio(seconds[i], seconds[lead]).half_width <= config.precision for i in beside))
     return CaseTiming(tuple(map(tuple, seconds)), precise, seen())
 
 
@@ -126,6 +131,14 @@ def _is_known(peers: Sequence[Sequence[float]], lead: Sequence[float], precision
     return all(paired_ratio(p, lead).half_width <= precision for p, m in zip(peers, medians, strict=True) if m <= limit)
 
 
+def _is_judged(peers: Sequence[Sequence[float]], lead: Sequence[float], limit: float) -> bool:
+    """Whether it is known on which side of `limit` the ratio of `lead` to the fastest peer is."""
+    if not peers:
+        return True
+    ratio = paired_ratio(lead, min(peers, key=statistics.median))
+    return ratio.low > limit or ratio.high < limit
+
+
 def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, target: Target, ceilings: Ceilings | None = None,
              arithmetic: Callable[[DType], Round] | None = None, seed: int = 0, rng: random.Random | None = None,
              clock: Clock = time.perf_counter, watch: Watch = watch_machine,
@@ -135,6 +148,8 @@ def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, ta
     `arithmetic` makes a loop of bare arithmetic on a type, which is timed along with kernels that arithmetic limits; without it their
     bound comes from `ceilings` alone."""
     run = _CaseRun(case, contestants, seed, refer)
+    if case.limit is not None:
+        config = replace(config, rounds=min(config.rounds, LIMIT_ROUNDS), case_seconds=min(config.case_seconds, LIMIT_SECONDS))
     flops, read, written = _work(case, run.outcomes)
     bound = ceilings.bound(((BY_NAME[case.dtype], flops),), read, written, target) if ceilings is not None else None
     bare = arithmetic(BY_NAME[case.dtype]) if arithmetic is not None and bound is not None and bound.by == COMPUTE else None
@@ -162,6 +177,7 @@ class _CaseRun:
     def __init__(self, case: Case, contestants: Sequence[Peer], seed: int, refer: Callable[[Case, Sequence[Array]], Result]) -> None:
         operands = case.draw(seed)
         wanted = refer(case, operands)
+        self.limit = case.limit
         self.ready: dict[str, PreparedPeer] = {}
         self.outcomes: list[ContestantResult] = []
         self.neighbour: Neighbour | None = None
@@ -196,7 +212,8 @@ class _CaseRun:
             placements = [[_contestant(n, there[n]) for n in names] for there in (self.ready, *self.moved)]
             try:
                 return time_interleaved(placements[0], lead, config, beside=[names.index(n) for n in BESIDE if n in self.ready],
-                                        elsewhere=placements[1:], rng=rng, clock=clock, watch=watch, pause=pause, place=place)
+                                        elsewhere=placements[1:], rng=rng, clock=clock, watch=watch, pause=pause, place=place,
+                                        limit=self.limit)
             except _BrokeError as e:
                 self._drop(e)
         return None

@@ -4,13 +4,16 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from multiprocessing.connection import Pipe
 from typing import Any
 
 import numpy as np
 import pytest
 
+from svod.bench.blocks.families import block_case, drawn_block
 from svod.bench.load import MachineLoad, read_machine
 from svod.bench.peers import PEER_LIBRARIES, PreparedPeer, calls
 from svod.bench.peers.alone import Alone, AloneError, Done, Order, Process, RemoteContestant
@@ -33,20 +36,25 @@ CONFIG = BenchConfig(rounds=7, case_seconds=0.0, precision=0.01, min_sample=200.
 class FakeProcess:
     """Answers like a child process. `behaviour` by contestant: seconds of a call, a number added to the outputs, or an error."""
 
+    started: list[str]
     ended: list[str]
-    orders: list[Order]
+    asked: list[Order]
 
     def __init__(self, name: str, behaviour: dict[str, Any]) -> None:
-        self.name, self.id, self.behaviour = name, os.getpid(), behaviour[name]
+        self.name, self.id, self.behaviour, self.orders, self.failed = name, os.getpid(), behaviour[name], 0, False
+        self.started.append(name)
 
     def ask(self, message: Any, seconds: float) -> Any:
         if isinstance(message, Order):
-            self.orders.append(message)
+            self.asked.append(message)
+            self.orders += 1
             if isinstance(self.behaviour, Exception):
+                self.failed = isinstance(self.behaviour, AloneError)
                 raise self.behaviour
             wrong = self.behaviour if self.behaviour > 1 else 0.0
             return Done([np.ones((2, 3), np.float32) + np.float32(wrong), np.arange(3)], "a remark", None, (), 0.5, None)
         if self.behaviour < 0:
+            self.failed = True
             raise AloneError("its process ended with the status -11")
         return None if message[0] == "run" else message[1] * abs(self.behaviour)
 
@@ -57,14 +65,15 @@ class FakeProcess:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Run a case whose contestants, svod's and libraries, behave as specified."""
-    FakeProcess.ended, FakeProcess.orders = [], []
+    FakeProcess.started, FakeProcess.ended, FakeProcess.asked = [], [], []
     monkeypatch.setattr(Alone, "pause", lambda self: None)
     monkeypatch.setattr(Alone, "watch", lambda self: lambda: MachineLoad())
 
     def do(behaviour: dict[str, Any], cases: Sequence[Case] = (CASE,), known: Sequence[CaseResult] = ()) -> Run:
         own = {n: PrepareConfig() for n in ("heuristic", "tuned") if n in behaviour}
         alone = Alone([n for n in behaviour if n not in own], own, 5, 2, start=lambda name: FakeProcess(name, behaviour))  # type: ignore[arg-type,return-value]
-        return run_suite(cases, [], [], SETTINGS, CONFIG, target=host_target(), alone=alone, known=known)
+        with closing(alone):
+            return run_suite(cases, [], [], SETTINGS, CONFIG, target=host_target(), alone=alone, known=known)
     return do
 
 
@@ -74,7 +83,7 @@ def test_each_contestant_has_a_process_and_its_own_clock(run: Callable[..., Run]
     assert own is not None and own.median == pytest.approx(2e-3) and own.speedups["onnxruntime"].median == pytest.approx(1.5)
     assert own.remark == "a remark" and own.prepare_seconds == 0.5 and case.rounds == 7
     assert sorted(FakeProcess.ended) == ["heuristic", "onnxruntime"]
-    assert sorted((o.contestant, o.seed, o.threads, o.config is not None) for o in FakeProcess.orders) == [
+    assert sorted((o.contestant, o.seed, o.threads, o.config is not None) for o in FakeProcess.asked) == [
         ("heuristic", 5, 2, True), ("onnxruntime", 5, 2, False)]
 
 
@@ -117,6 +126,33 @@ def test_known_results_stay(run: Callable[..., Run]) -> None:
     assert [c.outcome("heuristic").median for c in again.cases] == pytest.approx([1e-3, 1e-3])  # type: ignore[union-attr]
 
 
+BLOCKS = [block_case(drawn_block("image", 0, number)) for number in range(3)]
+
+
+def test_children_of_blocks_stay_for_the_next_one(run: Callable[..., Run]) -> None:
+    found = run({"heuristic": 2e-3, "torch": 3e-3}, BLOCKS)
+    assert [c.svod is not None for c in found.cases] == [True] * 3
+    assert sorted(FakeProcess.started) == sorted(FakeProcess.ended) == ["heuristic", "torch"] and len(FakeProcess.asked) == 6
+
+
+@pytest.mark.parametrize("behaviour", [AloneError("it took more than 400 s, and was ended"), -2e-3])
+def test_a_child_that_failed_is_replaced(run: Callable[..., Run], behaviour: Any) -> None:
+    found = run({"heuristic": behaviour, "torch": 3e-3}, BLOCKS)
+    assert [o.status for c in found.cases if (o := c.outcome("heuristic"))] == ["failed"] * 3
+    assert FakeProcess.started.count("heuristic") == 3 and FakeProcess.started.count("torch") == 1
+
+
+def test_a_child_that_has_had_many_cases_is_replaced(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("svod.bench.peers.alone.MOST_ORDERS", 2)
+    run({"heuristic": 2e-3, "torch": 3e-3}, BLOCKS)
+    assert sorted(FakeProcess.started) == sorted(FakeProcess.ended) == ["heuristic"] * 2 + ["torch"] * 2
+
+
+def test_what_is_unsupported_costs_no_child(run: Callable[..., Run]) -> None:
+    run({"heuristic": UnsupportedError("it has no such operation"), "torch": 3e-3}, BLOCKS)
+    assert sorted(FakeProcess.started) == ["heuristic", "torch"]
+
+
 # -- a real process -----------------------------------------------------------------------------------
 
 @pytest.mark.slow
@@ -145,18 +181,19 @@ def test_the_child_serves_its_contestant(monkeypatch: pytest.MonkeyPatch) -> Non
         def prepare(self, case: Case, operands: Sequence[Any]) -> PreparedPeer:
             if case.name == "other":
                 raise UnsupportedError("there is no such operation")
-            return PreparedPeer(lambda n: ran.append(n) if n != 13 else 1 // 0, lambda: [np.ones(2)], False, "slow today")  # type: ignore[arg-type,return-value]
+            held = MachineLoad()
+            weakref.finalize(held, dropped.append, case.name)
+            return PreparedPeer(lambda n: ran.append(n) if n != 13 else 1 // 0, lambda: [np.ones(2)], False, "slow today",  # type: ignore[arg-type,return-value]
+                                again=lambda case, operands: held)  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(child, "_contestant", lambda order: Peer())
     monkeypatch.setattr(child, "_resolved", lambda order: whole_model(order.case, "", "onnx", "", 0.0))
+    dropped: list[str] = []
 
-    def serve(case: str) -> tuple[threading.Thread, Any]:
-        own, other = Pipe()
-        thread = threading.Thread(target=child.main, args=(str(os.dup(other.fileno())),))
-        other.close()
-        thread.start()
-        own.send(Order("heuristic", case, "onnx", 0, 1))
-        return thread, own
-    thread, pipe = serve("file")
+    pipe, other = Pipe()
+    thread = threading.Thread(target=child.main, args=(str(os.dup(other.fileno())),))
+    other.close()
+    thread.start()
+    pipe.send(Order("heuristic", "file", "onnx", 0, 1))
     kind, done = pipe.recv()
     assert kind == "done" and done.remark == "slow today" and np.array_equal(done.outputs[0], np.ones(2))
     pipe.send(("sample", 4, None))
@@ -166,12 +203,14 @@ def test_the_child_serves_its_contestant(monkeypatch: pytest.MonkeyPatch) -> Non
     assert pipe.recv() == ("failed", "ZeroDivisionError: integer division or modulo by zero")
     pipe.send(("run", 2))
     assert pipe.recv() == ("done", None) and ran[-1] == 2
+    pipe.send(("explain",))
+    assert pipe.recv() == ("done", ()) and not dropped
+    for case, answer in (("other", "unsupported"), ("third", "done")):     # an order takes the place of the one before it
+        pipe.send(Order("heuristic", case, "onnx", 0, 1))
+        assert pipe.recv()[0] == answer and dropped == ["file"]
     pipe.close()
     thread.join(NEVER)
-    assert not thread.is_alive()
-    thread, pipe = serve("other")
-    assert pipe.recv() == ("unsupported", "there is no such operation")
-    thread.join(NEVER)
+    assert not thread.is_alive() and dropped == ["file", "third"]
 
 
 # -- what it stands on --------------------------------------------------------------------------------

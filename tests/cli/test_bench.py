@@ -73,7 +73,9 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     (["run", "--budget", "20"], ["--budget is the time of a search; add --beam N"]),
     (["run", "--resume"], ["--resume goes on with the file of --json"]),
     (["measure"], ["No such command"]),
-    (["run", "--suite", "core", "--count", "3"], ["--count 3 applies to the suite random"]),
+    (["run", "--suite", "core", "--count", "3"], ["--count 3 applies to the suites random and blocks"]),
+    (["run", "--suite", "core", "--limit", "1.2"], ["--limit applies to the suite blocks"]),
+    (["run", "--suite", "blocks", "--kernels", "image float32 8: nonsuch"], ["there is no layer 'nonsuch'"]),
     (["run", "--kernels", "gemm_256", "--dump-after", "nonsuch"], ["there is no pass 'nonsuch'", "rangeify"]),
     (["report", "--db", "typo.db"], ["there is no database at", "typo.db"]),
 ])
@@ -90,7 +92,7 @@ def test_results_of_another_version(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["run", "nonsuch"], "svod-bench run --kernels 'nonsuch*'. The suites are core, odd, models, random, gpu, onnx, torch, and all"),
+    (["run", "nonsuch"], "--kernels 'nonsuch*'. The suites are core, odd, models, random, gpu, onnx, torch, blocks, and all"),
     (["run", "models", "--heuristic"], "svod-bench run --suite models"), (["run", "--nonsuch"], "No such option"),
     (["run", "--json", "none/r.json"], "the directory"), (["run", "--beam", "2", "--db", "old.json"], "not a tuning database"),
     (["report", "-o", "none/r.html"], "-o none/r.html: the directory"), (["ceilings", "--json", "none/c.json"], "--json none/c.json"),
@@ -160,6 +162,9 @@ def test_list_of_random_kernels_says_its_seed(call: Call) -> None:
     assert drawn.exit_code == again.exit_code == 0 and drawn.stdout.splitlines()[:4] == again.stdout.splitlines()
     assert len(call("run", "--list", "--suite", "random", "--seed", "0").stdout.splitlines()) == 21
     assert call("run", "--list").stderr == ""
+    blocks = call("run", "--list", "--suite", "blocks", "--count", "2", "--seed", "7", "--kernels", "block_image_*")
+    assert [line.split("\t")[0] for line in blocks.stdout.splitlines()] == ["kernel", "block_image_7_0", "block_image_7_1"]
+    assert "blocks is 2 kernels of seed 7" in blocks.stderr
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from svod.bench.results import KernelInfo, PeerInfo
+from svod.bench.results import KernelInfo, KernelShare, PeerInfo
 from svod.bench.suites.cases import Case
 from svod.bench.timer import Contestant
 from svod.errors import ConfigError
@@ -29,7 +29,8 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4       # malloc.h
 class PreparedPeer:
     """A case, ready to be timed. `run(n)` runs it n times in a row and returns when all runs have ended. `output()` is the result of the
     last run, with bfloat16 as float32. `identity` is equal for two contestants that run the same code, and None if that is unknown.
-    `again` prepares the same code on other operands, if the contestant's `prepare` would do more than that."""
+    `again` prepares the same code on other operands, if the contestant's `prepare` would do more than that. `exact`: the result in
+    float64. `explain` times the kernels one by one."""
 
     run: Callable[[int], None]
     output: Callable[[], Array | list[Array]]
@@ -41,6 +42,8 @@ class PreparedPeer:
     search_seconds: float | None = None
     again: Prepare | None = None
     contestant: Contestant | None = None        # a contestant that takes its own samples, in another process
+    exact: Callable[[], list[Array]] | None = None
+    explain: Callable[[], tuple[KernelShare, ...]] | None = None
 
 
 Prepare = Callable[[Case, Sequence[Array]], PreparedPeer]
@@ -71,7 +74,7 @@ class Library(NamedTuple):
 
 PEER_LIBRARIES = {
     "numpy": Library(("numpy",), "svod.bench.peers.with_numpy", "NumpyPeer"),
-    "torch": Library(("torch",), "svod.bench.peers.with_torch", "TorchPeer", ("kernels", "torch")),
+    "torch": Library(("torch",), "svod.bench.peers.with_torch", "TorchPeer", ("kernels", "torch", "blocks")),
     "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime", "OnnxRuntimePeer", ("kernels", "onnx", "torch")),
     "jax": Library(("jax",), "svod.bench.peers.with_jax", "JaxPeer"),
     "inductor": Library(("torch",), "svod.bench.peers.with_inductor", "InductorPeer", ("torch",)),

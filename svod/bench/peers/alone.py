@@ -6,9 +6,13 @@
     ("run", n)                    →      run it n times
     ("sample", n, warm)           →      untimed runs for `warm` seconds, then n timed ones
                                   ←      their seconds, by the child's own clock
+    ("explain",)                  →      time its kernels one by one
+                                  ←      what they are and take (`results.KernelShare`)
+    Order                         →      drop the case, prepare the next one
 
 All children of a case exist at the same time and wait for messages without using a core, so that rounds interleave as they do in one
-process. If a child ends, hangs or sends an unexpected answer, only its own contestant fails.
+process. If a child ends, hangs or sends an unexpected answer, only its own contestant fails. Children of small cases (`LASTING`) stay for
+the next case, unless they failed or have had `MOST_ORDERS`; those of other cases end with their case.
 """
 from __future__ import annotations
 
@@ -37,6 +41,8 @@ CHILD = "svod.cli.bench.alone"          # the module that a child process runs; 
 PREPARE_SECONDS = 400.0         # most seconds for preparing a case, without the budget of a search
 RUN_SECONDS = 120.0             # most seconds until a run or a sample is answered
 END_SECONDS = 5.0               # seconds in which a child may end by itself before it is killed
+LASTING = ("blocks",)           # suites whose children stay for the next case
+MOST_ORDERS = 200               # most cases of a child: what a library keeps of each does not add up
 SPIN_DOWN_SECONDS = 50e-3       # seconds between contestants, until the idle threads of a library stop spinning
 
 
@@ -58,7 +64,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Done:
-    """A child's answer to its order: the outputs of the first run, and the fields of a `PreparedPeer` that can be sent."""
+    """A child's answer to its order: the outputs of the first run, and the fields of a `PreparedPeer` that can be sent. `exact`: the
+    outputs to compare with, if the first run's are not."""
 
     outputs: list[Array]
     remark: str
@@ -66,13 +73,15 @@ class Done:
     kernels: tuple[KernelInfo, ...]
     prepare_seconds: float | None
     search_seconds: float | None
+    exact: list[Array] | None = None
 
 
 class Process:
-    """A child process and the pipe to it. Its methods raise AloneError if the child does not answer."""
+    """A child process and the pipe to it. Its methods raise AloneError if the child does not answer. `orders`: the cases it was given;
+    `failed`: whether it did not answer as it should, ever."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.orders, self.failed = name, 0, False
         own, other = Pipe()
         try:
             self._child = subprocess.Popen([python(), "-m", CHILD, str(other.fileno())], pass_fds=(other.fileno(),),
@@ -84,6 +93,14 @@ class Process:
 
     def ask(self, message: Any, seconds: float) -> Any:
         """Send a message to the child and return its answer. Raises AloneError after `seconds`."""
+        self.orders += isinstance(message, Order)
+        try:
+            return self._answer(message, seconds)
+        except AloneError:
+            self.failed = True
+            raise
+
+    def _answer(self, message: Any, seconds: float) -> Any:
         try:
             self._pipe.send(message)
             if not self._pipe.poll(seconds):
@@ -130,7 +147,8 @@ class RemoteContestant(Contestant):
 
 @dataclass
 class Alone:
-    """The child processes of a case. `config` has the configuration of each svod contestant, by name."""
+    """The child processes of a case, and those that wait for the next one. `config` has the configuration of each svod contestant, by
+    name."""
 
     libraries: Sequence[str]
     config: dict[str, PrepareConfig]
@@ -140,17 +158,26 @@ class Alone:
     start: Callable[[str], Process] = Process
     _live: list[Process] = field(default_factory=list)
     _kept: dict[tuple[str, str], tuple[Process, Done]] = field(default_factory=dict)
+    _waiting: dict[str, Process] = field(default_factory=dict)
 
     @contextmanager
     def entered(self, case: Case) -> Iterator[list[Peer]]:
-        """Yield the contestants of a case; their processes end with the context."""
+        """Yield the contestants of a case; their processes end with the context, or wait for the next case."""
         try:
             yield [AlonePeer(self, name) for name in (*self.config, *(n for n in self.libraries if case.op in PEER_LIBRARIES[n].suites))]
         finally:
             for process in self._live:
-                process.end()
+                if case.suite in LASTING and not process.failed and process.orders < MOST_ORDERS and process.name not in self._waiting:
+                    self._waiting[process.name] = process
+                else:
+                    process.end()
             self._live.clear()
             self._kept.clear()
+
+    def close(self) -> None:
+        """End the processes that wait for a case."""
+        while self._waiting:
+            self._waiting.popitem()[1].end()
 
     def reference(self, case: Case, operands: Sequence[Array]) -> Result:
         """The outputs of the library that serves as reference. Its process is kept, because it may be a contestant as well."""
@@ -159,13 +186,14 @@ class Alone:
             self._kept[name, case.name] = found = self.prepared(name, case)
         except AloneError as e:
             raise AloneError(f"{name}, with which the others are compared: {e}") from e
-        return found[1].outputs
+        done = found[1]
+        return done.outputs if done.exact is None else done.exact
 
     def prepared(self, name: str, case: Case) -> tuple[Process, Done]:
         """A process that has prepared a case, and its answer. Raises UnsupportedError or AloneError."""
         if (name, case.name) in self._kept:
             return self._kept.pop((name, case.name))
-        process = self.start(name)
+        process = self._waiting.pop(name, None) or self.start(name)
         self._live.append(process)
         order = Order(name, case.name, case.suite, self.seed, self.threads, self.config.get(name))
         done = process.ask(order, PREPARE_SECONDS + self.budget)
@@ -199,4 +227,5 @@ class AlonePeer:
         process, done = self.alone.prepared(self.name, case)
         contestant = RemoteContestant(process)
         return PreparedPeer(lambda times: process.ask(("run", times), RUN_SECONDS), lambda: done.outputs, False, done.remark, done.identity,
-                            done.kernels, done.prepare_seconds, done.search_seconds, contestant=contestant)
+                            done.kernels, done.prepare_seconds, done.search_seconds, contestant=contestant,
+                            explain=lambda: process.ask(("explain",), RUN_SECONDS))

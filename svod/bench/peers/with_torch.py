@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from svod.bench.blocks.modules import in_double, make_block
 from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.peers.models import forward
 from svod.bench.suites.cases import Case, load_model
@@ -30,7 +31,7 @@ class TorchPeer:
         torch.set_grad_enabled(False)
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
-        if case.op == "torch":
+        if case.op in ("torch", "blocks"):
             return prepared_module(case)
         tensors = [_tensor(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
         if case.op == "model":
@@ -46,9 +47,10 @@ class TorchPeer:
 
 
 def prepared_module(case: Case, compiled: Callable[[Any], Any] = lambda module: module) -> PreparedPeer:
-    """Prepare a module of the suite torch, wrapped by `compiled`, called as its users do: arguments in, new outputs out."""
+    """Prepare a module of the suites torch and blocks, wrapped by `compiled`, called as its users do: arguments in, new outputs out."""
     torch.manual_seed(case.options["seed"])
-    module, args, kwargs = make(case.name, REAL)
+    made = make_block(case.options["block"]) if case.op == "blocks" else make(case.name, REAL)
+    module, args, kwargs = made
     function = compiled(module)
     last: list[Any] = []
 
@@ -56,9 +58,18 @@ def prepared_module(case: Case, compiled: Callable[[Any], Any] = lambda module: 
         with torch.inference_mode():
             for _ in range(times):
                 last[:] = [function(*args, **kwargs)]
+
+    def exact() -> list[Array]:
+        double, inputs, others = in_double(made)
+        with torch.inference_mode():
+            outputs = [_array(t) for t in leaves(double(*inputs, **others))]
+        if not all(np.isfinite(a).all() for a in outputs):
+            raise UnsupportedError("the result is not finite")
+        return outputs
     start = time.perf_counter()
     run(1)
-    return PreparedPeer(run, lambda: [_array(t) for t in leaves(last[0])], False, prepare_seconds=time.perf_counter() - start)
+    return PreparedPeer(run, lambda: [_array(t) for t in leaves(last[0])], False, prepare_seconds=time.perf_counter() - start,
+                        exact=exact if case.op == "blocks" else None)
 
 
 def _tensor(array: Array, dtype: str) -> Tensor:

@@ -26,7 +26,7 @@ Fill = Literal["normal", "positive", "integers"]
 
 MODELS_DIR = Path(__file__).resolve().parents[3] / "experiments" / "models"
 # the reference library of cases that each library runs in a separate process, by operation (also the suite's name)
-REFERENCE = {"onnx": "onnxruntime", "torch": "torch"}
+REFERENCE = {"onnx": "onnxruntime", "torch": "torch", "blocks": "torch"}
 # largest allowed difference, divided by the largest output; integers must be exact
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}
 
@@ -91,6 +91,11 @@ class Case:
     def alone(self) -> bool:
         """Whether each library runs the case in a separate process, which draws the operands itself."""
         return self.op in REFERENCE
+
+    @property
+    def limit(self) -> float | None:
+        """The multiple of the fastest library's time above which svod is too slow: whether it is, decides how long it is timed."""
+        return self.options.get("limit")
 
     @property
     def bytes_read(self) -> int:
@@ -233,9 +238,9 @@ def model(name: str, title: str, script: str, kind: str, shape: tuple[int, ...],
                 lambda x: load_model(script, kind)(x), {"script": script, "kind": kind})
 
 
-def whole_model(name: str, title: str, suite: Literal["onnx", "torch"], group: str, tolerance: float) -> Case:
+def whole_model(name: str, title: str, suite: Literal["onnx", "torch", "blocks"], group: str, tolerance: float, **options: Any) -> Case:
     """A whole model in the form that each library loads: an ONNX file, or a PyTorch module."""
-    return Case(name, title, suite, group, suite, (), (), "float32", 0.0, _from_elsewhere, {"tolerance": tolerance})
+    return Case(name, title, suite, group, suite, (), (), "float32", 0.0, _from_elsewhere, {"tolerance": tolerance, **options})
 
 
 def _from_elsewhere(*operands: Any) -> Any:

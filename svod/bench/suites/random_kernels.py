@@ -10,12 +10,14 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from svod.bench.suites import cases
 from svod.bench.suites.cases import Case
 from svod.core.ir.dtype import BY_NAME
 from svod.errors import ConfigError
 
+T = TypeVar("T")
 RANDOM = "random"
 RANDOM_COUNT = 20
 FLOPS, BYTES = 3e11, 4e10                       # nominal rates per second: a processor of a few cores
@@ -25,10 +27,10 @@ LEAST_SECONDS, MOST_SECONDS = 200e-6, 7.5e-3    # bounds of a case's time at the
 class Draw:
     """A source of random numbers. It uses `Random.random` only, whose sequence is the same in every version of Python."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self._next = random.Random(seed).random
 
-    def choice(self, *values: int) -> int:
+    def choice(self, *values: T) -> T:
         """One of the values at random."""
         return values[int(self._next() * len(values))]
 

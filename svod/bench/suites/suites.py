@@ -7,6 +7,7 @@
     torch    PyTorch modules (`torch_modules.py`), each library in a process of its own
     gpu      kernels of the kinds of core that fill a GPU, in its types (`gpu_kernels.py`)
     random   kernels of the kinds of core, with extents drawn from a seed (`random_kernels.py`)
+    blocks   blocks of layers of PyTorch, drawn from a seed, each library in a process of its own (`svod/bench/blocks`)
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from svod.bench.blocks.families import BLOCK_COUNT, BLOCK_SUITE, SLOWNESS_LIMIT, block_cases
 from svod.bench.suites import cases
 from svod.bench.suites.cases import Case
 from svod.bench.suites.gpu_kernels import GPU, gpu_cases
@@ -82,7 +84,8 @@ MODEL_CASES = (
 SUITES: Mapping[str, Sequence[Case]] = {"core": CORE_CASES, "odd": ODD, "models": MODEL_CASES, "onnx": onnx_cases(), "torch": torch_cases(),
                                          GPU: gpu_cases(small=False)}
 ALL_SUITES = ("core", "odd", "models")    # the suites that "all" stands for: their cases come with svod
-SUITE_NAMES = (*ALL_SUITES, RANDOM, GPU, "onnx", "torch")
+SUITE_NAMES = (*ALL_SUITES, RANDOM, GPU, "onnx", "torch", BLOCK_SUITE)
+SEEDED_SUITES = {RANDOM: RANDOM_COUNT, BLOCK_SUITE: BLOCK_COUNT}     # suites that a seed decides, and how many cases they have
 
 
 def parse_suites(text: str) -> tuple[str, ...]:
@@ -95,16 +98,19 @@ def parse_suites(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(s for n in names for s in (ALL_SUITES if n == "all" else (n,))))
 
 
-def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int = RANDOM_COUNT, small: bool = False) -> list[Case]:
+def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int | None = None, small: bool = False,
+                 limit: float = SLOWNESS_LIMIT) -> list[Case]:
     """The cases of `suites` (see `parse_suites`) whose names match one of the patterns, which are joined by commas; `*` and `?` work as
-    in a shell. `seed` and `count` apply to the suite random, `small` to the suite gpu (small kernels). Raises ConfigError for an unknown
-    suite and for a pattern without a match."""
+    in a shell, and a block may be written out. `seed` and `count` apply to `SEEDED_SUITES`, `small` to the suite gpu (small kernels),
+    `limit` to the suite blocks (`Case.limit`). Raises ConfigError for an unknown suite and for a pattern without a match."""
     names = parse_suites(suites)
-    made: dict[str, Callable[[], Sequence[Case]]] = {RANDOM: lambda: random_cases(count, seed), GPU: lambda: gpu_cases(small)}
+    made: dict[str, Callable[[], Sequence[Case]]] = {
+        RANDOM: lambda: random_cases(RANDOM_COUNT if count is None else count, seed), GPU: lambda: gpu_cases(small),
+        BLOCK_SUITE: lambda: block_cases(BLOCK_COUNT if count is None else count, seed, pattern, limit)}
     known = [c for name in names for c in (made[name]() if name in made else SUITES[name])]
     chosen: dict[str, Case] = {}
     for part in filter(None, (p.strip() for p in pattern.split(","))):
-        matching = [c for c in known if fnmatch.fnmatchcase(c.name, part)]
+        matching = [c for c in known if c.name == part or fnmatch.fnmatchcase(c.name, part)]
         if not matching:
             elsewhere = [n for n, own in SUITES.items() if n not in names and any(fnmatch.fnmatchcase(c.name, part) for c in own)]
             hint = f"; --suite {elsewhere[0]} has it" if elsewhere else ""

@@ -1,13 +1,16 @@
-"""The child process of `svod.bench.peers.alone`: it lets one library prepare one case, and runs it when the parent asks.
+"""The child process of `svod.bench.peers.alone`: it lets one library prepare a case, and runs it when the parent asks, then the next one.
 
     python -m svod.cli.bench.alone DESCRIPTOR       file descriptor of the pipe to the parent
 """
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import time
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,44 +30,63 @@ from svod.system.process.program import arguments
 def main(descriptor: str) -> None:
     """Answer messages until the pipe closes."""
     pipe: Connection[Any, Any] = Connection(int(descriptor))
-    order: Order = pipe.recv()
+    with suppress(EOFError):
+        order: Order = pipe.recv()
+        while True:
+            prepared = _prepare(pipe, order)
+            order = pipe.recv() if prepared is None else _serve(pipe, prepared)
+            del prepared
+            gc.collect()        # graphs and modules are circles
+
+
+def _prepare(pipe: Connection[Any, Any], order: Order) -> PreparedPeer | None:
+    """Prepare a case, run it and send the answer; None if that fails."""
     try:
         peer, case = _contestant(order), _resolved(order)
         prepared = peer.prepare(case, [])
         prepared.run(1)
         outputs = prepared.output()
         assert isinstance(outputs, list)
+        exact = None if prepared.exact is None else prepared.exact()
     except UnsupportedError as e:
         pipe.send(("unsupported", str(e)))
-        return
+        return None
     except Exception as e:      # the border to other libraries: any exception becomes a record
-        pipe.send(("failed", str(e) if isinstance(e, SvodError) else f"{type(e).__name__}: {' '.join(str(e).split()):.200}"))
-        return
+        pipe.send(("failed", _words(e)))
+        return None
     pipe.send(("done", Done([np.array(a) for a in outputs], prepared.remark, prepared.identity, prepared.kernels, prepared.prepare_seconds,
-                            prepared.search_seconds)))
-    _serve(pipe, prepared)
+                            prepared.search_seconds, exact)))
+    return prepared
 
 
-def _serve(pipe: Connection[Any, Any], prepared: PreparedPeer) -> None:
+def _serve(pipe: Connection[Any, Any], prepared: PreparedPeer) -> Order:
+    """Answer the messages about a case. Returns the order of the next one."""
     contestant = Contestant(prepared.run)
     while True:
-        try:
-            kind, repeats, *rest = pipe.recv()
-        except EOFError:
-            return
+        message = pipe.recv()
+        if isinstance(message, Order):
+            return message
+        kind, *given = message
         answer: Any = None
         try:
             if kind == "run":
-                contestant.run(repeats)
+                contestant.run(given[0])
+            elif kind == "explain":
+                answer = () if prepared.explain is None else prepared.explain()
             else:
-                answer = contestant.sample(repeats, rest[0], time.perf_counter)
+                answer = contestant.sample(given[0], given[1], time.perf_counter)
             pipe.send(("done", answer))
         except Exception as e:      # any failure of a contestant is reported through the pipe
-            pipe.send(("failed", f"{type(e).__name__}: {' '.join(str(e).split()):.200}"))
+            pipe.send(("failed", _words(e)))
+
+
+def _words(e: Exception) -> str:
+    return str(e) if isinstance(e, SvodError) else f"{type(e).__name__}: {' '.join(str(e).split()):.200}"
 
 
 def _contestant(order: Order) -> Peer:
     keep_freed_memory()
+    warnings.simplefilter("ignore", FutureWarning)      # PyTorch's, about itself
     logging.getLogger("svod.torch").setLevel(logging.ERROR)
     if order.config is not None:
         from svod.cli.bench.contestants import SvodContestant
@@ -78,7 +100,7 @@ def _contestant(order: Order) -> Peer:
 def _resolved(order: Order) -> Case:
     """The case that an order names, with the options from which this process makes its operands."""
     case = select_cases(order.suite, order.case)[0]
-    if case.op == "torch":
+    if case.op in ("torch", "blocks"):
         return replace(case, options={**case.options, "seed": order.seed})
     file = file_named(case.name)
     path = str(file.find())

@@ -30,10 +30,11 @@ from svod.system.process.program import arguments, python
 from svod.system.quantities import count as counted
 
 if TYPE_CHECKING:
+    from svod.bench.peers.alone import Alone
     from svod.bench.results import CaseResult, Run, RunSettings
     from svod.bench.suites.cases import Case
 
-TORCH_NEEDS = ("torch", "torchvision", "transformers")
+TORCH_NEEDS = {"torch": ("torch", "torchvision", "transformers"), "blocks": ("torch",)}
 NEW_SEEDS = 1_000_000   # drawn seeds are below this: short enough to type
 LOAD_SECONDS = 0.5      # seconds for which the machine's load is watched before a run
 
@@ -91,8 +92,10 @@ class _RunCommand(click.Command):
 
 @cli.command(cls=_RunCommand)
 @click.option("--suite", default="core", show_default=True, metavar="NAMES",
-              help="Which kernels: core, odd, models, random, gpu; or whole models: onnx, torch; with commas, or all.")
-@click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
+              help="Which kernels: core, odd, models, random, gpu; whole models: onnx, torch; blocks of layers: blocks; with commas, or "
+                   "all.")
+@click.option("--kernels", default="*", metavar="GLOB",
+              help="Only kernels whose names match; several patterns are joined by commas. A block may be written out.")
 @click.option("--beam", type=CountType(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
 @click.option("--budget", type=Number("seconds", min=1), metavar="SECONDS",
               help="With a beam: most seconds of search for each kernel or model; default: BEAM_KERNEL_BUDGET, of a model 600.")
@@ -104,40 +107,30 @@ class _RunCommand(click.Command):
 @click.option("--device", metavar="NAME", help="The device that svod's kernels run on, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--seed", type=CountType(min=0),
-              help="Seed of the operands and of the suite random; default: 0, and with that suite a number drawn now.")
-@click.option("--count", type=CountType(min=1), metavar="N", help="How many kernels the suite random has; default: 20.")
+              help="Seed of the operands and of the suites random and blocks; default: 0, and with these suites a number drawn now.")
+@click.option("--count", type=CountType(min=1), metavar="N", help="How many cases the suites random and blocks have; default: 20 and 100.")
+@click.option("--limit", type=click.FloatRange(min=0.0, min_open=True), metavar="FACTOR",
+              help="Of the suite blocks: report what takes more than FACTOR times as long as eager; default: 1.1.")
 @click.option("--dump-after", metavar="PASSES", help="Print each plan of svod after these passes, like SVOD_DUMP_AFTER.")
 @click.option("--list", "only_list", is_flag=True, help="Only show the kernels of the suite.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
 @click.option("--resume", is_flag=True, help="Keep the results that the file of --json has, and measure the kernels that it lacks.")
 def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuristic: bool, db_only: bool, fresh: bool, peers: str,
-        device: str | None, db: str | None, seed: int | None, count: int | None, dump_after: str | None, only_list: bool,
-        json_path: Path | None, resume: bool) -> None:
+        device: str | None, db: str | None, seed: int | None, count: int | None, limit: float | None, dump_after: str | None,
+        only_list: bool, json_path: Path | None, resume: bool) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
+    from svod.bench.blocks.families import BLOCK_SUITE
     from svod.bench.peers import parse_peers
     from svod.bench.results import FORMAT, RunSettings
-    from svod.bench.suites.gpu_kernels import GPU, is_gpu
-    from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT
-    from svod.bench.suites.suites import parse_suites, select_cases
+    from svod.bench.suites.suites import parse_suites
     from svod.compile.plan.dump import passes_of
     from svod.system.tables import print_table
 
-    mode, width = _mode(beam, heuristic, db_only, fresh)
+    only_heuristic = heuristic or (parse_suites(suite) == (BLOCK_SUITE,) and not db_only and beam is None)
+    mode, width = _mode(beam, only_heuristic, db_only, fresh)
     check_database(db if mode == "beam" else None)
-    with_random = RANDOM in parse_suites(suite)
-    if count is not None and not with_random:
-        raise click.UsageError(f"--count {count} applies to the suite random; add --suite random")
-    count = count or RANDOM_COUNT
-    if seed is None:
-        seed = secrets.randbelow(NEW_SEEDS) if with_random else 0
     prepare = config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device)
-    small = GPU in parse_suites(suite) and not is_gpu(target := _target(prepare))
-    if small:
-        what = "a driver in software" if target.software_lanes else "no GPU"
-        _say(f"the suite gpu is of small kernels, as {prepare.device or HOST} is {what}")
-    cases = select_cases(suite, kernels, seed=seed, count=count, small=small)
-    if with_random:
-        _say(f"the suite random is {count} kernels of seed {seed}; --seed {seed} gives the same ones again")
+    cases, seed, count = _selected(suite, kernels, seed, count, limit, prepare)
     names = parse_peers(peers)
     if only_list:
         print_table(("kernel", "what", "group", "dtype", "operands"), [(c.name, c.title, c.group, c.dtype, c.shapes) for c in cases],
@@ -150,10 +143,35 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     passes_of(prepare)
     settings = RunSettings(shlex.join(["svod-bench", *arguments()]), suite, kernels, mode, width, fresh, seed,
-                        datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
+                           datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count)
     known = _known(json_path, settings, _target(prepare)) if resume else []
     result = _run_cases(cases, names, settings, prepare, db, json_path, budget, known)
     sys.exit(_conclude(result, len({c.name for c in cases} | {k.name for k in known}), json_path))
+
+
+def _selected(suite: str, kernels: str, seed: int | None, count: int | None, limit: float | None,
+              prepare: config.PrepareConfig) -> tuple[list[Case], int, int | None]:
+    """The cases that are asked for, the seed, and how many cases a suite that a seed decides has; None without such a suite."""
+    from svod.bench.blocks.families import BLOCK_SUITE, SLOWNESS_LIMIT
+    from svod.bench.suites.gpu_kernels import GPU, is_gpu
+    from svod.bench.suites.suites import SEEDED_SUITES, parse_suites, select_cases
+
+    suites = parse_suites(suite)
+    drawn = [name for name in suites if name in SEEDED_SUITES]
+    if count is not None and not drawn:
+        raise click.UsageError(f"--count {count} applies to the suites {' and '.join(SEEDED_SUITES)}; add --suite {BLOCK_SUITE}")
+    if limit is not None and BLOCK_SUITE not in suites:
+        raise click.UsageError(f"--limit applies to the suite {BLOCK_SUITE}; add --suite {BLOCK_SUITE}")
+    if seed is None:
+        seed = secrets.randbelow(NEW_SEEDS) if drawn else 0
+    small = GPU in suites and not is_gpu(target := _target(prepare))
+    if small:
+        what = "a driver in software" if target.software_lanes else "no GPU"
+        _say(f"the suite gpu is of small kernels, as {prepare.device or HOST} is {what}")
+    cases = select_cases(suite, kernels, seed=seed, count=count, small=small, limit=limit or SLOWNESS_LIMIT)
+    for name in drawn:
+        _say(f"the suite {name} is {sum(c.suite == name for c in cases)} kernels of seed {seed}; --seed {seed} gives the same ones again")
+    return cases, seed, count or max(SEEDED_SUITES[name] for name in drawn) if drawn else None
 
 
 def _installed(cases: Sequence[Case]) -> list[Case]:
@@ -166,8 +184,8 @@ def _installed(cases: Sequence[Case]) -> list[Case]:
         try:
             if case.op == "onnx":
                 file_named(case.name).find()
-            elif case.op == "torch" and (lacking := [m for m in TORCH_NEEDS if find_spec(m) is None]):
-                raise UnsupportedError(f"the suite torch needs {', '.join(lacking)}: pip install {' '.join(lacking)}")
+            elif lacking := [m for m in TORCH_NEEDS.get(case.op, ()) if find_spec(m) is None]:
+                raise UnsupportedError(f"the suite {case.op} needs {', '.join(lacking)}: pip install {' '.join(lacking)}")
             found.append(case)
         except UnsupportedError as e:
             missing.setdefault(str(e), []).append(case.name)
@@ -250,9 +268,36 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: RunSetting
         if json_path is not None:       # written after each case, in case a library crashes the process
             with contextlib.suppress(OSError):      # the last write reports the error
                 write_run(json_path, so_far)
-    return run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
-                     arithmetic=arithmetic,
-                     started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"), finished=finished, alone=alone, known=known)
+    with contextlib.closing(alone):
+        result = run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
+                           arithmetic=arithmetic,
+                           started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"), finished=finished, alone=alone, known=known)
+        return _investigated(result, cases, alone, target) if any(c.limit is not None for c in cases) else result
+
+
+def _investigated(result: Run, cases: Sequence[Case], alone: Alone, target: Target) -> Run:
+    """The run with the findings of its blocks, which are printed as they are made. Ctrl-C keeps those that are done."""
+    from svod.bench.blocks.families import SLOWNESS_LIMIT
+    from svod.bench.blocks.findings import Investigation, family_results
+    from svod.bench.runner import run_suite
+    from svod.bench.summary import group_results, suite_results
+    from svod.cli.bench.tables import describe_finding
+
+    protocol = config.BenchConfig.from_env()
+
+    def measure(case: Case) -> CaseResult:
+        return run_suite([case], (), (), result.settings, protocol, target=target, alone=alone).cases[-1]
+    limit = next((c.limit for c in cases if c.limit is not None), SLOWNESS_LIMIT)
+    findings, measured = [], {c.name: c for c in result.cases}
+    with contextlib.suppress(KeyboardInterrupt):
+        for again, finding in Investigation(alone, measure, limit).findings(cases, result.cases):
+            measured[again.name] = again
+            if finding is not None:
+                findings.append(finding)
+                click.echo("\n".join(describe_finding(finding)) + "\n")
+    final = list(measured.values())
+    return replace(result, cases=tuple(final), groups=group_results(final), suites=suite_results(final), families=family_results(final),
+                   findings=tuple(findings))
 
 
 def _conclude(result: Run, asked_for: int, json_path: Path | None) -> int:

@@ -16,18 +16,23 @@ import numpy as np
 
 from svod import jit, scope
 from svod.bench.peers import Array, PreparedPeer, calls
-from svod.bench.results import KernelInfo
+from svod.bench.profile import profile
+from svod.bench.results import KernelInfo, KernelShare
 from svod.bench.suites.cases import Case
 from svod.bench.suites.torch_modules import Decoding, compiled
 from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.kernel_form import KernelForm
 from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import bfloat16_bits_to_float32
+from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.machine.target import HOST
 from svod.tensor import Tensor
 from svod.tune.at_prepare import begin_budget, searches_interrupted, seconds_searched
 from svod.tune.search.budget import MODEL_SECONDS
+
+EXPLAIN_SECONDS = 0.3           # seconds for which the kernels of a block are timed
 
 
 class SvodContestant:
@@ -110,7 +115,23 @@ def _prepare_module(config: PrepareConfig, case: Case) -> PreparedPeer:
     plans = [p.captured.plan for f in functions for p in f.plans if p.captured is not None]
     left = sorted({m.name for f in functions for m in f.missing} | {r for f in functions for r in f.refused.values()})
     remark = "in PyTorch: " + ", ".join(left) if left else "" if plans else "nothing is compiled: PyTorch runs it all"
-    return replace(prepared, remark=remark, **_facts(plans, prepared.prepare_seconds or 0.0))
+    return replace(prepared, remark=remark, explain=partial(explained, plans), **_facts(plans, prepared.prepare_seconds or 0.0))
+
+
+def explained(plans: Sequence[ExecutionPlan]) -> tuple[KernelShare, ...]:
+    """The kernels of plans by their time, each timed alone, with what the cost model predicts for it."""
+    shares = []
+    for plan in plans:
+        for time_of, kernel in zip(profile(plan, seconds=EXPLAIN_SECONDS).kernels, plan.kernels, strict=True):
+            cost = None
+            if isinstance(kernel.form, KernelForm) and kernel.form.kernel.library_kernel is None:
+                cost = backend_named(kernel.form.target.device).cost(kernel.form.state)
+            shares.append(KernelShare(time_of.name, kernel.chain or AS_IT_IS, f"{kernel.opts_source}; {kernel.why}".rstrip("; "),
+                                      time_of.seconds, 0.0, time_of.bound, None if cost is None else cost.cycles,
+                                      "" if cost is None else "\n".join(map(str, cost.parts)),
+                                      "" if kernel.form is None else kernel.form.nest()))
+    total = sum(s.seconds for s in shares)
+    return tuple(replace(s, share=s.seconds / total if total else 0.0) for s in sorted(shares, key=lambda s: -s.seconds))
 
 
 def deployed(module: Any, options: dict[str, Any]) -> Callable[..., Any]:
@@ -138,7 +159,8 @@ def _facts(plans: Sequence[ExecutionPlan], seconds: float) -> dict[str, Any]:
     return {"kernels": kernels, "identity": tuple((k.key, k.chain) for k in kernels), "prepare_seconds": seconds}
 
 
-MODEL_PREPARERS: Mapping[str, Callable[[PrepareConfig, Case], PreparedPeer]] = {"onnx": _prepare_file, "torch": _prepare_module}
+MODEL_PREPARERS: Mapping[str, Callable[[PrepareConfig, Case], PreparedPeer]] = {"onnx": _prepare_file, "torch": _prepare_module,
+                                                                               "blocks": _prepare_module}
 
 
 def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: str | None = None,

@@ -1,23 +1,38 @@
 """The output of svod-bench: a block for each kernel while it runs, and tables at the end, as text for 80 to 140 columns."""
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
 
+from svod.bench.blocks.findings import LEVELS
 from svod.bench.compare import Comparison
-from svod.bench.results import SVOD, CaseResult, ContestantResult, GroupResult, Run, Speedup, SuiteResult
+from svod.bench.results import (
+    SVOD,
+    BlockFinding,
+    CaseResult,
+    ContestantResult,
+    FamilyResult,
+    GroupResult,
+    Run,
+    Shown,
+    Speedup,
+    SuiteResult,
+)
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import ALL, BEST_PEER, NOISY, half_width
 from svod.system.process.streams import columns
-from svod.system.quantities import bytes_rate, flops_rate, percent, seconds, spread
+from svod.system.quantities import bytes_rate, digits, flops_rate, percent, seconds, spread
+from svod.system.quantities import count as counted
 from svod.system.tables import print_table
 
 SEARCH_TABLE_COLUMNS = 140    # width from which a table has seconds of search and rates over the round neighbour; used for pipes
 PEER_TABLE_COLUMNS = 116      # width from which a table has a column for each peer; narrower tables only show the best peer
 MEDIUM = 98         # width from which a table also shows the times of the heuristic and of the best peer
+LEAST_SHARE = 0.1           # share of a block's time from which a kernel of a finding is shown
 NAME_COLUMNS = 12           # width of a contestant's name
 WIDE_INTERVAL = " ~"
 MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
@@ -139,6 +154,9 @@ def print_run(run: Run) -> None:
     if run.suites and (len(run.cases) > 1 or tuned):
         click.echo()
         print_suites(run.suites, tuned, names=columns.wide)
+    if run.families:
+        click.echo()
+        print_families(run.families)
 
 
 def _cell(c: CaseResult, name: str) -> str:
@@ -189,6 +207,37 @@ def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> 
             row.append("" if s.rates is None else percent(s.rates.least) + (f" {s.rates.lowest}" if names else ""))
         rows.append(row)
     print_table(columns, rows, right=frozenset(columns[1:]), fold=frozenset(columns[1:]))
+
+
+def describe_finding(finding: BlockFinding) -> list[str]:
+    """The lines about a block that svod is slow or wrong on: its kernels, the smallest block that shows the same, and how to run it."""
+    lines = [f"{finding.case} is {finding.kind}: {finding.why}", f"  {finding.found.block}", *_describe_kernels(finding.found)]
+    if finding.smallest.block != finding.found.block:
+        ratio = "" if finding.smallest.ratio is None else f", {finding.smallest.ratio:.2f} times eager's time"
+        lines += [f"  smallest of {counted(finding.judged, 'block')} that shows it{ratio}:", f"  {finding.smallest.block}",
+                  *_describe_kernels(finding.smallest)]
+    return [*lines, f"  svod-bench run --suite blocks --kernels {shlex.quote(finding.smallest.block)}"]
+
+
+def _describe_kernels(shown: Shown) -> list[str]:
+    """The kernels of a block with much of its time: what they take, what they were predicted to take, and their loops."""
+    lines = []
+    for k in shown.kernels:
+        if k.share >= LEAST_SHARE:
+            predicted = "" if k.cycles is None else f", predicted {digits(k.cycles)} cycles"
+            bound = "" if k.bound is None else f", bound {seconds(k.bound)}"
+            lines += [f"    {k.name}: {percent(k.share)} of the kernels' time, {seconds(k.seconds)}{predicted}{bound}; {k.why}: {k.chain}",
+                      *(f"      {line}" for line in (*k.cost.splitlines(), *k.nest.splitlines()))]
+    return lines
+
+
+def print_families(families: Sequence[FamilyResult]) -> None:
+    """Print a line for each family of blocks: how many are slower than eager, wrong or failed, and the speed-ups over eager."""
+    levels = [f"slower than {level:g}x" for level in LEVELS]
+    numbers = ["blocks", *levels, "wrong", "failed", "left out", "mean of eager", "worst"]
+    rows = [(f.name, str(f.blocks), *map(str, f.slower), str(f.wrong), str(f.failed), str(f.left_out),
+             "" if f.mean is None else f"{f.mean:.2f}x", "" if f.worst is None else f"{f.worst:.2f}x", f.worst_block) for f in families]
+    print_table(["family", *numbers, "worst block"], rows, right=frozenset(numbers), fold=frozenset({"worst block"}))
 
 
 def print_ceilings(c: Ceilings, is_device: bool) -> None:

@@ -1,0 +1,114 @@
+"""What the blocks of a run show: which are slower than eager, wrong or fail, and the smallest block that shows the same.
+
+    results of the suite → those beyond the limit, timed again → their kernels → ever smaller blocks, timed the same way → BlockFinding
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from svod.bench.blocks.block import Block
+from svod.bench.blocks.families import BLOCK_SUITE, SLOWNESS_LIMIT, block_case
+from svod.bench.blocks.shrink import shrink
+from svod.bench.peers.alone import Alone
+from svod.bench.results import SVOD, BlockFinding, CaseResult, FamilyResult, KernelShare, Shown
+from svod.bench.suites.cases import REFERENCE, Case
+from svod.bench.summary import geometric_mean
+from svod.errors import SvodError
+
+LEVELS = (1.1, 1.25, 1.6)       # multiples of eager's time above which blocks are counted
+LEAST_EXCESS_SECONDS = 20e-6    # a block is no finding if svod takes less longer than that: it is the call, not the kernels
+OWN, EAGER = SVOD[0], REFERENCE[BLOCK_SUITE]
+
+FindingKind = Literal["slow", "wrong", "failed"]
+
+
+@dataclass(frozen=True)
+class BlockVerdict:
+    """What a block shows; `kind` is None for a block that is right and fast enough, or that eager does not run. `ratio`: svod's time over
+    eager's."""
+
+    kind: FindingKind | None
+    ratio: float | None
+    why: str = ""
+
+
+def verdict_of(case: CaseResult, limit: float) -> BlockVerdict:
+    """What the result of a block shows under a limit."""
+    own, eager = case.outcome(OWN), case.outcome(EAGER)
+    if own is None or eager is None or eager.status != "ok":
+        return BlockVerdict(None, None)
+    if own.status in ("wrong", "failed"):
+        return BlockVerdict("wrong" if own.status == "wrong" else "failed", None, own.why)
+    if own.median is None or eager.median is None:
+        return BlockVerdict(None, None, own.why)
+    ratio = 1 / own.speedups[EAGER].median
+    is_slow = ratio > limit and own.median - eager.median > LEAST_EXCESS_SECONDS
+    return BlockVerdict("slow" if is_slow else None, ratio, f"{ratio:.2f} times eager's time" if is_slow else "")
+
+
+@dataclass
+class Investigation:
+    """Investigates blocks, which `measure` times like the suite. `limit`: the multiple of eager's time above which a block is slow."""
+
+    alone: Alone
+    measure: Callable[[Case], CaseResult]
+    limit: float = SLOWNESS_LIMIT
+    judged: int = field(default=0, init=False)
+
+    def findings(self, cases: Sequence[Case], results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, BlockFinding | None]]:
+        """Time each block again whose result shows something. Yields the later result, and the finding unless it shows nothing now."""
+        by_name = {c.name: c for c in cases}
+        for result in results:
+            case = by_name.get(result.name)
+            if case is not None and result.suite == BLOCK_SUITE and verdict_of(result, self.limit).kind is not None:
+                again = self.measure(case)
+                verdict = verdict_of(again, self.limit)
+                yield again, None if verdict.kind is None else self._finding(case, verdict)
+
+    def _finding(self, case: Case, verdict: BlockVerdict) -> BlockFinding:
+        block: Block = case.options["block"]
+        assert verdict.kind is not None
+        found = Shown(str(block), verdict.ratio, self._kernels(case))
+        ratios = {block: verdict.ratio}
+        least = math.sqrt(self.limit * verdict.ratio) if verdict.ratio is not None else 0.0   # a slow block stays about as slow
+        self.judged = 0
+
+        def shows(smaller: Block) -> bool:
+            self.judged += 1
+            other = verdict_of(self.measure(block_case(smaller, limit=self.limit)), self.limit)
+            ratios[smaller] = other.ratio
+            return other.kind == verdict.kind and (other.ratio or 0.0) >= least
+        smallest = shrink(block, shows)
+        shown = found if smallest == block else Shown(str(smallest), ratios[smallest], self._kernels(block_case(smallest)))
+        return BlockFinding(case.name, verdict.kind, verdict.why, found, shown, self.judged)
+
+    def _kernels(self, case: Case) -> tuple[KernelShare, ...]:
+        """The kernels of a block that svod runs; () if it does not."""
+        with suppress(SvodError), self.alone.entered(case) as peers:
+            own = next(p for p in peers if p.name == OWN).prepare(case, [])
+            if own.explain is not None:
+                return own.explain()
+        return ()
+
+
+def family_results(results: Sequence[CaseResult]) -> tuple[FamilyResult, ...]:
+    """Count the blocks of each family, in order of appearance, and of all together."""
+    blocks = [r for r in results if r.suite == BLOCK_SUITE]
+    names = list(dict.fromkeys(r.group for r in blocks))
+    return tuple(_family(name, [r for r in blocks if name in (r.group, "all")]) for name in ([*names, "all"] if len(names) > 1 else names))
+
+
+def _family(name: str, results: Sequence[CaseResult]) -> FamilyResult:
+    verdicts = [(verdict_of(r, LEVELS[0]), r) for r in results]
+    ratios = [(v.ratio, r.name) for v, r in verdicts if v.ratio is not None]
+    slower = tuple(sum(verdict_of(r, level).kind == "slow" for r in results) for level in LEVELS)
+    kinds = [v.kind for v, _ in verdicts]
+    worst = max(ratios, default=(None, ""))
+    return FamilyResult(name, len(results), slower, kinds.count("wrong"), kinds.count("failed"),
+                        sum(v.kind is None and v.ratio is None for v, _ in verdicts),
+                        geometric_mean([1 / ratio for ratio, _ in ratios]) if ratios else None,
+                        None if worst[0] is None else 1 / worst[0], worst[1])
