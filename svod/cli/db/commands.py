@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 from click.shell_completion import CompletionItem
@@ -21,7 +21,8 @@ from svod.cli.db.objects import bake as bake_objects
 from svod.cli.db.objects import described_objects, object_rows
 from svod.cli.db.scripts import CapturedKernel, captured_kernels
 from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
-from svod.cli.tune.options import TORCH, TuneOptions
+from svod.cli.tune.command import cli as svod_tune
+from svod.cli.tune.options import TuneOptions
 from svod.compile.backend import backend_named, target_with
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
@@ -51,8 +52,8 @@ from svod.tune.db.transfer import EXPORT_FORMAT
 from svod.tune.db.why import describe_searches, explain
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
-
-F = TypeVar("F", bound=Callable[..., Any])
+# the options of svod-tune that say how a program is run, by parameter
+OF_PROGRAMS = {name: f"--{name.replace('_', '-')}" for name in ("dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch")}
 
 
 def _set_database(context: click.Context, parameter: click.Parameter, spec: str | None) -> None:
@@ -319,33 +320,29 @@ def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
         return [f"loops     cannot be shown by this svod: {e}"]
 
 
-def _program_options(command: F) -> F:
-    """Add the options of svod-tune that say how a script or an ONNX file is run."""
-    for option in (click.option("--torch", type=click.Choice(TORCH), help="PyTorch in the script, as svod-tune has it."),
-                   click.option("--shape", multiple=True, metavar="INPUT=1x3x224x224", help="Of an ONNX file, as svod-tune has it."),
-                   click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Of an ONNX file, as svod-tune has it.")):
-        command = option(command)
+def _runs_programs(command: click.Command) -> click.Command:
+    """Give a command the options of svod-tune that say how a script or an ONNX file is run."""
+    command.params += [p for p in svod_tune.params if p.name in OF_PROGRAMS]
     return command
 
 
+@_runs_programs
 @cli.command()
 @click.argument("what", metavar="SCRIPT|KERNEL")
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("--target", help="A target key; default: every target in the records, or the one the script was prepared for.")
-@_program_options
 @click.pass_context
-def why(context: click.Context, what: str, args: tuple[str, ...], target: str | None, dim: tuple[str, ...], shape: tuple[str, ...],
-        torch: str | None) -> None:
+def why(context: click.Context, what: str, args: tuple[str, ...], target: str | None, **program: Any) -> None:
     """Explain why kernels have their chains, or none: show the nearest record and the first field that differs.
 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
     db = _open(context)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
-        wanted, failure = captured_kernels(TuneOptions(what, args, dim=dim, shape=shape, torch=torch))
+        wanted, failure = captured_kernels(TuneOptions(what, args, **program))
         if failure:
             _say(f"{what}: {failure}; these are the kernels up to there", err=True)
-    elif args or dim or shape or torch:
-        raise click.UsageError(f"{what} is no script; arguments, --dim, --shape and --torch are for scripts")
+    elif args or any(program.values()):
+        raise click.UsageError(f"{what} is no script; arguments and {', '.join(OF_PROGRAMS.values())} are for scripts")
     else:
         key = _resolve_kernel(db, what, shipped=True)
         wanted = [CapturedKernel(key, t, "", "") for t in ([target] if target else [r.target for r in winner_rows(db, key)])]
@@ -358,6 +355,7 @@ def why(context: click.Context, what: str, args: tuple[str, ...], target: str | 
     _report(db.skipped)
 
 
+@_runs_programs
 @cli.command()
 @click.argument("script", metavar="SCRIPT")
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
@@ -365,19 +363,16 @@ def why(context: click.Context, what: str, args: tuple[str, ...], target: str | 
               help="Where the objects are kept; those that it has stay.")
 @click.option("--lock", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A lock file of svod-tune -o instead of SVOD_LOCK.")
-@_program_options
 @click.pass_context
-def bake(context: click.Context, script: str, args: tuple[str, ...], output: Path, lock: Path | None, dim: tuple[str, ...],
-         shape: tuple[str, ...], torch: str | None) -> None:
+def bake(context: click.Context, script: str, args: tuple[str, ...], output: Path, lock: Path | None, **program: Any) -> None:
     """Fill a directory with the compiled kernels of SCRIPT, or of an ONNX file, to be shipped with it: run it once, with the chains that
     it has with today's lock file and database, and keep the objects in DIRECTORY.
 
     SVOD_OBJECT_CACHE names the directory where the program is used. The exit status is 1 where the script failed."""
-    options = TuneOptions(script, args, dim=dim, shape=shape, torch=torch)
     if context.obj is not None:
         _open(context, missing=False)
     variables = {name: str(value) for name, value in (("SVOD_LOCK", lock and lock.absolute()), ("SVOD_TUNE_DB", context.obj)) if value}
-    failure = bake_objects(options, output, **variables)
+    failure = bake_objects(TuneOptions(script, args, **program), output, **variables)
     _say("\n".join(described_objects(object_rows([output.absolute()]))))
     if failure:
         _say(f"{script}: {failure}; these are the objects up to there", err=True)
