@@ -22,7 +22,7 @@ _STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a TOKEN argu
 def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
             device: str | None = None, **kwargs: Any) -> CompiledModule:
     """Compile the module to a function that svod runs. `args` and `kwargs`: example inputs, which fix the sizes, except axes named in
-    `dynamic_shapes` (as in torch.export.export): these may differ from call to call, with a plan for each size. `mode` and `options`: as in
+    `dynamic_shapes` (as in torch.export.export): these may differ from call to call. `mode` and `options`: as in
     torch.compile(backend="svod"). `device`: the device that computes tensors on PyTorch's CPU; tensors on CUDA are computed there.
 
     Weights are constants, packed once; changes of them are detected. Buffers that the module changes are written in place.
@@ -141,7 +141,7 @@ class CompiledModule:
 
     @property
     def plans(self) -> tuple[Any, ...]:
-        """The execution plans so far, one for each set of sizes."""
+        """The execution plans so far."""
         return tuple([p.captured.plan for p in self.function.plans if p.captured is not None])
 
 

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from svod.torch.plans import AtenProgram, Plan, bytes_of, make_plan
 from svod.torch.settings import Settings
 from svod.torch.threads import share_cores, with_threads_of_torch
 from svod.torch.translate import Missing, unsupported
-from svod.torch.watch import form_of
+from svod.torch.varying.sizes import VaryingSizes, form_of_argument
 from svod.torch.weights import Weights
+from svod.tracing.lengths import FEW
 
 MOST_PLANS = 64             # most plans for one set of weights; the least recently used one is dropped
 MOST_WEIGHTS = 64           # most sets of weights for which a graph has plans
@@ -55,6 +56,8 @@ class GraphFunction:
         # a forked child makes its own plans
         for name, make in (("weights", dict), ("_latest", lambda: None), ("_lock", threading.RLock)):
             remake_after_fork(self, name, make)
+        self.sizes = VaryingSizes.of(program.graph, {*static, *kept})      # None if all are constant, or if each has a plan of its own
+        self._why_many = ""         # the reason why there is no plan for all sizes, until it is told
         self._split()
         share_cores()
         functions.add(self)
@@ -67,19 +70,25 @@ class GraphFunction:
         self.calls += 1
         weights = self._weights(given)
         places = weights.kept.places(given) if self.kept else None
-        key = (places and places.form, *[_form(given[i]) for i in self._others])
+        sizes = self.sizes
+        values = None if sizes is None else sizes.values(given)
+        form = form_of_argument if sizes is None or values is None else sizes.form
+        key = (places and places.form, *[form(given[i], i) for i in self._others])
         plan = weights.plans.get(key)
-        if plan is None:
+        if plan is None or (values is not None and not plan.holds(values)):
             self.check(given)
-            plan = self._planned(weights, key, given)
+            plan = self._planned(weights, key, given, sizes, values)
+            if plan is None and self.sizes is not sizes:        # there is no plan for all of these sizes
+                self.calls -= 1
+                return self(given)
             if plan is None:
                 return list(self.eager(*given))
         try:
             plan.last = self.calls
             weights.turn_to(plan, places)
             if plan.missing and not plan.runs:
-                return self._first_run(plan, given)
-            return plan.run(given, places)
+                return self._first_run(plan, given, values)
+            return plan.run(given, places, values)
         except BaseException as error:
             if plan.is_spent:  # the run stopped half-way, so PyTorch must not run it again from the start; the next call makes another plan
                 weights.plans.pop(key, None)
@@ -140,21 +149,34 @@ class GraphFunction:
         else:
             log.info("svod: the weights of %s changed: %d MB are packed again", self.name, bytes_of(static) // 2 ** 20)
 
-    def _planned(self, weights: Weights, key: Any, given: Sequence[Any]) -> Plan | None:
-        """The plan for arguments of this form, made now if needed; None if PyTorch has to run them."""
+    def _planned(self, weights: Weights, key: Any, given: Sequence[Any], sizes: VaryingSizes | None,
+                 values: Mapping[Any, int] | None) -> Plan | None:
+        """The plan for arguments of this form, made now if needed; None if PyTorch has to run them. `values`: the values of `sizes`, for a
+        plan for all sizes; if there is no such plan, `self.sizes` is another object afterwards."""
         if key in self.refused:
             return None
         with self._lock:
-            if key in weights.plans:
-                return weights.plans[key]  # type: ignore[no-any-return]
+            if values is not None and self.sizes is not sizes:
+                return None
+            plan: Plan | None = weights.plans.get(key)
+            if plan is not None and (values is None or plan.holds(values)):
+                return plan
             start = time.perf_counter()
             if self.bound is not None:      # a tensor of another form may also be a replaced buffer
                 self.bound()
             try:
-                self._check(given)
+                variables = None if values is None or sizes is None else sizes.variables(values)
+                if variables is None:
+                    self._check(given)
                 constants = dict(zip(self.static, weights.tensors, strict=True))
-                plan = make_plan(self.program, given, constants, self.kept, with_threads_of_torch(self.settings.config))
+                config = with_threads_of_torch(self.settings.config)
+                plan = make_plan(self.program, given, constants, self.kept, config, variables)
             except Exception as error:
+                if values is not None and sizes is not None:
+                    self.sizes = sizes.joined(values)
+                    weights.plans.pop(key, None)
+                    self._why_many = str(error)
+                    return None
                 if self._is_raised(error):
                     raise
                 if not isinstance(error, SvodError):
@@ -164,13 +186,17 @@ class GraphFunction:
             self.prepared += 1
             self.prepare_seconds += time.perf_counter() - start
             self.missing = self.missing or plan.missing
-            if len(weights.plans) >= MOST_PLANS:
+            if len(weights.plans) >= MOST_PLANS and key not in weights.plans:
                 if not self._is_full:
                     log.warning("svod: %s has had more than %d sets of sizes: for each new one, the plan used longest ago is dropped",
                                 self.name, MOST_PLANS)
                 self._is_full = True
                 del weights.plans[min(weights.plans, key=lambda k: weights.plans[k].last)]
             weights.plans[key] = plan
+            if self._why_many and self.sizes is None and len(weights.plans) == FEW:
+                log.warning("svod: %s: %s has a plan for each set of sizes, which takes time for each new one: %s", self.entry, self.name,
+                            self._why_many)
+                self._why_many = ""
         return plan
 
     def _check(self, given: Sequence[Any]) -> None:
@@ -182,12 +208,12 @@ class GraphFunction:
         if self.settings.strict and (missing := unsupported(self.program.graph)):
             raise UnsupportedError(missing_text(self.name, missing))
 
-    def _first_run(self, plan: Plan, given: Sequence[Any]) -> list[Any]:
+    def _first_run(self, plan: Plan, given: Sequence[Any], values: Mapping[Any, int] | None) -> list[Any]:
         """Run a plan that leaves operations to PyTorch, and warn about these once per graph."""
         if self.settings.strict:
             raise UnsupportedError(missing_text(self.name, plan.missing))
         start = time.perf_counter()
-        outputs = plan.run(given)
+        outputs = plan.run(given, None, values)
         share = plan.clock.seconds / (time.perf_counter() - start)
         if len(self.plans) == 1:
             named = ", ".join(f"{m.name} ({m.place})" + (f" ×{m.times}" if m.times > 1 else "") for m in plan.missing)
@@ -204,13 +230,6 @@ class GraphFunction:
     @property
     def name(self) -> str:
         return self.program.name
-
-
-def _form(argument: Any) -> Any:
-    """The properties of an argument that other than weights have in a plan's key."""
-    if isinstance(argument, torch.Tensor):
-        return form_of(argument)
-    return (type(argument), argument) if isinstance(argument, Hashable) else type(argument)
 
 
 def missing_text(name: str, missing: Sequence[Missing]) -> str:

@@ -1,4 +1,4 @@
-"""The plan of an FX graph for given sizes and layouts, and the run of a call.
+"""The plan of an FX graph for given sizes and layouts, or for all sizes within bounds, and the run of a call.
 
     PyTorch tensors → arrays over their memory → one run of the plan → arrays → PyTorch tensors with the strides that PyTorch expects
 
@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from svod.config import PrepareConfig
 from svod.core.graph.allocator import OWN_BLOCK_BYTES
 from svod.core.graph.storage import base_of
+from svod.core.ir.variable import Dim, is_symbolic
 from svod.core.machine.target import HOST
 from svod.errors import SharedMemoryError, UnsupportedError
 from svod.tensor import Tensor
@@ -39,6 +40,8 @@ from svod.torch.memory import (
     torch_tensor,
 )
 from svod.torch.translate import Missing, Translation, translate
+from svod.torch.varying.merged import MergedAxes, merged_shape
+from svod.torch.varying.sizes import Room, SizeVariables
 from svod.torch.weights import constant
 from svod.tracing.capture import capture
 from svod.tracing.captured import Captured
@@ -63,7 +66,8 @@ def attributes_of(module: Any) -> dict[str, Any]:
 
 class ArgumentSource(NamedTuple):
     """An argument that the plan reads. `argument`: its number. `order`: its axes from the outermost in memory to the innermost; (): in
-    natural order; None: the tensor has gaps, and a copy is read. `read`: the function from a tensor to the memory that a run reads."""
+    natural order; None: the tensor has gaps or sizes that vary, and a copy is read. `read`: the function from a tensor to the memory that
+    a run reads."""
 
     argument: int
     order: tuple[int, ...] | None
@@ -74,7 +78,7 @@ class ArgumentSource(NamedTuple):
 
 class Result(NamedTuple):
     """An output of the graph. `run`: the number of the run's result; -1: the output is `value` (an int, None, or the argument of that
-    number)."""
+    number; an int that depends on sizes is PyTorch's expression)."""
 
     run: int
     value: Any = None
@@ -82,21 +86,24 @@ class Result(NamedTuple):
     dtype: Any = None
     order: tuple[int, ...] = ()     # axes of the run's array, as axes of the output
     shape: tuple[int, ...] | None = None        # the final shape, if axes of extent 1 are expanded
-    strides: tuple[int, ...] | None = None      # strides, in elements, of an output with gaps, which is filled by a copy
-    is_constant: bool = False
+    parts: tuple[int, ...] | None = None        # the number of axes of the run's array that each axis of the output is
+    strides: tuple[Any, ...] | None = None      # strides, in elements, of an output with gaps, which is filled by a copy
+    is_copied: bool = False         # the run's array is a constant, or has gaps that the output does not have
     device: Any = None  # device of the output, if the run makes it elsewhere: a constant of a graph on a GPU, or a copy to the CPU
     base: int | None = None         # number of the output whose memory this one is a view of, with `shape`, `strides` and `offset`
     offset: int = 0
 
 
 class Plan:
-    """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of the arguments that it writes; `copied`: pairs
-    (number of such an argument, number of the output that is copied into it). `kept`: the numbers of arguments located by `TensorPlaces`.
-    `weights`: the tensors that are constants of the plan, by number. `missing`: the operations that PyTorch runs."""
+    """A graph prepared for arguments of given sizes and layouts, or with `sizes` for all within its bounds. `written`: the numbers of the
+    arguments that it writes; `copied`: pairs (number of such an argument, number of the output that is copied into it). `kept`: the
+    numbers of arguments located by `TensorPlaces`. `weights`: the tensors that are constants of the plan, by number. `missing`: the
+    operations that PyTorch runs."""
 
     def __init__(self, sources: Sequence[ArgumentSource], captured: Captured | None, results: Sequence[Result], written: Collection[int],
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
-                 missing: Sequence[Missing], clock: FallbackSeconds) -> None:
+                 missing: Sequence[Missing], clock: FallbackSeconds, sizes: SizeVariables | None) -> None:
+        self.sizes = sizes
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
         # pairs of arguments that must not share memory; checked here if the run reads copies of them, because it then cannot detect that
@@ -129,19 +136,20 @@ class Plan:
         self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(self.sources)
         self._held: tuple[TensorPlaces | None, list[Any] | None] = None, None    # addresses of kept arguments, and their memory
 
-    def run(self, given: Sequence[Any], places: TensorPlaces | None = None) -> list[Any]:
-        """Run the plan for arguments of its sizes and layouts; returns the outputs. `places`: the addresses of kept arguments. Raises
-        SharedMemoryError for arguments that share memory with an argument that the plan writes."""
+    def run(self, given: Sequence[Any], places: TensorPlaces | None = None, values: Mapping[Any, int] | None = None) -> list[Any]:
+        """Run the plan for arguments of its sizes and layouts; returns the outputs. `places`: the addresses of kept arguments. `values`:
+        the sizes that vary, by symbol. Raises SharedMemoryError for arguments that share memory with an argument that the plan writes."""
         made: Any = ()
         start = time.perf_counter()
         self._has_run = True
         if self._apart or self._apart_from_weights:
             self._check_apart(given)
         if self.captured is not None:
-            memory, held = self._read(given, places if places is not None and places.can_stay else None)
-            made = self.captured.run(memory, {}, held)
+            with self.captured.plan.lock:       # it may copy arguments to memory of its own
+                memory, held = self._read(given, places if places is not None and places.can_stay else None)
+                made = self.captured.run(memory, {str(s): n for s, n in (values or {}).items()}, held)
         self.runs += 1
-        outputs = [_output(r, made, given) for r in self.results]
+        outputs = [_output(r, made, given, values or {}) for r in self.results]
         for i, number, r in self._parts:
             base = outputs[number]
             outputs[i] = base.as_strided(r.shape, r.strides, base.storage_offset() + r.offset)
@@ -149,6 +157,10 @@ class Plan:
             given[argument].copy_(outputs[number])
         self.seconds = min(self.seconds, time.perf_counter() - start)
         return outputs[:len(outputs) - len(self.copied)] if self.copied else outputs
+
+    def holds(self, values: Mapping[Any, int]) -> bool:
+        """Whether the plan runs for these sizes, given by symbol."""
+        return self.sizes is None or self.sizes.holds(values)
 
     @property
     def is_spent(self) -> bool:
@@ -198,25 +210,33 @@ class Plan:
         return memory, held
 
 
-def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any]) -> Any:
+def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any], values: Mapping[Any, int]) -> Any:
     if r.run < 0:
-        return given[r.value] if r.is_argument else r.value
-    t = torch_tensor(made[r.run], r.dtype, copied=r.is_constant)
+        return given[r.value] if r.is_argument else concrete(r.value, values)
+    t = torch_tensor(made[r.run], r.dtype, copied=r.is_copied)
     if r.device is not None:
         t = t.to(r.device)
+    if r.parts is not None:
+        t = t.reshape(merged_shape(t.shape, r.parts))
     if r.order:
         t = t.permute(r.order)
     if r.shape is not None:
         t = t.expand(r.shape)
-    return t if r.strides is None else torch.empty_strided(t.shape, r.strides, dtype=t.dtype, device=t.device).copy_(t)
+    if r.strides is None:
+        return t
+    return torch.empty_strided(t.shape, [concrete(s, values) for s in r.strides], dtype=t.dtype, device=t.device).copy_(t)
 
 
 def make_plan(program: AtenProgram, given: Sequence[Any], constants: Mapping[int, Tensor], kept: Collection[int],
-              config: PrepareConfig | None) -> Plan:
+              config: PrepareConfig | None, variables: SizeVariables | None = None) -> Plan:
     """Make the plan of a program for arguments like `given`. `constants`: the weights among them, by number. `kept`: as in Plan.
+    `variables`: the sizes that vary, for one plan for all of them.
 
     Raises SvodError for a graph that svod cannot run."""
-    sources, stand_ins = _sources(given, constants)
+    examples = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
+    rooms = {} if variables is None else {i: Room(variables.shape(e), given[i]) for i, e in enumerate(examples)
+                                          if isinstance(e, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in e.shape)}
+    sources, stand_ins = _sources(given, constants, rooms)
     found: list[tuple[Translation, list[Result], list[tuple[int, int]]]] = []
     clock = FallbackSeconds()
     sizes = symbols(program.graph, given)
@@ -227,10 +247,13 @@ def make_plan(program: AtenProgram, given: Sequence[Any], constants: Mapping[int
     def traced(*leaves: Tensor) -> list[Tensor]:
         placed = dict(zip([s.argument for s in sources], [leaf.to(device) for leaf in leaves], strict=True))
         inputs = [constants[i] if i in constants else _in_shape(placed[i], s) if (s := stand_ins.get(i)) is not None else
+                  _value(a) if variables is None else variables.extent(examples[i]) if isinstance(examples[i], torch.SymInt) else
                   _value(a) for i, a in enumerate(given)]
-        translation = translate(program.graph, inputs, attributes, clock)
+        translation = translate(program.graph, inputs, attributes, clock, variables)
         _refuse_rebuilt(program, mutated_by(program, translation).keys())
         results, values, copied = _results(program, translation, sizes)
+        if variables is not None:
+            results = _of_any_size(results)
         in_place = bool(values)
         mutated = mutated_by(program, translation)
         # a tensor over the memory of an argument would change with the assignments below
@@ -246,15 +269,17 @@ def make_plan(program: AtenProgram, given: Sequence[Any], constants: Mapping[int
                 values.append(value.contiguous())
         found.append((translation, results, copied))
         return [*values, *translation.effects]
-    tensors = [svod_tensor(in_order(given[s.argument], s.order), shared=True) for s in sources]
+    tensors = [rooms[s.argument].tensor if s.argument in rooms else svod_tensor(in_order(given[s.argument], s.order), shared=True)
+               for s in sources]
     captured = _captured(traced, program.name, tensors, config)
     translation, results, copied = found[0]
     if captured is not None:
-        results = [r._replace(is_constant=r.run >= 0 and captured.results[r.run].made is None) for r in results]
+        results = [r._replace(is_copied=r.is_copied or (r.run >= 0 and captured.results[r.run].made is None)) for r in results]
     if device == HOST:
         results = [r._replace(device=None) for r in results]
     weights = {i: given[i] for i in constants}
-    return Plan(sources, captured, results, mutated_by(program, translation).keys(), copied, kept, weights, translation.missing, clock)
+    return Plan(sources, captured, results, mutated_by(program, translation).keys(), copied, kept, weights, translation.missing, clock,
+                variables)
 
 
 class _Nothing(Exception):
@@ -283,11 +308,14 @@ class _Traced:
         return values
 
 
-def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[list[ArgumentSource], dict[int, ArgumentSource]]:
+def _sources(given: Sequence[Any], constants: Mapping[int, Tensor],
+             rooms: Mapping[int, Room]) -> tuple[list[ArgumentSource], dict[int, ArgumentSource]]:
     """The arguments that the plan reads, as a list and by number. Tensors without elements are constants."""
     sources = []
     for i, t in enumerate(given):
-        if i not in constants and isinstance(t, torch.Tensor) and t.numel():
+        if i in rooms:
+            sources.append(ArgumentSource(i, None, rooms[i].read, t.numel() * t.element_size(), gpu_of(t)))
+        elif i not in constants and isinstance(t, torch.Tensor) and t.numel():
             svod_dtype(t.dtype)
             order = order_in_memory(t.shape, t.stride())
             order = () if order == tuple(range(t.ndim)) else order
@@ -324,8 +352,11 @@ def _results(program: AtenProgram, translation: Translation, sizes: Mapping[Any,
             continue
         if isinstance(value, torch.fx.Node):
             results.append(Result(-1, places[value], True))
+        elif isinstance(value, MergedAxes):
+            results.append(Result(len(values), dtype=TORCH_DTYPES[value.tensor.dtype], parts=value.parts, device=_device_of(node)))
+            values.append(value.tensor.contiguous())
         elif not isinstance(value, Tensor):
-            results.append(Result(-1, value))
+            results.append(Result(-1, node.meta["val"] if isinstance(value, Dim) else value))
         elif i in parts:
             base = parts[i].base
             assert base is not None
@@ -335,6 +366,14 @@ def _results(program: AtenProgram, translation: Translation, sizes: Mapping[Any,
             results.append(result._replace(run=len(values), device=_device_of(node)))
             values.append(kept)
     return results, values, []
+
+
+def _of_any_size(results: Sequence[Result]) -> list[Result]:
+    """Results of a plan for all sizes, in the layout of the largest sizes: they are copied to memory of the sizes of the run. Raises
+    UnsupportedError for an output with repeated elements, and for one that is a part of another."""
+    if any(r.shape is not None for r in results):
+        raise UnsupportedError("an output with repeated elements, or a part of another output")
+    return [r._replace(is_copied=r.strides is None) for r in results]
 
 
 def _refuse_rebuilt(program: AtenProgram, written: Collection[int]) -> None:
@@ -381,16 +420,17 @@ def _laid_out(value: Tensor, node: Any, sizes: Mapping[Any, int]) -> tuple[Tenso
     """(the tensor that the run makes for an output, the Result that turns it into the tensor with PyTorch's strides)."""
     dtype = TORCH_DTYPES[value.dtype]
     example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    strides = tuple([concrete(s, sizes) for s in example.stride()]) if isinstance(example, torch.Tensor) else None
     shape = value.shape
-    if strides is None or 0 in shape:
+    if not isinstance(example, torch.Tensor) or 0 in shape:
         return value.contiguous(), Result(0, dtype=dtype)
+    strides = tuple([concrete(s, sizes) for s in example.stride()])
     repeated = [i for i, (n, s) in enumerate(zip(shape, strides, strict=True)) if s == 0 and n > 1]
     for axis in repeated:
         value = value.narrow(axis, 0, 1)
-    order = order_in_memory(value.shape, strides)
+    order = order_in_memory([1 if i in repeated else concrete(n, sizes) for i, n in enumerate(example.shape)], strides)
     if order is None:
-        return value.contiguous(), Result(0, dtype=dtype, strides=strides if not repeated else None, shape=shape if repeated else None)
+        gaps = None if repeated else tuple(example.stride()) if is_symbolic(shape) else strides
+        return value.contiguous(), Result(0, dtype=dtype, strides=gaps, shape=shape if repeated else None)
     expanded = shape if repeated else None
     if order == tuple(range(len(shape))):
         return value.contiguous(), Result(0, dtype=dtype, shape=expanded)
@@ -419,8 +459,8 @@ def _note(size: Any, n: int, values: dict[Any, int]) -> None:
 
 
 def concrete(size: Any, sizes: Mapping[Any, int]) -> int:
-    """A size as an int, with `sizes` for its symbols."""
-    return int(size.node.expr.subs(sizes)) if isinstance(size, torch.SymInt) else int(size)
+    """A size as an int, with `sizes` for its symbols. Other values stay as they are."""
+    return int(size.node.expr.subs(sizes)) if isinstance(size, torch.SymInt) else size
 
 
 def bytes_of(tensors: Sequence[Any]) -> int:

@@ -1,8 +1,8 @@
-"""Translates an FX graph of ATen operations to svod tensors, for given sizes.
+"""Translates an FX graph of ATen operations to svod tensors.
 
     placeholder x        svod tensor, or int
     mm(x, w)             TABLE["aten.mm.default"].function(x, w)
-    view(mm, [-1, s0])   sizes are ints: the graph is translated once per set of sizes
+    view(mm, [-1, s0])   sizes are ints, or expressions of the variables of a plan for all sizes
     frobnicate(view)     not in the table: PyTorch runs it (fallback.py)
     copy_(cache, new)    an assignment to the input
 """
@@ -27,6 +27,8 @@ from svod.torch.fallback import FallbackSeconds, Foreign, run_in_torch
 from svod.torch.memory import DTYPES, TORCH_DTYPES, svod_dtype
 from svod.torch.operations import COMPLEX, TABLE, Operation
 from svod.torch.operations.complex_numbers import Complex
+from svod.torch.varying.merged import VIEWS_OF_ATEN, MergedAxes, reshaped, through, without_merged
+from svod.torch.varying.sizes import SizeVariables
 
 # arguments about the device and layout of memory
 _PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")
@@ -54,13 +56,14 @@ class Translation(NamedTuple):
     effects: list[Tensor]
 
 
-def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: FallbackSeconds) -> Translation:
+def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: FallbackSeconds,
+              sizes: SizeVariables | None = None) -> Translation:
     """Translate a graph. `inputs`: for each placeholder a svod tensor or an int; `attributes`: the svod tensors of its get_attr nodes.
-    `clock` counts the seconds that PyTorch takes in runs.
+    `clock` counts the seconds that PyTorch takes in runs. `sizes`: the variables of sizes that vary.
 
     Raises UnsupportedError for an operation that neither svod nor PyTorch can run inside a plan, such as one with sizes that depend on
-    values."""
-    walk = _Walk(graph, inputs, attributes, clock)
+    values, and for one that needs the number of a size that varies."""
+    walk = _Walk(graph, inputs, attributes, clock, sizes)
     for node in graph.nodes:
         walk.step(node)
     outputs = next(n for n in graph.nodes if n.op == "output").args[0]
@@ -102,8 +105,9 @@ def place_of_entry(entry: str) -> str:
 class _Walk:
     """The values of the nodes translated so far."""
 
-    def __init__(self, graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: FallbackSeconds) -> None:
-        self.clock = clock
+    def __init__(self, graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: FallbackSeconds,
+                 sizes: SizeVariables | None) -> None:
+        self.clock, self.sizes = clock, sizes
         self.values: dict[Any, Any] = {}
         self.inputs, self.attributes = iter(inputs), attributes
         self.place = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
@@ -152,6 +156,18 @@ class _Walk:
             return self._plain(node, args, kwargs)
         if name.startswith("aten.as_strided"):
             _check_storage(node, *args[2 if "scatter" in name else 1:])
+        parts = None
+        if self.sizes is not None:
+            if name in VIEWS_OF_ATEN and isinstance(args[0], (Tensor, MergedAxes)):
+                return reshaped(args[0], self.sizes.shape(node.meta["val"]))
+            args, parts = through(name, target, args)
+            kwargs = without_merged(kwargs)
+        made = self._of_plain(node, name, args, kwargs)
+        return made if parts is None else MergedAxes(made, parts)
+
+    def _of_plain(self, node: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """The results of an operation of tensors without merged axes."""
+        target = node.target
         operation = _operation(name, args, node.meta.get("val"))
         if operation is None and name == "prims.convert_element_type.default":
             return args[0].cast(svod_dtype(args[1]))
@@ -159,10 +175,17 @@ class _Walk:
         if operation is not None:
             try:
                 return self._translated(operation, node, args, kwargs)
-            except (SvodError, NotImplementedError) as error:
+            except Exception as error:      # of any type, if an operation needs the number of a size that varies
+                if self.sizes is None and not isinstance(error, (SvodError, NotImplementedError)):
+                    raise
                 why = str(error)
         self._missing.setdefault((name, why), []).append(node)
-        return run_in_torch(target, args, kwargs, self.clock)
+        try:
+            return run_in_torch(target, args, kwargs, self.clock)
+        except UnsupportedError as error:
+            if self.sizes is None:
+                raise
+            raise UnsupportedError(f"{name} at {place_of(node)}: {why}") from error
 
     def _translated(self, operation: Operation, node: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The results of svod's function in the dtypes that PyTorch gives. Results for 16-bit floats are computed in float32 and rounded
@@ -198,7 +221,7 @@ class _Walk:
         place = self.place.get(node.args[0])
         if place is None:
             raise UnsupportedError("copy_ to a tensor that is no input")
-        made = value.cast(target.dtype).expand(target.shape)
+        made: Tensor = without_merged(value).cast(target.dtype).expand(target.shape)
         self.mutated[place] = made
         return made
 
@@ -223,7 +246,12 @@ class _Walk:
         map_arg((node.args, node.kwargs), leaves.append)
         if not callable(node.target) or any(isinstance(self.values[n], (Tensor, Foreign)) for n in leaves):
             raise UnsupportedError(f"{getattr(node.target, '__name__', node.target)} at {place_of(node)}")
-        return node.target(*args, **kwargs)
+        try:
+            return node.target(*args, **kwargs)
+        except (SvodError, TypeError) as error:
+            if self.sizes is None:
+                raise
+            raise UnsupportedError(f"{node.target.__name__} of a size at {place_of(node)}: {error}") from error
 
 
 def _check_storage(node: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> None:

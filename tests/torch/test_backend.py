@@ -127,7 +127,7 @@ def test_an_input_with_gaps_is_updated() -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-def test_sizes_that_vary_have_a_plan_each_and_dynamo_compiles_twice() -> None:
+def test_sizes_that_vary_have_one_plan_and_dynamo_compiles_twice() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
     torch._dynamo.utils.counters.clear()
     run = torch.compile(model, backend="svod")
@@ -135,7 +135,7 @@ def test_sizes_that_vary_have_a_plan_each_and_dynamo_compiles_twice() -> None:
         x = torch.randn(n, 4)
         torch.testing.assert_close(run(x), model(x))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-    assert sum(len(g.function.plans) for g in svod.torch.report().graphs if g.calls > 1) >= 11
+    assert [len(g.function.plans) for g in svod.torch.report().graphs if g.calls > 1] == [1]
 
 
 def test_channels_last_in_and_out_without_copies() -> None:
@@ -313,7 +313,7 @@ def test_exported_modules_with_sizes_that_vary() -> None:
     for n in (3, 2, 5):
         x = torch.randn(n, 3, 8, 8)
         torch.testing.assert_close(run(x), model(x))
-    assert len(run.plans) == 3
+    assert len(run.plans) == 1
 
 
 def test_data_dependent_control_flow_is_an_error_that_says_so() -> None:
@@ -575,9 +575,9 @@ def test_a_watch_lets_its_tensors_go() -> None:
 
 def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("svod.torch.functions.MOST_PLANS", 2)
-    run = torch.compile(lambda x: x * 2, backend="svod", dynamic=True)
+    run = torch.compile(lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="linear"), backend="svod", dynamic=True)
     for n in (2, 3, 2, 4, 2, 5, 2):
-        run(torch.ones(n))
+        run(torch.ones(1, 1, n))
     assert {p.results[0].dtype for p in function_of("<lambda>").plans} == {torch.float32} and len(function_of("<lambda>").plans) == 2
     assert function_of("<lambda>").prepared == 4        # 2, 3, 4 and 5: the plan of 2 was kept
     assert sum("used longest ago" in w for w in warnings_of(caplog)) == 1

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.variable import Dim, number_of
 from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.operations.table import aten
@@ -54,6 +55,8 @@ def linspace(start: float, end: float, steps: int, *, dtype: DType | None = None
 @aten("scalar_tensor")
 def scalar_tensor(value: Any, *, dtype: DType | None = None) -> Tensor:
     """A tensor without axes."""
+    if isinstance(value, Dim):
+        return Tensor.from_uop(number_of(value, dtype or dtypes.float32))
     return Tensor.full((), value, dtype or dtypes.float32)
 
 

@@ -14,9 +14,9 @@ methods("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos at
 methods("abs neg ceil floor trunc frac relu relu6 hardtanh hardshrink isnan isinf isfinite isposinf isneginf logical_not signbit "
         "nan_to_num bitwise_not masked_fill.Scalar masked_fill.Tensor", widens=False)
 aten("_neg_view", widens=False)(Tensor.neg)       # PyTorch emits it for the imaginary part of a conjugate
-methods("add.Tensor sub.Tensor add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode "
-        "floor_divide pow.Tensor_Tensor pow.Tensor_Scalar atan2 hypot logaddexp xlogy.Tensor lerp.Tensor lerp.Scalar "
-        "addcdiv", promotes=True)
+methods("add.Tensor sub.Tensor add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor true_divide.Tensor div.Scalar "
+        "div.Tensor_mode div.Scalar_mode floor_divide pow.Tensor_Tensor pow.Tensor_Scalar atan2 hypot logaddexp xlogy.Tensor "
+        "lerp.Tensor lerp.Scalar addcdiv", promotes=True)
 methods("maximum minimum logical_and logical_or logical_xor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar "
         "bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_right_shift.Tensor bitwise_left_shift.Tensor_Scalar "
         "bitwise_right_shift.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar "

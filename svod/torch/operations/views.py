@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from svod.core.ir.variable import upper
 from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.operations.table import aten, methods
@@ -41,6 +42,8 @@ def expand(x: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
 @aten("slice.Tensor", "slice_copy.Tensor", widens=False)
 def slice_(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
     """The slice x[start:end:step] along an axis."""
+    if isinstance(end, int) and end >= upper(x.shape[dim]):
+        end = None
     index: list[Any] = [slice(None)] * x.ndim
     index[dim] = slice(start, end, step)
     return x[tuple(index)]
