@@ -6,6 +6,9 @@ With 16-bit floats, a step is computed in float32, and its states are rounded.
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 from svod.core.ir.variable import is_symbolic
 from svod.errors import ShapeError, UnsupportedError
 from svod.nn.module import Module, fan_in_bound, uniform
@@ -13,6 +16,72 @@ from svod.tensor import Tensor
 from svod.tensor.precision import common_half, rounded, widened
 
 State = tuple[Tensor, ...]      # the hidden state; for an LSTM, the hidden state and the cell state
+# the next state from the products of the weights with the input and with the last hidden state, and the last state
+Step = Callable[[Tensor, Tensor, State], State]
+
+
+class Direction(NamedTuple):
+    """The weights of one direction of a layer. `projection`: a matrix that makes the hidden state smaller."""
+
+    weight_ih: Tensor
+    weight_hh: Tensor
+    bias_ih: Tensor | None = None
+    bias_hh: Tensor | None = None
+    projection: Tensor | None = None
+
+
+def plain_step(activation: Callable[[Tensor], Tensor]) -> Step:
+    """The step of a plain cell."""
+    return lambda a, b, state: (activation(a.add(b)),)
+
+
+def long_short_step(a: Tensor, b: Tensor, state: State) -> State:
+    """The step of an LSTM cell."""
+    i, f, g, o = a.add(b).chunk(4, -1)
+    cell = f.sigmoid().mul(state[1]).add(i.sigmoid().mul(g.tanh()))
+    return o.sigmoid().mul(cell.tanh()), cell
+
+
+def gated_step(a: Tensor, b: Tensor, state: State) -> State:
+    """The step of a GRU cell."""
+    (ar, az, an), (br, bz, bn) = a.chunk(3, -1), b.chunk(3, -1)
+    r, z = ar.add(br).sigmoid(), az.add(bz).sigmoid()
+    n = an.add(r.mul(bn)).tanh()
+    return (n.add(z.mul(state[0].sub(n))),)
+
+
+def advance(step: Step, a: Tensor, weights: Direction, state: State) -> State:
+    """The next state from the product of the weights with the input."""
+    given = (a, weights.weight_hh, weights.bias_hh, weights.projection, state)
+    dtype = common_half([t for t in (*given[:-1], *state) if t is not None])
+    a, weight, bias, projection, state = widened(given)
+    hidden, *others = step(a, state[0].linear(weight, bias), state)
+    made = (hidden if projection is None else hidden.linear(projection), *others)
+    return made if dtype is None else rounded(made, dtype)
+
+
+def run_layers(step: Step, x: Tensor, start: State, directions: Sequence[Direction], bidirectional: bool) -> tuple[Tensor, State]:
+    """The hidden states of the last layer at every step of x (length, batch, features), and the last states of every layer and direction.
+    `start`: the first states, each (layers · directions, batch, features), in the order of `directions`."""
+    last: list[State] = []
+    for first in range(0, len(directions), 1 + bidirectional):
+        ways = []
+        for backwards, weights in enumerate(directions[first:first + 1 + bidirectional]):
+            outputs, state = _walk(step, x, weights, tuple(s[len(last)] for s in start), bool(backwards))
+            ways.append(outputs)
+            last.append(state)
+        x = ways[0] if len(ways) == 1 else Tensor.cat(ways, -1)
+    return x, tuple(Tensor.stack([s[k] for s in last]) for k in range(len(start)))
+
+
+def _walk(step: Step, x: Tensor, weights: Direction, state: State, backwards: bool) -> tuple[Tensor, State]:
+    """The hidden states of one direction of a layer at every step, and its last state."""
+    products = x.linear(weights.weight_ih, weights.bias_ih).contiguous()
+    outputs = []
+    for t in range(x.shape[0])[::-1 if backwards else 1]:
+        state = advance(step, products[t], weights, state)
+        outputs.append(state[0])
+    return Tensor.stack(outputs[::-1] if backwards else outputs), state
 
 
 class _Gates(Module):
@@ -21,16 +90,8 @@ class _Gates(Module):
     gates = 1
     states = 1
 
-    def _step(self, a: Tensor, b: Tensor, state: State) -> State:
-        """The next state. `a` and `b` are the products of the weights with the input and with the last hidden state."""
+    def _step(self) -> Step:
         raise NotImplementedError
-
-    def _advance(self, a: Tensor, weight: Tensor, bias: Tensor | None, state: State) -> State:
-        """The next state from the product of the weights with the input, and the weight and bias of the last hidden state."""
-        dtype = common_half([a, weight, *([] if bias is None else [bias]), *state])
-        a, weight, bias, state = widened((a, weight, bias, state))
-        made = self._step(a, state[0].linear(weight, bias), state)
-        return made if dtype is None else rounded(made, dtype)
 
 
 class _Plain(_Gates):
@@ -41,27 +102,22 @@ class _Plain(_Gates):
             raise UnsupportedError(f"{type(self).__name__} with nonlinearity {nonlinearity!r}: use 'tanh' or 'relu'")
         self.nonlinearity = nonlinearity
 
-    def _step(self, a: Tensor, b: Tensor, state: State) -> State:
-        return (a.add(b).tanh() if self.nonlinearity == "tanh" else a.add(b).relu(),)
+    def _step(self) -> Step:
+        return plain_step(Tensor.tanh if self.nonlinearity == "tanh" else Tensor.relu)
 
 
 class _LongShort(_Gates):
     gates, states = 4, 2
 
-    def _step(self, a: Tensor, b: Tensor, state: State) -> State:
-        i, f, g, o = a.add(b).chunk(4, -1)
-        cell = f.sigmoid().mul(state[1]).add(i.sigmoid().mul(g.tanh()))
-        return o.sigmoid().mul(cell.tanh()), cell
+    def _step(self) -> Step:
+        return long_short_step
 
 
 class _Gated(_Gates):
     gates = 3
 
-    def _step(self, a: Tensor, b: Tensor, state: State) -> State:
-        (ar, az, an), (br, bz, bn) = a.chunk(3, -1), b.chunk(3, -1)
-        r, z = ar.add(br).sigmoid(), az.add(bz).sigmoid()
-        n = an.add(r.mul(bn)).tanh()
-        return (n.add(z.mul(state[0].sub(n))),)
+    def _step(self) -> Step:
+        return gated_step
 
 
 # -- one step ------------------------------------------------------------------------------------------
@@ -82,7 +138,8 @@ class _Cell(_Gates):
         if len(state) != self.states or any(s.shape != wanted for s in state):
             raise ShapeError(f"{type(self).__name__} of {x.shape} with a state of {', '.join(str(s.shape) for s in state)}: it must be "
                              f"{wanted}" + (", twice" if self.states > 1 else ""))
-        return self._advance(x.linear(self.weight_ih, self.bias_ih), self.weight_hh, self.bias_hh, state)
+        weights = Direction(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        return advance(self._step(), x.linear(weights.weight_ih, weights.bias_ih), weights, state)
 
 
 class RNNCell(_Plain, _Cell):
@@ -146,28 +203,12 @@ class _Recurrent(_Gates):
         if len(start) != self.states or any(s.shape != wanted for s in start):
             raise ShapeError(f"{type(self).__name__} of {x.shape} with states of {', '.join(str(s.shape) for s in start)}: each is "
                              f"{wanted}, layers and directions first")
-        last: list[State] = []
-        for layer in range(self.num_layers):
-            directions = []
-            for suffix in self._suffixes(layer):
-                state = tuple(s[len(last)].reshape(batch, self.hidden_size) for s in start)
-                outputs, state = self._walk(steps, suffix, state)
-                directions.append(outputs)
-                last.append(state)
-            steps = directions[0] if len(directions) == 1 else Tensor.cat(directions, -1)
+        directions = [Direction(*(getattr(self, name + suffix) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")))
+                      for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
+        states = tuple(s.reshape(count, batch, self.hidden_size) for s in start)
+        steps, last = run_layers(self._step(), steps, states, directions, self.bidirectional)
         result = steps.squeeze(1) if not batched else steps.transpose(0, 1) if self.batch_first else steps
-        return result, tuple(Tensor.stack([s[k] for s in last]).reshape(wanted) for k in range(self.states))
-
-    def _walk(self, steps: Tensor, suffix: str, state: State) -> tuple[Tensor, State]:
-        """The hidden states of one direction of a layer at every step, and its last state."""
-        w_ih, w_hh, b_ih, b_hh = (getattr(self, name + suffix) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-        products = steps.linear(w_ih, b_ih).contiguous()
-        backwards = suffix.endswith("_reverse")
-        outputs = []
-        for t in range(steps.shape[0])[::-1 if backwards else 1]:
-            state = self._advance(products[t], w_hh, b_hh, state)
-            outputs.append(state[0])
-        return Tensor.stack(outputs[::-1] if backwards else outputs), state
+        return result, tuple(s.reshape(wanted) for s in last)
 
 
 class RNN(_Plain, _Recurrent):

@@ -2,21 +2,23 @@
 
     Dynamo's graph → AOT autograd: functional, decomposed, an inference graph → GraphFunction
 
-PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing in PyTorch is patched. Some functions that PyTorch would
-decompose, although svod implements them, become operators of svod in the graph (`whole.py`).
+PyTorch imports this module by the entry point `torch_dynamo_backends`; no function of PyTorch is replaced. Some functions that PyTorch
+would decompose, although svod implements them, become operators of svod in the graph (`whole.py`).
 """
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.convert_frame import ConvertFrameAssert
+from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 from torch._guards import TracingContext
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -29,24 +31,45 @@ from svod.torch.plans import AtenProgram, attributes_of
 from svod.torch.reports import graph_breaks
 from svod.torch.settings import Settings
 from svod.torch.translate import place_of_entry
-from svod.torch.whole import keep_whole
+from svod.torch.whole import keep_whole, recurrent_layers_whole
 
 ENTRY = 'torch.compile(backend="svod")'
 NEEDS_GRADIENTS = ("it needs gradients. svod runs models and does not train them: call it under torch.inference_mode() or "
                    "torch.no_grad(), or give its parameters requires_grad_(False)")
 _said: set[tuple[str, str]] = set()     # (graph, reason) of the warnings given so far; each is given once
 _trained = WeakTensorKeyDictionary()    # the first parameter of each graph that got a warning about gradients
+_while_tracing = ExitStack()            # settings of PyTorch for the code that Dynamo traces now
 log = logging.getLogger("svod.torch")
 
 
 def watch_dynamo() -> None:
-    """Make Dynamo call `_say_breaks` after tracing. `torch._dynamo.reset` removes the callback, but torch.compile then calls this again."""
-    if _say_breaks not in callback_handler.end_callbacks:
-        callback_handler.register_end_callback(_say_breaks)
+    """Make Dynamo call svod before and after it traces code. `torch._dynamo.reset` removes the callbacks; the next graph that svod gets
+    restores them."""
+    if _before_tracing not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_before_tracing)
+        callback_handler.register_end_callback(_after_tracing)
 
 
-def _say_breaks(_: Any) -> None:
-    """Warn, once for each reason, about code that Dynamo left out of all graphs: PyTorch runs it without svod."""
+def _before_tracing(_: Any) -> None:
+    """Let Dynamo trace recurrent layers while it traces for svod. Otherwise it breaks the graph there."""
+    if _traces_for_svod():
+        _while_tracing.enter_context(torch._dynamo.config.patch(allow_rnn=True))
+        _while_tracing.enter_context(recurrent_layers_whole())
+
+
+def _traces_for_svod() -> bool:
+    """Whether Dynamo, which calls this, traces for svod. It gives callbacks no backend, but the caller that has it is on the stack."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not ConvertFrameAssert.__call__.__code__:
+        frame = frame.f_back
+    backend = None if frame is None else innermost_backend(frame.f_locals["self"])
+    return getattr(backend, "compiler_fn", backend) is svod_backend
+
+
+def _after_tracing(_: Any) -> None:
+    """Restore PyTorch's settings, and warn, once for each reason, about code that Dynamo left out of all graphs: PyTorch runs it without
+    svod."""
+    _while_tracing.close()
     for reason, explanation in graph_breaks().items():
         if ("", reason) not in _said:
             _said.add(("", reason))
@@ -125,9 +148,8 @@ def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Setti
         program = AtenProgram(name, functional.graph, attributes_of(functional), {})
         return boxed(GraphFunction(program, *static_arguments(functional), _refuse, settings, ENTRY))
     keep_whole(gm)
-    with without_onednn():
-        compiled = aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
-                                keep_inference_input_mutations=True)(gm, example_inputs)
+    compiled = aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
+                            keep_inference_input_mutations=True)(gm, example_inputs)
 
     def run(*args: Any) -> Any:
         try:
@@ -135,18 +157,6 @@ def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Setti
         except _Refused:
             return gm.forward(*args)
     return run
-
-
-@contextmanager
-def without_onednn() -> Iterator[None]:
-    """Turn off oneDNN within the context, so that tracing decomposes an LSTM instead of leaving it to oneDNN.
-    `torch.backends.mkldnn.flags` would also set flags that warn about Intel's GPUs."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 def boxed(function: GraphFunction) -> Callable[[list[Any]], list[Any]]:

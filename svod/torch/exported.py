@@ -15,6 +15,7 @@ from svod.torch.memory import is_representable
 from svod.torch.plans import AtenProgram, attributes_of
 from svod.torch.settings import Settings
 from svod.torch.watch import registrations
+from svod.torch.whole import recurrent_layers_whole
 
 _STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a TOKEN argument stands for the order of operations with effects
 
@@ -38,7 +39,7 @@ def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | Non
         raise ArgumentError(f"svod.torch.compile takes example inputs as {type(module).__name__}.forward does, {error}; options of svod "
                             'go into options={"beam": 8}') from None
     try:
-        with torch.no_grad():
+        with torch.no_grad(), recurrent_layers_whole():
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
             exported = exported.run_decompositions(decompositions())
     except Exception as error:      # tracing runs the module's code, which may raise any error

@@ -88,12 +88,9 @@ def leaves(outputs: Any) -> list[Any]:
 
 
 def compiled(module: Any, **options: Any) -> Any:
-    """Apply `torch.compile` to a module, or to the step of a decoding loop. For svod, Dynamo traces recurrent layers too
-    (docs/pytorch.md)."""
+    """Apply `torch.compile` to a module, or to the step of a decoding loop."""
     import torch
-    import torch._dynamo
 
-    torch._dynamo.config.allow_rnn = options.get("backend") == "svod"
     return module.compiled(**options) if isinstance(module, Decoding) else torch.compile(module, **options)
 
 

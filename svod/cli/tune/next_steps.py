@@ -95,8 +95,8 @@ def why_no_graph(options: TuneOptions) -> str:
     """The reason why svod has run nothing of a script that imports PyTorch, and a remedy."""
     if options.torch == "modules":
         return ("svod ran none of its modules: it compiles those in evaluation mode without gradients, so module.eval(), and "
-                "torch.inference_mode() around the call; what Dynamo leaves out of graphs, such as nn.LSTM, runs in PyTorch")
+                "torch.inference_mode() around the call; what Dynamo leaves out of graphs, such as print, runs in PyTorch")
     if options.calls_compile:
         return ("svod ran none of its graphs: those that need gradients run in PyTorch, so call the model under torch.inference_mode(); "
-                "so does what Dynamo leaves out of graphs, such as nn.LSTM; torch.compile with another backend keeps that backend")
+                "so does what Dynamo leaves out of graphs, such as print; torch.compile with another backend keeps that backend")
     return "it never calls torch.compile: --torch modules compiles its outermost modules"

@@ -14,6 +14,7 @@ from svod.torch.operations import (
                                    norms,
                                    pooling,
                                    products,
+                                   recurrent,
                                    reductions,
                                    scatter,
                                    views,
@@ -22,4 +23,4 @@ from svod.torch.operations.complex_numbers import COMPLEX
 from svod.torch.operations.table import TABLE, Operation
 
 __all__ = ["COMPLEX", "TABLE", "Operation", "attention", "complex_numbers", "convolutions", "creation", "elementwise", "indexing", "norms",
-           "pooling", "products", "reductions", "scatter", "views"]
+           "pooling", "products", "recurrent", "reductions", "scatter", "views"]

@@ -44,10 +44,10 @@ def aten(*overloads: str, promotes: bool = False, widens: bool = True) -> Callab
     return put
 
 
-def own(name: str) -> Callable[[F], F]:
+def own(name: str, widens: bool = True) -> Callable[[F], F]:
     """Register a function for one of svod's own operators (`svod/torch/whole.py`)."""
     def put(function: F) -> F:
-        TABLE[f"svod.{name}.default"] = Operation(function)
+        TABLE[f"svod.{name}.default"] = Operation(function, widens=widens)
         return function
     return put
 
