@@ -3,6 +3,7 @@
     python -m svod.torch.run SCRIPT [ARGS]              a script that calls torch.compile
     python -m svod.torch.run --modules SCRIPT [ARGS]    also one that never does: its outermost modules are compiled when they are called
     python -m svod.torch.run -m MODULE [ARGS]
+    python -m svod.torch.run PROGRAM.pt2                a program that torch.export has saved; it runs once, with its example inputs
 
 An outermost module is one that is called outside of any other; it is compiled if it is in evaluation mode and gradients are off. Other
 processes are not affected. If torch is not installed, the script runs unchanged.
@@ -19,13 +20,13 @@ from typing import Any
 from svod.system.process.program import arguments, become
 from svod.system.process.streams import tell
 
-USAGE = "usage: python -m svod.torch.run [--modules] SCRIPT [ARGS] | -m MODULE [ARGS]"
+USAGE = "usage: python -m svod.torch.run [--modules] SCRIPT [ARGS] | -m MODULE [ARGS] | PROGRAM.pt2"
 BACKEND_NAME = "svod"
 MOST_MODULES = 256      # limit of Dynamo's compilations: outermost modules, times the sizes of their arguments
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a script or module as `__main__`. Returns 2 if `words` name none."""
+    """Run a script or module as `__main__`, or a saved program. Returns 2 if `words` name none."""
     rest = list(words)
     modules = rest[:1] == ["--modules"]
     rest = rest[modules:]
@@ -37,6 +38,8 @@ def main(words: Sequence[str]) -> int:
     if not is_module and not Path(rest[0]).exists():
         tell(f"{rest[0]} does not exist")
         return 2
+    if rest[0].endswith(".pt2") and not is_module:
+        return run_saved(rest[0])
     try:
         import torch
     except ImportError:
@@ -49,6 +52,21 @@ def main(words: Sequence[str]) -> int:
     else:
         sys.path[0] = str(Path(rest[0]).resolve().parent)
         runpy.run_path(rest[0], run_name="__main__")
+    return 0
+
+
+def run_saved(path: str) -> int:
+    """Run a program that torch.export has saved, once, with the example inputs in the file. Returns 2 if the file has none."""
+    import torch
+
+    from svod.torch.exported import compile
+
+    program = torch.export.load(path)
+    if program.example_inputs is None:
+        tell(f"{path} was saved without example inputs")
+        return 2
+    args, kwargs = program.example_inputs
+    compile(program)(*args, **kwargs)
     return 0
 
 

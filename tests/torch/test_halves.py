@@ -244,7 +244,17 @@ def _layer(d: Draw) -> tuple[Any, ...]:
     return d(4, 13, 32, low=-1), 32, 4, *weights, True, False, 1e-5, *norms, *feed
 
 
-LAYERS = {"aten._native_multi_head_attention.default": _heads, "aten._transformer_encoder_layer_fwd.default": _layer}
+def _recurrent(gates: int, states: int = 1) -> Callable[[Draw], tuple[Any, ...]]:
+    def draw(d: Draw) -> tuple[Any, ...]:
+        weights = [d(*shape, low=-0.5, high=0.5) for shape in ((8 * gates, 6), (8 * gates, 8), (8 * gates,), (8 * gates,))]
+        first = [d(1, 3, 8, low=-1) for _ in range(states)]
+        return d(5, 3, 6, low=-1), first if states > 1 else first[0], weights, True, 1, 0.0, False, False, False
+    return draw
+
+
+LAYERS = {"aten._native_multi_head_attention.default": _heads, "aten._transformer_encoder_layer_fwd.default": _layer,
+          "svod.lstm.default": _recurrent(4, 2), "svod.gru.default": _recurrent(3), "svod.rnn_tanh.default": _recurrent(1),
+          "svod.rnn_relu.default": _recurrent(1)}
 NO_CASE = {
     "made of nothing, in the dtype that is asked for":
         "full full_like new_full zeros empty.memory_format ones zeros_like empty_like new_zeros new_empty ones_like new_ones "

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
 import svod.torch  # noqa: E402
+from svod.cli.tune.options import TuneOptions  # noqa: E402
 from svod.config import PrepareConfig  # noqa: E402
 from svod.torch import functions, threads  # noqa: E402
 from svod.torch.plans import make_plan  # noqa: E402
@@ -34,6 +35,11 @@ print([(g.calls, g.is_whole) for g in svod.torch.report().graphs], __name__, sys
 """
 
 
+class Shifted(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + 1
+
+
 @pytest.mark.parametrize(("options", "kind"), [([], "compiled"), pytest.param(["--modules"], "plain", marks=pytest.mark.slow)])
 def test_a_script_runs_with_svod(options: list[str], kind: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
@@ -48,6 +54,18 @@ def test_without_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["--modules"]) == main(["--what"]) == 2
     assert "usage" in capsys.readouterr().err
     assert main(["none.py"]) == 2 and "none.py does not exist" in capsys.readouterr().err
+
+
+def test_a_saved_program_runs_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, program = str(tmp_path / "model.pt2"), torch.export.export(Shifted(), (torch.ones(3),))
+    torch.export.save(program, path)
+    before = set(functions.functions)
+    assert main(TuneOptions(script=path).launched[2:]) == 0
+    (made,) = set(functions.functions) - before
+    assert (made.name, made.calls) == ("Shifted", 1)
+    program.example_inputs = None
+    torch.export.save(program, path)
+    assert main([path]) == 2 and "without example inputs" in capsys.readouterr().err
 
 
 def test_one_thread_holds_an_idle_team(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,8 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 @click.option("--verbose", is_flag=True, help="Say more: rounds, dropped candidates, the log.")
 @click.version_option(package_name="svod", message="svod %(version)s")
 def cli(beam: int | None, **given: Any) -> NoReturn:
-    """Run SCRIPT, capture the kernels it prepares, tune and verify them, and remember the winners. SCRIPT may be an ONNX file.
+    """Run SCRIPT, capture the kernels it prepares, tune and verify them, and remember the winners. SCRIPT may be an ONNX file,
+    or a program that torch.export has saved (.pt2) with its example inputs.
 
     Options may stand before and after SCRIPT; everything after -- is the script's own."""
     if beam is None:

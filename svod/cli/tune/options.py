@@ -76,13 +76,15 @@ class TuneOptions:
 
     @property
     def program(self) -> list[str]:
-        """The program that is tuned, as Python takes it: a script, or -m and a module. [] for a capture. An ONNX file is run by a module of
-        svod."""
+        """The program that is tuned, as Python takes it: a script, or -m and a module. [] for a capture. An ONNX file or a program of
+        torch.export is run by a module of svod."""
         if self.is_onnx:
             return ["-m", "svod.onnx.run", self.script or "", *(f"--dim={d}" for d in self.dim), *(f"--shape={s}" for s in self.shape),
                     *([f"--inputs={self.inputs}"] if self.inputs else []), *(["--random-weights"] if self.random_weights else []),
                     *(f"--outputs={o}" for o in self.outputs), *([f"--fallback={self.fallback}"] if self.fallback else [])]
-        return [self.script] if self.script is not None else ["-m", self.module] if self.module is not None else []
+        if self.script is not None:
+            return [*(["-m", "svod.torch.run"] if self.script.endswith(".pt2") else []), self.script]
+        return ["-m", self.module] if self.module is not None else []
 
     @property
     def runs_torch(self) -> bool:
@@ -127,7 +129,7 @@ class TuneOptions:
         for f in fields(self):
             if f.name in REPEATED_OPTIONS and getattr(self, f.name) != f.default:
                 values[f.name] = getattr(self, f.name)
-        subject = [self.script or ""] if self.is_onnx else self.program
+        subject = [self.script] if self.script is not None else self.program
         words = [*(subject or ("--from", self.source or ""))]
         for name, value in {**values, **changes}.items():
             option = f"--{name.removesuffix('_path').replace('_', '-')}"
