@@ -10,6 +10,7 @@ from svod.tensor import Tensor, where
 
 MOST_STEPS = 2000       # most steps that are unrolled
 
+# the next state from the product of the weights with the input, and the last state
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
@@ -40,9 +41,10 @@ def clipped(node: OnnxNode, x: Tensor) -> Tensor:
     return x if not limit else x.clamp(-limit, limit)
 
 
-def run(node: OnnxNode, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor | None], hidden: int,
+def run(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tensor | None, states: Sequence[Tensor | None], hidden: int,
         step_of: Callable[[int], Step]) -> tuple[Tensor, ...]:
-    """Run all directions of a layer: returns the outputs of all steps (steps, directions, batch, hidden), and the last states."""
+    """Run all directions of a layer: returns the outputs of all steps (steps, directions, batch, hidden), and the last states. One product
+    of a direction's weights w[d] serves the inputs of all steps."""
     batch_first = node.get("layout", 0) == 1
     t = x.transpose(0, 1) if batch_first else x
     steps, batch = t.shape[:2]
@@ -55,8 +57,9 @@ def run(node: OnnxNode, x: Tensor, lengths: Tensor | None, states: Sequence[Tens
         given = [s if s is None or not batch_first else s.transpose(0, 1) for s in states]
         state = tuple(Tensor.zeros(batch, hidden, dtype=x.dtype) if s is None else s[d] for s in given)
         step, seen = step_of(d), []
+        products = t.linear(w[d], halves(bias, d, w.shape[1])[0]).contiguous()
         for i in reversed(range(steps)) if reverse else range(steps):
-            new = step(t[i], state)
+            new = step(products[i], state)
             if lengths is not None:
                 alive = lengths.gt(i).reshape(-1, 1)
                 seen.append(where(alive, new[0], new[0].mul(0)))
@@ -84,13 +87,13 @@ def rnn(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = N
     hidden = r.shape[-1]
 
     def step_of(d: int) -> Step:
-        wb, rb = halves(bias, d, hidden)
+        rb = halves(bias, d, hidden)[1]
         f = activation(node, d, ["Tanh"])
 
-        def step(xt: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return (f(clipped(node, xt.linear(w[d], wb).add(state[0].linear(r[d], rb)))),)
+        def step(given: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (f(clipped(node, given.add(state[0].linear(r[d], rb)))),)
         return step
-    return run(node, x, lengths, [h], hidden, step_of)
+    return run(node, x, w, bias, lengths, [h], hidden, step_of)
 
 
 @operator("GRU")
@@ -99,25 +102,22 @@ def gru(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = N
     n = r.shape[-1]
 
     def step_of(d: int) -> Step:
-        wb, rb = halves(bias, d, 3 * n)
+        rb = halves(bias, d, 3 * n)[1]
         f, g = activation(node, 2 * d, ["Sigmoid", "Tanh"]), activation(node, 2 * d + 1, ["Sigmoid", "Tanh"])
-        both = r[d][:2 * n]
+        after = node.get("linear_before_reset", 0)
+        first = r[d] if after else r[d][:2 * n]     # the weights of the last state as it is, in one product
 
-        def step(xt: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def step(given: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             before = state[0]
-            given = xt.linear(w[d], wb)
-            kept = before.linear(both, None if rb is None else rb[:2 * n])
+            kept = before.linear(first, None if rb is None else rb[:first.shape[0]])
             update = f(clipped(node, given[:, :n].add(kept[:, :n])))
-            reset = f(clipped(node, given[:, n:2 * n].add(kept[:, n:])))
+            reset = f(clipped(node, given[:, n:2 * n].add(kept[:, n:2 * n])))
             own = None if rb is None else rb[2 * n:]
-            if node.get("linear_before_reset", 0):
-                inner = reset.mul(before.linear(r[d][2 * n:], own))
-            else:
-                inner = reset.mul(before).linear(r[d][2 * n:], own)
+            inner = reset.mul(kept[:, 2 * n:]) if after else reset.mul(before).linear(r[d][2 * n:], own)
             new = g(clipped(node, given[:, 2 * n:].add(inner)))
             return (update.neg().add(1.0).mul(new).add(update.mul(before)),)
         return step
-    return run(node, x, lengths, [h], n, step_of)
+    return run(node, x, w, bias, lengths, [h], n, step_of)
 
 
 @operator("LSTM")
@@ -127,13 +127,13 @@ def lstm(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = 
     default = ["Sigmoid", "Tanh", "Tanh"]
 
     def step_of(d: int) -> Step:
-        wb, rb = halves(bias, d, 4 * n)
+        rb = halves(bias, d, 4 * n)[1]
         f, g, out = (activation(node, 3 * d + i, default) for i in range(3))
         p = None if peepholes is None else [peepholes[d][i * n:(i + 1) * n] for i in range(3)]    # for the input, output and forget gates
 
-        def step(xt: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def step(given: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             before, cell = state
-            gates = xt.linear(w[d], wb).add(before.linear(r[d], rb))
+            gates = given.add(before.linear(r[d], rb))
             i, o, forget, candidate = (gates[:, k * n:(k + 1) * n] for k in range(4))
             i = f(clipped(node, i if p is None else i.add(p[0].mul(cell))))
             if node.get("input_forget", 0):
@@ -144,4 +144,4 @@ def lstm(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = 
             o = f(clipped(node, o if p is None else o.add(p[1].mul(new))))
             return o.mul(out(new)), new
         return step
-    return run(node, x, lengths, [h, c], n, step_of)
+    return run(node, x, w, bias, lengths, [h, c], n, step_of)
