@@ -172,6 +172,8 @@ put("index_put _unsafe_index_put", lambda d: (d(4, 6), [AT], d(3, 6), True))
 put("slice_scatter", lambda d: (d(4, 6), d(4, 2), 1, 1, 3))
 put("select_scatter", lambda d: (d(4, 6), d(4), 1, 2))
 put("diagonal_scatter", lambda d: (d(4, 6), d(4), 1))
+put("as_strided_scatter", lambda d: (d(4, 6), d(3, 2), [3, 2], [7, 2], 1))
+put("put", lambda d: (d(4, 6), torch.tensor([7, 0, 23]), d(3)))
 put("masked_scatter", lambda d: (d(4, 6), MASK, d(4, 6)))
 
 # -- reductions and order

@@ -60,6 +60,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "diagonals written": (lambda x, m: [torch.diagonal_scatter(t, t.diagonal(k, a, b) + 7, k, a, b) for t, k, a, b in (
         (m, 0, 0, 1), (m, 2, 0, 1), (m, -1, 1, 0), (m, 4, 0, 1), (m, 5, 0, 1), (x, 1, 1, 2), (x, -1, 2, 0), (x, 0, -1, 0),
         (m[:1, :1], 0, 0, 1))], (X, torch.arange(20.0).reshape(4, 5))),
+    "strided elements written": (lambda x, v: [
+        torch.as_strided_scatter(x, v.flatten()[:6].reshape(2, 3), (2, 3), (7, 2), 5),
+        torch.as_strided_scatter(x, v[:1, :1, :1], (1, 1, 1), (1, 1, 1)), torch.as_strided_scatter(x, v.flatten()[7], (), (), 23)], (X, Y)),
+    "positions in all elements written": (lambda x, i, v: (x.put(i, v), x.put(i % 3, v, accumulate=True), x.put(i[0, :0], v[:0, 0])),
+                                          (X, torch.tensor([[5, -1], [0, 23]]), Y[0, :2, :2])),
     "products of bytes": (lambda a: torch._int_mm(a, a.T.contiguous()),
                           (torch.arange(-128, 128, dtype=torch.int8).repeat(33, 1)[:, 5:61],)),
     "convolutions": (lambda x, w, v: (F.conv2d(x, w, padding=1, stride=2), F.conv2d(x, v, groups=4, dilation=2),

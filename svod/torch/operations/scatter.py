@@ -9,6 +9,7 @@ from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.tensor import where as select
 from svod.torch.operations.table import aten, methods
+from svod.torch.operations.views import strided_positions
 
 methods("scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add index_copy "
         "index_fill.int_Scalar masked_scatter", widens=False)
@@ -63,6 +64,19 @@ def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """Replace x[index] along an axis; returns the changed x."""
     at = index % x.shape[dim]
     return slice_scatter(x, src.unsqueeze(dim % x.ndim), dim, at, at + 1)
+
+
+@aten("as_strided_scatter", widens=False)
+def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    """Replace the elements of x, which is contiguous in PyTorch, at positions storage_offset + Σ index · stride; returns the changed x."""
+    positions = Tensor(strided_positions(size, stride, storage_offset or 0).reshape(-1))
+    return x.reshape(-1).index_copy(0, positions, _fitting(x, src).reshape(-1)).reshape(x.shape)
+
+
+@aten("put", widens=False)
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Write values to positions in the flattened x; returns the changed x."""
+    return index_put(x.reshape(-1), [index], source, accumulate).reshape(x.shape)
 
 
 @aten("diagonal_scatter", widens=False)

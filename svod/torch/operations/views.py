@@ -81,9 +81,14 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
     flat = x.reshape(-1)
     if tuple(stride) == tuple(math.prod(size[i + 1:]) for i in range(len(size))):
         return flat[begin:begin + n].reshape(*size)
+    return flat.take(strided_positions(size, stride, begin), 0)
+
+
+def strided_positions(size: Sequence[int], stride: Sequence[int], begin: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The positions begin + Σ index · stride, in an array of shape `size`."""
     positions = begin + sum((np.arange(n).reshape(-1, *(1,) * (len(size) - 1 - i)) * s for i, (n, s) in
                              enumerate(zip(size, stride, strict=True))), np.zeros((1,) * len(size), np.int64))
-    return flat.take(np.broadcast_to(positions, size).astype(np.int64), 0)
+    return np.broadcast_to(positions, size).astype(np.int64)
 
 
 @aten("repeat_interleave.self_int", widens=False)
