@@ -332,7 +332,7 @@ def _runs_programs(command: click.Command) -> click.Command:
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("--target", help="A target key; default: every target in the records, or the one the script was prepared for.")
 @click.pass_context
-def why(context: click.Context, what: str, args: tuple[str, ...], target: str | None, **program: Any) -> None:
+def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str | None, **program: Any) -> None:
     """Explain why kernels have their chains, or none: show the nearest record and the first field that differs.
 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
@@ -364,7 +364,7 @@ def why(context: click.Context, what: str, args: tuple[str, ...], target: str | 
 @click.option("--lock", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A lock file of svod-tune -o instead of SVOD_LOCK.")
 @click.pass_context
-def bake(context: click.Context, script: str, args: tuple[str, ...], output: Path, lock: Path | None, **program: Any) -> None:
+def bake(context: click.Context, /, script: str, args: tuple[str, ...], output: Path, lock: Path | None, **program: Any) -> None:
     """Fill a directory with the compiled kernels of SCRIPT, or of an ONNX file, to be shipped with it: run it once, with the chains that
     it has with today's lock file and database, and keep the objects in DIRECTORY.
 
