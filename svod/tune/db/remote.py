@@ -12,9 +12,6 @@ import json
 import logging
 import shutil
 import time
-import urllib.error
-import urllib.request
-from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -61,6 +58,7 @@ class Remote(NamedTuple):
         state = _read_state(self.copy)
         if self.exists() and time.time() < state.get("ask_after", 0.0):
             return self.copy, None
+        from http.client import HTTPException  # as in `_fetch`
         try:
             _fetch(self.url, self.copy, state.get("etag", "") if self.exists() else "")
         except (OSError, HTTPException, ValueError, DatabaseError) as e:        # URLError and time-outs are OSErrors
@@ -75,6 +73,9 @@ class Remote(NamedTuple):
 
 def _fetch(url: str, path: Path, etag: str) -> None:
     """Bring the copy up to date. Raises OSError, HTTPException, ValueError, and DatabaseError for another kind of file."""
+    import urllib.error  # imported here because this takes 50 ms, and few processes fetch a database
+    import urllib.request
+
     _check_scheme(url)
     path.parent.mkdir(parents=True, exist_ok=True)
     request = urllib.request.Request(url, headers={"User-Agent": "svod", **({"If-None-Match": etag} if etag else {})})
