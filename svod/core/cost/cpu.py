@@ -6,7 +6,7 @@ cache (`caches.py`). A stage takes the time of the slowest of these and a share 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 from svod.core.cost.caches import ANYWHERE_BYTES, PAGE_BYTES, Traffic, caches_of, traffic
@@ -69,14 +69,34 @@ TERMS = ("instructions", "first cache", "second cache", "memory", "page tables",
 @Derived
 def cost_of(state: Scheduler) -> Cost:
     """The predicted cost of a state, cached on the state. Raises KernelOptError if its placements contradict each other."""
+    cost = _priced(state, inf)
+    assert cost is not None
+    return cost
+
+
+def cost_within(state: Scheduler, most: float) -> Cost | None:
+    """`cost_of` a state if it takes at most so many cycles, else None, mostly before all of it is priced: the parts of a cost are only
+    added. Raises as `cost_of` does."""
+    cost = cost_of.known(state)
+    if cost is None:
+        cost = _priced(state, most)
+        cost_of.give(state, cost)
+    return cost if cost is not None and cost.cycles <= most else None
+
+
+def _priced(state: Scheduler, most: float) -> Cost | None:
+    """The cost of a state; None if it is known to take more than `most` cycles."""
     nest, kernel, cpu = loop_nest(state), state.kernel, CPU
-    threads, costs = cores_of(state), list[Cost]()
+    threads, costs, spent = cores_of(state), list[Cost](), 0.0
     memory = _Memory(state, nest, kept=float(count_operations(kernel.ast).bytes_moved))
     for work in work_of(state):
         stage, s = work.stage, work.r.stage.index
-        is_phase = nest.placement.paths[s] == ()
+        is_phase, is_once = nest.placement.paths[s] == (), is_computed_once(state, nest.placement, s)
         scratch = 0 if is_phase else stored_bytes(state, nest.layouts, s) * prod(stage.region)
+        speedup, launch = _speedup(state, work.at, is_phase, threads), cpu.launch_cycles if is_phase and threads > 1 else 0.0
         issue = IssuePricer(work, cpu).price()
+        if not is_once and spent + issue.cycles / speedup > most:
+            return None
         streamed = stage.r.store is not None and state.stream and has_non_temporal_stores(state)
         non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
         if not kernel.written:      # a kernel that reads what it writes loads the stored data again
@@ -84,13 +104,13 @@ def cost_of(state: Scheduler) -> Cost:
         data = memory.of_stage(work, non_temporal)
         slowest = max(issue.cycles, *data.cycles)
         cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
-        speedup, launch = _speedup(state, work.at, is_phase, threads), cpu.launch_cycles if is_phase and threads > 1 else 0.0
-        cycles = cycles / speedup + launch
+        cycles = 0.0 if is_once else cycles / speedup + launch
         terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], launch)
         part = CostPart(stage.r.stage.name, cycles, tuple(zip(TERMS, terms, strict=True)))
-        is_once = is_computed_once(state, nest.placement, s)
-        costs.append(Cost(0.0 if is_once else cycles, int(issue.accumulators), scratch, issue.flops, data.moved,
-                          () if is_once else (part,)))
+        costs.append(Cost(cycles, int(issue.accumulators), scratch, issue.flops, data.moved, () if is_once else (part,)))
+        spent += cycles
+        if spent > most:
+            return None
     return total(costs)
 
 

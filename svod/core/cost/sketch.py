@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from svod.core.cost.cpu import cost_of
+from svod.core.cost.cpu import cost_of, cost_within
 from svod.core.cost.sketch_ahead import ahead
 from svod.core.cost.sketch_contractions import CONTRACTION, inner_contraction
 from svod.core.cost.sketch_facts import (
@@ -54,9 +54,13 @@ WINDOW_ROWS = (4, 2)
 def heuristic(state: Scheduler) -> Scheduler:
     """The best sketch by prediction, which runs if nothing was measured. Among sketches with equal predictions it takes the one with the
     fewest phases, as cores wait for each other between phases, and then the shortest chain."""
-    candidates = _distinct(_generate(state))
-    limit = TIE_FACTOR * min((cost_of(s).cycles for s in candidates), default=0.0)
-    best = min((s for s in candidates if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
+    limit, near = math.inf, list[Scheduler]()
+    for s in _distinct(_generate(state)):
+        cost = cost_within(s, limit)
+        if cost is not None:
+            limit = min(limit, TIE_FACTOR * cost.cycles)
+            near.append(s)
+    best = min((s for s in near if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
                default=state)
     return next(schedule(PREFETCHED, best))
 
@@ -374,7 +378,7 @@ def _finish(p: Point) -> Scheduler:
         state = tiled if tiled is not None else _vectors(state, r, _best_vector_axis(state, r), 4)
     state = _parallel(state)
     past = _streamed(state)
-    return past if cost_of(past).cycles * STREAM_GAIN_FACTOR < cost_of(state).cycles else state
+    return past if past is not state and cost_of(past).cycles * STREAM_GAIN_FACTOR < cost_of(state).cycles else state
 
 
 def _untiled_reductions(state: Scheduler) -> list[int]:

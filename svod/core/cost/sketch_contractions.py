@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from svod.core.cost.cpu import cost_of
+from svod.core.cost.cpu import cost_of, cost_within
 from svod.core.cost.sketch_facts import (
     Factor,
     bytes_of,
@@ -26,7 +26,7 @@ from svod.core.cost.sketch_facts import (
     try_opt,
 )
 from svod.core.cost.template import Apply, Cheaper, Choose, Do, Hole, Need, Only, Point, Template, fact
-from svod.core.kernel.contraction import skipping_window
+from svod.core.kernel.contraction import skipping_window, windows_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
@@ -143,7 +143,11 @@ def _innermost_lane(p: Point) -> str:
 
 def _is_near_unstaged(p: Point) -> bool:
     """Whether the inner operand was staged, but gains little by it."""
-    return p[_STAGED] is not p.state and (_has_variants(p) or cost_of(p.state).cycles < UNSTAGED_FACTOR * cost_of(p[_STAGED]).cycles)
+    if p[_STAGED] is p.state or _has_variants(p):
+        return p[_STAGED] is not p.state
+    most = UNSTAGED_FACTOR * cost_of(p[_STAGED]).cycles
+    cost = cost_within(p.state, most)
+    return cost is not None and cost.cycles < most
 
 
 def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
@@ -180,6 +184,8 @@ def _ordered(state: Scheduler, r: ResolvedStage, axes: Sequence[int]) -> Schedul
 def _skipping_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
     """The reduce axes whose loops skip iterations that add zeros. They go outside the others, where their bounds are computed rarely and
     branches predicted well."""
+    if not windows_of(state.kernel, r.stage.index):
+        return []
     axes = loop_nest(state).stages[r.stage.index].axes
     return [a for a in range(len(r.stage.outs), len(r.axes)) if skipping_window(state, r, a, axes[a]) is not None]
 

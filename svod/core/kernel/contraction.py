@@ -61,21 +61,26 @@ def skipping_window(state: Scheduler, r: ResolvedStage, summed: int, pieces: tup
             or (state.split_reduce is not None and state.split_reduce.axis == axis.index) \
             or sum(p.extent > 1 for p in pieces) != 1 or not any(p.role == LOOP and p.extent == axis.extent for p in pieces):
         return None
-    extents = [state.kernel.axes[a].extent for a in r.axes]
-    shares = [(w.used(1, extents[w.output], extents[summed]), w) for w in windows_of(state.kernel, s) if w.summed == summed]
-    share, window = min(shares, default=(1.0, None), key=lambda pair: pair[0])
-    return window if share <= _WORTH else None
+    return windows_of(state.kernel, s).get(summed)
 
 
-def windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
-    """All windows of the factors of a stage, cached on the kernel."""
-    found = kernel.windows.get(s)
+def windows_of(kernel: Kernel, s: int) -> dict[int, Window]:
+    """Reduce axis → the window of a factor that skips most of its iterations, for the axes of a stage where it skips enough. Cached on the
+    kernel."""
+    found: dict[int, Window] | None = kernel.windows.get(s)
     if found is None:
-        found = kernel.windows[s] = _windows_of(kernel, s)
+        def share(window: Window) -> float:
+            return window.used(1, extents[window.output], extents[window.summed])
+
+        stage, windows = kernel.stages[s], _windows_of(kernel, s)
+        extents = [kernel.axes[a].extent for a in (*stage.outs, *stage.reds)]
+        best = [min((w for w in windows if w.summed == q), key=share) for q in dict.fromkeys([w.summed for w in windows])]
+        found = kernel.windows[s] = {w.summed: w for w in best if share(w) <= _WORTH}
     return found
 
 
 def _windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
+    """All windows of the factors of a stage."""
     r = kernel.resolve(frozenset())[s]
     product = product_of(r) if r is not None else None
     if r is None or product is None:
