@@ -365,8 +365,8 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
               help="A lock file of svod-tune -o instead of SVOD_LOCK.")
 @click.pass_context
 def bake(context: click.Context, /, script: str, args: tuple[str, ...], output: Path, lock: Path | None, **program: Any) -> None:
-    """Fill a directory with the compiled kernels of SCRIPT, or of an ONNX file, to be shipped with it: run it once, with the chains that
-    it has with today's lock file and database, and keep the objects in DIRECTORY.
+    """Fill a directory with the compiled kernels of SCRIPT, which may be an ONNX or a .pt2 file, to be shipped with it: run it once, with
+    the chains that it has with today's lock file and database, and keep the objects in DIRECTORY.
 
     SVOD_OBJECT_CACHE names the directory where the program is used. The exit status is 1 where the script failed."""
     if context.obj is not None:
