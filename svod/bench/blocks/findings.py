@@ -29,25 +29,28 @@ FindingKind = Literal["slow", "wrong", "failed"]
 @dataclass(frozen=True)
 class BlockVerdict:
     """What a block shows; `kind` is None for a block that is right and fast enough, or that eager does not run. `ratio`: svod's time over
-    eager's."""
+    eager's, by the median of the rounds. `sure`: that ratio or the one of the least samples, which is smaller: a busy machine makes one of
+    them too large more often than both."""
 
     kind: FindingKind | None
-    ratio: float | None
+    ratio: float | None = None
     why: str = ""
+    sure: float = 0.0
 
 
 def verdict_of(case: CaseResult, limit: float) -> BlockVerdict:
     """What the result of a block shows under a limit."""
     own, eager = case.outcome(OWN), case.outcome(EAGER)
     if own is None or eager is None or eager.status != "ok":
-        return BlockVerdict(None, None)
+        return BlockVerdict(None)
     if own.status in ("wrong", "failed"):
         return BlockVerdict("wrong" if own.status == "wrong" else "failed", None, own.why)
-    if own.median is None or eager.median is None:
+    if own.minimum is None or eager.minimum is None:
         return BlockVerdict(None, None, own.why)
     ratio = 1 / own.speedups[EAGER].median
-    is_slow = ratio > limit and own.median - eager.median > LEAST_EXCESS_SECONDS
-    return BlockVerdict("slow" if is_slow else None, ratio, f"{ratio:.2f} times eager's time" if is_slow else "")
+    sure = min(ratio, own.minimum / eager.minimum)
+    is_slow = sure > limit and own.minimum - eager.minimum > LEAST_EXCESS_SECONDS
+    return BlockVerdict("slow" if is_slow else None, ratio, f"{ratio:.2f} times eager's time" if is_slow else "", sure)
 
 
 @dataclass
@@ -74,14 +77,14 @@ class Investigation:
         assert verdict.kind is not None
         found = Shown(str(block), verdict.ratio, self._kernels(case))
         ratios = {block: verdict.ratio}
-        least = math.sqrt(self.limit * verdict.ratio) if verdict.ratio is not None else 0.0   # a slow block stays about as slow
+        least = math.sqrt(self.limit * verdict.sure)        # a slow block stays about as slow
         self.judged = 0
 
         def shows(smaller: Block) -> bool:
             self.judged += 1
             other = verdict_of(self.measure(block_case(smaller, limit=self.limit)), self.limit)
             ratios[smaller] = other.ratio
-            return other.kind == verdict.kind and (other.ratio or 0.0) >= least
+            return other.kind == verdict.kind and other.sure >= least
         smallest = shrink(block, shows)
         shown = found if smallest == block else Shown(str(smallest), ratios[smallest], self._kernels(block_case(smallest)))
         return BlockFinding(case.name, verdict.kind, verdict.why, found, shown, self.judged)

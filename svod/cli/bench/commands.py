@@ -294,7 +294,7 @@ def _investigated(result: Run, cases: Sequence[Case], alone: Alone, target: Targ
             measured[again.name] = again
             if finding is not None:
                 findings.append(finding)
-                click.echo("\n".join(describe_finding(finding)) + "\n")
+                click.echo("\n".join(describe_finding(finding, result.settings.seed)) + "\n")
     final = list(measured.values())
     return replace(result, cases=tuple(final), groups=group_results(final), suites=suite_results(final), families=family_results(final),
                    findings=tuple(findings))

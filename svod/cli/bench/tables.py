@@ -209,14 +209,15 @@ def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> 
     print_table(columns, rows, right=frozenset(columns[1:]), fold=frozenset(columns[1:]))
 
 
-def describe_finding(finding: BlockFinding) -> list[str]:
-    """The lines about a block that svod is slow or wrong on: its kernels, the smallest block that shows the same, and how to run it."""
+def describe_finding(finding: BlockFinding, seed: int) -> list[str]:
+    """The lines about a block that svod is slow or wrong on: its kernels, the smallest block that shows the same, and how to run it with
+    the operands of the seed."""
     lines = [f"{finding.case} is {finding.kind}: {finding.why}", f"  {finding.found.block}", *_describe_kernels(finding.found)]
     if finding.smallest.block != finding.found.block:
         ratio = "" if finding.smallest.ratio is None else f", {finding.smallest.ratio:.2f} times eager's time"
         lines += [f"  smallest of {counted(finding.judged, 'block')} that shows it{ratio}:", f"  {finding.smallest.block}",
                   *_describe_kernels(finding.smallest)]
-    return [*lines, f"  svod-bench run --suite blocks --kernels {shlex.quote(finding.smallest.block)}"]
+    return [*lines, f"  svod-bench run --suite blocks --seed {seed} --kernels {shlex.quote(finding.smallest.block)}"]
 
 
 def _describe_kernels(shown: Shown) -> list[str]:
@@ -226,8 +227,8 @@ def _describe_kernels(shown: Shown) -> list[str]:
         if k.share >= LEAST_SHARE:
             predicted = "" if k.cycles is None else f", predicted {digits(k.cycles)} cycles"
             bound = "" if k.bound is None else f", bound {seconds(k.bound)}"
-            lines += [f"    {k.name}: {percent(k.share)} of the kernels' time, {seconds(k.seconds)}{predicted}{bound}; {k.why}: {k.chain}",
-                      *(f"      {line}" for line in (*k.cost.splitlines(), *k.nest.splitlines()))]
+            lines += [f"    {k.name}: {percent(k.share)} of the kernels' time, {seconds(k.seconds)}{predicted}{bound}",
+                      *(f"      {line}" for line in (k.why, k.chain, *k.cost.splitlines(), *k.nest.splitlines()))]
     return lines
 
 

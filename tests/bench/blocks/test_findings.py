@@ -22,12 +22,12 @@ KERNELS = tuple(KernelShare(name, "UPCAST(o0, 8)", "heuristic", share * 1e-3, sh
                 for name, share in (("scan_0", 0.95), ("rows_1", 0.05)))
 
 
-def result_of(case: Case, own: float | str, eager: float | str = 1e-3) -> CaseResult:
+def result_of(case: Case, own: float | str | list[float], eager: float | str = 1e-3) -> CaseResult:
     """The result of a block on which the contestants take such times, or have such a status."""
-    def timed(name: str, seconds: float | str) -> Timed:
+    def timed(name: str, seconds: float | str | list[float]) -> Timed:
         if isinstance(seconds, str):
             return Timed(ContestantResult(name, seconds, "so it is"), None)  # type: ignore[arg-type]
-        return Timed(ContestantResult(name, "ok"), [seconds] * 6)
+        return Timed(ContestantResult(name, "ok"), seconds if isinstance(seconds, list) else [seconds] * 6)
     return judge_case(name=case.name, title=case.title, suite=case.suite, group=case.group, dtype=case.dtype, shapes="", flops=0.0,
                       bytes_read=0.0, bytes_written=0.0, bound=None, timed=[timed("heuristic", own), timed("torch", eager)], load=None)
 
@@ -40,6 +40,11 @@ def result_of(case: Case, own: float | str, eager: float | str = 1e-3) -> CaseRe
 def test_a_verdict_is_about_blocks_that_eager_runs(own: float | str, eager: float | str, kind: str | None, ratio: float | None) -> None:
     verdict = verdict_of(result_of(block_case(BLOCK), own, eager), 1.1)
     assert verdict.kind == kind and verdict.ratio == (None if ratio is None else pytest.approx(ratio))
+
+
+def test_samples_of_a_busy_moment_make_no_block_slow() -> None:
+    verdict = verdict_of(result_of(block_case(BLOCK), [0.9e-3, *[2e-3] * 5]), 1.1)
+    assert verdict.kind is None and verdict.ratio == pytest.approx(2.0) and verdict.sure == pytest.approx(0.9)
 
 
 class FakeAlone:
@@ -70,8 +75,9 @@ def test_a_slow_block_is_timed_again_and_made_smaller() -> None:
     assert again.outcome("heuristic").median == 3e-3 and finding.kind == "slow" and finding.found.block == str(BLOCK)
     assert finding.found.ratio == pytest.approx(3.0) and finding.found.kernels == KERNELS and finding.why == "3.00 times eager's time"
     assert finding.smallest.block == "tokens float32 1x16x1: cumsum axis=1" and finding.smallest.ratio == pytest.approx(3.0)
-    lines = describe_finding(finding)
-    assert lines[0] == "block_tokens_0_0 is slow: 3.00 times eager's time" and lines[-1].endswith("'tokens float32 1x16x1: cumsum axis=1'")
+    lines = describe_finding(finding, 3)
+    assert lines[0] == "block_tokens_0_0 is slow: 3.00 times eager's time"
+    assert lines[-1].endswith("--seed 3 --kernels 'tokens float32 1x16x1: cumsum axis=1'")
     assert sum("scan_0: 95 % of the kernels' time, 950 µs, predicted 2 000 cycles" in x for x in lines) == 2
     assert not any("rows_1" in x for x in lines) and "      for o0 in 0…16" in lines
 
