@@ -169,9 +169,12 @@ def _selected(suite: str, kernels: str, seed: int | None, count: int | None, lim
         what = "a driver in software" if target.software_lanes else "no GPU"
         _say(f"the suite gpu is of small kernels, as {prepare.device or HOST} is {what}")
     cases = select_cases(suite, kernels, seed=seed, count=count, small=small, limit=limit or SLOWNESS_LIMIT)
+    totals = []
     for name in drawn:
-        _say(f"the suite {name} is {sum(c.suite == name for c in cases)} kernels of seed {seed}; --seed {seed} gives the same ones again")
-    return cases, seed, count or max(SEEDED_SUITES[name] for name in drawn) if drawn else None
+        found = sum(c.suite == name for c in cases)
+        totals.append(found if name == BLOCK_SUITE else count or SEEDED_SUITES[name])
+        _say(f"the suite {name} is {found} kernels of seed {seed}; --seed {seed} gives the same ones again")
+    return cases, seed, max(totals, default=None)
 
 
 def _installed(cases: Sequence[Case]) -> list[Case]:
@@ -251,9 +254,9 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: RunSetting
     own = svod_contestants(settings.mode, settings.beam, fresh=settings.fresh, db=db, config=prepare, budget=budget)
     contestants = [*own, *libraries]
     done = {k.name for k in known if k.svod is not None}
-    wanted, cases = len(cases), [c for c in cases if c.name not in done]
-    if len(cases) < wanted:
-        _say(f"{json_path} has {wanted - len(cases)} of {wanted} already")
+    wanted, cases = cases, [c for c in cases if c.name not in done]
+    if len(cases) < len(wanted):
+        _say(f"{json_path} has {len(wanted) - len(cases)} of {len(wanted)} already")
     alone = Alone([i.name for i in infos if i.version is not None], {c.name: c.config for c in own}, settings.seed, target.threads,
                   max((c.config.beam.budget for c in own if c.config.beam is not None), default=0.0))
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
@@ -272,7 +275,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: RunSetting
         result = run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
                            arithmetic=arithmetic,
                            started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"), finished=finished, alone=alone, known=known)
-        return _investigated(result, cases, alone, target) if any(c.limit is not None for c in cases) else result
+        return _investigated(result, wanted, alone, target) if any(c.limit is not None for c in wanted) else result
 
 
 def _investigated(result: Run, cases: Sequence[Case], alone: Alone, target: Target) -> Run:
