@@ -183,6 +183,21 @@ def test_run(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_blocks_are_found_and_made_smaller(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block is slower than almost nothing."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr("svod.bench.blocks.findings.LEAST_EXCESS_SECONDS", -1.0)
+    block = "tokens float32 1x1x2: linear out=2; relu"
+    result = call("run", "--suite", "blocks", "--kernels", block, "--limit", "1e-9", "--seed", "5", "--json", "run.json")
+    found = read_run(tmp_path / "run.json")
+    finding = found.findings[0]
+    assert result.exit_code == 0 and finding.kind == "slow" and finding.found.block == block and finding.found.kernels[0].nest
+    assert finding.smallest.block in ("tokens float32 1x1x1: linear out=1", "tokens float32 1x1x1: relu") and finding.judged > 1
+    assert found.families[0].blocks == 1 and found.cases[0].outcome("torch") is not None
+    assert f"svod-bench run --suite blocks --seed 5 --kernels '{finding.smallest.block}'" in result.stdout
+
+
+@pytest.mark.slow
 def test_missing_peers_are_said_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "jax", "onnxruntime"):
         monkeypatch.setitem(PEER_LIBRARIES, name, PEER_LIBRARIES[name]._replace(needs=(f"no_{name}",)))
