@@ -265,7 +265,7 @@ def database_speedups(tuning: Tuning | None) -> Speedups | None:
 
 # -- what to tune next, suites, machine -------------------------------------------------------------
 
-class Room(NamedTuple):
+class BelowCeiling(NamedTuple):
     """A case below its ceiling: svod's best contestant, the speed-up that the ceiling allows, and the command of a wider search."""
 
     case: CaseResult
@@ -274,9 +274,9 @@ class Room(NamedTuple):
     command: str
 
 
-def furthest_below(view: Overview) -> list[Room]:
+def furthest_below(view: Overview) -> list[BelowCeiling]:
     """The cases furthest below their ceilings, at most `NEXT`."""
-    rooms = [Room(c, c.svod, 1 / c.svod.ceiling_share, _search_command(c, view.source[c.name])) for c in view.cases
+    rooms = [BelowCeiling(c, c.svod, 1 / c.svod.ceiling_share, _search_command(c, view.source[c.name])) for c in view.cases
              if c.svod is not None and c.svod.median and c.bound is not None and c.svod.ceiling_share is not None
              and c.svod.ceiling_share < NEAR_CEILING]
     return sorted(rooms, key=lambda r: -r.factor)[:NEXT]
