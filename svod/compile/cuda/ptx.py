@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 from svod.compile.cuda.intrinsics import check_intrinsics
 from svod.compile.cuda.targets import ARCHITECTURES
 from svod.compile.llvm.codegen import initialize, module_of
-from svod.compile.llvm.modules import CodeGenerator, Module
+from svod.compile.llvm.modules import CodeGenerator, LlvmModule
 from svod.errors import CompileError
 
 TRIPLE = "nvptx64-nvidia-cuda"
@@ -24,7 +24,7 @@ def _machine(arch: str) -> Any:
     return llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=known.llvm_cpu, features=f"+ptx{known.ptx}", opt=3)
 
 
-def _module(ir: str, arch: str) -> AbstractContextManager[tuple[Module, CodeGenerator]]:
+def _module(ir: str, arch: str) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:
     """Return `module_of` for LLVM IR for an architecture, after LLVM's passes."""
     check_intrinsics(ir, arch)
     return module_of(ir, lambda: _machine(arch), (TRIPLE, arch), True, arch)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import llvmlite
 import llvmlite.binding as llvm
 
-from svod.compile.llvm.modules import CodeGenerator, Module
+from svod.compile.llvm.modules import CodeGenerator, LlvmModule
 from svod.core.machine.isa import MACHINES, llvm_features
 from svod.core.machine.target import Target
 from svod.errors import CompileError, LaunchError
@@ -96,12 +96,12 @@ _idle: dict[tuple[Any, ...], list[CodeGenerator]] = {}       # code generators t
 
 @contextmanager
 def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], passes: bool,
-              what: str) -> Iterator[tuple[Module, CodeGenerator]]:
+              what: str) -> Iterator[tuple[LlvmModule, CodeGenerator]]:
     """Yield (the module of LLVM IR; a code generator that no other thread uses meanwhile). `passes`: after LLVM's passes, and with loop
     strength reduction in the body. `kind` identifies the machines that `make_machine` makes. Raises CompileError, also for errors of LLVM
     in the body. `what`: the target's name in messages."""
     try:
-        module = Module(ir)
+        module = LlvmModule(ir)
     except RuntimeError as error:
         raise CompileError(f"LLVM does not accept the module: {error}") from error
     idle = _idle.setdefault(kind, [])
@@ -123,7 +123,7 @@ def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], p
         module.close()
 
 
-def _module_for(ir: str, target: Target, passes: bool) -> AbstractContextManager[tuple[Module, CodeGenerator]]:
+def _module_for(ir: str, target: Target, passes: bool) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:
     """Return `module_of` for LLVM IR for a CPU target."""
     kind = target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT
     return module_of(ir, lambda: _new_machine(*kind), kind, passes, target.key)

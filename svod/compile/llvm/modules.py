@@ -1,6 +1,6 @@
 """A module of LLVM IR on its way to machine code, in any number of threads at once.
 
-    ir → Module(ir) → verify → optimize → emit → bytes
+    ir → LlvmModule(ir) → verify → optimize → emit → bytes
 
 llvmlite takes one lock around every function of LLVM, and gives up Python's lock in each. Here the three long functions, which parse, run
 passes and generate code, take no lock of llvmlite's. The short ones keep Python's lock: a thread that gives it up gets it back only after
@@ -52,7 +52,7 @@ class CodeGenerator:
         self.builder = llvm.create_pass_builder(machine, options)
 
 
-class Module:
+class LlvmModule:
     """A module in a context of its own. Used by one thread at a time; `close` frees it. Methods raise RuntimeError with LLVM's message."""
 
     def __init__(self, ir: str) -> None:
