@@ -87,12 +87,13 @@ def _drawn(draw: random.Random) -> tuple[Any, Any, list[Any]]:
     return layer, torch.randn(*sides, wide), given
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 60))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 60))])
 def test_random_layers(seed: int) -> None:
     layer, x, given = _drawn(random.Random(seed))
     agree(svod.torch.compile(layer, x, *given, options={"strict": True})(x, *given), layer(x, *given))
 
 
+@pytest.mark.slow
 def test_lengths_and_batches_of_an_exported_layer() -> None:
     model, length = torch.nn.GRU(2, 3).eval(), torch.export.Dim("length")
     run = svod.torch.compile(model, torch.randn(3, 2, 2), dynamic_shapes=({0: length, 1: torch.export.Dim("batch")},))
@@ -101,11 +102,13 @@ def test_lengths_and_batches_of_an_exported_layer() -> None:
         agree(run(x), model(x))
 
 
+@pytest.mark.slow
 def test_states_of_bfloat16_are_rounded_at_each_step() -> None:
     model, x = torch.nn.LSTM(3, 4).eval().bfloat16(), torch.randn(3, 2, 3).bfloat16()
     agree(svod.torch.compile(model, x, options={"strict": True})(x), model(x), 2e-2)
 
 
+@pytest.mark.slow
 def test_layers_that_drop_elements_draw_pytorchs_numbers() -> None:
     model, x = torch.nn.GRU(2, 3, 2, dropout=0.5).train(), torch.randn(3, 2, 2)
     run = torch.compile(model, backend="svod", fullgraph=True)
@@ -118,7 +121,8 @@ def test_layers_that_drop_elements_draw_pytorchs_numbers() -> None:
         torch.compile(model, backend="svod", options={"strict": True})(x)
 
 
-@pytest.mark.parametrize("kind", KINDS_AND_SLOW)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences(kind: str) -> None:
     model = KINDS[kind](2, 3).eval()
     run = torch.compile(lambda x, lengths: model(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data * 2, backend="svod")

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from svod.core.ir.variable import is_symbolic
 from svod.errors import UnsupportedError
 from svod.nn.recurrent import Direction, Step, gated_step, long_short_step, plain_step, run_layers
 from svod.tensor import Tensor
@@ -16,11 +17,14 @@ def layers(step: Step, x: Tensor, states: Tensor | Sequence[Tensor], params: Seq
     and the projection of an LSTM that has one."""
     if train and dropout and num_layers > 1:
         raise UnsupportedError("it drops elements at random")
+    steps = x.transpose(0, 1) if batch_first else x
+    if is_symbolic(steps.shape[:1]):
+        raise UnsupportedError("the steps of a sequence are unrolled, which needs their number")
     each = len(params) // (num_layers * (1 + bidirectional))
     directions = [Direction(*w[:2], *(w[2:4] if has_biases else (None, None)), *w[2 + 2 * has_biases:])
                   for i in range(0, len(params), each) for w in [params[i:i + each]]]
     start = (states,) if isinstance(states, Tensor) else tuple(states)
-    outputs, last = run_layers(step, x.transpose(0, 1) if batch_first else x, start, directions, bidirectional)
+    outputs, last = run_layers(step, steps, start, directions, bidirectional)
     return outputs.transpose(0, 1) if batch_first else outputs, *last
 
 
