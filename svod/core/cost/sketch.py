@@ -33,9 +33,10 @@ from svod.core.cost.sketch_tiles import TILES
 from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Prefer, Steps, Template, fact, inner, schedule
 from svod.core.cost.work import OperationKind, kind_of
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, reachable
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import FROM_SCRATCH, REDUCED, SAME_VALUE, SCATTERED, UNIT_STRIDE, is_derived, place_stages, vector_width
-from svod.core.kernel.scheduler import UPCAST, Scheduler
+from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 
 MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains
 EVEN_FACTOR = 1.12              # most uneven division of work among cores, as slowest core over average
@@ -106,8 +107,10 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage, *, outputs_only: bool 
     below = reachable(r.nodes, [v for red in r.reductions for v in red.values])
     best, best_score = -1, 0.0
     width = vector_width(state, r)
+    # inside another nest, only few positions of an output axis may be needed at a time
+    needed = () if r.stage.is_output else loop_nest(state).stages[r.stage.index].region
     for a in range(len(r.stage.outs) if outputs_only else len(r.axes)):
-        e = extent_of(state, r, a)
+        e = needed[a] if a < len(needed) else extent_of(state, r, a)
         if e == 1:
             continue
         score = 0.0
@@ -132,8 +135,6 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage, *, outputs_only: bool 
         score *= min(1.0, e / width)
         if a >= len(r.stage.outs):
             score *= 0.95
-        elif not r.stage.is_output:
-            score *= 0.4    # inside another nest, only few positions of an output axis are needed at a time
         if score > best_score:
             best, best_score = a, score
     return best
@@ -187,6 +188,38 @@ def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
     return state
 
 
+def _repeated(p: Point) -> dict[str, frozenset[int]]:
+    """The reductions whose results the stage reads and does not need along each of its axes: name → the output axes that they depend on.
+    Inside a loop over another axis they are computed again in each iteration."""
+    inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
+    assert inlined is not None
+    needed: dict[str, set[int]] = {}
+    for n in inlined.nodes:
+        if n.kind == "read" and p.state.kernel.stages[n.arg].has_reduce:
+            needed.setdefault(p.state.kernel.stages[n.arg].name, set()).update([a for a in n.deps if a in p.outs])
+    long = {a for a in p.outs if p.extent(a) > 1}
+    return {name: frozenset(deps & long) for name, deps in needed.items() if long - deps}
+
+
+def _reductions_first(p: Point) -> Scheduler:
+    """Order the loops so that those over axes that no inner reduction depends on are inside of the others."""
+    repeated = _repeated(p)
+    inside = set(p.outs).difference(*repeated.values()) if repeated else set()
+    loops = [x for x in p.state.order[p.stage.stage.index] if p.state.rows[x].extent > 1]
+    local = {x: p.stage.axes.index(p.state.rows[x].axis) for x in loops}
+    outer = [x for x in loops if local[x] in p.outs]
+    names = [p.state.rows[x].name for x in sorted(outer, key=lambda x: local[x] in inside)]
+    return try_opt(p.state, "ORDER", p.stage.stage.name, tuple(names))
+
+
+def _reductions_apart(p: Point) -> Scheduler:
+    """Compute the inner reductions in phases of their own."""
+    state = p.state
+    for name in _repeated(p):
+        state = try_opt(state, "STAGE", name, ROOT)
+    return state
+
+
 def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
     """Upcast an output axis by `rows`, if it has enough rows and `rows` divides it."""
     for a in range(len(r.stage.outs)) if rows > 1 else ():
@@ -202,7 +235,8 @@ _VECTORS = Hole("vectors", lambda p: VECTORS_AT_ONCE)
 
 VECTORS = Template(
     "VECTORS", _ROWS, _VECTORS, Do(lambda p: _vectors(p.state, p.stage, p[LANE], p[_VECTORS])),
-    Do(lambda p: _row_tile(p.state, p.stage, p[_ROWS])), Prefer(Do(lambda p: _stage_windows(p.state, p.stage))))
+    Do(lambda p: _row_tile(p.state, p.stage, p[_ROWS])), Prefer(Do(lambda p: _stage_windows(p.state, p.stage))),
+    Choose([], Need(Do(_reductions_first)), Need(Do(_reductions_apart))))
 
 
 # -- transposes ----------------------------------------------------------------------------------------
