@@ -92,9 +92,12 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
 # -- vectors and rows ----------------------------------------------------------------------------------
 
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
-    """The axes along which vectors of a stage may run: the best one, or -1. If that is a reduce axis too short for a vector (the columns of
-    a window), the best output axis as well."""
+    """The axes along which vectors of a stage may run: the best one, or -1. Without reductions, the axis along which values are stored as
+    well; if the best one is a reduce axis too short for a vector (the columns of a window), the best output axis as well."""
     best = _best_vector_axis(state, r)
+    if not r.reductions:
+        return list(dict.fromkeys([best, *[a for a in range(len(r.axes)) if r.store is not None and r.store.coef(a) == 1
+                                           and extent_of(state, r, a) >= vector_width(state, r)]]))
     if best < len(r.stage.outs) or extent_of(state, r, best) >= vector_width(state, r):
         return [best]
     output = _best_vector_axis(state, r, outputs_only=True)
@@ -189,31 +192,39 @@ def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _repeated(p: Point) -> dict[str, frozenset[int]]:
-    """The reductions whose results the stage reads and does not need along each of its axes: name → the output axes that they depend on.
-    Inside a loop over another axis they are computed again in each iteration."""
+    """The reductions whose results the stage reads, that would be computed again in loops over axes that they do not depend on, or by
+    several cores: name → the output axes that they depend on."""
     inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
     assert inlined is not None
     needed: dict[str, set[int]] = {}
     for n in inlined.nodes:
         if n.kind == "read" and p.state.kernel.stages[n.arg].has_reduce:
-            needed.setdefault(p.state.kernel.stages[n.arg].name, set()).update([a for a in n.deps if a in p.outs])
-    long = {a for a in p.outs if p.extent(a) > 1}
-    return {name: frozenset(deps & long) for name, deps in needed.items() if long - deps}
+            needed.setdefault(p.state.kernel.stages[n.arg].name, set()).update(n.deps)
+    rows = [p.state.rows[x] for x in _output_loops(p)]
+    found = {}
+    for name, deps in needed.items():
+        moved = [p.stage.axes.index(row.axis) in deps for row in rows]
+        around = rows[:max([k + 1 for k, is_moved in enumerate(moved) if is_moved], default=0)]
+        if not all(moved[:len(around)]) or math.prod(row.extent for row in around) < p.state.target.threads:
+            found[name] = frozenset(deps)
+    return found
+
+
+def _output_loops(p: Point) -> list[int]:
+    """The rows of the loops over output axes that have several iterations, outermost first."""
+    rows = p.state.rows
+    return [x for x in p.state.order[p.stage.stage.index] if rows[x].extent > 1 and p.stage.axes.index(rows[x].axis) in p.outs]
 
 
 def _reductions_first(p: Point) -> Scheduler:
-    """Order the loops so that those over axes that no inner reduction depends on are inside of the others."""
-    repeated = _repeated(p)
-    inside = set(p.outs).difference(*repeated.values()) if repeated else set()
-    loops = [x for x in p.state.order[p.stage.stage.index] if p.state.rows[x].extent > 1]
-    local = {x: p.stage.axes.index(p.state.rows[x].axis) for x in loops}
-    outer = [x for x in loops if local[x] in p.outs]
-    names = [p.state.rows[x].name for x in sorted(outer, key=lambda x: local[x] in inside)]
-    return try_opt(p.state, "ORDER", p.stage.stage.name, tuple(names))
+    """Order the loops so that those over axes that no repeated reduction depends on are inside of the others."""
+    needed = frozenset().union(*_repeated(p).values())
+    loops = sorted(_output_loops(p), key=lambda x: p.stage.axes.index(p.state.rows[x].axis) not in needed)
+    return try_opt(p.state, "ORDER", p.stage.stage.name, tuple([p.state.rows[x].name for x in loops])) if needed else p.state
 
 
 def _reductions_apart(p: Point) -> Scheduler:
-    """Compute the inner reductions in phases of their own."""
+    """Compute repeated reductions in phases of their own."""
     state = p.state
     for name in _repeated(p):
         state = try_opt(state, "STAGE", name, ROOT)
@@ -461,18 +472,23 @@ def _parallel(state: Scheduler) -> Scheduler:
         return -(-extent // target.threads) * target.threads / extent
     shared = [row for row in loops if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= target.threads]
     cut = [row for row in loops if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads]
-    # Take the outermost loop whose iterations can be shared evenly, even if a core is late. Else take the cheaper of the most even loop and
-    # parts of the sum.
+    # Take the outermost loop whose iterations can be shared evenly, even if a core is late. If that moves it outside of another loop, inner
+    # reductions may be computed more often, so price each. Else take the cheaper of the most even loop and parts of the sum.
     many = [row for row in shared if waste(row) <= EVEN_FACTOR and state.rows[row].extent >= 2 * target.threads]
     least = sorted(shared, key=waste)
 
     def first(rows: list[int]) -> Scheduler:
         return first_change(state, *[("THREAD", state.rows[row].name, target.threads) for row in rows])
 
-    even = first([*many, *(row for row in least if waste(row) <= EVEN_FACTOR)])
-    if even is not state:
-        return even
-    return min([done for done in (first(least), first(cut)) if done is not state], key=lambda s: cost_of(s).cycles, default=state)
+    even = list(dict.fromkeys([*many, *(row for row in least if waste(row) <= EVEN_FACTOR)]))
+    if even and (even[0] == loops[0] or not any(s.has_reduce and not s.is_output for s in kernel.stages)):
+        choices = [first(even)]
+    elif even:
+        choices = [first([row]) for row in even]
+    else:
+        choices = [first(least), first(cut)]
+    changed = [s for s in choices if s is not state]
+    return changed[0] if len(changed) == 1 else min(changed, key=lambda s: cost_of(s).cycles, default=state)
 
 
 def _streamed(state: Scheduler) -> Scheduler:
