@@ -459,36 +459,37 @@ def _is_large(state: Scheduler) -> bool:
 
 
 def _parallel(state: Scheduler) -> Scheduler:
-    """Share the outermost loop among the cores. A reduction is split into parts if there are no output loops, or too few iterations for the
-    cores."""
-    target, kernel = state.target, state.kernel
-    r = resolved(state, kernel.output)
-    if target.threads < 2 or not _is_large(state) or state.thread is not None or state.split_reduce is not None:
+    """Share a loop among the cores. A reduction is split into parts if there are no output loops, or too few iterations for the cores."""
+    if state.target.threads < 2 or not _is_large(state) or state.thread is not None or state.split_reduce is not None:
         return state
-    outs = len(r.stage.outs)
+    changed = [s for s in _shared(state) if s is not state]
+    return changed[0] if len(changed) == 1 else min(changed, key=lambda s: cost_of(s).cycles, default=state)
+
+
+def _shared(state: Scheduler) -> list[Scheduler]:
+    """The states to choose from that share a loop: the outermost one whose iterations can be shared evenly, even if a core is late. If that
+    moves it outside of another loop, inner reductions may be computed more often, so each such loop; without one, the most even loop, and
+    parts of the sum."""
+    kernel, threads = state.kernel, state.target.threads
+    r = resolved(state, kernel.output)
     loops = [row for row in state.order[kernel.output] if state.rows[row].extent > 1]
-    def waste(row: int) -> float:
-        extent = state.rows[row].extent
-        return -(-extent // target.threads) * target.threads / extent
-    shared = [row for row in loops if r.axes.index(state.rows[row].axis) < outs and state.rows[row].extent >= target.threads]
-    cut = [row for row in loops if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads]
-    # Take the outermost loop whose iterations can be shared evenly, even if a core is late. If that moves it outside of another loop, inner
-    # reductions may be computed more often, so price each. Else take the cheaper of the most even loop and parts of the sum.
-    many = [row for row in shared if waste(row) <= EVEN_FACTOR and state.rows[row].extent >= 2 * target.threads]
-    least = sorted(shared, key=waste)
+    extent = {row: state.rows[row].extent for row in loops}
+    waste = {row: -(-extent[row] // threads) * threads / extent[row] for row in loops}
+    outer = [row for row in loops if r.axes.index(state.rows[row].axis) < len(r.stage.outs)]
+    shared = [row for row in outer if extent[row] >= threads]
+    cut = [row for row in loops if row not in outer and extent[row] >= 4 * threads]
+    many = [row for row in shared if waste[row] <= EVEN_FACTOR and extent[row] >= 2 * threads]
+    least = sorted(shared, key=lambda row: waste[row])
+    even = list(dict.fromkeys([*many, *[row for row in least if waste[row] <= EVEN_FACTOR]]))
 
     def first(rows: list[int]) -> Scheduler:
-        return first_change(state, *[("THREAD", state.rows[row].name, target.threads) for row in rows])
+        return first_change(state, *[("THREAD", state.rows[row].name, threads) for row in rows])
 
-    even = list(dict.fromkeys([*many, *(row for row in least if waste(row) <= EVEN_FACTOR)]))
-    if even and (even[0] == loops[0] or not any(s.has_reduce and not s.is_output for s in kernel.stages)):
-        choices = [first(even)]
-    elif even:
-        choices = [first([row]) for row in even]
-    else:
-        choices = [first(least), first(cut)]
-    changed = [s for s in choices if s is not state]
-    return changed[0] if len(changed) == 1 else min(changed, key=lambda s: cost_of(s).cycles, default=state)
+    if not even:
+        return [first(least), first(cut)]
+    if even[0] == loops[0] or not any(s.has_reduce and not s.is_output for s in kernel.stages):
+        return [first(even)]
+    return [first([row]) for row in even]
 
 
 def _streamed(state: Scheduler) -> Scheduler:
