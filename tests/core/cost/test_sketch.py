@@ -3,19 +3,23 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import prod
 
 import pytest
 
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.core.cost.cpu import cost_of, cost_within
+from svod.core.cost.runs import stage_runs
 from svod.core.cost.sketch import TIE_FACTOR, heuristic, sketches
 from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
 from svod.core.machine.target import Target
+from svod.core.tree.passes import counted_tree
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.chain_runs import KERNELS, case_of
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
@@ -28,6 +32,26 @@ TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
 TARGET = TARGETS[-1]
 MOST_STEPS = 25_000     # instructions that the interpreter runs for a sketch; each kernel has sketches with fewer
 SKETCHES = 4        # number of sketches of a kernel that are run for each target and in each way
+
+
+STATISTICS = {"rows": (2,), "columns": (1,), "images": (0,), "a row of each": (1, 2), "all rows": (0, 2), "all images": (0, 1)}
+
+
+@pytest.mark.parametrize("axes", STATISTICS.values(), ids=STATISTICS)
+@pytest.mark.parametrize("shape", [(4, 50, 64), (2, 33, 70), (1, 128, 200), (7, 96, 5)], ids=str)
+def test_statistics_are_computed_once(shape: tuple[int, int, int], axes: tuple[int, ...]) -> None:
+    """The heuristic computes means and variances along any axes at most twice for each result, also where cores share a loop."""
+    x = data(*shape).gelu()
+    centred = x - x.mean(axes, keepdim=True)
+    kernel = Kernel(kernel_of(centred / ((centred * centred).mean(axes, keepdim=True) + 1e-3).sqrt()))
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        runs = stage_runs(kernel, loop_nest(state).stages, counted_tree(state))
+        for s in kernel.stages:
+            if s.has_reduce and not s.is_output:
+                results = prod([kernel.axes[a].extent for a in s.outs])
+                computed = runs[s.index].times * prod(runs[s.index].nest.region)
+                assert computed <= 2 * max(results, target.threads), f"{s.name} of {state}: {computed:g} results for {results}"
 
 
 @pytest.mark.slow
