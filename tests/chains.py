@@ -17,7 +17,7 @@ AMOUNTS = (2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 48, 64)
 THREADS = (0, 2, 3, 4, 5, 8, 9, 12, 16)        # numbers of threads that share an axis; 0: one thread for each of its positions
 MAX_EXPANDED = 1500     # positions of one innermost body, all rows that become straight-line code: keeps programs readable and tests short
 WEIGHTS = {"UPCAST": 6, "UNROLL": 3, "LANES": 3, "THREAD": 2, "TILE": 4, "ORDER": 3, "SWAP": 2, "STAGE": 6, "INLINE": 1, "PADTO": 2,
-           "STREAM": 1, "PREFETCH": 1}
+           "STREAM": 1}
 
 
 def amount(rng: random.Random, extent: int) -> int:
@@ -65,8 +65,6 @@ def random_opt(rng: random.Random, state: Scheduler) -> Opt:
         return Opt(op, rng.choice(stages), ROOT if rng.random() < 0.25 else rng.choice(loops).name)
     if op == "INLINE":
         return Opt(op, rng.choice(stages))
-    if op == "PREFETCH":
-        return Opt(op, rng.choice([*[f"p{i}" for i in range(1, len(state.kernel.params))], *stages]), rng.randint(1, 8))
     return Opt(op, "out")
 
 
@@ -113,6 +111,17 @@ def random_state(rng: random.Random, state: Scheduler, length: int, refused: lis
             continue
         if expanded(following) <= MAX_EXPANDED:
             state = following
+    return _prefetching(state)
+
+
+def _prefetching(state: Scheduler) -> Scheduler:
+    """One state in three loads an argument, or a staged value, ahead. The chain decides, so that no other draw depends on it."""
+    rng = random.Random(repr(state.applied_opts))
+    names = [*[f"p{i}" for i in range(1, len(state.kernel.params))], *[s.name for s in state.kernel.stages if not s.is_output]]
+    if not names or rng.random() < 2 / 3:
+        return state
+    with suppress(KernelOptError):
+        return apply_opt(state, Opt("PREFETCH", rng.choice(names), rng.randint(1, 8)))
     return state
 
 
