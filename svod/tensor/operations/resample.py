@@ -63,6 +63,9 @@ class Resample(NeuralNetwork):
                  zip(self.shape[2:], steps, pads, dilations, kernel, extra, strict=True)]
         if min(sizes) < 1:
             raise ShapeError(f"{name} of {self.shape} with a weight of {given.shape} and padding {pads}: nothing is left")
+        if any(p % s for p, s in zip(pads, steps, strict=True)):
+            # The result begins within a block of `stride` positions, so in one kernel neighbouring lanes would need other taps.
+            full = full.contiguous()
         behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
         result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
                                                                                            zip(pads, sizes, strict=True))])

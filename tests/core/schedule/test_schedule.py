@@ -395,3 +395,13 @@ def test_long_chains_need_no_recursion() -> None:
         node = graph.alu(Ops.XOR if i % 2 else Ops.ADD, node, x)
     schedule = create_schedule(graph.sink(node))
     assert 3000 // MAX_DEPTH <= len(schedule.calls) <= 3000 // MAX_DEPTH + 1
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(4, 2, 1), (3, 2, 1), (8, 4, 2), (5, 3, 4), (4, 2, 2), (2, 2, 0), (7, 1, 3)])
+def test_sums_of_a_transposed_convolution_divide_no_position(kernel: int, stride: int, padding: int) -> None:
+    """Positions are neither divided nor taken modulo the stride inside of sums, which would give each lane its own taps."""
+    y = data(1, 3, 9, 11).conv_transpose2d(data(3, 4, kernel, kernel), stride=stride, padding=padding)
+    kernels = [call.ast for call in create_schedule(graph.sink(y.uop)).calls]
+    sums = [ast for ast in kernels if any(ast.walk(Ops.REDUCE))]
+    assert sums and not any(any(ast.walk(Ops.IDIV, Ops.MOD)) for ast in sums)
+    assert len(kernels) == (1 if padding % stride == 0 else 2), "the cut is a kernel of its own only where it begins within a stride"
