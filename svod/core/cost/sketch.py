@@ -93,26 +93,28 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
 
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
     """The axes along which vectors of a stage may run: the best one, or -1. Without reductions, the axis along which values are stored as
-    well; if the best one is a reduce axis too short for a vector (the columns of a window), the best output axis as well."""
+    well. If the best one is too short for a vector: of a reduce axis (the columns of a window), the best output axis as well; of an output
+    axis (coordinates of points), the best one that is long enough."""
     best = _best_vector_axis(state, r)
     if not r.reductions:
         return list(dict.fromkeys([best, *[a for a in range(len(r.axes)) if r.store is not None and r.store.coef(a) == 1
                                            and extent_of(state, r, a) >= vector_width(state, r)]]))
-    if best < len(r.stage.outs) or extent_of(state, r, best) >= vector_width(state, r):
+    outs, width = range(len(r.stage.outs)), vector_width(state, r)
+    if best < 0 or extent_of(state, r, best) >= width:
         return [best]
-    output = _best_vector_axis(state, r, outputs_only=True)
-    return [best, output] if output >= 0 else [best]
+    other = _best_vector_axis(state, r, outs if best not in outs else [a for a in range(len(r.axes)) if extent_of(state, r, a) >= width])
+    return [best, other] if other >= 0 else [best]
 
 
-def _best_vector_axis(state: Scheduler, r: ResolvedStage, *, outputs_only: bool = False) -> int:
+def _best_vector_axis(state: Scheduler, r: ResolvedStage, among: Iterable[int] | None = None) -> int:
     """The local axis with the best score as the vector, before any loop is tiled; `vector_row` chooses among existing tiles. -1 if none has
-    a positive score."""
+    a positive score. `among`: the axes to choose from; None: all."""
     below = reachable(r.nodes, [v for red in r.reductions for v in red.values])
     best, best_score = -1, 0.0
     width = vector_width(state, r)
     # inside another nest, only few positions of an output axis may be needed at a time
     needed = () if r.stage.is_output else loop_nest(state).stages[r.stage.index].region
-    for a in range(len(r.stage.outs) if outputs_only else len(r.axes)):
+    for a in range(len(r.axes)) if among is None else among:
         e = needed[a] if a < len(needed) else extent_of(state, r, a)
         if e == 1:
             continue
@@ -200,12 +202,13 @@ def _repeated(p: Point) -> dict[str, frozenset[int]]:
     for n in inlined.nodes:
         if n.kind == "read" and p.state.kernel.stages[n.arg].has_reduce:
             needed.setdefault(p.state.kernel.stages[n.arg].name, set()).update(n.deps)
-    rows = [p.state.rows[x] for x in _output_loops(p)]
+    loops = [(p.stage.axes.index(row.axis), row.extent) for row in map(p.state.rows.__getitem__, p.state.order[p.stage.stage.index])
+             if row.extent > 1]
     found = {}
     for name, deps in needed.items():
-        moved = [p.stage.axes.index(row.axis) in deps for row in rows]
-        around = rows[:max([k + 1 for k, is_moved in enumerate(moved) if is_moved], default=0)]
-        if not all(moved[:len(around)]) or math.prod(row.extent for row in around) < p.state.target.threads:
+        around = loops[:max([k + 1 for k, (a, _) in enumerate(loops) if a in deps], default=0)]
+        shared = math.prod([extent for a, extent in around if a in p.outs])
+        if any(a not in deps for a, _ in around) or shared < p.state.target.threads:
             found[name] = frozenset(deps)
     return found
 
@@ -221,6 +224,16 @@ def _reductions_first(p: Point) -> Scheduler:
     needed = frozenset().union(*_repeated(p).values())
     loops = sorted(_output_loops(p), key=lambda x: p.stage.axes.index(p.state.rows[x].axis) not in needed)
     return try_opt(p.state, "ORDER", p.stage.stage.name, tuple([p.state.rows[x].name for x in loops])) if needed else p.state
+
+
+def _side_by_side(p: Point) -> Scheduler:
+    """Compute all positions of short axes that no repeated reduction depends on side by side, so that its results serve all of them."""
+    state, repeated = p.state, _repeated(p)
+    needed = frozenset().union(*repeated.values())
+    for a in p.outs if repeated else ():
+        if a not in needed and 1 < p.extent(a) <= STRAIGHT_LINE_POSITIONS:
+            state = try_opt(state, "UPCAST", p.name(a), 0)
+    return state
 
 
 def _reductions_apart(p: Point) -> Scheduler:
@@ -247,7 +260,7 @@ _VECTORS = Hole("vectors", lambda p: VECTORS_AT_ONCE)
 VECTORS = Template(
     "VECTORS", _ROWS, _VECTORS, Do(lambda p: _vectors(p.state, p.stage, p[LANE], p[_VECTORS])),
     Do(lambda p: _row_tile(p.state, p.stage, p[_ROWS])), Prefer(Do(lambda p: _stage_windows(p.state, p.stage))),
-    Choose([], Need(Do(_reductions_first)), Need(Do(_reductions_apart))))
+    Prefer(Do(_side_by_side)), Choose([], Need(Do(_reductions_first)), Need(Do(_reductions_apart))))
 
 
 # -- transposes ----------------------------------------------------------------------------------------
@@ -420,7 +433,7 @@ def _finish(p: Point) -> Scheduler:
         r = resolved(state, s)
         operands = factors_of(state, r)
         tiled = inner_contraction(state, r, operands) if operands is not None else None
-        state = tiled if tiled is not None else _vectors(state, r, _best_vector_axis(state, r), 4)
+        state = tiled if tiled is not None else _vectors(state, r, _vector_axes(state, r)[-1], 4)
     state = _parallel(state)
     past = _streamed(state)
     return past if past is not state and cost_of(past).cycles * STREAM_GAIN_FACTOR < cost_of(state).cycles else state
