@@ -5,7 +5,10 @@ import random
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
@@ -20,12 +23,14 @@ from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.tree.passes import counted_tree
+from svod.tensor import Tensor
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.chain_runs import KERNELS, case_of
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.core.corpus import conv, data, kernel_of
-from tests.draws import a_quarter
+from tests.draws import a_quarter, draws
 from tests.hand_kernels import gemm, lines, row_sums, softmax
+from tests.tensor.strategies import make, seeds
 
 NATIVE = [replace(t, threads=4) for t in runnable_targets().values()]
 TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
@@ -52,6 +57,16 @@ def test_statistics_are_computed_once(shape: tuple[int, int, int], axes: tuple[i
                 results = prod([kernel.axes[a].extent for a in s.outs])
                 computed = runs[s.index].times * prod(runs[s.index].nest.region)
                 assert computed <= 2 * max(results, target.threads), f"{s.name} of {state}: {computed:g} results for {results}"
+
+
+@draws(10)
+@given(shape=st.tuples(*[st.sampled_from([1, 2, 3, 5, 7, 16, 33, 50])] * 3), axes=st.sampled_from(list(STATISTICS.values())), seed=seeds)
+def test_statistics_are_right(shape: tuple[int, int, int], axes: tuple[int, ...], seed: int) -> None:
+    a = make(shape, "float32", seed)
+    x = Tensor(a)
+    centred, exact = x - x.mean(axes, keepdim=True), a.astype(np.float64) - a.mean(axes, keepdims=True, dtype=np.float64)
+    found = centred / ((centred * centred).mean(axes, keepdim=True) + 1e-3).sqrt()
+    np.testing.assert_allclose(found.numpy(), exact / np.sqrt((exact * exact).mean(axes, keepdims=True) + 1e-3), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
