@@ -56,12 +56,17 @@ def main(words: Sequence[str]) -> int:
 
 
 def run_saved(path: str) -> int:
-    """Run a program that torch.export has saved, once, with the example inputs in the file. Returns 2 if the file has none."""
+    """Run a program that torch.export has saved, once, with the example inputs in the file. Returns 2 if the file has none, or no
+    program."""
     import torch
 
     from svod.torch.exported import compile
 
-    program = torch.export.load(path)
+    try:
+        program = torch.export.load(path)
+    except Exception as e:      # torch raises errors of any type for a file that is cut off or has something else
+        tell(f"{path} has no program that torch.export.save writes, or is cut off: {' '.join(str(e).split()):.200}")
+        return 2
     if program.example_inputs is None:
         tell(f"{path} was saved without example inputs")
         return 2

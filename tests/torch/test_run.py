@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
 import svod.torch  # noqa: E402
+from svod.cli.tune.command import _check_script  # noqa: E402
 from svod.cli.tune.options import TuneOptions  # noqa: E402
 from svod.config import PrepareConfig  # noqa: E402
 from svod.torch import functions, threads  # noqa: E402
@@ -66,6 +67,11 @@ def test_a_saved_program_runs_once(tmp_path: Path, capsys: pytest.CaptureFixture
     program.example_inputs = None
     torch.export.save(program, path)
     assert main([path]) == 2 and "without example inputs" in capsys.readouterr().err
+    _check_script(path, False)
+    whole = Path(path).read_bytes()
+    for wrong in (whole[:1000], b"", b"import svod\n"):
+        Path(path).write_bytes(wrong)
+        assert main([path]) == 2 and "has no program that torch.export.save writes, or is cut off" in capsys.readouterr().err
 
 
 def test_one_thread_holds_an_idle_team(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +96,14 @@ def test_the_threads_of_torch_are_followed_where_nothing_else_is_said(of_torch: 
 
 
 def test_a_graph_has_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[PrepareConfig | None] = []
+    seen: list[PrepareConfig] = []
 
     def made(*given: Any) -> Any:
-        seen.append(given[-1])
+        seen.extend([part for part in given if isinstance(part, PrepareConfig)])
         return make_plan(*given)
     monkeypatch.setattr(functions, "make_plan", made)
     monkeypatch.setattr(threads, "affinity", lambda: range(64))
     monkeypatch.setattr(threads, "physical_core", str)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert bool((svod.torch.compile(torch.nn.ReLU(), torch.ones(3))(-torch.ones(3)) == 0).all())
-    assert [config is not None and config.threads for config in seen] == [1]
+    assert [config.threads for config in seen] == [1]

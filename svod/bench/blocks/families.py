@@ -175,8 +175,10 @@ def block_named(name: str) -> Block | None:
 
 
 def tolerance_of(block: Block) -> float:
-    """The largest allowed difference of a block's outputs."""
+    """The largest allowed difference of a block's outputs. Raises ConfigError for a dtype that blocks do not have."""
     stepped = STEPPED_TOLERANCE if any(x.op in STEPPED for x in every_layer(block.layers)) else 0.0
+    if block.input.dtype not in TOLERANCES:
+        raise ConfigError(f"blocks of {block.input.dtype} are not compared; the dtypes are {', '.join(TOLERANCES)}")
     result = forms_of(block.input, block.layers)[-1].dtype
     return max(TOLERANCES[block.input.dtype], TOLERANCES.get(result, 0.0), stepped)
 

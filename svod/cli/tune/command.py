@@ -161,17 +161,20 @@ def check(options: TuneOptions) -> None:
         raise click.UsageError(f"--address {options.address} needs Ray workers; --workers {options.workers} are none")
 
 
+_PROGRAMS = "give the path of a Python script, of an ONNX file, or of a .pt2 file that torch.export has saved"
+
+
 def _check_script(script: str, is_onnx: bool) -> None:
-    """Raise click.UsageError for an argument that is neither a program to run nor an ONNX file to read."""
+    """Raise click.UsageError for an argument that is neither a program to run nor a file with one."""
     if not os.path.isfile(script) and not os.path.isfile(os.path.join(script, "__main__.py")):
         problem = "is a directory without a __main__.py" if os.path.isdir(script) else "does not exist"
-        raise click.UsageError(f"{script} {problem}; give the path of a Python script or of an ONNX file")
+        raise click.UsageError(f"{script} {problem}; {_PROGRAMS}")
     if not os.access(script, os.R_OK):
         raise click.UsageError(f"{script} cannot be read")
     if is_onnx and importlib.util.find_spec("onnx") is None:
         raise click.UsageError(f"{script} needs the package onnx, which is not installed; pip install 'svod[onnx]'")
-    if not is_onnx and os.path.isfile(script) and _is_data(script):
-        raise click.UsageError(f"{script} is no text and no program; give the path of a Python script or of an ONNX file")
+    if not is_onnx and not script.endswith(".pt2") and os.path.isfile(script) and _is_data(script):
+        raise click.UsageError(f"{script} is no text and no program; {_PROGRAMS}")
 
 
 def _is_data(path: str) -> bool:

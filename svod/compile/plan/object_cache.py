@@ -219,7 +219,7 @@ class ObjectCache:
 
     def has(self, key: ObjectKey) -> bool:
         """Whether there is a file for an entry, which `get` may still refuse."""
-        return any(_path(directory, key).exists() for directory in self.directories)
+        return any(os.path.exists(_path(directory, key)) for directory in self.directories)
 
     def get(self, key: ObjectKey) -> CachedObject | None:
         """Return the entry, or None. A damaged entry is removed."""
@@ -227,7 +227,7 @@ class ObjectCache:
             if (entry := self._read(directory, key)) is not None:
                 return entry
         for directory in self.directories:
-            if (directory / BAKED).exists():
+            if os.path.exists(directory / BAKED):
                 self._say_unfit(directory, key.build)
         return None
 

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 
 from svod.bench.blocks.block import Block, BlockLayer, Form, every_layer, parse_block
-from svod.bench.blocks.families import DEAL, FAMILIES, MOST_NUMBERS, block_cases, block_named, drawn_block
+from svod.bench.blocks.families import DEAL, FAMILIES, MOST_NUMBERS, block_cases, block_named, drawn_block, tolerance_of
 from svod.bench.blocks.shrink import shrink, size_of, smaller_blocks
 from svod.bench.blocks.vocabulary import KINDS, MisfitError, check_block, forms_of
 from svod.bench.suites.suites import select_cases
@@ -112,3 +112,9 @@ def test_shrinking_ends() -> None:
 def test_a_misfit_is_no_smaller_block() -> None:
     with pytest.raises(MisfitError, match="at least one layer"):
         check_block(Block("image", Form((1, 2), "float32"), ()))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "floaty"])
+def test_a_block_of_a_dtype_without_a_tolerance_is_refused(dtype: str) -> None:
+    with pytest.raises(ConfigError, match=f"blocks of {dtype} are not compared; the dtypes are float32"):
+        tolerance_of(parse_block(f"image {dtype} 1x4x8x8: relu"))

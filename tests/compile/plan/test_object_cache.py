@@ -205,10 +205,10 @@ def test_directories_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptu
     assert not nowhere.put(KEY, ENTRY) and nowhere.get(KEY) is None and nowhere.evict() == 0
     file = tmp_path / "file"
     file.write_text("not a directory")
-    for directory in (file, file / "below"):
+    for directory in (file, file / "below", tmp_path / ("long" * 100)):
         cache = ObjectCache(directory)
         with caplog.at_level(logging.WARNING, "svod.object_cache"):
-            assert not cache.put(KEY, ENTRY) and not cache.put(KEY, ENTRY) and cache.get(KEY) is None
+            assert not cache.put(KEY, ENTRY) and not cache.put(KEY, ENTRY) and cache.get(KEY) is None and not cache.has(KEY)
         assert caplog.text.count(f"not kept in {directory}:") == 1
     readable = ObjectCache(tmp_path / "cache")
     assert readable.put(KEY, ENTRY)
