@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes, promote, to_numpy
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.operations.elementwise import Operand
@@ -65,7 +66,7 @@ class Resample(NeuralNetwork):
             raise ShapeError(f"{name} of {self.shape} with a weight of {given.shape} and padding {pads}: nothing is left")
         if any(p % s for p, s in zip(pads, steps, strict=True)):
             # The result begins within a block of `stride` positions, so in one kernel neighbouring lanes would need other taps.
-            full = full.contiguous()
+            full = full.from_uop(graph.contiguous(full.uop))
         behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
         result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
                                                                                            zip(pads, sizes, strict=True))])
