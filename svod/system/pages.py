@@ -12,7 +12,7 @@ from svod.errors import FileError
 from svod.system.files import open_file, write_text
 
 PAGE_MARK = Markup('<meta name="generator" content="svod">')      # each page of svod's has it among its first MARKED_BYTES
-TITLE_END = " · svod</title>".encode()       # the mark of pages that versions before 0.2 wrote
+TITLE_END = " · svod</title>".encode()       # the end of the title of pages that have no PAGE_MARK yet
 MARKED_BYTES = 1024
 
 # Matches spaces that must not become line breaks: between a number and its unit, and within a number.

@@ -175,7 +175,8 @@ class _Walk:
         if operation is not None:
             try:
                 return self._translated(operation, node, args, kwargs)
-            except Exception as error:      # of any type, if an operation needs the number of a size that varies
+            # An operation that needs the number of a size that varies raises errors of any type.
+            except Exception as error:
                 if self.sizes is None and not isinstance(error, (SvodError, NotImplementedError)):
                     raise
                 why = str(error)

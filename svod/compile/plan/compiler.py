@@ -167,7 +167,8 @@ class Compiler:
         """Return the lowered kernel, and the PROGRAM with all stages."""
         begun = self._begun.pop(key, None)
         if begun is not None:
-            with suppress(CancelledError):      # what another thread has begun ends with that thread's preparation
+            # The thread that began the compilation cancels it where its own preparation ends first.
+            with suppress(CancelledError):
                 return begun.lowered, build(add_stage(begun.program, Ops.BINARY, begun.binary.result()), self.target)
         lowered = self._lowered(kernel, choice)
         return lowered, build(self._program(kernel, lowered), self.target)

@@ -195,7 +195,7 @@ def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 def _repeated(p: Point) -> dict[str, frozenset[int]]:
     """The reductions whose results the stage reads, that would be computed again in loops over axes that they do not depend on, or by
-    several cores: name → the output axes that they depend on."""
+    several cores: name → the axes of the stage that they depend on."""
     inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
     assert inlined is not None
     needed: dict[str, set[int]] = {}
@@ -498,11 +498,11 @@ def _shared(state: Scheduler) -> list[Scheduler]:
     def first(rows: list[int]) -> Scheduler:
         return first_change(state, *[("THREAD", state.rows[row].name, threads) for row in rows])
 
-    if not even:
-        return [first(least), first(cut)]
-    if even[0] == loops[0] or not any(s.has_reduce and not s.is_output for s in kernel.stages):
-        return [first(even)]
-    return [first([row]) for row in even]
+    if even and (even[0] == loops[0] or not any(s.has_reduce and not s.is_output for s in kernel.stages)):
+        choices = [first(even)]
+    else:
+        choices = [first([row]) for row in even]
+    return choices if any(s is not state for s in choices) else [first(least), first(cut)]
 
 
 def _streamed(state: Scheduler) -> Scheduler:

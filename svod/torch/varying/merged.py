@@ -107,11 +107,11 @@ def _gathered(x: Tensor, size: Sequence[Any]) -> Tensor:
     first = next((i for i in range(least) if old[i] != new[i]), least)
     behind = next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
     inner, wanted = old[first:len(old) - behind], new[first:len(new) - behind]
-    number: Any = 0         # of an element among the inner axes
+    number: Any = 0         # number of the element among the inner axes
     for i, n in enumerate(wanted):
         ones = (1,) * (len(wanted) - 1 - i)
         number = number * n + Tensor.arange(n).reshape(-1 if not ones else n, *ones)
-    at: Any = 0             # its place in memory
+    at: Any = 0             # number of the element in memory
     for i, n in enumerate(inner):
         after = math.prod(inner[i + 1:])
         at, number = at * upper(n) + number // after, number % after
