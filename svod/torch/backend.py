@@ -51,14 +51,15 @@ def watch_dynamo() -> None:
 
 
 def _before_tracing(_: Any) -> None:
-    """Let Dynamo trace recurrent layers while it traces for svod. Otherwise it breaks the graph there."""
+    """Allow Dynamo to trace recurrent layers if the trace that begins is for svod. By default Dynamo breaks the graph at such layers."""
     if _traces_for_svod():
         _while_tracing.enter_context(torch._dynamo.config.patch(allow_rnn=True))
         _while_tracing.enter_context(recurrent_layers_whole())
 
 
 def _traces_for_svod() -> bool:
-    """Whether Dynamo, which calls this, traces for svod. It gives callbacks no backend, but the caller that has it is on the stack."""
+    """Whether the trace that Dynamo begins is for the svod backend. Dynamo passes no backend to its callbacks, so it is read
+    from the frame of Dynamo's that is on the stack."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not ConvertFrameAssert.__call__.__code__:
         frame = frame.f_back
@@ -113,7 +114,7 @@ def _function_of(gm: Any, example_inputs: Sequence[Any], mode: str | None, optio
 
 def _saying_so(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A function that runs a graph in PyTorch because it needs gradients, and warns once for each model. Models with the same code share
-    a graph, so its first parameter distinguishes them."""
+    a graph, so the first parameter among the arguments tells which model it is."""
     def run(*args: Any) -> Any:
         first = next((a for a in args if isinstance(a, torch.nn.Parameter)), None)
         if (name, NEEDS_GRADIENTS) not in _said or (first is not None and first not in _trained):

@@ -10,7 +10,7 @@ from svod.torch.whole import RECURRENT
 
 
 def decompositions() -> dict[Any, Any]:
-    """PyTorch's decompositions into core ATen operations, except for operations in svod's tables, and into svod's own operators: this
-    keeps graphs small, and svod's implementations fuse."""
+    """The decompositions for AOT autograd: PyTorch's into core ATen operations, without those of operations in svod's tables, and of
+    recurrent layers into svod's own operators. Operations that are not decomposed keep graphs small, and svod's implementations fuse."""
     own = TABLE.keys() | COMPLEX.keys()
     return {operation: apart for operation, apart in core_aten_decompositions().items() if str(operation) not in own} | RECURRENT

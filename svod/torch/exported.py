@@ -18,7 +18,7 @@ from svod.torch.settings import Settings
 from svod.torch.watch import registrations
 from svod.torch.whole import recurrent_layers_whole
 
-_STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a TOKEN argument stands for the order of operations with effects
+_STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a TOKEN argument only keeps operations with effects in order
 
 
 def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
@@ -78,7 +78,8 @@ def _of_program(program: Any, settings: Settings) -> CompiledModule:
 
 
 class CompiledModule:
-    """An exported module that svod runs. Call it like the module. `held`: dicts of the weights and submodules that it was exported from."""
+    """An exported module that svod runs. Call it like the module. `held`: the dicts in which the original modules keep their weights and
+    submodules."""
 
     def __init__(self, exported: Any, name: str, held: Sequence[dict[str, Any]], settings: Settings) -> None:
         signature = exported.graph_signature
@@ -179,7 +180,8 @@ class CompiledModule:
             raise ShapeError(f"{self.function.name}: {'; '.join(wrong)}{hint}")
 
     def _fits(self, shape: Any, expected: Any, sizes: dict[Any, int]) -> bool:
-        """Whether a shape is one that was exported. `sizes`: the values of symbols so far; those of this shape are added."""
+        """Whether a shape is within an exported one. `sizes`: the values of the symbols read so far; the symbols of this shape are
+        added."""
         if len(shape) != len(expected):
             return False
         for n, e in zip(shape, expected, strict=True):
@@ -192,7 +194,8 @@ class CompiledModule:
         return True
 
     def _range(self, symbol: Any) -> tuple[int, float]:
-        """The least and the largest size that a symbol may have. torch.export gives 2 for axes that may also have the extents 0 and 1."""
+        """The least and the largest size that a symbol may have. torch.export gives 2 as the least size of axes that may also have the
+        extents 0 and 1, so that 2 is returned as 0."""
         found = self._ranges.get(symbol)
         if found is None:
             return 0, math.inf

@@ -32,10 +32,11 @@ functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # all live fu
 class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
-    `static`: the numbers of the arguments that are weights; `kept`: the numbers of the module's tensors that the graph writes. `bound`: if
-    given, both are the same tensors in every call, and it is called after a change of weights and before a new plan, and raises if a tensor
-    was replaced. `eager`: the same function, run by PyTorch. `check`: raises for arguments that the function was not compiled for; it is
-    called once for each form of arguments."""
+    `static`: the numbers of the arguments that are weights. `kept`: the numbers of the arguments that belong to the module and that the
+    graph writes. `bound`: None, or a function that raises if one of these tensors was replaced since compilation; it is called after a
+    change of weights and before a new plan, and promises that they are otherwise the same tensors in every call. `eager`: the same
+    function, run by PyTorch. `check`: raises for arguments that the function was not compiled for; it is called once for each form of
+    arguments."""
 
     def __init__(self, program: AtenProgram, static: Sequence[int], kept: Sequence[int], eager: Callable[..., Any], settings: Settings,
                  entry: str, *, bound: Callable[[], None] | None = None,

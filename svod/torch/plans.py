@@ -77,8 +77,8 @@ class ArgumentSource(NamedTuple):
 
 
 class Result(NamedTuple):
-    """An output of the graph. `run`: the number of the run's result; -1: the output is `value` (an int, None, or the argument of that
-    number; an int that depends on sizes is PyTorch's expression)."""
+    """An output of the graph. `run`: its number among the results of the plan's run. With `run` -1, the output is `value`: an int
+    (PyTorch's expression, if it depends on sizes), None, or, with `is_argument`, the number of an argument that is returned."""
 
     run: int
     value: Any = None
@@ -86,7 +86,7 @@ class Result(NamedTuple):
     dtype: Any = None
     order: tuple[int, ...] = ()     # axes of the run's array, as axes of the output
     shape: tuple[int, ...] | None = None        # the final shape, if axes of extent 1 are expanded
-    parts: tuple[int, ...] | None = None        # the number of axes of the run's array that each axis of the output is
+    parts: tuple[int, ...] | None = None        # each axis of the output merges this number of consecutive axes of the run's array
     strides: tuple[Any, ...] | None = None      # strides, in elements, of an output with gaps, which is filled by a copy
     is_copied: bool = False         # the run's array is a constant, or has gaps that the output does not have
     device: Any = None  # device of the output, if the run makes it elsewhere: a constant of a graph on a GPU, or a copy to the CPU
@@ -95,10 +95,10 @@ class Result(NamedTuple):
 
 
 class Plan:
-    """A graph prepared for arguments of given sizes and layouts, or with `sizes` for all within its bounds. `written`: the numbers of the
-    arguments that it writes; `copied`: pairs (number of such an argument, number of the output that is copied into it). `kept`: the
-    numbers of arguments located by `TensorPlaces`. `weights`: the tensors that are constants of the plan, by number. `missing`: the
-    operations that PyTorch runs."""
+    """A graph prepared for arguments of given sizes and layouts, or, with `sizes`, for all sizes within the bounds of these variables.
+    `written`: the numbers of the arguments that it writes; `copied`: pairs (number of such an argument, number of the output that is
+    copied into it). `kept`: the numbers of arguments located by `TensorPlaces`. `weights`: the tensors that are constants of the plan,
+    by number. `missing`: the operations that PyTorch runs."""
 
     def __init__(self, sources: Sequence[ArgumentSource], captured: Captured | None, results: Sequence[Result], written: Collection[int],
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
@@ -119,7 +119,7 @@ class Plan:
         self._stream = 0                # PyTorch's stream on that GPU in the last run
         kept = [k for k, s in enumerate(sources) if s.argument in kept and s.order is not None]
         self._loose = [(k, s) for k, s in enumerate(sources) if k not in kept]
-        self._has_run = False           # since `let_go`
+        self._has_run = False           # whether it has run since the last `let_go`
         made = 0
         if captured is not None:
             captured.hold(kept)
@@ -145,7 +145,7 @@ class Plan:
         if self._apart or self._apart_from_weights:
             self._check_apart(given)
         if self.captured is not None:
-            with self.captured.plan.lock:       # it may copy arguments to memory of its own
+            with self.captured.plan.lock:       # the plan may copy arguments to memory of its own
                 memory, held = self._read(given, places if places is not None and places.can_stay else None)
                 made = self.captured.run(memory, {str(s): n for s, n in (values or {}).items()}, held)
         self.runs += 1
@@ -183,9 +183,9 @@ class Plan:
                 raise SharedMemoryError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
 
     def _read(self, given: Sequence[Any], places: TensorPlaces | None) -> tuple[list[Any], list[Any] | None]:
-        """(the memory of all arguments, a list with the memory of kept arguments only). The list is the same object as long as `places`
-        is, which tells the capture that kept arguments have not changed; it is None if they may have. A tensor at the address of the
-        last run keeps its array, as long as PyTorch's stream on the GPU is the same."""
+        """(the memory of all arguments, a list with the memory of kept arguments only). If `places` is the same object as in the last
+        run, so is the list, which tells the capture that kept arguments have not changed; None stands for arguments that may have
+        changed. A tensor at the address of the last run keeps its array, as long as PyTorch's stream on the GPU is the same."""
         if self._on_gpu is not None and (stream := stream_of(given[self._on_gpu])) != self._stream:
             self._stream = stream
             self._forget_memory()
@@ -256,7 +256,7 @@ def make_plan(program: AtenProgram, given: Sequence[Any], constants: Mapping[int
             results = _of_any_size(results)
         in_place = bool(values)
         mutated = mutated_by(program, translation)
-        # a tensor over the memory of an argument would change with the assignments below
+        # results that are views of a written argument's memory are copied first: the assignments below would change them
         written = {base_of(placed[i].uop) for i in mutated if i in placed}
         values, (*new,) = ([v.clone() if base_of(v.uop) in written else v for v in group] for group in (values, mutated.values()))
         for place, value in zip(mutated, new, strict=True):
@@ -369,8 +369,8 @@ def _results(program: AtenProgram, translation: Translation, sizes: Mapping[Any,
 
 
 def _of_any_size(results: Sequence[Result]) -> list[Result]:
-    """Results of a plan for all sizes, in the layout of the largest sizes: they are copied to memory of the sizes of the run. Raises
-    UnsupportedError for an output with repeated elements, and for one that is a part of another."""
+    """Mark results of a plan for all sizes: the run writes them in the layout of the largest sizes, and each call copies them to tensors
+    of its own sizes. Raises UnsupportedError for an output with repeated elements, and for one that is a part of another."""
     if any(r.shape is not None for r in results):
         raise UnsupportedError("an output with repeated elements, or a part of another output")
     return [r._replace(is_copied=r.strides is None) for r in results]

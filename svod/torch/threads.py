@@ -34,8 +34,8 @@ def share_cores() -> None:
 
 
 def with_threads_of_torch(config: PrepareConfig | None) -> PrepareConfig | None:
-    """The configuration with PyTorch's number of threads, where torch.set_num_threads or OMP_NUM_THREADS has set one that is smaller than
-    the number of physical cores, PyTorch's default, and nothing sets svod's."""
+    """The configuration with PyTorch's number of threads, if torch.set_num_threads or OMP_NUM_THREADS has set it below PyTorch's
+    default, the number of physical cores, and svod's number is not set. Otherwise returns it unchanged."""
     threads = torch.get_num_threads()
     base = config or PrepareConfig.of_environment()
     if base.threads is not None or default_threads() is not None or threads >= len({physical_core(core) for core in affinity()}):

@@ -175,7 +175,7 @@ class _Walk:
         if operation is not None:
             try:
                 return self._translated(operation, node, args, kwargs)
-            # An operation that needs the number of a size that varies raises errors of any type.
+            # an operation that needs the value of a size that varies raises errors of any type
             except Exception as error:
                 if self.sizes is None and not isinstance(error, (SvodError, NotImplementedError)):
                     raise

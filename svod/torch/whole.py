@@ -4,7 +4,7 @@
     aten::gru.input(x, h, weights, …)                 →   svod::gru(x, h, weights, …)                             while PyTorch traces
 
 AOT autograd does not decompose the operators of svod. PyTorch's decomposition of a resized image gathers four neighbours per pixel; svod
-resizes one axis after the other. The decomposition of a recurrent layer traces each step, 50 ms long, for one length of the sequence.
+resizes one axis after the other. PyTorch decomposes a recurrent layer by tracing each step, 50 ms long, for one length of the sequence.
 """
 from __future__ import annotations
 

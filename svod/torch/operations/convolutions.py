@@ -28,7 +28,8 @@ Scales = Sequence[float] | float | None
 
 
 def _resize(mode: str, spatial: int, corners: bool) -> Callable[..., Tensor]:
-    """The function of an upsample operation: (x, size, [align_corners], scales…), or (x, size, [align_corners], list of scales)."""
+    """The implementation of an upsample operation, called as (x, size, [align_corners], scales…) or (x, size, [align_corners], list of
+    scales)."""
     def resize(x: Tensor, size: Sequence[int] | None, *rest: Scales) -> Tensor:
         if corners and not x.dtype.is_float:
             raise UnsupportedError(f"resizing {x.dtype.name} by {mode}")

@@ -13,7 +13,8 @@ Later = Callable[[], Tensor]
 
 
 def _moments(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Later, Later]:
-    """Functions for the mean, and for 1 / sqrt(var + eps), along axes, because only training and rare models read them."""
+    """Functions that compute the mean, and 1 / sqrt(var + eps), along axes when they are called: only training and rare models read
+    these results."""
     return (lambda: x.mean(axes, keepdim=True)), (lambda: x.var(axes, 0, keepdim=True).add(eps).rsqrt())
 
 
@@ -41,7 +42,7 @@ def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, ch
 @aten("_native_batch_norm_legit_no_training")
 def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float,
                eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm with given statistics; two empty tensors stand for statistics of the batch."""
+    """Batch norm with given statistics. The two empty tensors are the batch's statistics, which only training computes."""
     empty = Tensor.zeros(0)
     return x.batch_norm(mean, var, weight, bias, eps=eps), empty, empty
 
@@ -64,7 +65,7 @@ def batch_norm_of_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
 
 @aten("_fused_rms_norm")
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Later]:
-    """The results of RMS norm: the normalised tensor and the reciprocal root."""
+    """The results of RMS norm: the normalised tensor, and 1 / sqrt(mean(x²) + eps)."""
     def deviation() -> Tensor:
         if eps is None:
             raise UnsupportedError("the deviation of an RMS norm without eps")

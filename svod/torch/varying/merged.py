@@ -26,7 +26,7 @@ _ROWS = {"aten.mm.default": 0, "aten.addmm.default": 1}      # the number of the
 
 
 class MergedAxes:
-    """A tensor that stands for one with merged axes: axis i of that is as many axes of `tensor`, at least 1, as `parts[i]` says."""
+    """A tensor that represents one with merged axes: axis i of the latter consists of `parts[i]` ≥ 1 consecutive axes of `tensor`."""
 
     def __init__(self, tensor: Tensor, parts: Sequence[int]) -> None:
         self.tensor, self.parts = tensor, tuple(parts)
@@ -42,7 +42,7 @@ class MergedAxes:
 
 
 def merged_shape(shape: Sequence[Any], parts: Sequence[int]) -> tuple[Any, ...]:
-    """A shape with each axis the product of as many extents of `shape` as `parts` says."""
+    """Multiply consecutive extents of a shape: `parts[i]` of them make axis i of the result."""
     return tuple([math.prod(shape[end - n:end]) for n, end in zip(parts, itertools.accumulate(parts), strict=True)])
 
 
@@ -60,7 +60,8 @@ def reshaped(x: Tensor | MergedAxes, size: Sequence[Any]) -> Tensor | MergedAxes
 
 
 def _runs(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, ...]] | None:
-    """The extents of `old` that make each axis of `new`, at least one; None if an axis is split."""
+    """Groups of consecutive extents of `old`, one for each axis of `new`, with its extent as their product; None if an axis of `old` is
+    split."""
     runs, i = [], 0
     for n in new:
         first, product = i, None
@@ -73,8 +74,9 @@ def _runs(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, ...]] | Non
 
 
 def through(name: str, operation: Any, args: Sequence[Any]) -> tuple[Sequence[Any], tuple[int, ...] | None]:
-    """The arguments of an operation without merged axes, and the parts of the result's axes if they stay merged: those of rows of a
-    product, and those of operands of an elementwise operation. Other operations get copies."""
+    """The operands of an operation with merged axes replaced by ordinary tensors. Returns also the `parts` of the result's axes if they
+    stay merged: for a product whose rows are merged, and for an elementwise operation whose operands are merged in the same way. For
+    other operations, returns copies of the operands, and None."""
     merged = [a for a in args if isinstance(a, MergedAxes)]
     if name in _ROWS and merged == [args[_ROWS[name]]] and merged[0].parts[1:] == (1,):
         stays = True
@@ -87,7 +89,7 @@ def through(name: str, operation: Any, args: Sequence[Any]) -> tuple[Sequence[An
 
 
 def _is_beside(t: Tensor, parts: Sequence[int]) -> bool:
-    """Whether a tensor broadcasts along axes only that are not merged, and behind all merged ones."""
+    """Whether broadcasting aligns the axes of a tensor with unmerged last axes of the result only."""
     return t.ndim <= len(parts) and all(n == 1 for n in parts[len(parts) - t.ndim:])
 
 
@@ -101,7 +103,8 @@ def without_merged(value: Any) -> Any:
 
 
 def _gathered(x: Tensor, size: Sequence[Any]) -> Tensor:
-    """A tensor in another shape, of the same number of elements: each element is read where memory of the largest sizes has it."""
+    """A copy of a tensor in another shape of as many elements. Each element is read from its position in memory, which has the strides
+    of the largest sizes."""
     old, new = x.shape, tuple(size)
     least = min(len(old), len(new))
     first = next((i for i in range(least) if old[i] != new[i]), least)

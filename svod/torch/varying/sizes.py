@@ -5,7 +5,7 @@
     a call with x of (3, 300)                   beyond the bounds: the plan is made anew, for s1 up to 576
 
 Dynamo and torch.export name such sizes by symbols, and know ranges of them. A range without end gets a bound that leaves room, but not so
-much that a tensor of the largest sizes exceeds `MOST_TENSOR_BYTES`; memory that a run does not touch takes none from the system.
+much that a tensor of the largest sizes exceeds `MOST_TENSOR_BYTES`; pages that no run touches take no memory from the system.
 """
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from svod.tensor import Tensor
 from svod.torch.memory import gpu_of, memory_over, svod_tensor
 from svod.torch.watch import form_of
 
-# A bound is the first times a power of two: sizes that are powers of two themselves share cache sets.
+# A bound is LEAST_BOUND times a power of two: sizes that are powers of two themselves share cache sets.
 LEAST_BOUND = 9
 WISHED_BOUND = 288              # least bound where memory allows it
-NO_END = 1 << 48                # a range that ends beyond has no end
+NO_END = 1 << 48                # a range with a larger end counts as one without end
 MOST_TENSOR_BYTES = 1 << 28     # most bytes of a tensor of the largest sizes, unless a call needs more
 
 
 class SizePlace(NamedTuple):
-    """Where a call has the value of a symbol: extent `axis` of an argument, or, if that is None, the argument, an int."""
+    """The source of a symbol's value in a call: extent `axis` of an argument, or, if `axis` is None, the argument itself, an int."""
 
     argument: int
     axis: int | None
 
 
 class VaryingSizes:
-    """The symbols of a graph's sizes, where a call has their values, and their ranges. `varying`: the numbers of the arguments with such
-    sizes."""
+    """The symbols of a graph's sizes with their ranges and their sources in a call (`places`). `varying`: the numbers of the arguments
+    with such sizes."""
 
     def __init__(self, places: Mapping[Any, Sequence[SizePlace]], ranges: Mapping[Any, tuple[int, int | None]],
                  bytes_of_tensors: Collection[Any], same: Mapping[Any, Any] | None = None) -> None:
         self.places, self.ranges = dict(places), dict(ranges)
-        self._same = dict(same or {})       # symbols with the symbol that has the same value in all calls
+        self._same = dict(same or {})       # maps a symbol to another one that has the same value in all calls
         self.varying = frozenset(p.argument for found in places.values() for p in found)
         self._varying_axes = {p for found in places.values() for p in found}
         self._bytes = list(bytes_of_tensors)
@@ -87,8 +87,8 @@ class VaryingSizes:
         return values
 
     def joined(self, values: Mapping[Any, int]) -> VaryingSizes | None:
-        """The same, for calls in which all symbols that are equal in `values` are equal; None if there are none. Operations that PyTorch
-        traces without looking inside leave two symbols for sizes that must be equal."""
+        """The same sizes with one symbol for all symbols that are equal in `values`; None if no two are equal. PyTorch leaves two
+        symbols for sizes that must be equal if it traces an operation without looking inside."""
         first: dict[int, Any] = {}
         same = {s: first[n] for s, n in values.items() if first.setdefault(n, s) is not s}
         if not same:
@@ -107,7 +107,7 @@ class VaryingSizes:
         return argument.dtype, argument.device, argument.layout, argument.ndim, *fixed
 
     def variables(self, values: Mapping[Any, int]) -> SizeVariables:
-        """Variables for the sizes of a call, with room for other sizes."""
+        """Variables for the sizes of a call, with bounds that leave room for other calls."""
         for symbol, n in values.items():
             self._seen[symbol] = max(self._seen[symbol], n)
         least = {s: self._bound(s, n) for s, n in self._seen.items()}
@@ -138,7 +138,8 @@ class SizeVariables:
         self.dims |= {s: self.dims[one] for s, one in same.items()}
 
     def holds(self, values: Mapping[Any, int]) -> bool:
-        """Whether the plan for these variables runs for these values."""
+        """A variable for each symbol, bound to the value of one call. `same`: maps further symbols to the symbol whose variable they
+        share. `dims`: the bound variables by symbol."""
         return all(low <= values[s] <= high for s, (low, high) in self._bounds.items())
 
     def extent(self, size: Any) -> Any:
@@ -174,7 +175,7 @@ def form_of_argument(argument: Any, _: int = 0) -> Any:
 
 
 def _at(given: Sequence[Any], place: SizePlace) -> Any:
-    """The value of a call's arguments at a place; None if there is no such number."""
+    """The value of a size in a call, read from its source `place`; None if the argument has no such axis."""
     argument = given[place.argument]
     if place.axis is None:
         return argument
