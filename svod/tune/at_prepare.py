@@ -1,8 +1,8 @@
 """The measurements that `prepare()` makes before it builds a plan, within a budget. The database keeps their results.
 
 Chains of other machines and of related kernels are checked. With BEAM=, kernels that the database does not know, or whose search is
-unfinished, are searched. A warning before the work names the kernels, the budget and the way to stop, and another one its result. Ctrl-C
-ends the work: its results are kept, and the plan is built with the best known chains. A terminal shows a progress bar. If no worker
+unfinished, are searched. A warning before the work names the kernels, the budget and the way to stop; a warning after it states the result.
+Ctrl-C ends the work: its results are kept, and the plan is built with the best known chains. A terminal shows a progress bar. If no worker
 starts, the plan is built with the known chains.
 """
 from __future__ import annotations
@@ -47,7 +47,7 @@ from svod.tune.workers.start import make_executor
 log = logging.getLogger("svod")
 
 LEAST_SECONDS = 1.0     # With fewer seconds left of a budget no workers are started.
-CHAIN_CHECK_SECONDS = 0.3    # seconds of the confirmation of one kernel's checked chains
+CHAIN_CHECK_SECONDS = 0.3    # seconds within which the checked chains of one kernel are confirmed
 PLAN_TIMING_SECONDS = 2.0    # most seconds for timing a whole plan with the heuristic's and with the tuned chains
 SETTLE_SHARE = 0.05     # largest share of the search budget for timing a whole plan
 MOST_SETTLED = 1 << 30  # A plan whose buffers have more bytes is not timed as a whole, as that copies its buffers.
@@ -133,7 +133,7 @@ class Searched(NamedTuple):
 
 
 def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], resolved: Resolved, beam: BeamConfig) -> Searched:
-    """Search the unfinished ones of `kernels`. Never raises for a search that fails: the log says why."""
+    """Search those of `kernels` whose search is not complete. Never raises for a search that fails: the log says why."""
     with _lock:
         # another thread may have searched the kernels while this one waited for the lock
         now = choose_each(kernels, resolved)
@@ -235,8 +235,8 @@ def _summary(result: SessionResult, chosen: Mapping[str, Choice], asked: int, db
 # -- sessions: the common part of searches and checks ------------------------------------------------------------------------
 @dataclass
 class _Work:
-    """A session over kernels of a plan. `verb`: "searched" or "checked", for messages. `given`: the chains to measure for each kernel, if
-    chains are checked and nothing is searched."""
+    """A tuning session (`TuneSession`) over kernels of a plan. `verb`: "searched" or "checked", for messages. `given`: the chains to
+    measure for each kernel if chains are checked; empty if kernels are searched."""
 
     verb: str
     unbound: UnboundPlan
@@ -252,7 +252,7 @@ class _Work:
         started = time.monotonic()
         try:
             result = self._run()
-        except KeyboardInterrupt:       # came while the workers started: during the search the session itself handles Ctrl-C
+        except KeyboardInterrupt:       # Ctrl-C came while the workers started; during the search the session itself handles it
             _interrupted += 1
             return "Ctrl-C"
         except Exception as e:          # the border of an optional step: any error becomes the reason why there is no result

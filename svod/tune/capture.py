@@ -92,7 +92,8 @@ class BufferRow(NamedTuple):
 
 
 class CallRow(NamedTuple):
-    """A `Call` of a plan, with the same fields; `args` and `offsets`: indices of its buffers, and elements at which it begins in them."""
+    """A `Call` of a plan, with the same fields. `args`: the indices of its buffers; `offsets`: the element of each of these buffers at
+    which the kernel's operand begins."""
 
     kernel: str
     args: tuple[Number, ...]
@@ -282,7 +283,7 @@ def _silence_stop() -> None:
 def header() -> dict[str, Any]:
     try:
         version = metadata.version("svod")
-    except metadata.PackageNotFoundError:       # a checkout that is not installed
+    except metadata.PackageNotFoundError:       # svod runs from a checkout that is not installed
         version = ""
     return {"format": FORMAT, "version": VERSION, "svod": version, "python": sys.version.split()[0], "command": program.command()}
 
@@ -292,8 +293,8 @@ def to_text(lines: Iterable[dict[str, Any]]) -> str:
 
 
 def kernel_lines(unbound: UnboundPlan, target: str, written: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    """The lines of a plan's kernels, named as in their first calls, without the kernels in `written`, a set of (key, target); the others
-    are added to it."""
+    """The lines that describe a plan's kernels, except those whose (key, target) is in `written`; the pairs of the others are added to
+    it. A kernel has the name of its first call."""
     named = named_kernels(unbound.calls)
     for key, kernel in unbound.kernels.items():
         if (key, target) not in written:

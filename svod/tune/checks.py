@@ -55,9 +55,8 @@ def _first(unchecked: tuple[Chain, ...]) -> Proposed | None:
 
 def to_transfer(kernel: Kernel, resolved: Resolved) -> Proposed | None:
     """Chains of related kernels, and of the kernel itself in the lock file for another number of threads, adapted to a kernel that has no
-    winner in the database. None if the kernel has a winner, or if no chain is
-    left that was not measured here. Relatives are taken from the user's records only; records that ship with svod seed searches, but would
-    make every `prepare` slower."""
+    winner in the database. None if the kernel has a winner, or if no chain is left that was not measured here. Relatives are taken from the
+    user's records only; records that ship with svod seed searches, but would make every `prepare` slower."""
     target, db, compiler = resolved.target, resolved.db, resolved.compiler
     if kernel.library_kernel is not None or db.ranking(kernel.key, target.key):
         return None

@@ -172,7 +172,7 @@ class HandKernel:
         return self._with(Scheduler(self.kernel, self.state.target))
 
     def undo(self, opts: int = 1) -> HandKernel:
-        """The kernel without the last opts of the chain."""
+        """The kernel without the last `opts` opts of its chain."""
         kept = self.opts[:max(0, len(self.opts) - opts)]
         return self._with(apply_opts(self.untouched().state, kept))
 

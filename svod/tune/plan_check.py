@@ -35,7 +35,8 @@ MIN_ROUNDS = 7              # least number of interleaved rounds: enough for a c
 MOST_PASSES = 25            # most passes in which each plan is run kernel by kernel
 EXPLAINED = 3               # most kernels that are named
 MOVED = 1.1                 # a kernel that takes more than this many times its time alone is slowed by the plan
-MOVED_SECONDS = 1e-6        # a kernel that takes only this many seconds longer is not: single calls are not timed more exactly
+# seconds; a kernel delayed by less does not count as slowed by the plan, as single calls are not timed more exactly
+MOVED_SECONDS = 1e-6
 UNKNOWN_RATIO = Ratio(1.0, 0.0, math.inf)
 
 
@@ -68,7 +69,7 @@ class InPlan:
 
     @property
     def promised(self) -> float:
-        """Seconds that the kernel should save in one run of the plan, by its times alone."""
+        """Seconds that the kernel should save in one run of the plan, by its times measured alone."""
         return 0.0 if self.alone is None else self.calls * self.alone.seconds
 
     @property
@@ -155,7 +156,7 @@ def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
 
 
 def promised_gain(unbound: UnboundPlan, gains: Mapping[str, Gain]) -> float:
-    """Seconds that the kernels together should save in one run of the plan, by their times alone."""
+    """Seconds that all kernels together should save in one run of the plan, by their times measured alone."""
     return sum(n * gains[k].seconds for k, n in unbound.counts.items() if k in gains)
 
 

@@ -2,7 +2,7 @@
 
 A kernel's key is a digest of its canonical AST and of the revision of the canonical form. When svod changes that form, the key changes and
 measurements would no longer be found. The AST is stored as data, so it is made canonical anew, and every record of the kernel is written
-again under the current key. The old records stay. A chain that gives another LINEAR than it did then is only a seed, as always.
+again under the current key. The old records stay. A chain that now gives another LINEAR than when it was measured is only a seed.
 """
 from __future__ import annotations
 

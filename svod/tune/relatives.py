@@ -37,10 +37,10 @@ MOST_AMOUNTS = 4        # most divisors that are tried instead of an amount that
 
 def seeds_of_relatives(base: Scheduler, db: TuningDB, backend: Backend, alike: Callable[[str, Target], bool] | None, *,
                        shipped: bool = True, locked: Iterable[Locked] = ()) -> list[Scheduler]:
-    """The states of a kernel under the adapted chains of its relatives, the best prediction of `backend` first. `base`: its state without
-    opts. `alike`: tells for the key of another target whether the kernel's chains for it are used (`is_similar`, `is_compatible`); None:
-    for no other target. `shipped`: whether kernels that only ship with svod count as relatives. `locked`: the kernel's lines of a lock file
-    for compatible targets."""
+    """The states of a kernel under the adapted chains of its relatives, the best prediction of `backend` first. `base`: its state
+    without opts. `alike`: a predicate on the key of another target, true if the kernel's chains for that target are used (`is_similar`,
+    `is_compatible`); None: chains for other targets are not used. `shipped`: whether kernels that only ship with svod count as
+    relatives. `locked`: the kernel's lines of a lock file for compatible targets."""
     states: dict[bytes, Scheduler] = {}
     chains = [(tuple(tuple(o.to_json()) for o in line.chain), line.target)
               for line in sorted(locked, key=lambda line: (_distance(line.target, base.target), line.target))[:MOST_RELATIVES]]
@@ -70,7 +70,7 @@ def _winners_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, T
     family = {k.kernel: k for k in related if k.kernel != kernel.key and k.flops > 0 and k.bytes > 0}
     if not family:
         return
-    # relatives are compared by operations and least bytes of one run
+    # the nearest kernels are those with the most similar numbers of operations and of bytes
     flops, moved = max(1.0, float(count_operations(kernel.ast).flops)), max(1.0, float(kernel.nbytes))
     nearest = sorted(family.values(), key=lambda k: (abs(math.log(k.flops / flops)) + abs(math.log(k.bytes / moved)), k.kernel))
     for k in nearest[:MOST_RELATIVES]:
@@ -78,7 +78,7 @@ def _winners_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, T
 
 
 def kernel_record(kernel: Kernel, name: str) -> KernelRecord:
-    """The description of a kernel by which its relatives find it."""
+    """The database record that describes a kernel. Searches of related kernels find the kernel by it."""
     return KernelRecord(kernel.key, name, ast_to_data(kernel.ast), AST_REVISION, family_key(kernel.ast),
                         float(count_operations(kernel.ast).flops), float(kernel.nbytes))
 

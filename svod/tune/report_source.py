@@ -31,7 +31,8 @@ from svod.tune.unfinished import what_is_left
 UNLIMITED_SECONDS = 1e6     # a budget of at least this many seconds counts as no budget
 _STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
 _STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
-_FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")    # of several fates of a candidate the last counts
+# a candidate with several fates counts under the last of them
+_FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wrong")
 
 
 def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | None = None) -> Tuning | None:

@@ -52,7 +52,7 @@ class Resolved:
     @classmethod
     def of(cls, config: PrepareConfig, target: Target, db: TuningDB) -> Resolved:
         """A configuration with a target and a database that the caller has looked up already. Raises ConfigError for an unknown pass to
-        dump, KernelOptError for a chain of `opts` that is no chain."""
+        dump, KernelOptError for an entry of `opts` that is not a valid chain."""
         if config.dump_after is not None:
             from svod.compile.plan.dump import passes_of  # a module that renders all passes, and few programs dump any
             passes_of(config)
@@ -68,13 +68,13 @@ class Resolved:
         return _target(device, self.config)
 
     def on(self, device: str) -> Resolved:
-        """The same configuration and database, with the compiler for another device, named as in graphs."""
+        """The same configuration and database, with the compiler for the device that graphs call `device`."""
         return self if device == self.target.device else replace(self, compiler=compiler_for(self.target_of(device), self.config))
 
 
 def resolve(config: PrepareConfig) -> Resolved:
     """Look up the objects that a configuration names. Raises UnsupportedError for an unknown device, DeviceError for one that cannot be
-    used, ConfigError for an unknown pass to dump, KernelOptError for a chain of `opts` that is no chain."""
+    used, ConfigError for an unknown pass to dump, KernelOptError for an entry of `opts` that is not a valid chain."""
     return Resolved.of(config, _target(config.device or HOST, config), database(config))
 
 

@@ -150,10 +150,10 @@ class _Planned:
 
 class TuneSession:
     """The search of many kernels within one budget. `ceilings`: the machine's ceilings, or a function that returns them; it is called at
-    most once, after the warm-up rounds of the first kernel, while the workers have nothing to do.
+    most once, after the warm-up rounds of the first kernel, when the workers are idle.
 
-    `measurer_of`: a function that makes the measurer of a kernel; by default one that uses the executor's workers. `device`: the name of
-    the target's device, if it is to be another compiler than the first of the device's backend."""
+    `measurer_of`: a function that makes the measurer of a kernel; by default one that uses the executor's workers. `device`: the name
+    of the device whose compiler builds the kernels; by default `target.device`."""
 
     def __init__(self, tasks: Sequence[KernelTask], target: Target, *, executor: Executor, db: TuningDB, config: BeamConfig,
                  bench: BenchConfig | None = None, budget: ModelBudget | None = None,
@@ -216,7 +216,7 @@ class TuneSession:
         finally:
             for task in self.tasks:
                 self.db.claims.release_all(task.key, self.target.key)
-            for search in self._searches.values():      # searches that ended before there was anything to store
+            for search in self._searches.values():      # searches that ended before they had anything to store
                 self.db.end_search(search, INTERRUPTED if self.result.interrupted else FAILED)
         self.result.pending = tuple(waiting)
         self.result.unbegun = tuple(t.key for t in self.tasks if t.key not in waiting and t.key not in self.result.findings)

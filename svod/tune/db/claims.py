@@ -34,7 +34,8 @@ BEAT = 7.0       # seconds between heartbeats
 
 
 class Holder(NamedTuple):
-    """The process that holds a claim. `heartbeat` and `since`, when it was taken, are seconds since the epoch."""
+    """The process that holds a claim. `since`: when the claim was taken; `heartbeat`: when it was last renewed; both in seconds since
+    the epoch."""
 
     kernel: str
     target: str
@@ -208,7 +209,8 @@ class Claims:
             self._change("DELETE FROM claims", claim)
 
     def release_all(self, kernel: str, target: str) -> None:
-        """Give back every claim of this process on (kernel, target), also one that was taken and not handed over before an interrupt."""
+        """Give back every claim of this process on (kernel, target), including one that `take` had made but not yet returned when an
+        interrupt came."""
         with self.heartbeat.lock:
             claimed = [c for c in self.heartbeat.claims if (c.kernel, c.target) == (kernel, target)]
         for claim in claimed:

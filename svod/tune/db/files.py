@@ -17,11 +17,11 @@ from svod.tune.db import schema
 
 BUSY_SECONDS = 30.0
 OPEN_ATTEMPTS = 8
-SIDE_FILES = ("-wal", "-journal")   # ends of the names of the files in which SQLite keeps changes that the database file lacks
+SIDE_FILES = ("-wal", "-journal")   # suffixes of the files in which SQLite keeps changes that are not in the database file yet
 LEAST_FREE = 1 << 20            # bytes of free disk below which no database is created: the search of one kernel stores about 100 KB
 MOST_VALUE_BYTES = 1 << 26               # most bytes of one value or row that SQLite accepts; every field of a record is shorter
 
-#: The kernel's names of file systems on which WAL's shared memory does not work between machines.
+#: Linux's names of the file systems on which WAL's shared memory does not work between machines.
 NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs", "afs", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
     "orangefs", "pvfs2", "panfs", "wekafs", "gfs2", "ocfs2", "coda", "davfs",
@@ -30,14 +30,14 @@ NETWORK_FILE_SYSTEMS = frozenset({
 
 
 class UnwritableDatabase(DatabaseError):
-    """A database of which it shows before the attempt that it cannot be created or written."""
+    """The error for a database that is known to be impossible to create or write before this is tried."""
 
 
 CANNOT_OPEN = sqlite3.Error, OSError, schema.NewerSchema, schema.ForeignDatabase, UnwritableDatabase   # errors of opening a database
 
 
 def complaint(path: Path, error: Exception) -> str:
-    """The sentence that tells users why the database at `path` cannot be used, from the error of opening or reading it, and what to do."""
+    """A sentence for users: why the database at `path` cannot be used, given the error of opening or reading it, and what to do."""
     if isinstance(error, UnwritableDatabase):
         return str(error)
     if isinstance(error, schema.ForeignDatabase):
@@ -106,9 +106,9 @@ def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
 def open_for_reading(path: Path) -> sqlite3.Connection | None:
     """Open the database at `path` read-only; None if there is none or it is empty. Raises the errors of CANNOT_OPEN but UnwritableDatabase.
 
-    The last connection that may write removes WAL's side files, and one that may not leaves them behind. So a file that may be written is
-    opened for that, and told to refuse it. One that may not, and has no side files now, is opened as immutable: what its owner writes
-    meanwhile may go unseen. So is one whose directory cannot be written, where SQLite cannot create side files."""
+    The last connection to close removes WAL's side files if it was opened with mode=rw, and leaves them behind if with mode=ro. So a file
+    that this process may write is opened with mode=rw and `query_only`. A file that it may not write is opened as immutable if it has no
+    side files, or if its directory cannot be written, so that SQLite cannot create them: changes by its owner may then go unseen."""
     if not path.exists() or path.stat().st_size == 0:
         return None
     path = path.resolve()
@@ -135,7 +135,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection | None:
 
 
 def unwritable(path: Path) -> str | None:
-    """Why a database at `path` cannot be created or written, as far as that shows without doing so; None if it can."""
+    """The reason why a database at `path` cannot be created or written, as far as it shows without trying; None if none is found."""
     existing = path
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent

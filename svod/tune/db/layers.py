@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Record)
 
 FILE_NAME = "tuning.db"
 
-# INDEXED BY: without it SQLite may choose the index of all measurements and read hundreds of rows to drop them
+# INDEXED BY: without it SQLite may choose the index of all measurements, and read hundreds of rows that the condition then drops
 SELECT_DECIDING = ("SELECT * FROM measurements INDEXED BY measurements_deciding "
                    "WHERE {place}(step = 'confirm' OR status = 'wrong') LIMIT {most}")
 MOST_DECIDING = 20_000      # most measurements that are read to decide about one kernel on one target

@@ -141,8 +141,8 @@ def _take_in(db: TuningDB, read: Callable[[list[Skipped], Known], Iterator[Incom
 
 
 def gc(db: TuningDB, older_than: float) -> Collected:
-    """Remove void claims, and measurements that can no longer decide anything: of kernels with a winner those that were only screened or
-    raced, more than `older_than` seconds ago. Verdicts and confirmed measurements are never removed. Raises DatabaseError."""
+    """Remove void claims and measurements that can no longer decide anything: those that were only screened or raced, more than
+    `older_than` seconds ago, of kernels that have a winner. Verdicts and confirmed measurements are never removed. Raises DatabaseError."""
     settled = sorted(place for place, ranking in db.all_rankings(alone=True).items() if ranking)
     horizon = time.time() - older_than
 

@@ -76,7 +76,7 @@ Facts = Mapping[str, Any]
 #: The outcome of a candidate. ok: measured; wrong: wrong numbers; timeout: over a deadline; crash: killed by a signal; error: an exception;
 #: slow: its timing was stopped because it was far behind; lost: its worker was lost too often.
 RecordedStatus = Literal["ok", "wrong", "timeout", "crash", "error", "slow", "lost"]
-#: How a candidate was timed: alone (screen), against its round (race), against the heuristic at full size (confirm).
+#: How a candidate was timed: alone (screen), against others of its round (race), against the heuristic at full size (confirm).
 Step = Literal["screen", "race", "confirm"]
 
 

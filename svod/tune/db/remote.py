@@ -54,7 +54,8 @@ class Remote(NamedTuple):
         return self.copy.exists()
 
     def fetched(self) -> tuple[Path | None, str | None]:
-        """(the path of the local copy, brought up to date if possible, or None if there is none; what went wrong, or None)."""
+        """Bring the local copy up to date, if possible. Returns its path, or None if there is none, and the reason of a failure, or
+        None."""
         state = _read_state(self.copy)
         if self.exists() and time.time() < state.get("ask_after", 0.0):
             return self.copy, None

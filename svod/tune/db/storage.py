@@ -98,7 +98,7 @@ class Storage:
         return files.unwritable(path) or files.full_disk(path)
 
     def foresee(self) -> None:
-        """Say before work whose results would be lost that nothing can be stored."""
+        """Warn that nothing can be stored. Called before work whose results would be lost."""
         reason = self.obstacle() if self._unwritable is None else self._unwritable
         if reason:
             self.give_up(reason)
@@ -195,8 +195,8 @@ class Storage:
         return None if sink is self._memory else sink
 
     def write(self, work: Callable[[sqlite3.Connection], T], *, must: bool = False) -> T:
-        """Run `work` in a transaction on the file and return its result. If that fails, `work` is run on the memory instead, as all later
-        work is, or, with `must`, DatabaseError is raised."""
+        """Run `work` in a transaction on the file and return its result. If the file cannot be written, `work` runs on the database in
+        memory instead, and so does all later work; with `must`, DatabaseError is raised instead."""
         with self.lock:
             self.changes += 1
             sink = self._sink()

@@ -116,6 +116,6 @@ def iterate_records(path: Path, skipped: list[Skipped], only_target: str | None 
 
 
 def read_records(path: Path, only_target: str | None = None) -> tuple[list[Record], list[Skipped]]:
-    """(the records of a file, the invalid ones that were skipped). Raises the errors of `open_lines`."""
+    """Read all records of a file. Returns them, and the invalid ones that were skipped. Raises the errors of `open_lines`."""
     skipped: list[Skipped] = []
     return list(iterate_records(path, skipped, only_target)), skipped

@@ -1,4 +1,4 @@
-"""Explains why the database has a winner for a kernel or none: by the nearest record, and the first field in which it differs."""
+"""Explains why the database has a winner for a kernel or has none: by the nearest record, and the first field in which that differs."""
 from __future__ import annotations
 
 import time

@@ -9,7 +9,7 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
     a / b, 1/a, √a, e^a …   the derivative's bound at the worst point of [a - E, a + E], plus the function's own rounding
     max, min, |a|, -a       the operands' largest E: these do not round
     Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(m, 6·√m + 8)·u, m additions between a term and the sum
-    Σ of a · b, TF32        g + 2^-11 for each factor that may be rounded to 11 bits: no integer below 2^11
+    Σ of a · b, TF32        g + 2^-11 for each factor that may be rounded to 11 bits; integers below 2^11 are exact
     cast                    rel = rel + u of the narrower type
     a < b, floor(a), …      if the error of a may cross a step of the function, the full height of the step
     ±∞                      rel does not count, as a value that a constant (a mask) or a pole made infinite does not round
@@ -60,7 +60,7 @@ SMALLEST_NORMAL = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-126, dtypes.
 FUNCTION_ULPS = 8.0        # largest error of a function's expansion, in unit roundoffs: 4 ulp
 SAFETY = 2.0               # factor of every bound, as both the program and the reference round
 TINY = 1e-300              # the least divisor, instead of 0
-FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # functions whose value at -∞, as of a mask, is finite
+FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # finite at -∞, the value of masked elements
 POLES = {Ops.RECIPROCAL: 0, Ops.FDIV: 1, Ops.LOG: 0, Ops.LOG2: 0, Ops.POW: 0}       # op → index of the operand with a pole at 0
 F64 = dtypes.float64
 
@@ -122,7 +122,7 @@ def _any(*conditions: UOp | None) -> UOp | None:
 def _reaches(distance: UOp, e: UOp) -> UOp:
     """Whether the values of two correct programs may lie on different sides of a point. `distance`: from the reference's value to the
     point; `e`: the bound of the value's error. If e is NaN, because infinities cancelled in it, the answer is yes. If the distance is NaN,
-    because the value is, it is no."""
+    because the value is NaN, the answer is no."""
     zero = _const(0.0)
     return (zero <= distance) & (e * _const(SAFETY) < distance).alu(Ops.OR, e <= zero).alu(Ops.NOT)
 
@@ -162,7 +162,7 @@ class _Analysis:
         return _add(None if b.rel == 0.0 else self._finite(v) * _const(b.rel), b.abs)
 
     def _finite(self, v: UOp) -> UOp:
-        """|v|, or 0 where v is infinite, which does not round."""
+        """|v|, or 0 where v is infinite, because an infinity does not round."""
         size = _abs64(v)
         return (size < _const(math.inf)).alu(Ops.WHERE, size, _const(0.0)) if v in self.infinite else size
 
@@ -302,7 +302,7 @@ class _Analysis:
         if combiner == "ADD":
             b = self.bounds[x]
             rule = sum_rule(u)
-            assert rule is not None     # a sum of floats
+            assert rule is not None     # every sum of floats has a rule
             factor = summation_factor(terms(u), unit, rule) + b.rel + self._rounded_factors(x)
             magnitude = UOp(Ops.REDUCE, x.dtype, (_magnitude(x), *ranges), ("ADD", 1))
             own = None if b.abs is None else UOp(Ops.REDUCE, F64, (b.abs, *ranges), ("ADD", 1))
@@ -564,7 +564,7 @@ def _any_along(flag: UOp, ranges: Sequence[UOp]) -> UOp:
 
 
 def _hoisted(reduce: UOp, ranges: Sequence[UOp]) -> UOp:
-    """A read of a REDUCE over `ranges`, made a stage of its own over the other axes that it reads."""
+    """Make a REDUCE over `ranges` a stage of its own, over the other axes that it reads. Returns a read of that stage."""
     outer = [r for r in _ranges_read(reduce) if r not in ranges]
     return UOp(Ops.INDEX, reduce.dtype, (UOp(Ops.STAGE, reduce.dtype, (reduce, *outer)), *outer))
 

@@ -85,7 +85,7 @@ class Candidate:
     score: float = float("inf")             # seconds by its last race: the incumbent's score × the ratio to the incumbent
     noisy: bool = False
     expanded: bool = False
-    known: dict[str, Any] = field(default_factory=dict)  # for the database: "how" it was verified, its times when "confirmed"
+    known: dict[str, Any] = field(default_factory=dict)  # for the database. "how": the way it was verified; "confirmed": its `Confirmed`
 
     @property
     def digest(self) -> bytes:

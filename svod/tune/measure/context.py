@@ -39,7 +39,7 @@ TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
 @dataclass(frozen=True)
 class Setup:
     """The setup payload of every job. `ast`: the kernel as data; `sizes`: the sizes that it is timed at, ((),) for a kernel without
-    variables; `device`: the name of the target's device if it is to be another compiler than the first of the backend, else ""."""
+    variables; `device`: the device whose compiler builds the kernel, or "" for the first compiler of the target's backend."""
 
     ast: Any
     target: Target
@@ -114,7 +114,7 @@ class KernelContext:
             self._opening = opening
         runner = self.loaded.get(key)
         if runner is None:
-            self.write_timing_inputs()      # phases that run once run now, and read the constants
+            self.write_timing_inputs()      # a new Runner runs the phases that run only once, and these read the constants
             runner = self.loaded[key] = Runner(self, built)
             if len(self.loaded) > LOADED:
                 self.loaded.popitem(last=False)     # not closed, as the race that loads this program may still run it
@@ -163,8 +163,8 @@ class Runner:
                                        constants=self.constants, device=self.context.target.device)
 
     def run_whole(self, size: Size) -> None:
-        """Run the kernel once at a size. The plan is made anew if it read constants when it was made, as their values may have changed: for
-        phases that run once, or for a device with memory of its own, which has copies of them."""
+        """Run the kernel once at a size. A new plan is made where the existing one keeps results of phases that run once, or copies of
+        constants in a device's own memory: the constants may have changed since it was made."""
         self._set_whole(size)
         copied = bool(self.constants) and not self.context.device.backend.reads_host_memory
         plan = self._make_plan() if copied or any(p.once for p in self.spec.phases) else self.plan

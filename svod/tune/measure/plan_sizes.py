@@ -1,4 +1,4 @@
-"""The values of a plan's variables that it is timed at: the values that its kernels are timed at, combined position by position.
+"""The values of its variables at which a plan is timed: the values that its kernels are timed at, combined position by position.
 
     kernels over n (1, 256, 512) and over n, m (1, 256, 512; 1, 8)        n=1 m=1, n=256 m=8, n=512 m=1
 """

@@ -94,7 +94,7 @@ def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
 # -- verifying ----------------------------------------------------------------------------------------------------------------
 def sizes_to_verify(state: Scheduler) -> tuple[Size, ...]:
     """The least and the largest size, and for each amount that the state's chain splits a symbolic axis by, the sizes at which the axis is
-    a multiple of the amount, one less and one more. There are at most `MOST_VERIFIED` sizes, in which amounts take turns."""
+    a multiple of the amount, one less and one more. If there are more than `MOST_VERIFIED` sizes, each amount keeps about equally many."""
     kernel = state.kernel
     bounds = kernel.variables
     beside: dict[str, list[list[int]]] = {name: [] for name in bounds}

@@ -51,7 +51,7 @@ def least_fraction(kernel: Kernel, target: Target) -> float:
 
 def wave_of(phase: PhaseSpec, target: Target, resources: Sequence[PhaseResources]) -> int:
     """Iterations of a phase that run at the same time on all units of a target with groups of threads. `resources`: the program's, one
-    entry per phase. Where they do not say how many groups a unit holds, registers are taken as no limit to it. A software driver runs one
+    entry per phase. Where they do not say how many groups a unit holds, registers are assumed not to limit it. A software driver runs one
     group on each core."""
     device = device_of(target)
     if device.is_software:
@@ -66,8 +66,8 @@ def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: flo
                resources: Sequence[PhaseResources] = ()) -> float:
     """The fraction of the kernel to time: 1 for all of it. `incumbent`: seconds of the best so far, or None. `resources`: see `wave_of`.
 
-    With an incumbent the part takes about 1 ms at the incumbent's speed. Without one, slices are run, doubling, until one takes 1 ms: an
-    untouched kernel may need minutes for the whole."""
+    With an incumbent the part takes about 1 ms at the incumbent's speed. Without one, slices are run, doubling, until one takes 1 ms: a
+    kernel without opts may need minutes for a whole run."""
     number = _only_phase(spec)
     if number is None or (incumbent is not None and incumbent < WORTH_SLICING):
         return 1.0

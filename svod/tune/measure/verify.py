@@ -597,7 +597,7 @@ def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseli
 
 
 def _usual_distance(expected: Sequence[Expected], dtype: DType) -> tuple[float, float]:
-    """(the usual largest difference between the elements of two correct programs, the same relative to the element's magnitude)."""
+    """The usual largest difference between the elements of two correct programs, and the same relative to the elements' magnitudes."""
     bounds = np.concatenate([np.zeros(e.want.size) if e.tolerance is None else e.tolerance for e in expected])
     finite = np.isfinite(bounds)
     distance = 2 * float(np.median(bounds[finite])) if finite.any() else 0.0

@@ -63,8 +63,8 @@ def lower_candidate(item: tuple[Sequence[Any], int], context: KernelContext) -> 
 
 
 def compile_candidate(item: tuple[Sequence[Any], bool], context: KernelContext) -> Built:
-    """Generate machine code for a chain. `passes`: with LLVM's pass pipeline. Code without passes may only be run with the aligned buffers
-    of this module."""
+    """Generate machine code for a chain. `passes`: with LLVM's pass pipeline. Code without passes may only be run with buffers
+    aligned like those of `GuardedBuffers`, as its streaming stores fault on others."""
     chain, passes = item
     program = context.program(chain)
     started = time.perf_counter()
@@ -104,8 +104,8 @@ def executed_operations(program: Program) -> float | None:
 
 
 def machine_facts(item: str | None, context: None) -> dict[str, Any]:
-    """Facts about this machine, which times: its name, its target, its load and stolen time since the last call, cores and governor.
-    `about` has the facts that do not change. Item: the device; None: the CPU."""
+    """Facts about the machine that this process times on: its name, its target, its load and stolen time since the last call, cores and
+    governor. `about` has the facts that do not change. Item: the device; None: the CPU."""
     global _load_since_last_look
     if _load_since_last_look is None:
         _load_since_last_look = watch_machine()
@@ -299,9 +299,10 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, floa
 
 
 def against_first(times: Sequence[Sequence[float]], running: Sequence[int]) -> list[Ratio]:
-    """For each contestant its time over that of the first. A contestant that left early took part in fewer rounds than those of `running`,
-    in which the first may have been faster or slower than later. So its ratio is its ratio to the fastest of `running` in these rounds,
-    times the ratio of the fastest to the first in all rounds. The ends of its interval are computed in the same way."""
+    """For each contestant the ratio of its time to the first's. A contestant that left the race early has fewer rounds than those of
+    `running`, and in these rounds the first may have been faster or slower than later. So its ratio is a product: its ratio to the
+    fastest of `running` in the rounds that it has, times the ratio of the fastest to the first in all rounds. The ends of its interval
+    are computed in the same way."""
     direct = {i: paired_ratio(times[i], times[0]) for i in running}
     fastest = min(running, key=lambda i: direct[i].median)
     ratios = []

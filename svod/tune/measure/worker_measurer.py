@@ -69,7 +69,7 @@ class WorkerMeasurer:
         self.kernel, self.target, self.executor = kernel, target, executor
         self.config, self.bench = config, bench or BenchConfig()
         self.end = end
-        self.load_seconds = backend_named(target.device).load_seconds   # for loading a program; added to the deadline of a screening
+        self.load_seconds = backend_named(target.device).load_seconds  # seconds for loading a program, added to the deadline of a screening
         self.sizes = tuple(sizes) or merged_sizes(kernel, ())
         self.shrink = shrink and not kernel.variables
         self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes, device)
@@ -224,7 +224,8 @@ class WorkerMeasurer:
         return len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
 
     def race_rounds(self, seconds: Sequence[float]) -> tuple[int, int]:
-        """(the rounds of the next race, the most repetitions of void rounds). `seconds`: one run of each candidate, the anchor first."""
+        """The number of rounds of the next race, and the most repetitions of void rounds. `seconds`: one run of each candidate, the
+        anchor first."""
         longest = max(seconds)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
         batch = self.size_factor * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])
