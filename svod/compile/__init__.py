@@ -1,1 +1,1 @@
-"""How a kernel becomes machine code and a plan."""
+"""Compilation of kernels to machine code and to plans, which launch them."""

@@ -10,7 +10,7 @@
     target       the machine and its limits                              for opts, the cost model and lowering
     compilers    LINEAR → source → binary → loaded code                  the same for plans and the search
     cost         the predicted cycles of a state                         ranks the proposals of the search
-    heuristic    the chain of a kernel without a tuned chain
+    heuristic    the chain of opts of a kernel without a tuned chain
     allocate     memory owned by a plan                                  for intermediates and temporaries
     copy_in      from host to device memory; copy_out: back              for tensors, if the device cannot read host memory
     copy_from    from another device's memory, if it is accessible       copies between devices
@@ -40,8 +40,8 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, parse_key, threads_of
 from svod.errors import DeviceError, StageMissing, UnsupportedError
 
-MOST_THREADS = 4096     # maximum number of threads in a key
-COLD_RUNS = 32          # maximum number of runs of a sample with a cold cache: filling the cache with other data may take longer than a run
+MOST_THREADS = 4096     # maximum number of threads in a target's key
+COLD_RUNS = 32  # maximum number of runs of one timed sample with a cold cache: filling the cache with other data may take longer than a run
 BACKENDS = {HOST: "svod.compile.cpu.backend", "WEBGPU": "svod.compile.webgpu.backend", "CUDA": "svod.compile.cuda.backend"}
 """Device name → the module that defines its `BACKEND`, imported when the device is first used."""
 
@@ -84,13 +84,13 @@ class CompilerPair(ABC):
         raise StageMissing(f"the compiler {self.name} makes no machine code; linear() shows what it runs")
 
     def disassemble(self, source: str, target: Target) -> str:
-        """Return the machine code of a source, for display, if it is a different language than the assembly; otherwise raise
-        StageMissing."""
+        """Return the disassembled binary of a source, for display, if it is in another language than `assemble` returns (SASS instead of
+        PTX); otherwise raise StageMissing."""
         raise StageMissing(f"the compiler {self.name} shows machine code as assembly; asm() has it")
 
     def resources(self, code: bytes | LoadedCode, spec: ProgramSpec, target: Target) -> tuple[PhaseResources, ...]:
-        """Return the resources of each phase of a program on a device with thread groups; () on other devices. `code`: its binary, loaded
-        or not."""
+        """Return the resources of each phase of a program on a device with thread groups; () on other devices. `code`: the program's
+        binary, loaded or not."""
         return tuple(resources_of(target, p, p.block) for p in spec.phases) if target.has_groups else ()
 
     def functions(self, code: LoadedCode) -> Sequence[tuple[int, int, str]]:
@@ -112,10 +112,10 @@ class LaunchQueue(Protocol):
     may_fail: bool
 
     def segments(self, variant: Variant) -> tuple[Segment, ...]:
-        """Return the segments of one run of a variant's kernels."""
+        """Return the segments of one run of a variant's kernels: launches that run together, each time followed by host items."""
 
     def kernel_launches(self, kernel: int) -> Launches:
-        """Return the launches of one kernel, without its once phases."""
+        """Return the launches of one kernel, without its once phases, which run only when the plan is made."""
 
     def runs_of(self, kernels: Sequence[int]) -> tuple[Launches, ...]:
         """Return launches that run kernels one after the other, without their once phases, as one list or several."""
@@ -136,7 +136,7 @@ class LaunchQueue(Protocol):
         runs are then done, and their time is scaled to `times`. False: caches are left unchanged."""
 
     def take_failure(self) -> BaseException | None:
-        """Return the first failure, since the last call, of code that cannot raise exceptions."""
+        """Return the first failure of a launch since the last call, from code that cannot raise exceptions; None if nothing failed."""
 
     def bind(self, index: int, address: int) -> None:
         """Set the address of a buffer or temporary."""
@@ -148,7 +148,7 @@ class LaunchQueue(Protocol):
         """Restrict a phase to iterations begin ≤ i < end."""
 
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
-        """Return the current addresses and values of variables of a kernel's arguments."""
+        """Return the current addresses of a kernel's arguments and the current values of its variables."""
 
 
 class Backend(ABC):
@@ -164,7 +164,8 @@ class Backend(ABC):
 
     @property
     def dlpack_stream(self) -> int | None:
-        """The stream on which another library makes svod wait for its work on shared memory; None: the device has no streams."""
+        """The stream that another library makes wait for its own work on memory that it shares with svod; None: the device has no
+        streams."""
         return None
 
     def follow(self, stream: int | None) -> None:       # noqa: B027    as for `wait`
@@ -177,9 +178,9 @@ class Backend(ABC):
         self.wait()
 
     def lend(self, memory: Memory, stream: int | None) -> int | None:
-        """Do `lead` for memory that the other library then uses; when the library releases it, its next user waits for what the library
-        did. Returns the stream if it outlives the buffer, otherwise None, because the stream may no longer exist when the buffer is used
-        again."""
+        """Do `lead` for memory that the other library uses from now on. When that library releases the memory, the memory's next user
+        waits for the library's work. Returns the stream if it outlives the buffer, otherwise None, because the stream may no longer
+        exist when the buffer is used again."""
         self.lead(stream)
         return None
 
@@ -204,7 +205,7 @@ class Backend(ABC):
 
     @property
     def names(self) -> str:
-        """The names of its devices, for messages."""
+        """The names that select this device, alone and with each of its compilers, for messages."""
         return ", ".join((self.name, *(f"{self.name}:{p.name}" for p in self.compilers)))
 
     @abstractmethod
@@ -274,8 +275,8 @@ class Backend(ABC):
 
 
 def target_with(key: str) -> Target | None:
-    """Return the Target of this machine with this key, including the threads and the instructions that the key allows; None if there is
-    none."""
+    """Return the Target of this machine's device with this key, with the number of threads and the instructions that the key names; None
+    if no device of this machine has such a target."""
     threads = threads_of(key)
     named = [f.removeprefix("device=") for f in parse_key(key).get("features", "").split(",") if f.startswith("device=")]
     allowed = threads if threads is not None and 0 < threads <= MOST_THREADS else None

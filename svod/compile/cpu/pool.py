@@ -76,7 +76,7 @@ class Pool:
         self._workers: list[Joinable] = []
         self._arenas: list[Arena] = []          # including replaced ones: a running launch may still be using them
         self._scratch_bytes = 0
-        self._scratch_workers = 0               # workers that have scratch of that size
+        self._scratch_workers = 0               # workers that have `_scratch_bytes` of scratch
         self._local = threading.local()         # the calling threads' own scratch
         self.ready = False                      # all workers run and have scratch
         self.ended = False                      # Python is exiting
@@ -202,7 +202,7 @@ def worker_cores(count: int) -> list[int]:
 
 
 def spread(cores: Collection[int], own: int) -> list[int]:
-    """Return `own`, then the first logical core of each other physical core, then the remaining ones."""
+    """List the cores in the order of pinning: `own`, the first logical core of each other physical core, the remaining ones."""
     first = {physical_core(core): core for core in (*sorted(cores, reverse=True), own)}
     distinct = sorted(set(first.values()) - {own})
     return [own, *distinct, *sorted(set(cores) - {own, *distinct})]
@@ -222,7 +222,8 @@ def _address(function: object) -> int:
 
 
 def _system_functions() -> dict[int, int]:
-    """Return offset in the pool → address of the operating system's function there, for the runtime."""
+    """Return the functions and numbers of the operating system that the runtime uses: offset in the pool's memory → address or number to
+    write there."""
     libc = _libc()
     functions = {rt.CFG_YIELD: _address(libc.sched_yield), rt.CFG_SLEEP: _address(libc.usleep), rt.CFG_NAP: NAP_MICROSECONDS}
     numbers = _SYSCALLS.get(platform.machine())

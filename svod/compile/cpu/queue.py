@@ -40,7 +40,8 @@ ENTRY, ARGS, VARS, BEGIN, END, THREADS, CHUNKS = (offset // 8 for offset in (
 
 
 class CpuQueue:
-    """The `svod.compile.backend.LaunchQueue` of the CPU. A `Launches` of it has the address of the first record and their number."""
+    """The `svod.compile.backend.LaunchQueue` of the CPU. Its `Launches` hold the address of their first record and the number of
+    records."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
                  threads: int | None) -> None:
@@ -60,7 +61,7 @@ class CpuQueue:
         if self.threads > 1:
             self._pool.prepare(self._scratch_bytes)
         launches_at, arguments_at = self._make_block(levels)
-        self._spans: list[Launches] = []                    # per kernel: word of its first record, and their number
+        self._spans: list[Launches] = []                    # per kernel: word of its first record, number of records
         self._words_of: list[tuple[int, int]] = []          # per kernel: first words of its arguments and of its variables
         self._arguments: dict[int, list[tuple[int, int]]] = {}      # index of memory → words that hold its address, and offsets into it
         self._variables: dict[str, list[int]] = {}          # variable → words that hold its value
@@ -158,11 +159,11 @@ class CpuQueue:
         return tuple(segments), inner_at
 
     def _launches(self, word: int, count: int) -> Launches:
-        """Make the Launches of the records from a word of the block on."""
+        """Make the Launches of `count` records; the first one begins at `word` of the block."""
         return Launches(self._base + 8 * word, count)
 
     def _together(self, group: Sequence[int]) -> list[int]:
-        """Return the kernels of a level that are combined into one launch."""
+        """Return the kernels of a level that are combined into one launch; an empty list if fewer than two can be."""
         alone = [i for i in group if self._kernels[i].single_core] if self.threads > 1 else []
         return alone if len(alone) > 1 else []
 
@@ -184,8 +185,8 @@ class CpuQueue:
         return position + _LAUNCH
 
     def _repeated(self, kernel: int) -> Launches:
-        """Return the records of a kernel's phases that run each time (word of the first one, number). The records of its once phases, which
-        come first, are left out."""
+        """Return the records of a kernel's phases that run at each run of the plan (word of the first one, number). The records of its
+        once phases, which come first, are left out."""
         first, count = self._spans[kernel]
         once = sum(phase.once for phase in self._kernels[kernel].spec.phases)
         return Launches(first + once * _LAUNCH, count - once)

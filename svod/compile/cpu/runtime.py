@@ -59,7 +59,7 @@ CORE_COUNT, CORE_WORDS = CORES_BYTES * 8, CORES_BYTES // 8
 WORKER_STRIDE = 192             # three lines per thread: the flag, the address of its scratch, its ticket
 WORKER_SCRATCH, WORKER_TICKET = 64, 128
 TICKETS = WORKERS + WORKER_TICKET
-MAX_THREADS = 1023              # maximum number of threads in the ticket's field
+MAX_THREADS = 1023              # maximum number of threads that the ticket's field can hold
 MAX_CHUNKS = (1 << 22) - 1
 
 # Layout of a launch record and of the plan's header.

@@ -58,7 +58,7 @@ class CompileOnly(_Nvidia):
 
 
 class _NoAddresses:
-    """Addresses of no actual memory."""
+    """A stand-in for device memory, with a distinct address that must never be accessed."""
 
     _next = itertools.count(1)
 

@@ -54,7 +54,8 @@ def _where(w: LlvmWriter, condition: int, then: Callable[[], str], other: Callab
 
 
 def _copied(w: LlvmWriter, nbytes: int, target: str, origin: str, inside: int) -> str:
-    """Write a copy between aligned addresses. Bytes that are not `inside` are not read."""
+    """Write a copy of `nbytes` bytes between aligned addresses. `inside`: number of the condition's instruction; if it is false, zeros
+    are written and nothing is read."""
     always = w.code[inside].op == "CONST" and bool(w.code[inside].arg)
     given = [] if always else [("i32", w.temp(f"select i1 {w.value[inside]}, i32 {nbytes}, i32 0"))]
     shared, argument = w.temp(f"addrspacecast ptr {target} to {SHARED}"), w.temp(f"addrspacecast ptr {origin} to {GLOBAL}")

@@ -25,9 +25,9 @@ from svod.compile.cuda.targets import DEVICE, Architecture, Card, architecture_o
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, DeviceLost
 
-GRAIN_BYTES = 512                 # bytes: sizes of memory are rounded up to multiples of this, and large ones to eighths of a power of two
-STAGED = 1 << 20            # bytes from which on copies to the host go through pinned memory
-COPY_CHUNK_BYTES = 4 << 20             # bytes of each piece of such a copy, and of a copy to the device
+GRAIN_BYTES = 512  # bytes: sizes of memory are rounded up to multiples of this, large sizes to multiples of an eighth of a power of two
+STAGED = 1 << 20            # bytes of a copy to the host from which on it goes through pinned memory
+COPY_CHUNK_BYTES = 4 << 20             # bytes of each piece of a copy through pinned memory
 RING = 3 * COPY_CHUNK_BYTES            # bytes of pinned memory: room for two chunks, wherever the first one begins
 MOST_COPIES = 256           # maximum number of copies that use the ring at the same time
 NAMED = 8                   # maximum number of kernels that an error names
@@ -41,8 +41,8 @@ def rounded(nbytes: int) -> int:
 
 
 class DeviceMemory:
-    """Memory of a device. It returns to the pool when the object is deleted. `lent`: the streams on which other libraries have used it;
-    None: a stream that may no longer exist by then."""
+    """Memory of a device. It returns to the pool when the object is deleted. `lent`: the streams on which other libraries have used the
+    memory; None stands for a stream that may no longer exist when the memory is returned."""
 
     def __init__(self, pool: PiecePool, nbytes: int) -> None:
         self.pool, self.nbytes = pool, nbytes
@@ -136,7 +136,8 @@ class Staging:
 
     @contextlib.contextmanager
     def piece(self, driver: Driver, nbytes: int, stream: int) -> Iterator[tuple[int, list[int]]]:
-        """Give the address of unused memory, for a copy that is issued inside the context, and a list for the event that marks its end."""
+        """Give the address of `nbytes` unused bytes, for a copy that the caller issues inside the context, and an empty list. When the
+        context ends, an event that marks the end of the copy is recorded on `stream` and added to the list."""
         begin = self._next if self._next + nbytes <= RING else 0
         end = begin + nbytes
         while len(self._copies) >= MOST_COPIES or any(b < end and begin < e for b, e, _ in self._copies):
@@ -154,7 +155,7 @@ class Staging:
 
 
     def settle(self) -> None:
-        """Note that all copies are done."""
+        """Mark all copies as done, so that their parts of the ring are unused again."""
         self._spare += [event for _, _, event in self._copies]
         self._copies.clear()
 
@@ -187,7 +188,7 @@ class GpuDevice:
         self._pending: dict[str, None] = {}     # names of kernels that were launched and may not have finished
         self.retired: deque[tuple[Callable[[int], None], int]] = deque()    # (call that frees an unused module or graph, its handle)
         self._reached: dict[int, bool] = {}     # number of another device → whether its memory is accessible
-        self._point: int | None = None          # the event by which a stream waits for another
+        self._point: int | None = None          # the event by which one stream waits for another; None: not made yet
         self._clocks: list[tuple[int, int]] = []
         self._filling: DeviceMemory | None = None       # memory that is written between runs to fill the L2 cache
 
@@ -299,7 +300,8 @@ class GpuDevice:
         def asked(what: str, otherwise: float) -> int:
             return self.driver.attribute(self.handle, what) or int(otherwise)
         typical = architecture.card
-        rate = 2 * 1e3 * asked("memory_clock", 0) * asked("memory_bus", 0) / 8      # kHz, both edges, bits
+        # memory_clock in kHz, two transfers a cycle, memory_bus in bits
+        rate = 2 * 1e3 * asked("memory_clock", 0) * asked("memory_bus", 0) / 8
         card = Card(self.name, asked("units", typical.units), asked("unit_threads", typical.unit_threads),
                     asked("unit_groups", typical.unit_groups), asked("unit_shared", typical.unit_shared),
                     asked("group_shared", typical.group_shared), typical.unit_cache, asked("l2", typical.l2),

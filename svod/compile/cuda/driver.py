@@ -21,10 +21,10 @@ ATTRIBUTES = {
 }
 """Numbers of CUdevice_attribute."""
 LOST = frozenset({214, 700, 702, 710, *range(714, 720)})
-"""Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, addresses that are none."""
+"""Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, invalid addresses."""
 POINTER_CONTEXT, POINTER_DEVICE = 1, 9      # CUpointer_attribute
 DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may request
-PEER_IS_OPEN = 704      # CUresult
+PEER_IS_OPEN = 704      # CUresult: the context can access the other one's memory already
 NOT_READY = 600         # CUresult: the stream has unfinished work
 RELAXED_CAPTURE = 2     # capture mode without restrictions on other calls and threads
 

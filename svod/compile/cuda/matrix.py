@@ -59,8 +59,8 @@ class Matrices(Family):
 
 
 def _moved(w: LlvmWriter, number: str, steps: list[tuple[int, int]], kind: str = "i32") -> str:
-    """Compute the distance in elements for a 32-bit number, as type `kind`. `steps`: the digits of the number as (count, elements per
-    step), the outermost first."""
+    """Compute a distance in elements that depends on a 32-bit number, as type `kind`. `steps`: the digits of the number as (count,
+    elements per step), the most significant first; the distance is the sum of digit × elements."""
     total, inner = "0", 1
     for count, elements in reversed(steps):
         if count > 1 and elements:
@@ -77,14 +77,14 @@ def _steps(digits: tuple[Digit, ...], rows: int, columns: int) -> list[tuple[int
 
 
 class OperandTile:
-    """The location of an operand's tile in memory. `arg`: the arg of its LOADMATRIX."""
+    """The location of an operand's tile in memory. `arg`: the argument of its LOADMATRIX."""
 
     def __init__(self, w: LlvmWriter, src: tuple[int, ...], arg: Any, elem: str, size: int):
         self.w, self.elem = w, elem
         offset, *_, self.lines = arg
         self.line = MATRIX_LINE_BYTES // size
         period = LDMATRIX_LINES * self.line * self.lines
-        self.rest = offset % period if self.lines > 1 else 0        # elements before the line from which swizzled lines are counted
+        self.rest = offset % period if self.lines > 1 else 0  # elements from `base`, where a swizzle period begins, to the tile
         self.base = address_of(w, src[0], src[1], offset - self.rest)
         self.inner = "0"
         if self.lines > 1:
@@ -92,7 +92,7 @@ class OperandTile:
             self.inner = index if w.code[src[2]].dtype.bits == 32 else w.temp(f"trunc i64 {index} to i32")
 
     def pointer(self, moved: str, kind: str = "i32") -> str:
-        """Return the address of the element `moved` elements further; in swizzled lines, `moved` is an i32."""
+        """Return the address of the element `moved` elements after the tile's first one; in swizzled lines, `moved` is an i32."""
         w = self.w
         if self.lines > 1:
             at = w.temp(f"add i32 {w.temp(f'add i32 {moved}, {self.inner}')}, {self.rest}")
@@ -117,7 +117,8 @@ def _load_matrix(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int
     assert fragments is not None and isinstance(w.family, Matrices)
     fragment, size, lane = fragments[1 + number], dtype.itemsize, w.temp(f"and i32 {w.call('i32', THREAD)}, 31")
     tile = OperandTile(w, src, arg, SCALAR[dtype.name], size)
-    across, along = (rows, columns) if number == 0 else (columns, rows)      # from line to line, and in a line along the sum
+    # elements from one line to the next, and from one element of a line to the next along the summed axis
+    across, along = (rows, columns) if number == 0 else (columns, rows)
     line, kind = (across, "") if along == 1 else (along, ".trans")
     members = tuple(dict.fromkeys((i, w.family.pairs.get(i, i))))
     if w.code[src[0]].op == "SHARED" and 1 in (along, across if size == 2 else 0) and line * size % MATRIX_LINE_BYTES == 0 and \
@@ -125,7 +126,8 @@ def _load_matrix(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int
         _load_lines(w, members, fragment, tile, lane, line, kind)
         return
     steps = [*_steps(fragment.threads, rows, columns), *_steps(fragment.elements, rows, columns)]
-    kind = "i64" if sum([(n - 1) * abs(apart) for n, apart in steps]) >> 31 else "i32"      # rows of gigabytes
+    # 64 bits only for tiles that span 2³¹ elements or more
+    kind = "i64" if sum([(n - 1) * abs(apart) for n, apart in steps]) >> 31 else "i32"
     own = _moved(w, lane, steps[:len(fragment.threads)], kind)
     step, run = _steps((fragment.run,), rows, columns)[0][1], fragment.run.extent
     together = run if step == 1 and lines == 1 else 1

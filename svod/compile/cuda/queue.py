@@ -35,7 +35,8 @@ class _Launch(NamedTuple):
 
 
 class _LaunchGraph(NamedTuple):
-    """A recorded list of launches; `handle` 0: the list has run once and is not recorded yet."""
+    """A recorded list of launches. `state`: the queue's `_state` when it was recorded; a later state invalidates it. `handle` 0: the
+    list has run once and is not recorded yet."""
 
     state: int
     handle: int

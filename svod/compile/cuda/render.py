@@ -88,8 +88,8 @@ class Gpu(Warpgroups):
         return max(size, min(whole, gcd(self.residues[idx].divisor(offset) * size, WIDEST_BYTES)))
 
     def loop_metadata(self, w: LlvmWriter, begin: int, end: int) -> str:
-        """Keep ptxas from unrolling loops of only wgmma with a constant number of iterations: it takes seconds per loop and gains
-        nothing."""
+        """Return metadata that keeps ptxas from unrolling a loop with wgmma and a constant number of iterations: unrolling takes seconds
+        per loop and gains nothing. Other loops: no metadata."""
         if not any(x.op == "MMASHARED" for x in w.code[begin:end]):
             return ""
         w.declared.add(ROLLED)
@@ -141,7 +141,7 @@ def _barrier(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ..
 
 
 def _exchange(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """Read the value of the thread whose number differs in one bit, word by word."""
+    """Read the value of the thread whose number differs from this thread's in one bit, `arg`, in words of 32 bits."""
     scalar, operand = SCALAR[dtype.name], w.value[src[0]]
     bits = 1 if dtype.kind == "b" else dtype.bits
 
@@ -206,13 +206,14 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
     w.lines += ["  br label %leave", "leave:"]
     parameters = [f"{POINTER} %a{k}" for k in range(pointers)] + [f"i64 %n{k}" for k in range(len(variables))] + ["i64 %begin", "i64 %end"]
     body = "\n".join(line for line in w.lines if line)
-    # at least one block per unit: otherwise ptxas spills a few registers although more are available
+    # at least one block per streaming multiprocessor: otherwise ptxas spills a few registers although more are available
     attributes = f'nounwind "no-builtins" "nvvm.maxntid"="{block_of(phase)}" "nvvm.minctasm"="1"'
     return f"define ptx_kernel void @{phase.symbol}({', '.join(parameters)}) {attributes} {{\n{body}\n  ret void\n}}\n"
 
 
 def instructions(target: Target) -> Instructions:
-    """Return the instructions that can be printed for an architecture. Those that multiply matrices of bfloat16 also round to it."""
+    """Return the instructions that can be printed for an architecture. An architecture with matrix instructions for bfloat16 also has
+    conversions from float32 to it."""
     halves = frozenset({"float16"})
     return replace(LLVM_INSTRUCTIONS, half_casts=halves | {"bfloat16"} if "mma.bf16" in target.features else halves, widened=halves)
 

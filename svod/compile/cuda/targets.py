@@ -13,7 +13,7 @@ from svod.errors import DeviceError
 
 DEVICE = "CUDA"
 WARP = 32
-MOST_THREAD_REGISTERS = 255                 # maximum of a thread
+MOST_THREAD_REGISTERS = 255                 # maximum number of registers of one thread
 BULK_ROW = 2048                 # least bytes of a row that is copied in bulk: a guess, 512 are too few on an H200, more were not timed
 WIDEST_BYTES = 16               # bytes of the widest access; arguments are assumed to be aligned to it
 STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more must be requested by the launch
@@ -24,14 +24,15 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Card:
-    """The properties of a GPU that matter to compiled code. Sizes are bytes."""
+    """The properties of a GPU that matter to compiled code. Sizes are bytes. A unit is a streaming multiprocessor, a group is a block of
+    threads."""
 
     name: str
     units: int
     unit_threads: int
     unit_groups: int
     unit_shared: int
-    group_shared: int           # maximum of one group
+    group_shared: int           # maximum bytes of shared memory of one group
     unit_cache: int
     l2: int
     clock: float                # cycles per second

@@ -7,8 +7,8 @@ Consecutive products are in flight together if nothing between two of them uses 
 LLVM has no intrinsic for wgmma.mma_async; for LLVM, one asm statement changes the registers of all its products.
 
 An operand is described by a 64-bit descriptor ("Matrix Descriptor Format" and "Strides" in NVIDIA's PTX ISA): its address in shared memory
-and two distances, leading and stride, each without its lowest four bits, and the swizzle in bytes (none, 32, 64 or 128). Memory has an
-operand in rows of that many bytes, one after the other. The rows run along the summed axis or along the other one:
+and two distances, leading and stride, each without its lowest four bits, and the swizzle in bytes (none, 32, 64 or 128). An operand lies in
+memory as rows of that many bytes (without swizzle: rows of one line, 16 bytes), along the summed axis or along the other one:
 
     rows along the summed axis   leading: ignored                               stride: to the next eight rows
       rows of one line           leading: to the next line of a row             stride: to the next eight rows
@@ -28,7 +28,7 @@ from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES, Dot
 
-SWIZZLES = {1: 0, 8: 1, 4: 2, 2: 3}     # lines of a row → the highest bits of a descriptor
+SWIZZLES = {1: 0, 8: 1, 4: 2, 2: 3}     # number of 16-byte lines in a row → the swizzle, the highest two bits of a descriptor
 WINDOW = (1 << 18) - 1  # mask of the bits of a shared-memory address that a descriptor can represent
 COMMIT, WAIT = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned"
 FENCE = "fence.proxy.async.shared::cta;"
@@ -85,8 +85,8 @@ class Warpgroups(Matrices):
 
 
 def _distances(apart: int, lines: int, along_sum: bool) -> tuple[int, int]:
-    """Return the leading distance and the stride of an operand whose rows are `apart` bytes from each other along the dim that is divided
-    into rows."""
+    """Return (leading, stride) of an operand's descriptor, in bytes. `apart`: bytes from one row to the next along the dim that is
+    divided into rows; `lines`: 16-byte lines of a row."""
     eight = 8 * lines * MATRIX_LINE_BYTES
     if along_sum:
         return apart if lines == 1 else MATRIX_LINE_BYTES, eight

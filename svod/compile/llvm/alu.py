@@ -27,8 +27,8 @@ from svod.core.machine.target import Target
 
 LLVM_INSTRUCTIONS = Instructions(has_short_integers=True, keeps_nans=True, compares_nans=True, compares_bools=True, compares_int64=True,
                             extends_by_source=True, rounds_float64=True, splits_lanes=True)
-"""What LLVM has everywhere."""
-_ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to an operand → its number
+"""The instructions that LLVM compiles for every target."""
+_ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to one of their operands → the index of that operand
 FENCED_LEVELS = 2                   # levels of nested shuffles that are fenced
 Core = Callable[[LlvmWriter, DType, int, list[str], tuple[int, ...]], str]
 """Writes one operation on operands of one dtype and returns the right-hand side of its last instruction."""
@@ -74,7 +74,7 @@ def _not(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, 
 
 
 def _extremum(ordered: str, signed: str, unsigned: str) -> Core:
-    """Return the writer of MAX or MIN. The arguments are LLVM's names for floats, signed and unsigned integers."""
+    """Return the writer of MAX or MIN. The arguments are the names of LLVM's intrinsics for floats, signed and unsigned integers."""
     def core(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
         if dtype.kind != "f":
             return _call(signed if dtype.kind == "i" else unsigned)(w, dtype, lanes, x, src)
@@ -128,7 +128,7 @@ def _scaleb(w: LlvmWriter, dtype: DType, lanes: int, x: list[str], src: tuple[in
     words = max(128 // dtype.bits, 1 << (lanes - 1).bit_length()) if lanes <= most else -(-lanes // most) * most
     size = min(words, most)
     whole, part = f"<{words} x {scalar}>", f"<{size} x {scalar}>"
-    # a mask of all lanes; the 512-bit form also takes a rounding mode: 4 is the current one of the processor
+    # a mask of all lanes; the 512-bit form also takes a rounding mode: 4 selects the current mode of the processor
     mask = "i16" if size == 16 else "i8"
     type_of_rounding, rounding = (", i32", ", i32 4") if size == most else ("", "")
     name = f"@llvm.x86.avx512.mask.scalef.p{'s' if dtype.bits == 32 else 'd'}.{size * dtype.bits}"
@@ -188,7 +188,7 @@ _HALVES = {"float16": "half", "bfloat16": "bfloat"}
 
 
 def _half(dtype: DType, lanes: int) -> str:
-    """Return LLVM's type of a 16-bit float, whose bits are in a register."""
+    """Return LLVM's floating-point type of a 16-bit float, which registers hold as an integer of the same bits."""
     return _HALVES[dtype.name] if lanes == 1 else f"<{lanes} x {_HALVES[dtype.name]}>"
 
 
@@ -332,7 +332,7 @@ def _widened(w: LlvmWriter, operand: str, scalar: str, lanes: int, wanted: int) 
 
 
 def _narrowed(w: LlvmWriter, text: str, scalar: str, lanes: int, wanted: int) -> str:
-    """Return the right-hand side for the first `wanted` elements of the vector of `lanes` elements with the right-hand side `text`."""
+    """Return an expression for the first `wanted` elements of a vector of `lanes` elements. `text`: the expression of that vector."""
     if lanes == wanted:
         return text
     vec = f"<{lanes} x {scalar}>"

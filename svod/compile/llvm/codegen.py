@@ -36,7 +36,7 @@ COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_v
 """Who compiled: recorded beside measurements and part of an object's key."""
 
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
-ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine
+ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # number in the field e_machine of an ELF header → architecture
 BASE_CPU = {"x86_64": "x86-64", "aarch64": "generic"}
 SEARCH_OPT, FINAL_OPT = 1, 2
 """Effort of LLVM's code generator (0-3) while searching and for finalists. On a GEMM tile 1, 2 and 3 give equal speed (250 GFLOP/s of 258),
@@ -62,8 +62,8 @@ def _new_machine(arch: str, features: tuple[str, ...], opt: int) -> Any:
 
 
 class _Reduction:
-    """Switches loop strength reduction, an option of LLVM's code generators that is global in the process: threads that generate with it
-    run at once, and so do those without, but not both."""
+    """Switches loop strength reduction, an option of LLVM's code generators that is global in the process. Threads that need the same
+    setting generate code at the same time; a thread that needs the other one waits until they have finished."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -72,7 +72,7 @@ class _Reduction:
 
     @contextmanager
     def switched(self, on: bool) -> Iterator[None]:
-        """Switch it on or off in the body."""
+        """Keep loop strength reduction on or off inside the context; first wait for threads that need the other setting."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_on == on or not self._running)
             if self._is_on != on:
@@ -91,15 +91,15 @@ _reduction = _Reduction()
 remake_after_fork(sys.modules[__name__], "_reduction", _Reduction)
 
 
-_idle: dict[tuple[Any, ...], list[CodeGenerator]] = {}       # code generators that no thread uses, by what they were made from
+_idle: dict[tuple[Any, ...], list[CodeGenerator]] = {}       # code generators that no thread uses, by the `kind` of their machine
 
 
 @contextmanager
 def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], passes: bool,
               what: str) -> Iterator[tuple[LlvmModule, CodeGenerator]]:
-    """Yield (the module of LLVM IR; a code generator that no other thread uses meanwhile). `passes`: after LLVM's passes, and with loop
-    strength reduction in the body. `kind` identifies the machines that `make_machine` makes. Raises CompileError, also for errors of LLVM
-    in the body. `what`: the target's name in messages."""
+    """Yield (the module of LLVM IR; a code generator that no other thread uses meanwhile). `passes`: LLVM's passes have run on the
+    module, and loop strength reduction is on inside the context. `kind` identifies the machines that `make_machine` makes. Raises
+    CompileError, also for errors of LLVM inside the context. `what`: the target's name in messages."""
     try:
         module = LlvmModule(ir)
     except RuntimeError as error:
@@ -110,7 +110,7 @@ def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], p
             generator = idle.pop()
         except IndexError:
             generator = CodeGenerator(make_machine())
-        module.verify()  # 0.1 ms
+        module.verify()  # takes 0.1 ms
         module.aim(generator)
         if passes:
             module.optimize(generator)

@@ -4,9 +4,9 @@ An access whose mask is false must not touch memory. How that is done:
 
     mask               contiguous                                 strided, indexed
     per lane           llvm.masked.load/store                     lane by lane, each with a scalar mask
-    scalar, of vectors loads as in the next row; a store with the mask in all lanes if that is one instruction, otherwise as in that row
-    scalar             the address is replaced by that of a private stack slot: no branch, so basic blocks stay large
-    any, one address   loaded once for all lanes, as in the row before, if the mask is true in any lane
+    scalar             the address is replaced by that of a private stack slot: no branch, so basic blocks stay large. A contiguous store of
+                       a vector is a masked store with the mask in all lanes, if the target has it as one instruction
+    any, one address   loaded once for all lanes if the mask is true in any of them, with a scalar mask as above
     any, on a GPU      a branch around the access, which becomes a predicate: lane by lane, or once for the vector if all lanes' masks
                        are true
 
@@ -109,7 +109,7 @@ def _pick(w: LlvmWriter, mask: str, address: str, mem: str, content: str = "pois
 
 
 def _lane_mask(w: LlvmWriter, mask: int, lanes: int) -> str:
-    """Return the operand of a per-lane mask over `lanes`."""
+    """Return a mask as an operand with an i1 for each of `lanes` lanes; a scalar mask is broadcast."""
     return w.value[mask] if w.code[mask].lanes == lanes else w.broadcast("i1", lanes, w.value[mask])
 
 
@@ -363,7 +363,7 @@ def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], of
 
 
 def _spread(w: LlvmWriter, mask: int, lanes: int, wide: int, position: list[int]) -> str:
-    """Make a mask of `wide` lanes with lane k of `mask` at position[k], if that is less than `wide`."""
+    """Make a mask of `wide` lanes. Lane position[k] is lane k of `mask`, if that is less than `wide`; all other lanes are false."""
     at = {p: k for k, p in enumerate(position)}
     if w.code[mask].op == "VCONST":
         bits = ", ".join(f"i1 {'true' if p in at and w.code[mask].arg[at[p]] else 'false'}" for p in range(wide))

@@ -112,7 +112,7 @@ class LlvmWriter:
         self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
         self.block = "entry"                # label of the block being written, for phis
         self.fresh = 0
-        self.shuffles: dict[int, int] = {}          # SHUFFLE of two → its number of levels of nested shuffles
+        self.shuffles: dict[int, int] = {}          # SHUFFLE of two vectors → number of levels of shuffles nested in its operands
         self.streams = False
         self.in_tiles: set[int] = set()                 # values that are tiles
         self.tiles: dict[int, tuple[int, int]] = {}     # tile registers in use → (rows, bytes of a row)
@@ -167,8 +167,8 @@ class LlvmWriter:
         return self.line(text) if result == "void" else self.temp(text)
 
     def masked(self, kind: str, scalar: str, lanes: int, *operands: tuple[str, str]) -> str:
-        """Call a masked memory intrinsic over `lanes` elements of the memory type `scalar`. It is declared as it was before LLVM 22, whose
-        reader translates that."""
+        """Call a masked memory intrinsic over `lanes` elements of the memory type `scalar`. It is declared with its signature from
+        before LLVM 22; LLVM 22 translates that when it reads the text."""
         pointers = "p0" if kind in ("load", "store") else f"v{lanes}p0"
         result = f"<{lanes} x {scalar}>" if kind in ("load", "gather") else "void"
         return self.call(result, f"llvm.masked.{kind}.{overload(scalar, lanes)}.{pointers}", *operands)

@@ -101,13 +101,13 @@ def configuration(w: LlvmWriter) -> str:
 
 
 def begin_tiles(w: LlvmWriter) -> str:
-    """Return the statement at the start of a function with tiles."""
+    """Return the statement that configures the tile registers, for the start of a function."""
     w.declared.add(f"declare void @{X86_PREFIX}ldtilecfg(ptr)")
     return f"  call void @{X86_PREFIX}ldtilecfg(ptr {configuration(w)})"
 
 
 def end_tiles(w: LlvmWriter) -> None:
-    """Write the statement at the end of a function with tiles."""
+    """Write the statement that releases the tile registers, at the end of a function."""
     w.call("void", f"{X86_PREFIX}tilerelease")
 
 

@@ -1,1 +1,1 @@
-"""Lowering: a state becomes LINEAR, the instructions that every backend prints."""
+"""Lowering of a scheduled kernel (a state) to LINEAR, the instructions that every backend prints."""

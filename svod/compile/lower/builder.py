@@ -108,7 +108,7 @@ class Builder:
         return index
 
     def known(self, v: int) -> Any:
-        """The Python value of a constant that is the same in all lanes, else None."""
+        """The Python value of a constant that is the same in all lanes; None for other values."""
         return self.arg[v] if self.op[v] == "CONST" else None
 
     def _elements(self, v: int, lanes: int) -> tuple[Any, ...] | None:
@@ -226,8 +226,8 @@ class Builder:
         return self.pure(op, dtype, lanes, src, arg, floor, version)
 
     def prefetch(self, load: int, further: int) -> None:
-        """Prefetch what a LOAD or LOADS would read `further` elements on; nothing if that is 0. In one iteration, each line is prefetched
-        once. An address may lie outside the argument: the instruction then does nothing."""
+        """Prefetch the cache lines that a LOAD or LOADS would read `further` elements later; do nothing if `further` is 0. Within an
+        iteration, each line is prefetched once. An address may lie outside the argument: the instruction then does nothing."""
         if not further or self.op[load] not in ("LOAD", "LOADS"):
             return
         dtype, level, (pointer, index), arg = self.dtype[load], self.level_of[load], self.src[load][:2], self.arg[load]
@@ -264,7 +264,7 @@ class Builder:
         return [self._new("RESULT", self.dtype[v], self.num_lanes[v], (loop,), j, self.level) for j, v in enumerate(following)]
 
     def finish(self) -> tuple[Instruction, ...]:
-        """The flat instruction list; values are renumbered to positions."""
+        """Return the phase's instructions in one list, with values renumbered to their positions in it."""
         order = self.code[0]
         position = [0] * len(self.op)
         for i, v in enumerate(order):

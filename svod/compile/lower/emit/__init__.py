@@ -1,1 +1,1 @@
-"""Emission of the LINEAR of phases from the stages of a state, by objects that hold one another: each knows those before it."""
+"""Emission of the LINEAR of each phase from the stages of a state, by objects that build on one another."""

@@ -33,7 +33,7 @@ class Accumulators:
         self.intrinsics, self.stage = intrinsics, stage
         self.ctx, self.b, self.axes, self.values = intrinsics.ctx, intrinsics.b, intrinsics.axes, intrinsics.values
         self.plan = intrinsics.plan_of(stage)
-        # per accumulator of the tile: the number of the carried one that stands for it; []: each is carried
+        # per accumulator of the tile: number of the carried accumulator that stands for it; []: each accumulator is carried
         self.slots: list[int] = []
         self.corrections: dict[Any, int] = {}   # key of a correction of a dot instruction → number of its accumulator
         # position of a partial result → (number, vector width)
@@ -68,7 +68,8 @@ class Accumulators:
         return out
 
     def _depends(self, red: ReduceNode, component: int, offsets: dict[int, int], chunk: Chunk) -> tuple[Any, int]:
-        """(key, lanes) of one component of a reduction at a position of the tile: positions with the same key share one accumulator."""
+        """Return (key, lanes) of one component of a reduction at a position of the tile: positions with the same key share one
+        accumulator."""
         if len(red.values) == 1:
             return (tuple(offsets.items()), chunk.offset), chunk.width
         axes = {a for c in get_combiner(red.combiner).read_for(component) for a in self.stage.r.nodes[red.values[c]].deps}
@@ -80,8 +81,8 @@ class Accumulators:
         return [accs[slot] for slot in self.slots] if self.slots else list(accs)
 
     def _merged(self, before: list[int], accs: list[int]) -> list[int]:
-        """Reduce the accumulators of all positions to those that are carried. `before`: the carried ones so far; a position beyond the
-        tile's end leaves its own unchanged."""
+        """Reduce the accumulators of all positions to the carried ones. `before`: the carried accumulators so far; a position beyond the
+        tile's end leaves its accumulator unchanged."""
         if not self.slots:
             return accs
         out = list(before)
@@ -91,13 +92,14 @@ class Accumulators:
         return out
 
     def _correction(self, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
-        """The key of a correction's accumulator: the position along the axes of the operand that is summed, and the partial result."""
+        """Return the key of the accumulator of a dot instruction's correction: the position along the axes of the summed operand, and
+        the partial result."""
         axes = plan.operands[plan.corrects].axes
         return tuple(offsets.get(a, 0) for a in axes), chunk.offset if self.stage.frame.vector_axis in axes else 0, partial
 
     def accumulate(self, accs: list[int], blocks: tuple[int, ...]) -> list[int]:
-        """Accumulate all expanded positions of one innermost iteration, reduction by reduction. `blocks`: sizes of the blocks that are
-        summed apart first, innermost first; () for none."""
+        """Accumulate all expanded positions of one innermost iteration, reduction by reduction. `blocks`: sizes of nested blocks that
+        have separate sums before they are added up, innermost first; () for none."""
         stage = self.stage
         return self._in_blocks(accs, stage.frame.positions((UNROLL,), range(stage.frame.num_outs, len(stage.frame.pieces))), blocks)
 
@@ -109,7 +111,7 @@ class Accumulators:
         return accs
 
     def fold(self, accs: list[int], block: list[int]) -> list[int]:
-        """Combine accumulators with those of a block."""
+        """Combine the accumulators with the accumulators of a block of iterations; returns the results."""
         following = self.ctx.group.both(self.stage.r, self._spread(accs), self._spread(block), self.alu)
         return self._merged(accs, following)
 
@@ -236,8 +238,8 @@ class Accumulators:
         stage.whole_vectors = self.ctx.kernel.axes[stage.r.axes[columns]].extent % width == 0
 
     def _run(self) -> tuple[int, int]:
-        """(count, axis) of the neighbouring positions of which a thread holds results, in a stage that HOLD lays out; (1, -1) for other
-        stages."""
+        """Return (count, axis) of the neighbouring positions whose results one thread holds in registers, in a stage with the layout of
+        the opt HOLD; (1, -1) for other stages."""
         stage, state = self.stage, self.ctx.state
         fragment, chosen, last = held_layout(state, stage.index), state.dots[stage.index], stage.frame.num_outs - 1
         if stage.r.combines or fragment is None or chosen is None or (fragment.run.rows, fragment.run.columns) != (0, 1):
@@ -254,7 +256,7 @@ class Accumulators:
         return first
 
     def _result(self, accs: list[int], t: int, offsets: dict[int, int], chunk: Chunk) -> list[int]:
-        """This thread's partial result at position `t` of the tile: the components of all reductions."""
+        """Return this thread's partial result at position `t` of the tile: the components of all reductions."""
         stage, plan, partial = self.stage, self.plan, self.partial
         reduce_lane = stage.frame.vector_axis >= stage.frame.num_outs
         components = sum(len(red.values) for red in stage.r.reductions)
@@ -348,7 +350,7 @@ class Accumulators:
         return b.pure("SHUFFLE", b.dtype[total], width, (total,), tuple(range(first, first + width)))
 
     def _value_of(self, cell: Cell, width: int) -> int:
-        """The stage's value computed from the sums of a cell. Beyond the stage's end the value is arbitrary, and is not stored."""
+        """Compute the stage's value from the sums of a cell. Beyond the stage's end the value is arbitrary, and is not stored."""
         stage = self.stage
         stage.set_position(cell.at, Chunk(0, width, width))
         stage.results = {(0, 0): cell.total}
