@@ -16,7 +16,7 @@ from svod.tensor import Tensor
 from svod.tensor.precision import common_half, rounded, widened
 
 State = tuple[Tensor, ...]      # the hidden state; for an LSTM, the hidden state and the cell state
-# the next state from the products of the weights with the input and with the last hidden state, and the last state
+# a function from (product of the weights with the input, product with the last hidden state, last state) to the next state
 Step = Callable[[Tensor, Tensor, State], State]
 
 

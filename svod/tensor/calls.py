@@ -27,7 +27,7 @@ def call_kernel(ast: UOp, *tensors: Tensor, **variables: int | CallLoop) -> tupl
 
     Raises ArgumentError for variables that are neither, and for a counter outside its loop; ScheduleError for a kernel that does not fit
     the tensors, that reads a slot it writes at other positions, or that is not provably in bounds with one write per element; CompileError
-    for an `ast` that is not a kernel, and for positions that no launch has."""
+    for an `ast` that is not a kernel, and for SPECIAL nodes that are no positions of a launch."""
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
@@ -100,7 +100,8 @@ def call_loop(times: int) -> CallLoop:
 
 
 def _leave(done: UOp, contents: list[UOp]) -> None:
-    """Make a call or loop the new content of the tensors over `contents`, and a part of the innermost open loop."""
+    """Set the result of a call or loop as the content of the tensors over `contents`, and add the call or loop to the innermost open
+    loop, if there is one."""
     around = _open.get()
     for content in contents:
         new = UOp(Ops.AFTER, content.dtype, (content, done))

@@ -1,5 +1,5 @@
 """Connects tensors with the compiler: finds the tensors that have to be computed, and replaces their nodes afterwards. No other module of
-tensors does.
+svod.tensor calls the compiler.
 
 The pipeline (`PIPELINE`, `GRAPHS`) is in a higher layer, so it is imported at the first realisation. It replaces the node of each computed
 tensor by a RESHAPE of a BUFFER with `replace_nodes`. From then on, every tensor that contains the node reads the buffer.

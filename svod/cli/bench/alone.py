@@ -36,7 +36,7 @@ def main(descriptor: str) -> None:
             prepared = _prepare(pipe, order)
             order = pipe.recv() if prepared is None else _serve(pipe, prepared)
             del prepared
-            gc.collect()        # graphs and modules are circles
+            gc.collect()        # graphs and modules contain reference cycles
 
 
 def _prepare(pipe: Connection[Any, Any], order: Order) -> PreparedPeer | None:

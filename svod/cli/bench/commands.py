@@ -151,7 +151,8 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
 
 def _selected(suite: str, kernels: str, seed: int | None, count: int | None, limit: float | None,
               prepare: config.PrepareConfig) -> tuple[list[Case], int, int | None]:
-    """The cases that are asked for, the seed, and how many cases a suite that a seed decides has; None without such a suite."""
+    """Return (the chosen cases, the seed, the number of cases in the largest suite that is drawn from the seed, or None without such a
+    suite)."""
     from svod.bench.blocks.families import BLOCK_SUITE, SLOWNESS_LIMIT
     from svod.bench.suites.gpu_kernels import GPU, is_gpu
     from svod.bench.suites.suites import SEEDED_SUITES, parse_suites, select_cases

@@ -119,7 +119,7 @@ def _prepare_module(config: PrepareConfig, case: Case) -> PreparedPeer:
 
 
 def explained(plans: Sequence[ExecutionPlan]) -> tuple[KernelShare, ...]:
-    """The kernels of plans by their time, each timed alone, with what the cost model predicts for it."""
+    """The kernels of plans by their time, each timed alone, with the cost model's prediction for it."""
     shares = []
     for plan in plans:
         for time_of, kernel in zip(profile(plan, seconds=EXPLAIN_SECONDS).kernels, plan.kernels, strict=True):

@@ -29,7 +29,9 @@ from svod.system.quantities import bytes_rate, digits, flops_rate, percent, seco
 from svod.system.quantities import count as counted
 from svod.system.tables import print_table
 
-SEARCH_TABLE_COLUMNS = 140    # width from which a table has seconds of search and rates over the round neighbour; used for pipes
+# width from which a table has seconds of search and rates divided by those of the round neighbour (the same kernel with rounded extents);
+# used for pipes
+SEARCH_TABLE_COLUMNS = 140
 PEER_TABLE_COLUMNS = 116      # width from which a table has a column for each peer; narrower tables only show the best peer
 MEDIUM = 98         # width from which a table also shows the times of the heuristic and of the best peer
 LEAST_SHARE = 0.1           # share of a block's time from which a kernel of a finding is shown
@@ -221,7 +223,7 @@ def describe_finding(finding: BlockFinding, seed: int) -> list[str]:
 
 
 def _describe_kernels(shown: Shown) -> list[str]:
-    """The kernels of a block with much of its time: what they take, what they were predicted to take, and their loops."""
+    """The kernels that take much of a block's time: their shares, times, predicted times, and loops."""
     lines = []
     for k in shown.kernels:
         if k.share >= LEAST_SHARE:

@@ -99,8 +99,8 @@ CHECKED_ALWAYS = 64 << 20       # every command checks databases below this many
 
 
 def _open(context: click.Context, *, read_only: bool = True, missing: bool = True) -> TuningDB:
-    """The database of a command. Raises DatabaseError where it cannot be used: where it is damaged, cannot be written, unless `read_only`,
-    or does not exist, unless `missing`."""
+    """The database of a command. Raises DatabaseError if it is damaged, if it cannot be written and `read_only` is False, or if it does
+    not exist and `missing` is False."""
     spec = context.obj if context.obj is not None else config.PrepareConfig.env_value("db")
     db = TuningDB.open(spec, read_only=read_only)
     context.call_on_close(db.close)
@@ -153,8 +153,8 @@ def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False) -> str:
 
 
 def _only_match(text: str, names: Mapping[str, set[str]], origins: Mapping[str, Sequence[str]]) -> str | None:
-    """The key of the kernel that `text` means, or None. `names`, `origins`: by key, those of the kernels to choose from. Raises
-    DatabaseError if it may mean several."""
+    """The key of the kernel that `text` means, or None. `names`, `origins`: key → the names and the origins of each kernel to choose
+    from. Raises DatabaseError if `text` may mean several kernels."""
     kinds = ({k for k in names if k == text}, {k for k in names if k.startswith(text)}, _with(names, text, whole=True),
              _with(origins, text, whole=True), _with(names, text, whole=False), _with(origins, text, whole=False),
              _with(names, re.sub(r"_\d+$", "", text), whole=True))

@@ -231,7 +231,7 @@ class _TuneRun:
         return self._output.dump(EXIT_FAILED if failed else self._status(captured),
                                  {"target": target.key, "compiler": device.pair.key, "kernels": [kernel.to_data() for kernel in compiled]})
 
-    # -- behind the search --------------------------------------------------------------------------------------------------
+    # -- after the search --------------------------------------------------------------------------------------------------
     def _judge(self, captured: Capture) -> None:
         """Set the results for each target's kernels, and time whole plans."""
         with waiting("measuring what this machine can do"):

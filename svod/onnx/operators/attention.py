@@ -114,13 +114,15 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 @operator("LinearAttention", 27, exact=True)
 def linear_attention(node: OnnxNode, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None, decay: Tensor | None = None,
                      beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Linear attention: every step decays a state matrix per head and adds a product to it: (N, heads, width of keys, width of values)."""
+    """Linear attention: in every step, each head's state matrix decays and the product of the step's key and value is added to it. The
+    state has the shape (N, heads, width of keys, width of values)."""
     q_heads, kv_heads, rule = node.need("q_num_heads"), node.need("kv_num_heads"), node.get("update_rule", "gated_delta")
     q, k, v = (widened(heads_apart(t, h)) for t, h in ((query, q_heads), (key, kv_heads), (value, kv_heads)))
     n, _, steps, width = k.shape
     state = Tensor.zeros(n, kv_heads, width, v.shape[-1], dtype=k.dtype) if past is None else widened(past)
     scale, outputs = node.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1]), []
-    gate = None if decay is None or "gated" not in rule else widened(heads_apart(decay, kv_heads)).exp()      # per head, or per key
+    # a factor per head, or per head and element of the key
+    gate = None if decay is None or "gated" not in rule else widened(heads_apart(decay, kv_heads)).exp()
     rate = None if beta is None or "delta" not in rule else widened(heads_apart(beta, 1 if beta.shape[-1] == 1 else kv_heads))
     for t in range(steps):
         kt, vt = k[:, :, t].unsqueeze(-1), v[:, :, t].unsqueeze(-2)

@@ -10,7 +10,7 @@ from svod.tensor import Tensor, where
 
 MOST_STEPS = 2000       # most steps that are unrolled
 
-# the next state from the product of the weights with the input, and the last state
+# a function from (product of the weights with the input, last state) to the next state
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
@@ -105,7 +105,7 @@ def gru(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = N
         rb = halves(bias, d, 3 * n)[1]
         f, g = activation(node, 2 * d, ["Sigmoid", "Tanh"]), activation(node, 2 * d + 1, ["Sigmoid", "Tanh"])
         after = node.get("linear_before_reset", 0)
-        first = r[d] if after else r[d][:2 * n]     # the weights of the last state as it is, in one product
+        first = r[d] if after else r[d][:2 * n]     # the weights that multiply the last state before it is reset, in one product
 
         def step(given: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             before = state[0]

@@ -273,7 +273,7 @@ class Functions(Elementwise):
         x = self._float()
         k, limit, coefficients, low_bits = _ERFCX[x.dtype.name]
         a = x.abs().minimum(limit)
-        # so short that its square has no rounding error
+        # low bits are cleared, so that the square of `head` is exact
         head = a.bitcast(f"int{x.dtype.bits}").bitwise_and(-1 << low_bits).bitcast(x.dtype)
         bell = head.square().neg().exp().mul(head.sub(a).mul(head.add(a)).exp())
         q = a.sub(k).div(a.add(k))

@@ -194,7 +194,7 @@ class Ordered(ReductionMethods):
         return self.narrow(at, position, 1)
 
     def _by_rows(self, at: int, kernel: str, options: tuple[Any, ...]) -> Self:
-        """Run a library kernel with an int64 result on rows, where an axis is moved last and back."""
+        """Move an axis last, run a library kernel with an int64 result on the rows, and move the axis back."""
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])

@@ -40,7 +40,7 @@ class _Stream:
             self._seed, self._calls = seed, 0
 
     def next_key(self, count: int = 1) -> tuple[int, int]:
-        """The two 32-bit words of a new key: the folded halves of the seed, and the number of the call. Uses up `count` numbers."""
+        """The two 32-bit words of a new key: the two halves of the seed combined, and the number of the call. Counts `count` calls."""
         with self._lock:
             first, self._calls = self._calls, self._calls + count
             return (self._seed ^ (self._seed >> 32) * 0x9E3779B9) & _WORD, first & _WORD

@@ -1,4 +1,5 @@
-"""Attention operators of com.microsoft: with its projection, with several heads, with groups of heads and a cache; quantised."""
+"""Attention operators of com.microsoft: Attention and QAttention, which project their input; MultiHeadAttention; GroupQueryAttention
+with a cache."""
 from __future__ import annotations
 
 import math
@@ -175,8 +176,9 @@ def appended(past: Tensor | None, new: Tensor, begins: Tensor, longest: Any) -> 
 
 def scores_and_values(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, bias: Tensor | None,
                       sink: Tensor | None) -> Tensor:
-    """Attention softmax(q·k) · v with the node's options: a limit of the scores, and a share of each row that goes to no value. `seen`:
-    a mask of the keys visible to each query; None: the keys up to its own position."""
+    """Attention softmax(q·k) · v with the node's options: a soft limit of the scores (`softcap`), and a term that is added to each row's
+    sum of exponentials (`sink`, `smooth_softmax`). `seen`: a mask of the keys visible to each query; None: the keys up to the query's
+    own position."""
     kind, scale, limit = q.dtype, node.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1]), node.get("softcap", 0.0)
     q, k, v = (widened(t) for t in (q, k, v))
     bias = None if bias is None else widened(bias)

@@ -157,8 +157,8 @@ def gather_block_quantised(node: OnnxNode, data: Tensor, index: Tensor, scales: 
 def dynamic_lstm(node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
                  h: Tensor | None = None, c: Tensor | None = None, peepholes: Tensor | None = None, w_scale: Tensor | None = None,
                  w_zero: Tensor | None = None, r_scale: Tensor | None = None, r_zero: Tensor | None = None) -> tuple[Tensor, ...]:
-    """An LSTM with weights of 8 bits, (directions, inputs, 4 · hidden). The factors that they are multiplied by stay floats, whereas
-    onnxruntime quantises these in each step."""
+    """An LSTM with weights of 8 bits, (directions, inputs, 4 · hidden). Inputs and hidden states stay floats, whereas onnxruntime
+    quantises them in each step."""
     def weights(t: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
         assert scale is not None and zero is not None
         each, middle = (s.reshape(t.shape[0], 1, -1) for s in (scale, zero))
