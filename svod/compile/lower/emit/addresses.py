@@ -18,7 +18,7 @@ Base = tuple[int, int]          # (an index value, a constant to add to it)
 
 
 class Address(NamedTuple):
-    """The elements of an access at the current position: start + const + lane·i in lane i, or start + const + vector[i]."""
+    """The elements of an access at the current position. Lane i accesses element start + const + lane·i, or start + const + vector[i]."""
 
     start: int                      # an index value
     const: int
@@ -34,8 +34,8 @@ class Addresses:
         self.axes = axes
 
     def relative(self, stage: OpenStage, staged: Staged, dims: tuple[LinearIndex, ...]) -> tuple[LinearIndex, Base]:
-        """The element number of a read of a staged value: as an index over local axes, and its base under the loops opened so far. `dims`:
-        the coordinates read."""
+        """Return the element number that a read of a staged value addresses: an index over the stage's axes, and the base that it has
+        inside the loops opened so far. `dims`: the coordinates read."""
         layout = staged.layout
         assert layout is not None
         coefs: dict[int, int] = {}
@@ -67,21 +67,21 @@ class Addresses:
         return linear, self.axes.apart(start)
 
     def in_tiles(self, layout: Layout, at: Lin) -> Lin:
-        """The address of a position of the tiled dim, which may lie anywhere in its tile."""
+        """Compute the address of position `at` of the tiled dim, at any offset inside a tile."""
         b = self.b
         value, tile = self.axes.ssa(at), b.index(layout.tile)
         whole, rest = (b.alu(op, dtypes.index, 1, value, tile) for op in ("IDIV", "MOD"))
         return {whole: layout.outer, rest: layout.strides[layout.tiled]}, 0
 
     def tile_at(self, layout: Layout, first: Lin) -> Lin:
-        """The address of the tile that starts at position `first`. The last tile is moved back, so the quotient is rounded up to get its
-        number."""
+        """Compute the address of the tile that starts at position `first`. The last tile is moved back so that it ends with the dim;
+        therefore the quotient `first` / tile is rounded up."""
         b, tile = self.b, layout.tile
         number = b.alu("IDIV", dtypes.index, 1, b.add(self.axes.ssa(first), b.index(tile - 1)), b.index(tile))
         return {number: layout.outer}, 0
 
     def base_of(self, stage: OpenStage, linear: LinearIndex) -> Base:
-        """The base of a flat index under the loops opened so far."""
+        """Compute the base of a flat index inside the loops opened so far."""
         start = stage.linear.get(linear)
         if start is None:
             lin: Lin = ({}, 0)
@@ -92,7 +92,8 @@ class Addresses:
         return base
 
     def along(self, stage: OpenStage, staged: Staged, dim: int, lin: LinearIndex) -> Base:
-        """How much one dim adds to the address of the current position, before the swizzle. `lin`: the coordinate along the dim."""
+        """Compute the offset that the coordinate `lin` along dim `dim` adds to the address of a staged value, before the layout's
+        swizzle."""
         layout = staged.layout
         assert layout is not None and not lin.atoms
         here: Lin = ({}, lin.const)
@@ -109,7 +110,7 @@ class Addresses:
         return self.axes.apart(here)
 
     def swizzled(self, layout: Layout, start: int, const: int, lane: int, width: int) -> Address:
-        """The address after the swizzle of a layout; unchanged if it has none."""
+        """Apply a layout's swizzle to an address; without one, return the address unchanged."""
         b, swizzle = self.b, layout.swizzle
         if swizzle is None:
             return Address(start, const, lane, -1)
@@ -129,7 +130,7 @@ class Addresses:
         return b.alu("XOR", dtypes.index, width, element, row)
 
     def in_layout(self, stage: OpenStage, pointer: int, layout: Layout, base: list[Lin]) -> Address:
-        """The address of the current position in the stage's own memory. `base`: the start of each dim."""
+        """Compute the address at which the stage stores its value for the current position. `base`: the start of each dim of the memory."""
         place = stage.linear.get(("store", pointer))
         if place is None:
             lin: Lin = ({}, 0)

@@ -22,8 +22,8 @@ class Axes:
         self.ctx, self.b, self.facts, self.kernel = ctx, ctx.b, ctx.facts, ctx.kernel
 
     def start(self, stage: OpenStage, a: int) -> Lin:
-        """The start of local axis `a` under the loops opened so far, without the expanded positions: they are added as constants. A last
-        tile that is moved back begins so that it ends with the axis, in a loop and at a constant position alike."""
+        """Compute the start of axis `a` of the stage inside the loops opened so far. Offsets of unrolled positions are not included:
+        addresses add them as constants. A tile that would cross the end of the axis is moved back to end there."""
         lin = stage.linear.get(a)
         if lin is None:
             terms, const = sum_lins(stage.opened[a])
@@ -38,7 +38,7 @@ class Axes:
         return lin
 
     def placed_at(self, starts: Lin) -> Lin:
-        """Translate a start from loop rows of the state to the index values of the open loops, or of this thread."""
+        """Translate a start given in loops of the state into index values: of the open loops, or of this thread's number."""
         state, group = self.facts.state, self.ctx.group
         (terms, const), seen = starts, set[tuple[int, int]]()
         found: Lin = ({}, const)
@@ -62,21 +62,22 @@ class Axes:
         return here
 
     def placed(self, place: list[Lin]) -> tuple[tuple[frozenset[tuple[int, int]], ...], tuple[int, ...]]:
-        """Split a position into (the terms of each dim, the constant of each dim)."""
+        """Split a position with one `Lin` per dim into (the terms of each dim, the constant of each dim)."""
         return tuple([frozenset(terms.items()) for terms, _ in place]), tuple([const for _, const in place])
 
     def bound(self, stage: OpenStage, a: int) -> UOp | None:
-        """The extent of local axis `a` as an expression, if its loops end at a variable; else None, and always None on a grid."""
+        """Return the extent of axis `a` as an expression, if the axis's loops end at a variable; otherwise None. On a grid it is always
+        None, because loops there have constant ends."""
         return None if self.facts.on_grid else self.variable_bound(stage, a)
 
     def variable_bound(self, stage: OpenStage, a: int) -> UOp | None:
-        """The extent of local axis `a` as an expression, if it depends on variables, else None. On a grid, loops run to the largest extent,
-        and guards compare positions with this one."""
+        """Return the extent of axis `a` as an expression, if it depends on variables; otherwise None. On a grid, loops run to the
+        largest extent, and guards compare positions with this one."""
         axis = stage.r.axes[a]
         return self.kernel.axes[axis].bound if axis >= 0 else None
 
     def limit(self, stage: OpenStage, a: int) -> int:
-        """Emit the value of `variable_bound`, which must not be None."""
+        """Emit the computation of the extent `variable_bound`, which must not be None; returns its value."""
         bound = self.variable_bound(stage, a)
         assert bound is not None
         made: dict[UOp, int] = {}
@@ -91,32 +92,32 @@ class Axes:
         return made[bound]
 
     def room(self, stage: OpenStage, a: int) -> int:
-        """Positions left of an axis whose extent depends on variables, counted from the loops opened so far."""
+        """Emit the number of positions between the start of the open loops and the end of an axis whose extent depends on variables."""
         at = add_lins(sum_lins(stage.opened[a]), stage.base[a], 1)
         return self.b.alu("SUB", dtypes.index, 1, self.limit(stage, a), self.ssa(at))
 
     def count(self, stage: OpenStage, a: int, piece: EmittedLoop) -> int:
-        """Iterations of a loop over an axis whose extent depends on variables, inside the loops opened so far."""
+        """Emit the number of iterations of a loop over an axis whose extent depends on variables, inside the loops opened so far."""
         b = self.b
         left = b.alu("IDIV", dtypes.index, 1, b.add(self.room(stage, a), b.index(piece.stride - 1)), b.index(piece.stride))
         return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
 
     def for_tail(self, when: When, rest: int) -> int:
-        """The condition that a tail handles a remainder of `rest` positions; -1: always."""
+        """Emit the condition that a tail handles a remainder of `rest` positions; -1: always."""
         if when is When.ANY:
             return -1
         few = self.b.alu("CMPLE", dtypes.bool, 1, rest, self.b.index(FEW_ROWS))
         return few if when is When.FEW else self.b.alu("NOT", dtypes.bool, 1, few)
 
     def whole_end(self, room: int, reach: int, stride: int, stop: int) -> int:
-        """The end of the iterations that stay inside `room` positions; at most `stop`. Iterations are `stride` apart, and each covers
-        `reach` positions."""
+        """Emit the end of the iterations of a loop that stay inside `room` positions; at most `stop`. Iterations are `stride` apart, and
+        each covers `reach` positions."""
         b = self.b
         count = b.alu("IDIV", dtypes.index, 1, b.alu("ADD", dtypes.index, 1, room, b.index(stride - reach)), b.index(stride))
         return b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("MIN", dtypes.index, 1, stop, b.mul(count, stride)))
 
     def coordinate(self, stage: OpenStage, a: int) -> int:
-        """The value of local axis `a` at the current position; on the vector axis a vector."""
+        """Emit the value of axis `a` at the current position: a vector on the vector axis, otherwise a scalar."""
         b = self.b
         terms, const = self.start(stage, a)
         value = self.ssa((terms, const + stage.offsets[a]))
@@ -126,7 +127,7 @@ class Axes:
         return b.alu("ADD", dtypes.index, w, b.splat(value, w), b.vconst(dtypes.index, tuple(i * step for i in range(w))))
 
     def ssa(self, lin: Lin) -> int:
-        """The value of Σ coefficient·value + constant, summed from the outermost loop inwards."""
+        """Emit Σ coefficient·value + constant, summed from the outermost loop inwards."""
         b = self.b
         terms, const = lin
         level = b.level_of
@@ -139,7 +140,7 @@ class Axes:
         return b.add(total, b.index(const)) if const else total
 
     def apart(self, lin: Lin) -> tuple[int, int]:
-        """(value of Σ coefficient·value, constant)."""
+        """Emit Σ coefficient·value without the constant; returns (that value, the constant)."""
         terms, const = lin
         return self.ssa((terms, 0)), const
 
@@ -151,7 +152,7 @@ class Axes:
         return self.ssa((terms, const - const % together))
 
     def guard(self, stage: OpenStage, axes: Any) -> int:
-        """The condition that the given local axes are inside their extents; -1 if that is certain."""
+        """Emit the condition that the given axes of the stage are inside their extents; -1 if that is certain."""
         checked = stage.frame.checked
         if not checked:
             return -1

@@ -25,10 +25,10 @@ class PhaseContext:
         self.b = Builder(facts.left)
         self.scratch = 0                                # bytes of scratch taken so far
         self.areas: dict[int, tuple[int, int]] = {}     # stage → (offset, bytes) of its scratch
-        self.staged: dict[int, Staged] = {}             # stage → its value, as readers find it
+        self.staged: dict[int, Staged] = {}             # stage → its value in the form that its readers use
         self.versions = 0                               # counts how often scratch areas were filled
         self.open_stages: dict[int, OpenStage] = {}     # stages whose loops are open
-        self.split: Split | None = None        # the reduction of which the phase computes partial results, or None
+        self.split: Split | None = None        # the split reduction, if the phase computes its partial results; otherwise None
         self.group = GroupThreads(self.b, self.state, ThreadGroup(1, 1), {})
         # index value: the number of the part that an iteration of the launch computes; -1 without parts
         self.part = -1
@@ -50,7 +50,7 @@ class PhaseContext:
 
     def keep(self, s: int, pointer: int, layout: Layout | None, base: Sequence[Lin], guarded: bool, buffer: int = -1,
              held: Held | None = None) -> None:
-        """Note where readers find a stage's value from here on; the arguments are fields of `Staged`."""
+        """Record where readers find a stage's value from here on; the arguments are fields of `Staged`."""
         self.versions += 1
         self.staged[s] = Staged(-1, pointer, layout, tuple(base), self.b.level, self.versions, guarded, buffer, held)
 
@@ -61,7 +61,7 @@ class PhaseContext:
             stage.linear.clear()
 
     def stage_area(self, s: int, nbytes: int) -> int:
-        """The offset of a stage's scratch area. It is taken anew if a larger region of the stage needs more bytes."""
+        """Return the offset of a stage's scratch area of at least `nbytes` bytes; a larger one replaces an area that is too small."""
         offset, size = self.areas.get(s, (0, -1))
         if size >= nbytes:
             return offset

@@ -19,20 +19,20 @@ SLACK = 128                     # bytes after each scratch area, as a partial ve
 
 
 class Temporary(NamedTuple):
-    """The memory of a stage that is a phase, for the phases after it."""
+    """The memory of a stage that is computed in a phase of its own, and read in later phases."""
 
     number: int                     # number among the program's temporaries
     layout: Layout
 
 
 class ProgramFacts:
-    """Facts of a state, and the temporaries and the budget of instructions that its phases share. `most`: instructions that they may have
-    together."""
+    """Facts of a state, and the temporaries and the budget of instructions that its phases share. `most`: maximum number of instructions
+    of all phases together."""
 
     def __init__(self, state: Scheduler, most: int = sys.maxsize):
         check_groups(state)
         self.state = state
-        self.left = most                        # instructions that phases not yet emitted may have
+        self.left = most                        # number of instructions that the phases not yet emitted may have
         self.on_grid = state.target.has_groups      # a launch is a grid of groups of threads
         self.kernel = state.kernel
         self.maker = maker = TreeMaker(state)
@@ -48,7 +48,7 @@ class ProgramFacts:
         self.tree = loop_tree(state)
 
     def space(self, s: int) -> MemorySpace:
-        """The memory that a stage is kept in."""
+        """Return the memory space that holds a stage's value."""
         return self.nest.stages[s].space
 
     def note_emitted(self, instructions: int) -> None:
@@ -59,12 +59,12 @@ class ProgramFacts:
 
     # -- stages and their memory --------------------------------------------------------------------------
     def new_temp(self, nbytes: int) -> int:
-        """The number of a new temporary."""
+        """Add a temporary of `nbytes` bytes; returns its number."""
         self.temps.append(nbytes)
         return len(self.temps) - 1
 
     def temp(self, r: ResolvedStage) -> Temporary:
-        """Take a new temporary for a stage that is a phase."""
+        """Add a temporary for a stage that is computed in a phase of its own."""
         s = r.stage.index
         layout = self.nest.stages[s].layout
         assert layout is not None
@@ -73,16 +73,16 @@ class ProgramFacts:
         return temporary
 
     def stored(self, s: int) -> DType:
-        """The dtype of a staged value in memory."""
+        """Return the dtype that a staged value has in memory."""
         return self.packed[s].dtype if s in self.packed else self.kernel.stages[s].dtype
 
     def area(self, s: int, layout: Layout) -> int:
-        """Bytes of a staged value, with room for reads beyond its end; shared memory needs no such room."""
+        """Return the bytes that a staged value takes, with room for reads beyond its end; shared memory needs no such room."""
         packed = self.packed.get(s)
         beyond = layout.strides[packed.row_dim] * (packed.rows - 1) if packed is not None and packed.row_dim >= 0 else 0
         return (layout.size + beyond) * self.stored(s).itemsize + (0 if self.space(s) is MemorySpace.SHARED else SLACK)
 
     def guarded(self, s: int, dim: int) -> bool:
-        """Whether readers may ask for positions of a dim beyond the staged ones, so that they have to load under a gate."""
+        """Whether readers may request positions beyond the stored ones along a dim, so that they have to load under a gate."""
         packed = self.packed.get(s)
         return (packed is None or not packed.padded_to(dim)) and self.kernel.stages[s].outs[dim] in self.unsafe

@@ -2,7 +2,7 @@
 
     c[n] += a[k]·b[k, n]:     DOT c, (word of a in all lanes), (vector of words of p) [2]
     tiles:                    TILEDOT c, (rows of a), (rows of groups of b); afterwards TILESTORE to scratch, and rows from there
-    tiles of a subgroup:      MMA c, (LOADMATRIX of a), (LOADMATRIX of b), of which each thread has its elements
+    tiles of a subgroup:      MMA c, (LOADMATRIX of a), (LOADMATRIX of b); each thread has some elements of each tile
     of several subgroups:     MMASHARED c, a in shared memory, b in shared memory
 
 Operands are packed in whole groups (`packing`), so there are no partial groups here."""
@@ -29,7 +29,7 @@ from svod.errors import KernelOptError
 
 
 class OperandAddress(NamedTuple):
-    """An operand at the current position: its staged value, its element number as an index over local axes, and its address."""
+    """An operand at the current position: its staged value, its element number as an index over the stage's axes, and its address."""
 
     staged: Staged
     linear: LinearIndex
@@ -39,8 +39,8 @@ class OperandAddress(NamedTuple):
 class TileAddress(NamedTuple):
     """The address of a tile of an operand.
 
-    `at`: an index value; in a swizzled layout a second one, along the lines, which is added after the swizzle. `const`: constant to add.
-    `steps`: elements from row to row and from column to column. `lines`: lines in a row of the swizzled layout, or 1."""
+    `at`: an index value; a swizzled layout has a second one, along the lines, which is added after the swizzle. `const`: constant to add.
+    `steps`: elements from row to row and from column to column. `lines`: lines in a row of the swizzled layout; 1 without swizzle."""
 
     at: tuple[int, ...]
     const: int
@@ -59,11 +59,13 @@ class Intrinsics:
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values, packing: Packing):
         self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
         self.axes, self.addresses, self.values, self.packing = axes, addresses, values, packing
-        # emits what a pipelined loop has before its next product, and returns that product's operands if they were loaded earlier
+        # emits the code that a pipelined loop has before its next product, and returns that product's operands if they were loaded earlier,
+        # otherwise None
         self.before_product: Callable[[OpenStage], list[int] | None] = nothing_before
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
-        """The instruction that computes the sums of this stage; None without one, and in the phase that combines partial results."""
+        """Return the dot or matrix instruction that computes the stage's sums; None if scalar code computes them, and in the phase that
+        combines partial results."""
         return None if stage.r.combines else self.facts.dots.get(stage.index)
 
     def dot(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
@@ -72,7 +74,7 @@ class Intrinsics:
         return self.b.pure("DOT", plan.dot.accumulator, width, (acc, a, c), plan.dot.group)
 
     def dot_correction(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
-        """Add to `acc` the error that flipped sign bits of one operand cause in the groups at the current position."""
+        """Add to `acc` the correction for an operand whose sign bits are flipped: the error of the groups at the current position."""
         at = plan.corrects
         p = plan.packed[1 - at]
         bits = self.b.const(p.dtype, width * p.group, SIGN if p.dtype.kind == "u" else -SIGN)
@@ -117,7 +119,7 @@ class Intrinsics:
         return b.bitcast(p.dtype, value)
 
     def per_element(self, gate: int, lanes: int) -> int:
-        """Spread a condition per group to one per element."""
+        """Turn a condition with one lane per group into one with a lane per element, `lanes` in all."""
         b = self.b
         words = b.num_lanes[gate]
         if words == 1:
@@ -125,13 +127,13 @@ class Intrinsics:
         return b.pure("SHUFFLE", dtypes.bool, lanes, (gate,), tuple(i * words // lanes for i in range(lanes)))
 
     def tile_shape(self, stage: OpenStage, plan: TensorizePlan) -> tuple[int, int]:
-        """(rows, columns) of a tile in this stage; smaller than the instruction's where the axes have fewer positions."""
+        """Return (rows, columns) of a tile in this stage; fewer than the instruction's if the axes have fewer positions."""
         rows, columns = (next((p.extent for p in stage.frame.pieces[a] if p.role == DOT), 1) for a in (plan.rows, plan.columns))
         return rows, columns
 
     def tile_zero(self, stage: OpenStage, plan: TensorizePlan, number: int) -> int:
-        """A new tile accumulator of zeros. Tile registers change in place, so a tile must not be merged with an equal one, or hoisted out
-        of its loop."""
+        """Emit a tile accumulator of zeros. Tile registers change in place, so a tile must not be merged with an equal one, or hoisted
+        out of its loop."""
         if plan.dot.fragments:
             return self.b.const(plan.dot.accumulator, plan.dot.fragments[0].num_elements, 0)
         rows, columns = self.tile_shape(stage, plan)
@@ -163,7 +165,8 @@ class Intrinsics:
         return self.b.pure("TILEDOT", plan.dot.accumulator, rows * columns, (acc, *values), (rows, columns, g))
 
     def held_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
-        """Add the product of the tiles at the current position to `acc`; the threads of a subgroup hold these tiles together."""
+        """Add the product of the tiles at the current position to `acc`. Each tile is distributed over the registers of a subgroup's
+        threads."""
         if plan.dot.reads_shared:
             return self.shared_dot(stage, plan, acc)
         b, dot = self.b, plan.dot
@@ -172,7 +175,7 @@ class Intrinsics:
         return b.load("MMA", dot.accumulator, b.num_lanes[acc], (acc, *operands), dot.name, b.level)
 
     def load(self, stage: OpenStage, products: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], list[int]]:
-        """Load the operands of products before they are computed. Gives them by offsets of the products along the local axes."""
+        """Load the operands of products before they are computed; returns them by the offsets of each product along the stage's axes."""
         plan, offsets, chunk, found = self.plan_of(stage), stage.offsets, stage.chunk, dict[tuple[int, ...], list[int]]()
         assert plan is not None
         for one in products:
@@ -182,11 +185,11 @@ class Intrinsics:
         return found
 
     def fragments(self, stage: OpenStage, plan: TensorizePlan) -> list[int]:
-        """The elements that this thread has of each operand at the current position."""
+        """Load or compute the elements of each operand's tile that this thread holds in registers at the current position."""
         return [self.fragment(stage, plan, number) for number in range(len(plan.operands))]
 
     def fragment(self, stage: OpenStage, plan: TensorizePlan, number: int) -> int:
-        """The elements that this thread has of an operand at the current position."""
+        """Load or compute the elements of one operand's tile that this thread holds in registers at the current position."""
         b, dot, o, p = self.b, plan.dot, plan.operands[number], plan.packed[number]
         chosen = self.state.dots[stage.index]
         assert chosen is not None and dot.fragments is not None
@@ -225,8 +228,8 @@ class Intrinsics:
         return stage.memo[key]
 
     def tile_at(self, stage: OpenStage, plan: TensorizePlan, o: Operand, axes: tuple[int, int]) -> TileAddress:
-        """The address of an operand's tile at the current position. `axes`: the local axes of the tile's rows and columns. If a third axis
-        is beyond its end, the first tile is read instead: that result is never stored."""
+        """Compute the address of an operand's tile at the current position. `axes`: the axes of the tile's rows and columns. If the
+        position along another axis is beyond the end, the first tile is read instead; that result is never stored."""
         b, dims = self.b, stage.r.nodes[o.node].dims
         layout = self.ctx.staged_value(o.stage).layout
         if layout is None or layout.swizzle is None:
@@ -247,8 +250,8 @@ class Intrinsics:
         return TileAddress(tuple(at), const, steps, lines)
 
     def in_rows(self, stage: OpenStage, o: Operand) -> tuple[Staged, int, int, int, int]:
-        """The address of an operand in a swizzled layout or one for MMASHARED: (staged value, offset along all dims but the innermost,
-        constant to add, offset along the innermost dim, number of the innermost dim)."""
+        """Compute the address of an operand in a swizzled layout, or in a layout for MMASHARED. Returns (staged value, offset along all
+        dims but the innermost, constant to add, offset along the innermost dim, number of the innermost dim)."""
         dims, staged = stage.r.nodes[o.node].dims, self.ctx.staged_value(o.stage)
         layout = staged.layout
         assert layout is not None
@@ -269,7 +272,8 @@ class Intrinsics:
         for number, (o, p) in enumerate(zip(plan.operands, plan.packed, strict=True)):
             staged, start, const, further, inner = self.in_rows(stage, o)
             assert staged.layout is not None and b.op[staged.pointer] == "SHARED"
-            in_columns = (inner == p.dim) == (number == 0)      # whether the dim that is cut into lines runs along the matrix's columns
+            # whether the innermost dim, which is cut into lines, runs along the matrix's columns
+            in_columns = (inner == p.dim) == (number == 0)
             src += [staged.pointer, b.add(start, further)]
             sides.append((const, int(in_columns), staged.layout.outer, staged.layout.tile // p.line))
         return b.load("MMASHARED", dot.accumulator, b.num_lanes[acc], tuple(src), (dot.name, *sides), ordered=True)

@@ -18,21 +18,22 @@ from svod.core.ir.uop import Ops
 from svod.core.kernel.required import Lin, add_lins
 from svod.core.tree.nodes import Body, Launch, Part
 
-ALIGNED = 64                    # step of a loop that leaves the known alignment of addresses inside it unchanged
+# step of a loop with at most one iteration; since its index is then a multiple of this, addresses inside keep their known alignment
+ALIGNED = 64
 
 
 Emitted = tuple[PhaseSpec, tuple[Instruction, ...]]
 
 
 class Cover(NamedTuple):
-    """The positions of one iteration of a launch that are computed, if the extents of axes depend on variables."""
+    """The positions of a launch's iteration that are computed, for axes whose extents depend on variables."""
 
     condition: int                  # index (always 0) of the loop around the body, which runs once or not at all; -1: no such loop
-    parts: dict[int, int]           # axis → first position of the part of the iteration that is computed
+    parts: dict[int, int]           # axis → offset, in the iteration, of the part that is computed
     latest: dict[int, int]          # axis → largest start of a whole tile; tiles that would start later are moved back to it
 
 
-Inside = Callable[[Cover, Body], None]      # emits a body at the positions of a cover
+Inside = Callable[[Cover, Body], None]      # emits a body at the positions that a cover describes
 
 
 class LaunchEmitter:
@@ -43,14 +44,15 @@ class LaunchEmitter:
         self.stages, self.axes = stages, stages.axes
 
     def emit(self, stage: OpenStage, launch: Launch, sink: Sink, threads: int, once: bool = False) -> Emitted:
-        """Emit a phase that `threads` cores share; its symbol is left empty. `once`: it runs once, at prepare."""
+        """Emit a phase that `threads` cores share; returns its launch, with an empty symbol, and its code. `once`: the phase runs once,
+        when the plan is made."""
         b, split = self.b, self.ctx.split
         begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
         extent = launch.iterations * (split.parts if split is not None else 1)
         self.ctx.open_stages[stage.index] = stage
         counts = self._counts(stage, launch)
         body = launch.body
-        if launch.last is not None:     # the last iteration has a body of its own, as only its vectors are not aligned
+        if launch.last is not None:     # the last iteration has separate code, because only its vectors are not aligned
             last = b.index(extent - 1)
             self._iterations(stage, launch, body, counts, begin, b.alu("MIN", dtypes.index, 1, end, last), sink)
             self.ctx.forget_values()
@@ -65,7 +67,7 @@ class LaunchEmitter:
                          group.shared.size, self.state.target.subgroup if group.exchanges else 0), code
 
     def _counts(self, stage: OpenStage, launch: Launch) -> tuple[Count, ...]:
-        """The iteration count of each loop of a launch, outermost first; for a split reduction, the number of parts comes before them."""
+        """Return the iteration count of each loop of a launch, outermost first. In a split reduction, the number of parts precedes them."""
         split = self.ctx.split
         counts = [] if split is None else [Count((), split.parts, 1, split.parts)]
         seen: set[int] = set()
@@ -94,7 +96,7 @@ class LaunchEmitter:
         self.b.close(iteration)
 
     def _indices(self, stage: OpenStage, launch: Launch, counts: tuple[Count, ...], iteration: int) -> list[int]:
-        """The loop index of each entry of `counts` in an iteration of the launch; the innermost changes fastest."""
+        """Emit the loop index of each entry of `counts` in an iteration of the launch; the innermost index changes fastest."""
         b, loops = self.b, launch.loops
         indices: list[int] = []
         rest = iteration
@@ -112,7 +114,7 @@ class LaunchEmitter:
 
     def _iteration(self, stage: OpenStage, launch: Launch, body: Body, indices: list[int], cover: Cover, sink: Sink) -> None:
         """Emit one iteration of the launch."""
-        moved: set[int] = set()     # axes whose start already includes that of the part
+        moved: set[int] = set()     # axes whose start already includes the offset of the part
         for (a, piece, _), index in zip(launch.loops, indices, strict=True):
             start: Lin = ({self.b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
             if cover.condition >= 0 and self.axes.bound(stage, a) is not None:
@@ -129,8 +131,8 @@ class LaunchEmitter:
 
     # -- extents that depend on variables ------------------------------------------------------------------
     def _where_inside(self, stage: OpenStage, launch: Launch, body: Body, indices: list[int], inside: Inside) -> None:
-        """Emit one iteration of a launch: without guards if it lies inside all extents, in parts if only some of its positions do, else
-        nothing."""
+        """Emit one iteration of a launch. It has no guards if it lies inside all extents, is emitted in parts if only some of its
+        positions do, and does nothing if none does."""
         b = self.b
         starts: dict[int, Lin] = {}     # starts of the axes whose extents depend on variables
         for (a, piece, _), index in zip(launch.loops, indices, strict=True):
@@ -149,8 +151,8 @@ class LaunchEmitter:
             self._where(condition, lambda index: self._in_parts(launch, partly, left, Cover(index, {}, {}), inside))
 
     def _conditions(self, stage: OpenStage, launch: Launch, left: dict[int, int]) -> tuple[int, int, dict[int, int]]:
-        """(condition that some position of the iteration is inside, condition that all are, `Cover.latest`). `left`: axis → positions from
-        the iteration's start to the extent."""
+        """Emit the conditions of an iteration; returns (some position is inside the extents, all positions are, `Cover.latest`). `left`:
+        axis → positions from the iteration's start to the extent."""
         b = self.b
         some = everything = -1
         latest: dict[int, int] = {}
@@ -167,11 +169,11 @@ class LaunchEmitter:
         return some, everything, latest
 
     def _and(self, a: int, b: int) -> int:
-        """`a AND b`; -1 stands for no condition."""
+        """Emit `a AND b`; `a` -1 stands for no condition."""
         return b if a < 0 else self.b.alu("AND", dtypes.bool, 1, a, b)
 
     def _where(self, condition: int, body: Callable[[int], None]) -> None:
-        """Emit `body` in a loop that runs once if the condition holds, else not at all."""
+        """Emit `body` in a loop that runs once if the condition holds, otherwise not at all."""
         b = self.b
         loop, _ = b.open(b.index(0), b.alu("WHERE", dtypes.index, 1, condition, b.index(1), b.index(0)), ALIGNED)
         body(loop)
@@ -179,7 +181,7 @@ class LaunchEmitter:
         self.ctx.forget_values()
 
     def _in_parts(self, launch: Launch, parts: tuple[Part, ...] | Body, left: dict[int, int], cover: Cover, inside: Inside) -> None:
-        """Emit the positions of an iteration that are inside, in smaller steps."""
+        """Emit the positions of an iteration that are inside the extents, axis by axis in the smaller steps of `parts`."""
         if isinstance(parts, Body):
             inside(cover, parts)
             return

@@ -35,8 +35,8 @@ class LoopEmitter:
             self._to_limit(stage, node, inside)
 
     def _between(self, stage: OpenStage, a: int, stride: int, start: int, stop: int, body: Callable[[], Any], last: int = -1) -> None:
-        """Emit a loop over an axis from `start` to `stop`. `last`: index value of the largest start, to which later ones are moved back;
-        -1: none."""
+        """Emit a loop over an axis from `start` to `stop`. `last`: index value of the largest start; iterations that would start later
+        are moved back to it. -1: none are moved."""
         b = self.b
         loop, _ = b.open(start, stop, stride)
         stage.open_row(a, ({loop if last < 0 else b.alu("MIN", dtypes.index, 1, loop, last): 1}, 0))
@@ -46,14 +46,14 @@ class LoopEmitter:
         stage.memo.clear()
 
     def _single(self, stage: OpenStage, a: int, body: Callable[[], Any]) -> None:
-        """Emit a loop of one iteration: just its body."""
+        """Emit the body of a loop that has one iteration."""
         stage.open_row(a, ({}, 0))
         body()
         stage.close_row(a)
 
     def _stop(self, stage: OpenStage, node: Loop) -> int:
-        """The end of an output loop. An inner loop of an axis that its splits do not divide ends early, before iterations that are wholly
-        beyond the extent."""
+        """Emit the end of an output loop. If the splits of an axis do not divide it, its inner loop ends before iterations that are
+        entirely beyond the extent."""
         b, a, piece = self.b, node.axis, node.loop.piece
         stop = b.index(piece.extent * piece.stride)
         terms, const = sum_lins(stage.opened[a])
@@ -107,7 +107,7 @@ class LoopEmitter:
         self._between(stage, a, width, rest, b.index(extent), lambda: inside(tail.body))
 
     def counted(self, stage: OpenStage, node: Loop, iteration: dict[int, int], number: int, body: Callable[[], Any]) -> None:
-        """Emit an output loop that counts iterations by one, as slots of accumulators in scratch are numbered by iteration."""
+        """Emit an output loop that counts iterations by one, because accumulators in scratch memory are numbered by iteration."""
         b, a, piece = self.b, node.axis, node.loop.piece
         if node.span is Span.ONCE:
             self._single(stage, a, body)

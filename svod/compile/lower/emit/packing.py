@@ -74,7 +74,7 @@ class Packing:
         b.store("STORES", WORD, words, (b.pure(op, WORD, 1, (), arg), word, b.bitcast(WORD, value), *extra), (const // g, step))
 
     def packed_value(self, stage: OpenStage, p: Packed, width: int) -> int:
-        """The operand's narrow number at the current position; 0 beyond the end of the summed axis."""
+        """Load the operand's narrow integer at the current position; 0 beyond the end of the summed axis."""
         b = self.b
         narrow = stored_node(stage.r, p)
         source = stage.r.nodes[narrow].dtype
@@ -89,7 +89,7 @@ class Packing:
         return b.bitcast(p.dtype, bits)
 
     def masked_zero(self, stage: OpenStage, n: int) -> bool:
-        """Whether a node is a load, whose own gate gives 0 beyond the end."""
+        """Whether a node is a load with a gate, or a bitcast of one, that gives 0 beyond the end of the summed axis."""
         node = stage.r.nodes[n]
         if node.kind == "bitcast":
             return self.masked_zero(stage, node.src[0])
@@ -98,7 +98,7 @@ class Packing:
     def interleaved(self, parts: list[int]) -> int:
         """Interleave vectors a, b, …: a0 b0 … a1 b1 …"""
         b = self.b
-        size = 1        # elements of a part that lie side by side so far
+        size = 1        # elements of a block that the next step keeps together
         while len(parts) > 1:
             lanes = b.num_lanes[parts[0]]
             order = tuple(part * lanes + block * size + k for block in range(lanes // size) for part in (0, 1) for k in range(size))

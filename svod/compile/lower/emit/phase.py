@@ -1,4 +1,4 @@
-"""Emits the phases of a program by kind: each kind stores its values elsewhere."""
+"""Emits the phases of a program. A phase's kind decides which memory its values are stored to."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.context import PhaseContext
@@ -42,7 +42,7 @@ class PhaseEmitter:
         return self._emit(stage, self._store(r, stream))
 
     def _store(self, r: ResolvedStage, stream: bool) -> Sink:
-        """A sink that stores the output's values to elements of an argument."""
+        """Return a sink that stores the output's values to elements of an argument."""
         store, slot = r.store, r.store_slot
         assert store is not None
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)

@@ -1,10 +1,10 @@
-"""Emits reduce loops: with accumulators carried in registers or kept in scratch memory, their remainders, and the parts of split
+"""Emits reduce loops, whose accumulators are carried in registers or stored in scratch memory, with their tails, and the parts of split
 reductions.
 
     for r in K: acc += f(r)          →    LOOP r (acc) … ENDLOOP (acc + f(r));  RESULT
     for k: for n: acc[n] += f(k, n)  →    for n: scratch[n] = 0;  for k: for n: scratch[n] += f(k, n);  for n: … scratch[n]
 
-Long sums of floats are cut into blocks (`svod.core.ir.summation`), each with accumulators of its own:
+Long sums of floats are cut into blocks (`svod.core.ir.summation`), each with separate accumulators:
 
     for r in 4096: acc += f(r)       →    LOOP a in 4096 by 32 (acc): { LOOP r in a…a+32 (0): … ENDLOOP;  ENDLOOP (acc + RESULT) }
 """
@@ -37,19 +37,19 @@ class ScratchAccumulators:
         self.first = first              # initial values
         self.loops = loops              # the output loops inside the reduce loops, outermost first
         self.tile_shape = tile_shape    # (rows, columns) of a tile register, if accumulators are tiles
-        self.iteration: dict[int, int] = {}     # position in `loops` of an open loop → its index value
+        self.iteration: dict[int, int] = {}     # position in `loops` of a loop that is open → its index value
         self.ctx = ctx
         total = prod(node.loop.piece.extent for node in loops)
         self.offsets = [ctx.allocate(self.b.dtype[v].itemsize * self.b.num_lanes[v] * total + SLACK) for v in first]
 
     def another(self) -> ScratchAccumulators:
-        """A second set of slots, for the accumulators of a block."""
+        """Make a second set of slots, for the accumulators of a block."""
         other = ScratchAccumulators(self.ctx, self.axes, self.first, self.loops, self.tile_shape)
         other.iteration = self.iteration
         return other
 
     def _slot(self, number: int, dtype: DType, lanes: int) -> tuple[int, int]:
-        """(pointer, index) of accumulator `number` in the current iteration of the open loops."""
+        """Return (pointer, index) of accumulator `number` in the current iteration of the open loops."""
         terms: Terms = {}
         scale = lanes
         for j in reversed(range(len(self.loops))):
@@ -75,13 +75,13 @@ class ScratchAccumulators:
 
 
 Memory = ScratchAccumulators | None
-# emits code that adds to accumulators, carried or in scratch; returns the new carried ones
+# emits code that adds to accumulators, carried or in scratch memory; returns the carried accumulators after it
 Inside = Callable[[list[int], Memory], list[int]]
-Run = Callable[[int, int, list[int], Memory], list[int]]    # like `Inside`, for the iterations from a start to a stop
+Run = Callable[[int, int, list[int], Memory], list[int]]    # emits such code for the iterations from a start to a stop
 
 
 class ReduceLoops:
-    """Emits the loops of one reduction of an open stage. `compute_all`: computes the stages of a body."""
+    """Emits the loops of one reduction of an open stage. `compute_all` emits the stages that a body computes."""
 
     def __init__(self, loops: LoopEmitter, intrinsics: Intrinsics, stage: OpenStage, compute_all: Callable[[Body], None]):
         self.ctx, self.b, self.axes = intrinsics.ctx, intrinsics.b, loops.axes
@@ -102,8 +102,8 @@ class ReduceLoops:
         self._over_outputs(scratch, 0, lambda: sums.epilogue(scratch.read(), sink, node.barrier))
 
     def _over_outputs(self, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
-        """Emit `body` inside those output loops from number `j` on that are not open. No stages are computed in these loops: stages that
-        are read after the reduction are placed outside of its loops."""
+        """Emit `body` inside the output loops from number `j` on, except those that are open. The loops compute no stages, because every
+        stage that is read after the reduction is placed outside of the reduction's loops."""
         if j == len(scratch.loops):
             body()
             return
@@ -113,8 +113,8 @@ class ReduceLoops:
         self.loops.counted(self.stage, scratch.loops[j], scratch.iteration, j, lambda: self._over_outputs(scratch, j + 1, body))
 
     def _emit(self, node: Inner, accs: list[int], scratch: Memory) -> list[int]:
-        """Emit a loop or statement of a reduction; returns the new carried accumulators. Accumulators in scratch are read and written by an
-        Update, and the loops around it carry nothing."""
+        """Emit a loop or statement of a reduction; returns the carried accumulators after it. Accumulators in scratch memory are read
+        and written by an Update, and the loops around it carry nothing."""
         if isinstance(node, Accumulate):
             return self.sums.accumulate(accs, node.blocks)
         if isinstance(node, Update):
@@ -135,7 +135,7 @@ class ReduceLoops:
         return self._with_row(node, ({}, 0), node.body, accs, None)     # an output loop of extent 1
 
     def _body(self, body: Body, accs: list[int], scratch: Memory) -> list[int]:
-        """Emit a body; returns the new carried accumulators."""
+        """Emit a body; returns the carried accumulators after it."""
         before = self.stage.enter(body)
         self.compute_all(body)
         out = self._emit(body.inner, accs, scratch)
@@ -143,19 +143,19 @@ class ReduceLoops:
         return out
 
     def _with_row(self, node: Loop, at: Lin, body: Body, accs: list[int], scratch: Memory) -> list[int]:
-        """Emit a body with a loop open at a position."""
+        """Emit a body with the loop of `node` open at position `at`; returns the carried accumulators after it."""
         self.stage.open_row(node.axis, at)
         out = self._body(body, accs, scratch)
         self.stage.close_row(node.axis)
         return out
 
     def _looped(self, node: Loop, body: Body, start: int, stop: int, step: int, accs: list[int], scratch: Memory) -> list[int]:
-        """Emit a body in a loop that carries accumulators."""
+        """Emit a body in a loop that carries accumulators; returns them after the loop."""
         index, carried = self.b.open(start, stop, step, tuple(accs))
         return self._close(index, self._with_row(node, ({index: 1}, 0), body, carried, scratch))
 
     def _over_axis(self, node: Loop, accs: list[int], scratch: Memory) -> list[int]:
-        """Emit one reduce loop: its whole iterations, in blocks if it has any, then its tail."""
+        """Emit one reduce loop: its full iterations, in blocks if it has blocks, then its tail."""
         b, stage, stride = self.b, self.stage, node.stride
         if node.span in (Span.TO_LIMIT, Span.WHOLE):
             return self._up_to_limit(node, accs, scratch)
@@ -191,7 +191,8 @@ class ReduceLoops:
     # -- blocks --------------------------------------------------------------------------------------------
     def _in_blocks(self, sizes: tuple[int, ...], stride: int, bounds: tuple[int, int], accs: list[int], scratch: Memory,
                    run: Run) -> list[int]:
-        """Emit `run` from one bound to the other, in nested blocks. `sizes`: iterations of a block, innermost first; () for no blocks."""
+        """Emit the code of `run` from the first bound to the second, in nested blocks. `sizes`: iterations of a block, innermost first;
+        () for no blocks."""
         b = self.b
 
         def blocks(sizes: tuple[int, ...], start: int, stop: int, positions: int | None, own: list[int],
@@ -210,7 +211,7 @@ class ReduceLoops:
         return blocks(sizes, *bounds, stop - start if start is not None and stop is not None else None, accs, scratch)
 
     def _block(self, accs: list[int], scratch: Memory, body: Inside) -> list[int]:
-        """Let `body` add to new accumulators, and combine them with the given ones."""
+        """Let `body` add to new accumulators, then combine these with the given ones."""
         sums = self.sums
         if scratch is None:
             return sums.fold(accs, body(sums.first, None))
@@ -221,13 +222,13 @@ class ReduceLoops:
         return []
 
     def _close(self, loop: int, following: list[int]) -> list[int]:
-        """Close a loop that carries accumulators."""
+        """Close a loop that carries accumulators; returns their final values."""
         out = self.b.close(loop, tuple(following))
         self.stage.memo.clear()
         return out
 
     def _up_to_limit(self, node: Loop, accs: list[int], scratch: Memory) -> list[int]:
-        """Emit a reduce loop over an axis whose extent depends on variables: whole iterations first, then smaller ones up to the extent."""
+        """Emit a reduce loop over an axis whose extent depends on variables: full iterations first, then smaller ones up to the extent."""
         b, stage, a, stride = self.b, self.stage, node.axis, node.stride
         at = node.frame.number_of(node.loop)
         end = -(-node.frame.left(a, at) // stride) * stride
@@ -253,7 +254,7 @@ class ReduceLoops:
         return self._block(accs, scratch, tail) if node.blocks else tail(accs, scratch)
 
     def _used_bounds(self, node: Loop) -> tuple[int, int]:
-        """(start, stop) of a reduce loop. Iterations that add nothing to any position of the tile are left out."""
+        """Emit (start, stop) of a reduce loop, without iterations that add nothing to any position of the tile."""
         b, stage, window, end = self.b, self.stage, node.window, node.whole * node.stride
         if window is None:
             return self._unmasked_bounds(node, end)
@@ -265,7 +266,8 @@ class ReduceLoops:
                 b.alu("MIN", dtypes.index, 1, b.index(end), b.alu("IDIV", dtypes.index, 1, stop, apart)))
 
     def _unmasked_bounds(self, node: Loop, end: int) -> tuple[int, int]:
-        """(start, stop) of a loop over blocks of keys: blocks whose scores are masked for all rows of the group are left out."""
+        """Emit (start, stop) of an attention's loop over blocks of keys, without blocks in which the mask hides the scores of all rows
+        of the group."""
         b, stage = self.b, self.stage
         start, stop = b.index(0), b.index(end)
         for limit in node.limits:
@@ -284,7 +286,7 @@ class ReduceLoops:
         return start, stop
 
     def _part_bounds(self, end: int) -> tuple[int, int]:
-        """(start, stop) of the reduce positions of this part of a split reduction. `end`: of all parts."""
+        """Emit (start, stop) of the positions that this part of a split reduction sums up. `end`: the number of positions of all parts."""
         b = self.b
         assert self.ctx.split is not None
         chunk = self.ctx.split.chunk
@@ -292,7 +294,7 @@ class ReduceLoops:
         return start, b.alu("MIN", dtypes.index, 1, b.add(start, b.index(chunk)), b.index(end))
 
     def _first_of_last_part(self) -> int:
-        """The start of a loop to 1 that only the last part runs: 0 in the last part, else 1."""
+        """Emit the start of a loop that ends at 1 and that only the last part runs: 0 in the last part, otherwise 1."""
         b = self.b
         assert self.ctx.split is not None
         last = b.alu("CMPEQ", dtypes.bool, 1, self.ctx.part, b.index(self.ctx.split.parts - 1))
@@ -300,7 +302,7 @@ class ReduceLoops:
 
 
 def _loops_of(node: Reduction) -> list[Loop]:
-    """The output loops inside the reduce loops that have accumulators in memory, outermost first."""
+    """Return the output loops inside the reduce loops of a reduction with accumulators in memory, outermost first."""
     found: list[Loop] = []
     inner: Inner = node.inner
     while isinstance(inner, Loop):

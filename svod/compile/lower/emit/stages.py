@@ -24,7 +24,7 @@ NOWHERE: Lin = ({}, 0)
 
 
 class Stages:
-    """Emits stages, and inside their loops the stages that are placed there."""
+    """Emits stages and, inside their loops, the stages that are computed there."""
 
     def __init__(self, ctx: PhaseContext):
         self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
@@ -37,7 +37,8 @@ class Stages:
         self.group_copies = GroupCopies(ctx, self.axes)
 
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:
-        """Emit a body: the stages in it, then the loops of `stage` and its reduction. `sink` stores the value at each position."""
+        """Emit a body: the stages that it computes, then the loops of `stage` and its reduction. `sink` stores the value at each
+        position."""
         before = stage.enter(body)
         self.compute_all(body)
         if isinstance(body.inner, Loop):
@@ -49,15 +50,15 @@ class Stages:
         stage.leave(before)
 
     def compute_all(self, body: Body) -> None:
-        """Emit the stages of a body."""
+        """Emit the stages that a body computes."""
         for node in body.stages:
             self.compute(node)
         if body.barrier:
             self.ctx.group.shared.barrier()
 
     def compute(self, node: Compute) -> None:
-        """Emit the computation of one stage, for the region that its readers need here. A stage without a body is computed where it is
-        multiplied."""
+        """Emit the computation of one stage, for the region that its readers need here. A stage without a body emits nothing: each
+        product that reads it computes it."""
         s, body = node.stage, node.body
         if body is None:
             return
@@ -73,7 +74,7 @@ class Stages:
         else:
             stage = self._open_rows(body.frame, node.nest, base)
             if self.ctx.group.group.threads > 1 and space not in OF_GROUP:
-                # Each thread has a region of its own; the limits of loops count for that of the whole group.
+                # each thread has a different region; the limits of loops apply to the region of the whole group
                 whole = [(self.axes.placed_at(start), extent) for start, extent in node.nest.of_group]
                 parts = [(start, extent - own) for (start, extent), own in zip(whole, stage.frame.bounds, strict=False)]
                 stage.of_group[:len(parts)] = parts
@@ -96,7 +97,7 @@ class Stages:
         self.ctx.forget_values()
 
     def _emit_own(self, stage: OpenStage, node: Compute, body: Body, layout: Layout, base: list[Lin]) -> None:
-        """Compute a stage of which each thread has its own value: a single element, or an area of scratch memory."""
+        """Compute a stage whose value is private to each thread: a single element, or an area of scratch memory."""
         s, b = stage.index, self.b
         if all(extent == 1 for _, extent in node.nest.written):
             got: list[int] = []
@@ -137,7 +138,8 @@ class Stages:
         self.ctx.keep(stage.index, -1, None, base, False, held=Held(starts.pop(), held))
 
     def copy_sink(self, s: int, area: tuple[str, int], layout: Layout, base: list[Lin]) -> Sink:
-        """The sink that stores a staged value, position by position. `area`: (op, arg) of its pointer; `base`: the start of each dim."""
+        """Return the sink that stores a staged value, position by position. `area`: (op, arg) of its pointer; `base`: the start of each
+        dim."""
         op, arg = area
         if s in self.facts.packed:
             return lambda stage: self.packing.store(stage, op, arg, layout, base)
@@ -145,14 +147,14 @@ class Stages:
         return lambda stage: self.values.store_layout(stage, self.values.result(stage), pointer, layout, base)
 
     def _store(self, stage: OpenStage, sink: Sink) -> None:
-        """Hand the sink a stage without reduction, position by position of the register tile."""
+        """Give each position of the register tile of a stage without reduction to the sink."""
         stage.memo.clear()
         for offsets, chunk in stage.frame.out_positions():
             if stage.set_position(offsets, chunk):
                 sink(stage)
 
     def open_root(self, frame: Frame) -> OpenStage:
-        """Open the stage of a phase: all its positions, or on a grid those of one thread."""
+        """Open the stage of a phase: all its positions, or on a grid the positions of one thread."""
         s, base = frame.r.stage.index, [NOWHERE] * len(frame.pieces)
         if s in self.facts.derived:
             return OpenStage(frame, base)
@@ -161,7 +163,7 @@ class Stages:
         return self._open_rows(frame, self.facts.nest.stages[s], base[:frame.num_outs])
 
     def _open_rows(self, frame: Frame, nest: StageNest, base: list[Lin]) -> OpenStage:
-        """Open a stage whose loops are rows of the state; in a group, only one thread's part of it. `base`: the starts of its output
+        """Open a stage inside the open loops; in a group of threads, only this thread's part of it. `base`: the starts of its output
         axes."""
         starts: list[Lin] = base + [NOWHERE] * len(frame.r.stage.reds)
         stage = OpenStage(frame, self.ctx.group.starts_of(frame.r, nest.axes, starts))
@@ -173,8 +175,8 @@ class Stages:
         return stage
 
     def _has_whole_vectors(self, stage: OpenStage, nest: StageNest) -> bool:
-        """Whether every vector lies wholly inside its axis or wholly outside: vectors start at multiples of their width, which divides the
-        extent."""
+        """Whether every vector lies entirely inside its axis or entirely outside: vectors start at multiples of their width, and the
+        width divides the extent."""
         a = stage.frame.vector_axis
         widths = {chunk.width for chunk in stage.frame.chunks()}
         strides = [p.stride for p in nest.axes[a] if p.row != stage.frame.vector_row and p.extent > 1]

@@ -13,8 +13,8 @@ from svod.core.tree.nodes import Body, Chunk, Frame
 
 
 class Held(NamedTuple):
-    """The elements of a stage that a thread has in registers. `terms`: the index values of the start, per dim; `values`: constant position
-    per dim → value."""
+    """The elements of a stage that a thread has in registers. `terms`: per dim, the index values that the start of the elements is made
+    of; `values`: position relative to that start, per dim → value."""
 
     terms: tuple[frozenset[tuple[int, int]], ...]
     values: dict[tuple[int, ...], int]
@@ -28,9 +28,9 @@ class Staged(NamedTuple):
     layout: Layout | None
     base: tuple[Lin, ...]
     floor: int                     # the loop level at or inside which loads must stay
-    version: int                   # counts the contents of the area, which is written again when the stage is computed again
-    guarded: bool                  # readers may ask for positions beyond the extent, so they load under a gate
-    buffer: int = -1               # index value: elements before the buffer to read, if there are several; else -1
+    version: int                   # increases each time the stage is computed again and its area overwritten
+    guarded: bool                  # readers may request positions beyond the extent, so they load under a gate
+    buffer: int = -1               # index value: elements before the buffer to read, if there are several buffers; -1: there is one
     held: Held | None = None
 
 
@@ -38,8 +38,8 @@ Place = tuple[Frame, frozenset[int], dict[int, int]]    # `frame`, `safe` and `a
 
 
 class OpenStage:
-    """A stage while it is emitted: this thread's part of it, the place in its loops, and the values that are known there. The nodes of the
-    loop tree say which loops there are: `frame`, `safe` and `ahead` are those of the innermost body around the place."""
+    """A stage while its code is emitted: this thread's part of it, the current position in its loops, and the values known there.
+    `frame`, `safe` and `ahead` come from the innermost body of the loop tree around that position."""
 
     __slots__ = ("ahead", "base", "chunk", "frame", "linear", "memo", "of_group", "offsets", "offsets_of", "opened", "r", "results", "safe",
                  "steps", "stores", "whole_vectors")
@@ -48,20 +48,20 @@ class OpenStage:
         self.r = r = frame.r
         # -- the part of this thread
         self.base = base                # per local axis: the start of this thread's part
-        # per local axis: the start of the first thread of the group, and how many positions later the last thread starts
+        # per local axis: start of the group's first thread, number of positions from there to the start of its last thread
         self.of_group: list[tuple[Lin, int]] = []
         self.stores = -1                # the condition that this thread stores its results; -1: always
-        self.whole_vectors = False      # whether every vector is wholly inside the stage or wholly outside
-        self.steps: Mapping[int, int] = {}  # node → how much its value grows from lane to lane, if evenly
-        # -- the place in the loops
+        self.whole_vectors = False      # whether every vector is entirely inside the stage or entirely outside
+        self.steps: Mapping[int, int] = {}  # node → difference of its values in neighbouring lanes, if that is constant
+        # -- the current position in the loops
         self.frame = frame
-        self.safe = safe                # local axes all of whose positions are known to be inside their extents
-        self.opened: list[list[Lin]] = [[] for _ in base]     # per local axis: the loop values opened so far
+        self.safe = safe                # local axes whose positions are all known to be inside their extents
+        self.opened: list[list[Lin]] = [[] for _ in base]     # per local axis: the values of the loops opened so far
         self.ahead: dict[int, int] = {}     # load that prefetches → how many elements ahead it prefetches
         self.offsets: list[int] = [0] * len(base)             # per local axis: the current position, relative to the start
         self.chunk = Chunk(0, 1, 1)
-        # -- values known at that place
-        # node → picks the offsets that its value depends on
+        # -- values known at that position
+        # node → getter of the offsets that its value depends on
         self.offsets_of = {i: itemgetter(*n.deps) for i, n in enumerate(r.nodes) if n.deps}
         self.memo: dict[Any, int] = {}  # values at positions; cleared when a loop opens or closes
         self.linear: dict[Any, Any] = {}    # starts of axes and of addresses; cleared when a loop opens or closes
@@ -84,13 +84,13 @@ class OpenStage:
         self.memo.clear()
 
     def span(self, a: int) -> int:
-        """Positions that the loops of an axis inside those opened so far cover."""
+        """Return the number of positions of axis `a` that one iteration of the loops opened so far covers."""
         pieces = self.frame.pieces[a]
         loops = [p for p in pieces if p.role == LOOP]
         return span([p for p in pieces if p.role != LOOP] + loops[len(self.opened[a]):])
 
     def enter(self, body: Body) -> Place:
-        """Make a body the innermost one around the place. Returns what to give to `leave`."""
+        """Make a body the innermost one. Returns the state to restore with `leave`."""
         before = self.frame, self.safe, self.ahead
         self.frame, self.safe = body.frame, body.safe
         if body.prefetches:
@@ -98,11 +98,11 @@ class OpenStage:
         return before
 
     def leave(self, before: Place) -> None:
-        """Go back to the body that was the innermost one before."""
+        """Make the body that was innermost before `enter` the innermost one again."""
         self.frame, self.safe, self.ahead = before
 
     def set_position(self, offsets: dict[int, int], chunk: Chunk, more: dict[int, int] | None = None) -> bool:
-        """Make a position current. Returns False if all of it is beyond the end of an axis."""
+        """Set the current position. Returns False if all of it is beyond the end of an axis."""
         frame, bounds = self.frame, self.frame.bounds
         self.offsets = off = [0] * len(bounds)
         for a, o in offsets.items():

@@ -1,1 +1,1 @@
-"""The threads of a group: what each computes and copies, and the memory that they share."""
+"""Emission for the threads of a group: the part of the work that each computes and copies, and the memory that they share."""

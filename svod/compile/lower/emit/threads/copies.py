@@ -2,8 +2,8 @@
 
     s1[16, 64], vectors of 4, 64 threads      u = t + k*64 for k in 0…4: row u // 16, vector u % 16
 
-In each turn neighbouring threads copy neighbouring vectors. If the number of threads does not divide the number of vectors, only some of
-the threads take part in the last turn."""
+The copy proceeds in turns of one vector per thread, and neighbouring threads copy neighbouring vectors. If the number of threads does not
+divide the number of vectors, only some of the threads take part in the last turn."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
@@ -17,7 +17,7 @@ INDEX = dtypes.index
 
 
 class GroupCopies:
-    """Emits the turns of a copy."""
+    """Emits a copy that the threads of a group share, in turns of one vector per thread."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes):
         self.ctx, self.b = ctx, ctx.b
@@ -40,14 +40,14 @@ class GroupCopies:
         else:
             for k in range(turns.whole):
                 self._turn(stage, turns, ({thread: 1}, k * threads), threads * (k + 1), sink)
-        if turns.rest:      # Threads beyond the last part repeat it, and store nothing.
+        if turns.rest:      # Threads beyond the last vector repeat it, and store nothing.
             number = self.axes.ssa(({thread: 1}, end))
             stage.stores = b.alu("CMPLT", dtypes.bool, 1, number, b.index(turns.parts))
             self._turn(stage, turns, ({b.alu("MIN", INDEX, 1, number, b.index(turns.parts - 1)): 1}, 0), turns.parts, sink)
             stage.stores = -1
 
     def _turn(self, stage: OpenStage, turns: Turns, at: Lin, below: int, sink: Sink) -> None:
-        """Emit one turn: the copy of part number `at`, which is less than `below`."""
+        """Emit one turn: the copy of vector (or single element) number `at`, which is less than `below`."""
         frame = stage.frame
         for d, n in zip(reversed(turns.order), reversed(turns.counts), strict=True):
             (terms, const), at = self._split(at, n, below)
@@ -61,8 +61,8 @@ class GroupCopies:
             stage.close_row(d)
 
     def _split(self, at: Lin, n: int, below: int) -> tuple[Lin, Lin]:
-        """(at % n, at // n) of a number less than `below`. Terms that `n` divides are divided one by one, so that the remainder is the same
-        value in every turn."""
+        """Emit (at % n, at // n) of a number less than `below`. Terms that `n` divides are divided one by one, so that the remainder is
+        the same value in every turn."""
         b = self.b
         if below <= n:
             return at, ({}, 0)

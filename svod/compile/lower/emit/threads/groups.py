@@ -5,9 +5,9 @@
     over more, or an odd number         p[t] = acc;  BARRIER;  acc = p[t - t % 5];  LOOP k in 1…5: acc += p[t - t % 5 + k]
     over several subgroups              shuffles in each;  its first lane: p[t // 32] = acc;  BARRIER;  acc = Σ p
 
-All threads run the same loops: those that no opt has bound to threads. A thread without a position of its own repeats the work of another.
-Of the threads that share a reduction, the first stores the result; this includes threads that hold a row of a tile together. Of the threads
-that hold a tile of results, each stores its own elements."""
+All threads run the same loops: the ones that no opt has bound to threads. A thread beyond the last position repeats the work of another
+thread. If threads share a reduction, or hold a row of a tile together, the first of them stores the result. If they hold a tile of
+results, each stores the elements that it holds."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,15 +47,15 @@ class GroupThreads:
         return self.stages.get(s, ONE_THREAD)
 
     def _part(self, value: int, inner: int, extent: int, whole: int) -> int:
-        """Emit value // inner % extent. `whole`: a bound that `value` stays below."""
+        """Emit value // inner % extent, without operations that cannot change the value. `whole`: `value` is less than this."""
         b = self.b
         if inner > 1:
             value = b.alu("IDIV", INDEX, 1, value, b.index(inner))
         return value if inner * extent >= whole else b.alu("MOD", INDEX, 1, value, b.index(extent))
 
     def _thread_of(self, own: StageThreads) -> int:
-        """The number of this thread among those that compute a stage. A thread beyond the last one repeats the work of one of the first, or
-        of the last one."""
+        """Emit the number of this thread among the threads that compute a stage. If the group has more threads, the others repeat the
+        work of the first ones, or of the last one."""
         if own.threads == self.group.threads:
             return self.thread
         if self.group.threads % own.threads == 0:
@@ -63,12 +63,12 @@ class GroupThreads:
         return self.b.alu("MIN", INDEX, 1, self.thread, self.b.index(own.threads - 1))
 
     def _reducer_of(self, own: StageThreads) -> int:
-        """The number of the part of a stage's reductions that this thread computes."""
+        """Emit the number of the part of a stage's reductions that this thread computes."""
         reducer = self._part(self._thread_of(own), 1, own.inner, own.threads)
         return reducer if own.reducers in (1, own.inner) else self.b.alu("MIN", INDEX, 1, reducer, self.b.index(own.reducers - 1))
 
     def stores(self, s: int) -> int:
-        """The condition that this thread stores its results of stage `s`; -1 if all threads do."""
+        """Emit the condition that this thread stores its results of stage `s`; -1 if all threads store."""
         if self.group.threads == 1:
             return -1
         b, own = self.b, self.threads_of(s)
@@ -82,7 +82,7 @@ class GroupThreads:
         return reduce(partial(b.alu, "AND", BOOL, 1), conditions) if conditions else -1
 
     def origin(self, fragment: Fragment) -> tuple[Lin, Lin]:
-        """(row, column), in a tile, of the first element that this thread holds."""
+        """Emit (row, column), in a tile, of the first element that this thread holds."""
         inner, row, column = 1, NOWHERE, NOWHERE
         for d in reversed(fragment.threads):
             at = self._part(self.thread, inner, d.extent, self.group.threads)
@@ -91,7 +91,7 @@ class GroupThreads:
         return row, column
 
     def starts(self, r: ResolvedStage) -> dict[int, int]:
-        """Loop row bound to threads → the position along it that this thread computes."""
+        """Emit this thread's position along each loop that is bound to threads: row of the state → position."""
         own = self.threads_of(r.stage.index)
         starts = {}
         for a in r.axes:
@@ -105,7 +105,7 @@ class GroupThreads:
         return starts
 
     def starts_of(self, r: ResolvedStage, pieces: Sequence[tuple[EmittedLoop, ...]], base: Sequence[Lin]) -> list[Lin]:
-        """The start of each axis in this thread's part of a stage. `base`: the starts of the first thread."""
+        """Emit the start of each axis in this thread's part of a stage. `base`: the starts of the first thread."""
         starts_at, fragment = list(base), held_layout(self.state, r.stage.index)
         if fragment is None and not any(p.role in BLOCK_ROLES for own in pieces for p in own):
             return starts_at
@@ -120,15 +120,15 @@ class GroupThreads:
 
     # -- partial results -----------------------------------------------------------------------------------
     def over_columns(self, r: ResolvedStage, values: list[int], combiner: str, alu: Alu) -> list[int]:
-        """Combine the components of a reduction along the columns of a tile over the threads that hold columns of the same row."""
+        """Combine the components of a reduction over the threads that hold other columns of the same row of a tile."""
         for mask in () if r.combines else shuffles_of(self.state, r.stage.index):
             others = [self._shuffle(v, mask) for v in values]
             values = list(get_combiner(combiner).combine(tuple(values), tuple(others), alu, nan=self.b.dtype[values[0]].is_float))
         return values
 
     def combine(self, r: ResolvedStage, accs: list[int], alu: Alu, barrier: bool) -> list[int]:
-        """Combine a stage's accumulators over the threads that share its reductions, so that each of them has the result. Threads of other
-        positions do the same at the same time. `barrier`: threads wait before they store to shared memory."""
+        """Combine a stage's accumulators over the threads that share its reductions, so that each of these threads has the result.
+        `barrier`: threads wait before they store to shared memory."""
         own = self.threads_of(r.stage.index)
         if own.reducers == 1:
             return accs
@@ -146,7 +146,7 @@ class GroupThreads:
         return b.load("SHFL_XOR", b.dtype[v], b.num_lanes[v], (v,), mask, ordered=True)
 
     def both(self, r: ResolvedStage, accs: list[int], others: list[int], alu: Alu) -> list[int]:
-        """Combine two lists of accumulators element by element."""
+        """Combine two lists of accumulators element by element; returns the results."""
         following: list[int] = []
         while len(following) < len(accs):
             for red in r.reductions:
@@ -156,7 +156,8 @@ class GroupThreads:
         return following
 
     def _through_memory(self, r: ResolvedStage, own: StageThreads, lanes: int, accs: list[int], alu: Alu, barrier: bool) -> list[int]:
-        """Put one partial result of every `lanes` threads into shared memory; then every thread combines those of its position."""
+        """Store one partial result of every `lanes` threads to shared memory; then every thread combines the partial results of its
+        position."""
         b, shared, s = self.b, self.shared, r.stage.index
         slots = self.group.threads // lanes
         areas = [shared.area((s, i, b.dtype[v], b.num_lanes[v]), slots * b.num_lanes[v] * b.dtype[v].itemsize) for i, v in enumerate(accs)]
@@ -186,7 +187,7 @@ class GroupThreads:
         return combined(b.index(0), b.index(count), blocked_loop(rule, count, 1).sizes if rule is not None else ())
 
     def _identities(self, r: ResolvedStage, accs: list[int]) -> tuple[int, ...]:
-        """The neutral elements of a stage's accumulators, reduction by reduction."""
+        """Emit the neutral elements of a stage's accumulators, reduction by reduction."""
         b, found = self.b, list[int]()
         while len(found) < len(accs):
             for red in r.reductions:
@@ -195,7 +196,7 @@ class GroupThreads:
         return tuple(found)
 
     def _first_slot(self, own: StageThreads, lanes: int) -> int:
-        """The first slot with a partial result of this thread's position."""
+        """Emit the number of the first slot with a partial result of this thread's position."""
         b = self.b
         if own.local == 1:
             return b.index(0)
