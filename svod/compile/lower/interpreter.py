@@ -69,7 +69,7 @@ Areas = dict[int, tuple[DType, Array]]      # first byte → element type, and t
 
 
 def _areas(code: Sequence[Instruction], op: str, memory: Array) -> Areas:
-    """The areas of scratch or shared memory that code points to."""
+    """Return the areas of scratch or shared memory that code points to."""
     types = {i.arg: i.dtype for i in code if i.op == op}
     return {a: (types[a], memory[a:b]) for a, b in pairwise([*sorted(types), memory.size])}
 
@@ -80,19 +80,19 @@ def _poison_areas(areas: Areas) -> None:
 
 
 class Elements:
-    """The memory behind a pointer: elements in memory form. `is_private`: no other thread has access to it."""
+    """The elements of the memory that a pointer points to, in memory form. `is_private`: no other thread has access to it."""
 
     def __init__(self, array: Array, dtype: DType, name: str, is_private: bool):
         self.array, self.dtype, self.name, self.size, self.is_private = array, dtype, name, array.size, is_private
 
 
 Step = Callable[[], None]
-Together = Callable[[list[list[Any]]], Any]     # the operands of each thread of a subgroup → the result of the one that runs
+Together = Callable[[list[list[Any]]], Any]     # the operands of each thread of a subgroup → the result of the current thread
 
 
 class Barrier(NamedTuple):
-    """A point where a thread waits: the instruction, and the positions of the loops around it. `visible`: whether it makes earlier stores
-    visible, as BARRIER does; threads that only exchange registers do not see each other's stores."""
+    """A point where a thread waits: the instruction, and the positions of the loops around it. `visible`: whether the point makes
+    earlier stores visible to other threads, as BARRIER does; an exchange of registers does not."""
 
     instruction: int
     positions: tuple[int, ...]
@@ -159,8 +159,8 @@ class PhaseInterpreter:
         self.begin = self.end = self.thread = 0
         self.copies: list[list[Step]] = [[]]    # asynchronous copies of the current thread, grouped by COMMIT; the last group is open
         self.rows: list[BulkBuffer] = []        # bulk copies of rows of the current group, by buffer
-        self.sent: dict[int, Any] = {}          # thread → values it has given to others since it last resumed
-        self.received: dict[int, Any] = {}      # thread → values it gave before that
+        self.sent: dict[int, Any] = {}          # thread → values that it has given to others since it last resumed
+        self.received: dict[int, Any] = {}      # thread → values that it gave before it last resumed
         self.steps: Body = []
         self.translate()
 
@@ -215,17 +215,17 @@ class PhaseInterpreter:
             raise self.failed(first.instruction, f"{others} of the {self.phase.block} threads of the group do not reach it")
 
     def order(self, threads: Sequence[int]) -> Sequence[int]:
-        """The order in which the threads of a group resume after a barrier."""
+        """Return the order in which the threads of a group resume after a barrier."""
         return threads
 
     def at_barrier(self) -> None:
-        """Called when all threads of a group have reached a barrier."""
+        """Hook for subclasses, called when all threads of a group have reached a barrier."""
 
     def touched(self, i: int, memory: Elements, where: Array, write: bool) -> None:
-        """Called for every access that is not masked off, after its elements were checked against the buffer."""
+        """Hook for subclasses, called for every access that is not masked off, after its elements were checked against the buffer."""
 
     def in_flight(self, i: int, memory: Elements, where: Array) -> None:
-        """Called when an asynchronous copy begins; `touched` is called when it ends."""
+        """Hook for subclasses, called when an asynchronous copy begins; `touched` is called when it ends."""
 
     def failed(self, i: int, why: str) -> CompileError:
         return CompileError(f"phase {self.phase.symbol}: {format_instruction(i, self.code[i])}: {why}")
@@ -254,7 +254,8 @@ class PhaseInterpreter:
         return Pause(lambda: iter([_reached(self, i, loops, True)]))
 
     def exchange(self, i: int, loops: tuple[int, ...]) -> Pause:
-        """An instruction of a whole subgroup: each thread gives its operands, and computes its result from the operands of all."""
+        """Make the step of an instruction that a whole subgroup executes: each thread gives its operands, and computes its result from
+        the operands of all threads."""
         op, _, _, src, _ = self.code[i]
         result: Together = getattr(self, _TOGETHER[op])(i)
 
@@ -266,12 +267,12 @@ class PhaseInterpreter:
         return Pause(wait)
 
     def shuffle(self, i: int) -> Together:
-        """SHFL_XOR: the value of the thread whose number differs in the bits of the mask."""
+        """Make the function of SHFL_XOR: it returns the value of the thread whose number differs in the bits of the mask."""
         mask = self.code[i].arg
         return lambda given: given[self.thread % len(given) ^ mask][0]
 
     def load_matrix(self, i: int) -> Together:
-        """LOADMATRIX: the elements of a tile in memory that this thread holds."""
+        """Make the function of LOADMATRIX: it returns the elements of a tile in memory that this thread holds."""
         _, dtype, _, src, (offset, name, number, rows, columns, lines) = self.code[i]
         fragments = DOTS[name].fragments
         assert fragments is not None
@@ -289,7 +290,7 @@ class PhaseInterpreter:
         return load
 
     def matrix_product(self, i: int) -> Together:
-        """MMA: the elements of the sum that this thread holds."""
+        """Make the function of MMA: it returns the elements of the sum that this thread holds."""
         dot = DOTS[self.code[i].arg]
         assert dot.fragments is not None
         shapes = (dot.rows, dot.columns), (dot.rows, dot.depth), (dot.depth, dot.columns)
@@ -307,7 +308,8 @@ class PhaseInterpreter:
         return product
 
     def product_in_shared(self, i: int) -> Together:
-        """MMASHARED: the elements of the sum that this thread holds; operands are in shared memory."""
+        """Make the function of MMASHARED, whose operands are in shared memory: it returns the elements of the sum that this thread
+        holds."""
         name, *sides = self.code[i].arg
         dot = DOTS[name]
         assert dot.fragments is not None
@@ -356,7 +358,7 @@ class PhaseInterpreter:
         return self.code[s].dtype is INDEX and self.code[s].lanes == 1
 
     def step(self, i: int) -> Step | None:
-        """The action of one instruction. None for constants and pointers, which are set here, once."""
+        """Make the step of one instruction. Constants and pointers have none: their registers are set here, once."""
         op, dtype, lanes, src, arg = self.code[i]
         regs, carried = self.regs, self.carried
         if op == "CONST":
@@ -407,7 +409,7 @@ class PhaseInterpreter:
         return Elements(raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype)), dtype, name, op == "SCRATCH")
 
     def compute(self, i: int) -> Step:
-        """The action of an instruction that computes a value from other values."""
+        """Make the step of an instruction that computes a value from other values."""
         op, _, _, src, _ = self.code[i]
         regs, get = self.regs, operator.itemgetter(*src)
         function = _INDEX_FUNCTIONS[op] if self.is_index(i) and op in _INDEX_FUNCTIONS and all(map(self.is_index, src)) else _boxed(self, i)
@@ -418,7 +420,7 @@ class PhaseInterpreter:
         return nary
 
     def vector_function(self, i: int) -> Callable[..., Any]:
-        """The instruction as a function of arrays."""
+        """Return the instruction as a function of arrays."""
         op, dtype, lanes, src, arg = self.code[i]
         of = self.code[src[0]].dtype
         if op == "CAST":
@@ -451,8 +453,8 @@ class PhaseInterpreter:
         return OPERATION_VALUES[uop]
 
     def defined_integer(self, i: int, x: Array, y: Array) -> Array:
-        """An integer operation that machines define only for some operands. Raises CompileError for a division at which a machine may trap;
-        a shift by the width or more gives garbage."""
+        """Compute an integer operation that machines define only for some operands. Raises CompileError for a division at which a
+        machine may trap; a shift by the width or more gives an arbitrary value."""
         op, dtype, _, _, _ = self.code[i]
         if op in ("QUOTIENT", "REMAINDER"):
             if np.any((y == 0) | ((x == dtype.min) & (y == -1) & (dtype.kind == "i"))):
@@ -465,7 +467,7 @@ class PhaseInterpreter:
 
     # -- memory ---------------------------------------------------------------------------------------
     def addresses(self, i: int) -> Callable[[], Array]:
-        """The positions that an access touches, one per lane."""
+        """Return a function that computes the positions of an access, one per lane."""
         op, _, lanes, src, arg = self.code[i]
         regs, index = self.regs, src[1]
         if op in ("GATHER", "SCATTER"):
@@ -507,7 +509,7 @@ class PhaseInterpreter:
         return masked
 
     def copy_async(self, i: int) -> Step:
-        """An asynchronous copy, performed as late as allowed: at the WAIT for it."""
+        """Make the step of an asynchronous copy. The copy is performed as late as allowed: at the WAIT for it."""
         op, dtype, lanes, src, arg = self.code[i]
         regs, elements = self.regs, np.arange(lanes)
         if op == "COMMIT":
@@ -535,7 +537,7 @@ class PhaseInterpreter:
         return begin
 
     def copy_bulk(self, i: int) -> Step:
-        """A bulk copy of a row, performed as late as allowed: when a thread waits for its buffer."""
+        """Make the step of a bulk copy of a row. The copy is performed as late as allowed: when a thread waits for its buffer."""
         op, _, lanes, src, arg = self.code[i]
         regs, elements = self.regs, np.arange(lanes)
         if op != "COPY_BULK":
@@ -622,7 +624,7 @@ _TOGETHER = {"SHFL_XOR": "shuffle", "LOADMATRIX": "load_matrix", "MMA": "matrix_
 
 
 def _reached(phase: PhaseInterpreter, i: int, loops: tuple[int, ...], visible: bool) -> Barrier:
-    """The point at which the current thread waits."""
+    """Return the point at which the current thread waits."""
     return Barrier(i, tuple([phase.regs[head] for head in loops]), visible)
 
 
@@ -639,20 +641,20 @@ def _boxed(phase: PhaseInterpreter, i: int) -> Callable[..., Any]:
 
 
 def _begin_copy(phase: PhaseInterpreter, i: int, to: Elements, where: Array) -> None:
-    """Note that a copy has started. Raises the instruction's error if it goes beyond its memory."""
+    """Report to the hook that a copy has started. Raises the instruction's error if the copy goes beyond its memory."""
     if where[0] < 0 or where[-1] >= to.size:
         raise phase.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
     phase.in_flight(i, to, where)
 
 
 def in_rows(shape: tuple[int, int], side: tuple[int, int, int, int], line: int) -> Array:
-    """The places of the elements of a matrix that is stored in rows of lines, before swizzling. `side`: (offset, dim that is cut into rows,
-    elements from one such row to the next, lines of a row). Rows of neighbouring positions of the other dim follow one another."""
+    """Return the element numbers of a matrix that is stored in rows of lines, before swizzling. `side`: (offset, dim that is cut into
+    rows, elements from one such row to the next, lines of a row). Rows of neighbouring positions of the other dim follow one another."""
     offset, cut, apart, lines = side
     places, row = np.indices(shape), lines * line
     return np.asarray(offset + places[cut] // row * apart + places[cut] % row + places[1 - cut] * row)
 
 
 def swizzled(elements: Array, lines: int, line: int) -> Array:
-    """The places of elements of an area with swizzled rows of `lines` lines, `line` elements each."""
+    """Return the positions that the swizzle gives to elements of an area whose rows have `lines` lines of `line` elements."""
     return np.asarray(elements ^ elements // (8 * line) % lines * line)

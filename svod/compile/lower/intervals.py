@@ -30,7 +30,7 @@ _PAIRS: dict[str, Callable[[Interval, Interval], Interval]] = {
 
 
 def intervals(phase: PhaseSpec, code: Sequence[Instruction]) -> list[Interval]:
-    """The least and the greatest value of each index instruction of a phase; UNKNOWN for other instructions."""
+    """Return the minimum and the maximum value of each index instruction of a phase; UNKNOWN for other instructions."""
     found: list[Interval] = []
     for instruction in code:
         found.append(_of(phase, code, instruction, found))
@@ -69,12 +69,12 @@ def _of(phase: PhaseSpec, code: Sequence[Instruction], instruction: Instruction,
 
 
 def _known(interval: Interval) -> Interval:
-    """The interval if it fits 64-bit numbers, else UNKNOWN, as arithmetic wraps around."""
+    """Return the interval if it fits 64-bit numbers; otherwise UNKNOWN, because arithmetic wraps around."""
     return interval if UNKNOWN[0] <= interval[0] and interval[1] <= UNKNOWN[1] else UNKNOWN
 
 
 def least_iterations(phase: PhaseSpec, code: Sequence[Instruction]) -> int:
-    """A lower bound of the iterations that all loops of a thread run together, as Mesa's software driver counts them; a loop of unknown
+    """Return a lower bound of the total iterations of all loops of one thread, as Mesa's software driver counts them; a loop of unknown
     length counts as empty. This driver leaves a loop after one more run of its body, in which all lanes are masked. Such a run counts as
     an iteration of the loop and of each loop inside it; only the very last one of the phase does not count. Compilers may unroll short
     loops, and so run fewer iterations.

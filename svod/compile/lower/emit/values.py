@@ -23,7 +23,8 @@ _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
 
 
 class SumOfAxes(NamedTuple):
-    """Σ coefficient·axis + constant in a vector: `start` is its value in the first lane, `step` how much it grows from lane to lane."""
+    """Σ coefficient·axis + constant in a vector: `start` is the value in the first lane, `step` the difference between neighbouring
+    lanes."""
 
     start: Lin
     step: int
@@ -38,7 +39,7 @@ class Values:
         self.on_grid = ctx.facts.on_grid        # on a grid, one scalar mask holds for all lanes
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
-        """The value of a node at the current position: a vector where lanes differ, else a scalar."""
+        """Emit the value of a node at the current position: a vector if lanes differ, otherwise a scalar."""
         key = self._key(stage, n)
         value = stage.memo.get(key)
         if value is None:
@@ -49,7 +50,7 @@ class Values:
 
     @staticmethod
     def _key(stage: OpenStage, n: int) -> Any:
-        """The key under which a node's value at the current position is cached."""
+        """Return the key under which a node's value at the current position is cached."""
         deps = stage.r.nodes[n].deps
         if stage.frame.vector_axis in deps:
             chunk = stage.chunk
@@ -57,12 +58,12 @@ class Values:
         return (n, stage.offsets_of[n](stage.offsets)) if deps else n
 
     def put(self, stage: OpenStage, value: int) -> None:
-        """Set the stage's value at the current position to one that was computed elsewhere."""
+        """Set the stage's value at the current position, for a value that other code has computed."""
         stage.memo[self._key(stage, stage.r.value)] = value
 
     def in_vector(self, stage: OpenStage, n: int) -> tuple[int, int]:
-        """(value in the first lane, growth from lane to lane) of a node that grows evenly in the vectors of a copy. For any other node (its
-        value in all lanes, 0)."""
+        """Emit (value in the first lane, difference between neighbouring lanes) of a node that grows evenly in the vectors of a copy.
+        For any other node: (value in all lanes, 0)."""
         step = stage.steps.get(n)
         if step is None or stage.frame.vector_axis not in stage.r.nodes[n].deps:
             return self.evaluate(stage, n), 0
@@ -72,13 +73,13 @@ class Values:
         return value, step
 
     def gate(self, stage: OpenStage, node: Node) -> int:
-        """The condition of a load; -1: none. A scalar if it is the same in all lanes of a copy's vector."""
+        """Emit the condition of a load; -1: it has none. The condition is a scalar if it is the same in all lanes of a copy's vector."""
         if node.gate < 0:
             return -1
         return self.in_vector(stage, node.gate)[0] if stage.steps.get(node.gate) == 0 else self.evaluate(stage, node.gate)
 
     def result(self, stage: OpenStage) -> int:
-        """The value of the stage at the current position."""
+        """Emit the value of the stage at the current position."""
         return self.evaluate(stage, stage.r.value)
 
     def eval_const(self, stage: OpenStage, node: Node) -> int:
@@ -111,8 +112,8 @@ class Values:
         return b.alu(op, node.dtype, lanes, *args)
 
     def compared(self, stage: OpenStage, node: Node) -> int:
-        """Emit a comparison of two sums of axes, with all constants on one side, so that the positions of a tile share the other side. -1
-        if the operands are not such sums."""
+        """Emit a comparison of two sums of axes, with all constants on one side, so that the positions of a tile share the computation
+        of the other side. Returns -1, and emits nothing, for other operands."""
         low, high = (self.sum_of_axes(stage, s) for s in node.src)
         if low is None or high is None:
             return -1
@@ -122,7 +123,7 @@ class Values:
         return b.alu(node.op, dtypes.bool, width, value, b.vconst(dtypes.index, tuple(-const - k * step for k in range(width))))
 
     def sum_of_axes(self, stage: OpenStage, n: int) -> SumOfAxes | None:
-        """A node as a sum of axes and constants at the current position; None if it is no such sum."""
+        """Return a node as a sum of axes and constants at the current position; None if it is no such sum."""
         node = stage.r.nodes[n]
         if node.dtype != dtypes.index:
             return None
@@ -193,12 +194,12 @@ class Values:
         gate = alt = -1
         if staged.guarded:
             gate, alt = self.axes.guard(stage, node.deps), self.b.const(node.dtype, 1, 0)
-        # Shared memory after the area is unwritten, or written by other threads meanwhile, so it is not read past the end.
+        # other threads may write the shared memory behind the area, so a load does not read past the area's end
         return self.load(stage, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base,
                          slack=self.b.op[staged.pointer] != "SHARED", version=staged.version)
 
     def held_value(self, stage: OpenStage, node: Node, held: Held) -> int:
-        """The element of a stage in registers that this thread reads at the current position."""
+        """Return the element, at the current position, of a stage whose values this thread has in registers."""
         terms, place = self.axes.placed([self.axes.at(stage, lin) for lin in node.dims])
         value = held.values.get(place) if terms == held.terms else None
         if value is None:
@@ -230,8 +231,8 @@ class Values:
         return b.load("LOADS", dtype, lanes, (pointer, start, *extra), (const, lane), floor, ordered, version)
 
     def address(self, stage: OpenStage, linear: LinearIndex, base: Base | None = None) -> Address:
-        """The address of an access at the current position. `base`: the start of the address, for staged values; None computes it from the
-        loops."""
+        """Compute the address of an access at the current position. `base`: the start of the address, for staged values; None: it is
+        computed from the loops."""
         b = self.b
         off = stage.offsets
         start, const = self.addresses.base_of(stage, linear) if base is None else base
@@ -261,8 +262,8 @@ class Values:
         return Address(start, const, lane, vector)
 
     def copy_async(self, stage: OpenStage, pointer: int, at: int, const: int) -> None:
-        """Emit an asynchronous copy of the current position, of the argument that the stage holds, into shared memory. Zeros are stored if
-        its guard fails."""
+        """Emit an asynchronous copy into shared memory, of the current position of the argument that the stage copies. Zeros are stored
+        if the guard is false."""
         b, node = self.b, stage.r.nodes[stored_node(stage.r, self.ctx.facts.packed.get(stage.index))]
         width = stage.chunk.width if stage.frame.vector_axis >= 0 else 1
         assert node.linear is not None
@@ -277,7 +278,8 @@ class Values:
         b.store("COPY_ASYNC", node.dtype, width, (pointer, at, source, start, stores, inside), (const, offset))
 
     def copy_bulk(self, stage: OpenStage, pointer: int, at: int, const: int, counts: int, number: int) -> None:
-        """Emit a bulk copy of an argument's row at the current position into shared memory. Its arrival is counted in counter `number`."""
+        """Emit a bulk copy into shared memory, of the row at the current position of the argument that the stage copies. Counter
+        `number` counts its arrival."""
         b, node = self.b, stage.r.nodes[stored_node(stage.r, self.ctx.facts.packed.get(stage.index))]
         assert node.linear is not None
         source = b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg)
@@ -291,7 +293,7 @@ class Values:
     # -- stores --------------------------------------------------------------------------------------------
     def store_linear(self, stage: OpenStage, value: int, pointer: int, linear: LinearIndex, stream: bool,
                      extra: Terms | None = None) -> None:
-        """Store at the current position of a flat index over the local axes. `extra`: terms to add to the index."""
+        """Store a value at the current position of a flat index over the stage's axes. `extra`: terms to add to the index."""
         b = self.b
         at = self.address(stage, linear)
         start = at.start
@@ -300,7 +302,7 @@ class Values:
         self.store(stage, value, pointer, at._replace(start=start), stream)
 
     def store_layout(self, stage: OpenStage, value: int, pointer: int, layout: Layout, base: list[Lin], padded: bool = False) -> None:
-        """Store at the current position of a staged area."""
+        """Store a value at the current position of a staged area."""
         self.store(stage, value, pointer, self.addresses.in_layout(stage, pointer, layout, base), False, padded)
 
     def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool, padded: bool = False) -> None:
@@ -330,7 +332,7 @@ class Values:
             index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
             b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)
         elif lanes == 1 or lane == 1:
-            # Masked stores at the end of an extent are not non-temporal, nor are unaligned ones, which would fault.
+            # Masked and unaligned stores at the end of an extent are not non-temporal: an unaligned non-temporal store would fault.
             is_aligned = stage.frame.is_aligned or b.multiple_of(start) % lanes == 0 == const % lanes
             stream = stream and lanes == stage.frame.width and not extra and is_aligned
             b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))

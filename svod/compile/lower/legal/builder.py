@@ -1,4 +1,4 @@
-"""A phase while its instructions are rewritten to legal ones: the instructions so far, and methods that rules add instructions with."""
+"""A phase while its instructions are rewritten to legal ones: the instructions written so far, and the methods by which rules add more."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,8 @@ BOOL = dtypes.bool
 
 
 class Rewriting:
-    """Rewrites a phase instruction by instruction: each is kept, or a rule replaces it by others that compute its value. Values are
-    positions in `out`.
+    """Rewrites a phase instruction by instruction: each instruction is kept, or a rule replaces it by others that compute the same value.
+    Values are positions in `out`.
 
     An instruction that a rule adds is emitted once per scope: an equal one in an open loop is reused."""
 
@@ -41,7 +41,7 @@ class Rewriting:
         return self.add(op, dtype, lanes, tuple([self.at[s] for s in src]), arg)
 
     def add(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None) -> int:
-        """Add an instruction on values of `out`, or what its rule replaces it with; returns its value."""
+        """Add an instruction on values of `out`, or the instructions that its rule replaces it by; returns its value."""
         rule = self.rule_of(op, dtype, self.out[src[0]].dtype if src else dtype)
         value = rule(self, op, dtype, lanes, src, arg) if rule is not None else None
         if value is None:
@@ -50,7 +50,7 @@ class Rewriting:
         return value
 
     def least(self, k: int) -> int:
-        """The least value of operand k, an index, of the instruction that is currently rewritten."""
+        """Return the minimum value of operand k, an index, of the instruction that is currently rewritten."""
         if self._intervals is None:
             self._intervals = intervals(self.phase, self.code)
         return self._intervals[self.code[len(self.at)].src[k]][0]
@@ -66,30 +66,30 @@ class Rewriting:
         return value
 
     def alu(self, op: str, dtype: DType, lanes: int, *src: int) -> int:
-        """An elementwise operation."""
+        """Add an elementwise operation; returns its value."""
         return self.put(op, dtype, lanes, *src)
 
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int:
-        """A constant in all lanes."""
+        """Add a constant in all lanes; returns its value."""
         return self.put("CONST", dtype, lanes, arg=value)
 
     def cast(self, dtype: DType, v: int) -> int:
-        """`v` converted to another type."""
+        """Convert `v` to another type; returns the result."""
         return v if self.out[v].dtype == dtype else self.put("CAST", dtype, self.out[v].lanes, v)
 
     def bitcast(self, dtype: DType, v: int) -> int:
-        """The bits of `v` as another type of the same width."""
+        """Reinterpret the bits of `v` as another type of the same width; returns the result."""
         return v if self.out[v].dtype == dtype else self.put("BITCAST", dtype, self.out[v].lanes, v)
 
     def type_of(self, v: int) -> tuple[DType, int]:
         return self.out[v].dtype, self.out[v].lanes
 
     def known(self, v: int) -> Any:
-        """The value of a constant that is the same in all lanes, else None."""
+        """Return the Python value of a constant that is the same in all lanes; None for other values."""
         return self.out[v].arg if self.out[v].op == "CONST" else None
 
     def elements(self, v: int) -> Sequence[Any]:
-        """The values of a constant's lanes, a single one if all are equal; () if it is no constant."""
+        """Return the values of a constant's lanes, only one if all are equal; () if `v` is no constant."""
         op, _, _, _, arg = self.out[v]
         return (arg,) if op == "CONST" else arg if op == "VCONST" else ()
 

@@ -20,8 +20,8 @@ def is_half(dtype: DType) -> bool:
 
 
 def cast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """Rule for CAST. To bool it is a comparison with 0. Conversions of 16-bit floats go through float32; from float64 through float32
-    rounded to odd, which avoids double rounding."""
+    """Rule for CAST. A conversion to bool is a comparison with 0. Conversions of 16-bit floats go through float32; float64 is first
+    rounded to odd in float32, which avoids double rounding."""
     x, n = src[0], b.instructions
     of, _ = b.type_of(x)
     if of == dtype:
@@ -76,8 +76,7 @@ def in_32_bits(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, 
 
 
 def bitcast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """Rule for BITCAST. Between elements of different widths, narrow elements are shifted into their places in wide ones, or out of
-    them."""
+    """Rule for BITCAST. If the element widths differ, narrow elements are shifted into their positions in wide ones, or out of them."""
     x = src[0]
     of, width = b.type_of(x)
     if of == dtype:

@@ -83,7 +83,7 @@ def sign_bit(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ..
 
 
 def widen(b: Rewriting, lanes: int, x: int) -> int:
-    """The bits of a 16-bit float converted to float32; exact."""
+    """Convert the bits of a 16-bit float to float32; exact."""
     dtype, _ = b.type_of(x)
     word = b.cast(U32, b.bitcast(U16, x))
     if dtype == dtypes.bfloat16:
@@ -106,8 +106,8 @@ def narrow(b: Rewriting, dtype: DType, lanes: int, x: int) -> int:
 
 
 def _nearest_even(b: Rewriting, lanes: int, raw: int, dropped: int) -> int:
-    """Add to a word what rounds it to nearest even when its low `dropped` bits are cut off: just below half of the last place, and 1 more
-    if the result would be odd."""
+    """Add to a word the number after which cutting off its low `dropped` bits rounds to nearest even: one less than half of the last
+    remaining place, or exactly half if the result would be odd."""
     def alu(name: str, v: int, w: int) -> int:
         return b.alu(name, U32, lanes, v, b.const(U32, lanes, w))
     odd = alu("AND", alu("SHR", raw, dropped), 1)
@@ -115,7 +115,7 @@ def _nearest_even(b: Rewriting, lanes: int, raw: int, dropped: int) -> int:
 
 
 def _bits_of_bfloat16(b: Rewriting, lanes: int, x: int, raw: int) -> int:
-    """The bits of bfloat16: the upper half of float32, rounded. A NaN keeps its sign and gets its quiet bit."""
+    """Compute the bits of bfloat16: the upper half of float32, rounded. A NaN keeps its sign and gets its quiet bit."""
     rounded = _nearest_even(b, lanes, raw, 16)
     quiet = b.alu("OR", U32, lanes, raw, b.const(U32, lanes, 0x400000))
     chosen = b.alu("WHERE", U32, lanes, b.alu("CMPNE", BOOL, lanes, x, x), quiet, rounded)
@@ -123,8 +123,8 @@ def _bits_of_bfloat16(b: Rewriting, lanes: int, x: int, raw: int) -> int:
 
 
 def _bits_of_float16(b: Rewriting, lanes: int, raw: int) -> int:
-    """The bits of float16. Integer arithmetic moves the exponent of a normal number. A number below 2^-14 is rounded by adding 0.5: the
-    last place of that sum is the unit of denormal numbers. Numbers beyond the largest one become infinity; NaN stays NaN."""
+    """Compute the bits of float16. Integer arithmetic moves the exponent of a normal number. A number below 2^-14 is rounded by adding
+    0.5: the last place of that sum is the unit of denormal numbers. Numbers beyond the largest one become infinity; NaN stays NaN."""
     def alu(name: str, v: int, w: int) -> int:
         return b.alu(name, U32, lanes, v, b.const(U32, lanes, w))
 
@@ -136,12 +136,14 @@ def _bits_of_float16(b: Rewriting, lanes: int, raw: int) -> int:
     is_nan = b.alu("CMPLT", BOOL, lanes, b.const(U32, lanes, 0x7F800000), size)
     large = choose(is_nan, b.const(U32, lanes, 0x7E00), b.const(U32, lanes, 0x7C00))
     chosen = choose(b.alu("CMPLT", BOOL, lanes, size, b.const(U32, lanes, 113 << 23)), small, normal)
-    chosen = choose(b.alu("CMPLT", BOOL, lanes, size, b.const(U32, lanes, 0x477FF000)), chosen, large)     # 65520
+    # 65520: from here on numbers round to infinity
+    chosen = choose(b.alu("CMPLT", BOOL, lanes, size, b.const(U32, lanes, 0x477FF000)), chosen, large)
     return b.alu("OR", U32, lanes, chosen, alu("AND", alu("SHR", raw, 16), 0x8000))
 
 
 def to_odd(b: Rewriting, lanes: int, x: int) -> int:
-    """float64 → float32 rounded to odd: an inexact result has its last bit set, so that a second rounding gives the same as a single one.
+    """Convert float64 to float32 rounded to odd: an inexact result has its last bit set, so that a second rounding gives the same result as
+    a single one.
 
     (Boldo and Melquiond, "When double rounding is odd", 2005.)"""
     near = b.cast(F32, x)

@@ -1,4 +1,4 @@
-"""The instructions that a renderer prints, as far as renderers differ."""
+"""The set of instructions that a renderer prints. Its flags are the differences between renderers."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Instructions:
     * on any type BITCASTs of one width, constants, lanes (SPLAT, EXTRACT, SHUFFLE) and memory, CASTs of bools and between integers."""
 
     has_short_integers: bool = False    # arithmetic of 8- and 16-bit integers wraps at their width
-    holds_wide: bool = False            # narrow numbers stand in registers of 32 bits: a CAST to more bits is free, and results that a
-                                        # narrow type holds need no CAST back
+    holds_wide: bool = False            # registers of 32 bits hold narrow numbers: a CAST to more bits is free, and a result that
+                                        # fits the narrow type needs no CAST back
     half_casts: frozenset[str] = frozenset()    # 16-bit floats that a CAST from float32 rounds to
     widened: frozenset[str] = frozenset()       # 16-bit floats that a CAST to float32 converts
     keeps_nans: bool = False            # MAX and MIN of floats are NaN if an operand is
@@ -25,4 +25,4 @@ class Instructions:
     extends_by_source: bool = False     # a CAST of integers to more bits extends by the signedness of the source type
     rounds_float64: bool = False        # ROUND and TRUNC of float64 are right for halves and for the signs of zeros
     splits_lanes: bool = False          # prints BITCASTs between elements of different widths
-    index_bits: int = 64                # bits of an index; a CAST of a number that does not fit gives the nearest index
+    index_bits: int = 64                # bits of an index; a CAST of a number that does not fit into an index gives the nearest index

@@ -1,7 +1,7 @@
 """Rules for division and shifts of integers.
 
-    IDIV, MOD       round to minus infinity; by zero they give 0; MIN // -1 wraps, as in NumPy
-    SHL, SHR        by the width or more, or by a negative amount, give 0, or the sign
+    IDIV, MOD       round to minus infinity; division by zero gives 0; MIN // -1 wraps, as in NumPy
+    SHL, SHR        a shift by the width or more, or by a negative amount, gives 0 (arithmetic SHR: the sign in all bits)
 
 are composed of instructions that are defined for fewer operands:
 
@@ -17,17 +17,17 @@ from svod.core.ir.dtype import BY_NAME, DType, dtypes
 
 
 def bits_of(b: Rewriting, dtype: DType) -> int:
-    """The width of an integer type in a register."""
+    """Return the width of an integer type in a register, in bits."""
     return b.instructions.index_bits if dtype is dtypes.index else dtype.bits
 
 
 def unsigned(b: Rewriting, dtype: DType) -> DType:
-    """The unsigned type of the same width."""
+    """Return the unsigned type of the same width."""
     return BY_NAME[f"uint{bits_of(b, dtype)}"]
 
 
 def from_unsigned(b: Rewriting, dtype: DType, v: int) -> int:
-    """Convert a value of the unsigned type to `dtype`; it wraps if need be."""
+    """Convert a value of the unsigned type of the same width to `dtype`; large values wrap."""
     return b.cast(dtype, b.cast(BY_NAME[f"int{bits_of(b, dtype)}"], v) if dtype is dtypes.index else v)
 
 
@@ -56,7 +56,7 @@ def divide(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...]
 
 
 def _divide_unsigned(b: Rewriting, remainder: bool, dtype: DType, lanes: int, x: int, y: int) -> int:
-    """Division of numbers that are not negative; by 0 it gives 0."""
+    """Divide numbers that are not negative; division by 0 gives 0."""
     kind = unsigned(b, dtype)
 
     def divided(divisor: int) -> int:
@@ -69,7 +69,7 @@ def _divide_unsigned(b: Rewriting, remainder: bool, dtype: DType, lanes: int, x:
 
 
 def _divide_signed(b: Rewriting, remainder: bool, dtype: DType, lanes: int, x: int, y: int) -> int:
-    """Division by an unknown or a negative number."""
+    """Divide signed numbers by an unknown or a negative number."""
     zero, one = b.const(dtype, lanes, 0), b.const(dtype, lanes, 1)
 
     def alu(name: str, *operands: int) -> int:

@@ -31,12 +31,12 @@ STAYS_FLOAT = frozenset({"MAX", "MIN", "FLOOR", "CEIL", "TRUNC", "ROUND", "NEG",
 
 
 def _renamed(name: str) -> Rule:
-    """The rule that replaces an operation by another one, on the same operands."""
+    """Return the rule that replaces an operation by another one, on the same operands."""
     return lambda b, op, dtype, lanes, src, arg: b.alu(name, dtype, lanes, *src)
 
 
 def _operand(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """The rule for an operation that changes no number of a type: its operand."""
+    """Rule for an operation that does not change the value: its first operand replaces it."""
     return src[0]
 
 
@@ -47,7 +47,7 @@ _KEEPS_WHOLE = frozenset({"FLOOR", "CEIL", "TRUNC", "ROUND"})
 
 @lru_cache(maxsize=64)
 def rules_for(n: Instructions) -> RuleOf:
-    """The rules for a renderer that prints these instructions, as a function of (operation, dtype, dtype of the first operand)."""
+    """Return the rules for a renderer that prints these instructions, as a function of (operation, dtype, dtype of the first operand)."""
     known: dict[tuple[str, DType, DType], Rule | None] = {}
 
     def rule_of(op: str, dtype: DType, of: DType) -> Rule | None:
@@ -59,7 +59,7 @@ def rules_for(n: Instructions) -> RuleOf:
 
 
 def _rule(n: Instructions, op: str, of: DType) -> Rule | None:
-    """The rule for an operation whose first operand has type `of`; None if it is printed as it is."""
+    """Return the rule for an operation whose first operand has type `of`; None if the renderer prints the operation."""
     if op in ("CAST", "BITCAST"):
         return cast if op == "CAST" else bitcast
     if op not in LANEWISE:
@@ -95,7 +95,7 @@ def _rule_of_floats(n: Instructions, op: str, of: DType) -> Rule | None:
 
 
 def legalize(program: Program, instructions: Instructions) -> Program:
-    """The program, rewritten to the instructions that a renderer prints. Legalising twice changes nothing."""
+    """Rewrite a program to the instructions that a renderer prints. Legalising twice changes nothing."""
     rule_of = rules_for(instructions)
     code = tuple([tuple(Rewriting(phase, code, instructions, rule_of).run())
                   for phase, code in zip(program.spec.phases, program.code, strict=True)])

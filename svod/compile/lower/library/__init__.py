@@ -15,6 +15,6 @@ _ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "ARGSORT": lower_by_ranks, "TOP
 
 
 def lower_library_kernel(kernel: Kernel, target: Target) -> Program:
-    """The Program of a kernel that consists of a library kernel."""
+    """Return the Program of a kernel that consists of a library kernel."""
     assert kernel.library_kernel is not None
     return (_ON_GROUPS if target.has_groups else _LOWER)[kernel.library_kernel.arg[0]](kernel.library_kernel, target)

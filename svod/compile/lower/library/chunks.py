@@ -26,14 +26,14 @@ from svod.core.ir.summation import SumRule, blocked_loop
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
-ALONE = 256                     # most positions of a row that is one chunk
-LEVEL_POSITIONS = (1 << 12, 1 << 21)     # most positions for one level of totals, and for two
+ALONE = 256                     # maximum number of positions of a row that is a single chunk
+LEVEL_POSITIONS = (1 << 12, 1 << 21)     # maximum number of positions of a row for one level of totals, and for two
 MANY = 1 << 16                  # number of columns that fills a device
 SCAN_SUMS = SumRule(16, 16)         # rule for chains of sums that are rounded to the type of the result
 
 
 def lower_by_chunks(node: UOp, target: Target) -> Program:
-    """The Program of a SCAN for a target with groups."""
+    """Return the Program of a SCAN for a target with groups."""
     options, (shape,) = node.arg[1:]
     chunks = _Chunks(node, ScanKind(options[0], node.src[0].dtype, node.dtype, target.float_rules), shape, min(GROUP, target.group_threads))
     top = len(chunks.lengths) - 1
@@ -43,8 +43,8 @@ def lower_by_chunks(node: UOp, target: Target) -> Program:
 
 
 def lengths_of(n: int, columns: int) -> tuple[list[int], int]:
-    """(number of positions on each level, those of x first; positions of a chunk). `n`: positions of a row; `columns`: columns next to each
-    other."""
+    """Return (number of positions of each level, beginning with x; positions of a chunk). `n`: positions of a row; `columns`: number of
+    neighbouring columns."""
     if n <= ALONE or columns >= MANY:
         return [n], n
     levels = 1 + sum(n > most for most in LEVEL_POSITIONS)
@@ -74,7 +74,8 @@ class _Chunks:
                             for length in self.lengths[1:] for _ in range(2) for t in operator.types])
 
     def phase(self, level: int, scans: bool) -> tuple[Loops, int, int, int]:
-        """One phase of a level. `scans`: combine all positions up to each one; else only the positions of each chunk to a total."""
+        """Make one phase of a level. `scans`: combine all positions up to each one; False: combine only the positions of each chunk, to
+        a total."""
         b, length, inner = Loops(), self.lengths[level], self.inner
         y, x = b.args(self.node)
         chunks = -(-length // self.chunk)
@@ -93,7 +94,7 @@ class _Chunks:
             return state
 
         def in_blocks(begin: int, end: int, sizes: tuple[int, ...], base: int, exists: int, before: State) -> State:
-            """Combine the positions from `begin` to `end`; what comes before them is not included."""
+            """Combine the positions from `begin` to `end`, without the positions before them."""
             if not sizes:
                 return tuple(b.loop(begin, end, lambda i, *carried: position(i, base, exists, before, carried), *none))
 
@@ -122,7 +123,7 @@ class _Chunks:
         return b, -(-threads // self.block), 1, 0
 
     def _temps(self, b: Loops, level: int) -> _Temps:
-        """Pointers to the temporaries of a level; empty for x itself, and above the last level."""
+        """Return pointers to the temporaries of a level; empty for x itself, and above the last level."""
         kinds = self.operator.types
         if not 0 < level < len(self.lengths):
             return _Temps((), ())

@@ -13,14 +13,14 @@ from svod.core.machine.target import Target
 
 INDEX, BOOL = dtypes.index, dtypes.bool
 GROUP = 256                     # threads of a group, if the target allows as many
-PARALLEL_ELEMENTS = 1 << 14     # elements; with fewer, one core is done before another one starts
+PARALLEL_ELEMENTS = 1 << 14     # elements; a phase with fewer runs on one core, which is done before another core starts
 
 
 class Loops(Builder):
-    """A LINEAR builder for scalar and vector loops. Methods on indices take and give scalar indices."""
+    """A LINEAR builder for scalar and vector loops. Methods on indices take and return scalar indices."""
 
     def args(self, node: UOp) -> tuple[int, ...]:
-        """Pointers to the result and to the operands."""
+        """Return pointers to the result and to the operands."""
         types = (node.dtype, *(p.dtype for p in node.src))
         return tuple([self.pure("ARG", d, 1, (), slot) for slot, d in enumerate(types)])
 
@@ -28,12 +28,12 @@ class Loops(Builder):
         return self.pure("SCRATCH", dtype, 1, (), offset)
 
     def bounds(self) -> tuple[int, int]:
-        """The range of iterations of the phase that this call computes: (begin, end)."""
+        """Return (begin, end): the range of the phase's iterations that this call computes."""
         return self.pure("BEGIN", INDEX, 1, ()), self.pure("END_", INDEX, 1, ())
 
     def thread(self, it: int, block: int, count: int) -> tuple[int, int]:
-        """(the number of this thread among all, at most `count - 1`; whether it is below `count`). `it`: the number of its group.
-        `block`: the threads of a group."""
+        """Return (the number of this thread among the threads of all groups, at most `count - 1`; whether it is below `count`). `it`:
+        the number of its group. `block`: the threads of a group."""
         number = self.calc("ADD", self.mul(it, block), self.pure("LOCAL_ID", INDEX, 1, ()))
         exists = self.below(number, self.index(count))
         return self.least(number, self.index(count - 1)), exists
@@ -61,7 +61,7 @@ class Loops(Builder):
         return self.alu("CMPLT", BOOL, 1, a, b)
 
     def choose(self, condition: int, a: int, b: int) -> int:
-        """`a` where the condition holds, else `b`, for values of any type."""
+        """Select `a` where the condition holds, otherwise `b`, for values of any type."""
         return self.alu("WHERE", self.dtype[a], self.num_lanes[a], condition, a, b)
 
     # -- bools ------------------------------------------------------------------------------------

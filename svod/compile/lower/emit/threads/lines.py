@@ -1,7 +1,7 @@
 """Exchanges results of a tile among the four threads that share its rows, so that each thread stores one line of 16 bytes.
 
-    thread q of four has of a row    columns 2q, 2q+1 of eight, of the eight behind them, and so on: four words, each in a line of its own
-    after two exchanges              columns 8q … 8q+7: one line
+    before: thread q of four has     columns 2q, 2q+1 of each of four groups of eight columns: four words, each in a different line
+    after two exchanges it has       columns 8q … 8q+7: one line
 
 In each exchange a thread trades half of its words with the thread whose number differs in one bit."""
 from __future__ import annotations
@@ -17,7 +17,7 @@ INDEX, BOOL, WORD = dtypes.index, dtypes.bool, dtypes.uint32
 
 
 class Cell(NamedTuple):
-    """Neighbouring results that a thread has in one row. `at`: axis → position of the first; `total`: the sums."""
+    """Neighbouring results that a thread has in one row. `at`: axis → position of the first result; `total`: the sums of the results."""
 
     at: dict[int, int]
     total: int
@@ -30,7 +30,7 @@ class Lines:
         self.ctx, self.b = ctx, ctx.b
 
     def quads(self, cells: Sequence[Cell], columns: int) -> list[tuple[Cell, ...]]:
-        """Group the cells of each row in fours, whose columns are one line apart; [] if the cells lie otherwise."""
+        """Group the cells of each row in fours whose columns are one line apart; [] if the cells cannot be grouped so."""
         rows: dict[tuple[tuple[int, int], ...], list[Cell]] = {}
         for cell in cells:
             rows.setdefault(tuple(sorted((a, o) for a, o in cell.at.items() if a != columns)), []).append(cell)
@@ -56,8 +56,9 @@ class Lines:
         return b.bitcast(dtype, whole)
 
     def _exchange(self, own: list[int], other: list[int], bit: int) -> list[int]:
-        """Trade words with the thread whose number differs in `bit`. A thread whose bit is 0 keeps its `own` words and gives `other` away,
-        else the reverse. Returns the words of its line, ordered by the thread that had them."""
+        """Trade words with the thread whose number differs in `bit`. A thread whose bit is 0 keeps its `own` words and gives `other`
+        away; a thread whose bit is 1 does the reverse. Returns the words of this thread's line, in the order of the threads that had
+        them."""
         b, group = self.b, self.ctx.group
         digit = group.thread if bit == 1 else b.alu("IDIV", INDEX, 1, group.thread, b.index(bit))
         is_set = b.alu("CMPEQ", BOOL, 1, b.alu("MOD", INDEX, 1, digit, b.index(2)), b.index(1))

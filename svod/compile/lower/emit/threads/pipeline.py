@@ -1,5 +1,5 @@
-"""Emits loops whose copies into shared memory start iterations before they are read (PIPELINE), step by step as the loop tree has them
-(`svod.core.tree.ahead`, `between`, `early`).
+"""Emits loops whose copies into shared memory start some iterations before they are read (PIPELINE). The loop tree has the steps and their
+order (`svod.core.tree.ahead`, `between`, `early`).
 
     fill p[0];  COMMIT;  for i: WAIT 0;  BARRIER;  start to fill p[(i + 1) % 2] for i + 1;  COMMIT;  … p[i % 2] …
 
@@ -32,7 +32,7 @@ _BEGIN = frozenset({"COPY_ASYNC", "COMMIT"})
 
 
 class Buffers(NamedTuple):
-    """The buffers of a copy, under the loops that are open."""
+    """The buffers of a copy, addressed inside the loops that are open."""
 
     base: list[Lin]                 # start of the region that each buffer holds
     layout: Layout
@@ -41,7 +41,7 @@ class Buffers(NamedTuple):
 
 
 class PipelinedLoop:
-    """A loop whose copies run ahead, while it is emitted. `bounds`: index values of its start and end, which may be the same."""
+    """A loop whose copies run ahead, while its code is emitted. `bounds`: index values of its start and its end, which may be equal."""
 
     def __init__(self, intrinsics: Intrinsics, stage: OpenStage, node: Loop, bounds: tuple[int, int]):
         assert node.pipeline is not None
@@ -51,13 +51,13 @@ class PipelinedLoop:
         self.start, self.stop = bounds
         self.last = self.b.index((node.whole - 1) * node.stride)
         self.is_async = self.ctx.state.target.has_async_copies
-        self.counts = self._begin_bulk()        # the pointer to the counters of rows that have arrived, or -1
-        # -- the place in the loop
+        self.counts = self._begin_bulk()        # pointer to the counters of rows that have arrived; -1: there are none
+        # -- the current position in the loop
         self.index = -1                         # the loop's index; -1: before the loop
-        self.kept: list[Instruction] = []       # instructions of copies that are prepared, and not written yet
+        self.kept: list[Instruction] = []       # instructions of prepared copies that are not written yet
         self.products = 0                       # products of this iteration that were emitted so far
         self.left = list(self.pipeline.between)     # steps between products that were not emitted in this iteration yet
-        # -- values known at that place
+        # -- values known at that position
         self.loaded: dict[tuple[int, ...], list[int]] = {}      # offsets of a product → its operands, loaded before it
         self.following: dict[tuple[int, ...], list[int]] = {}   # offsets of a product of the next iteration → its operands
 
@@ -90,8 +90,8 @@ class PipelinedLoop:
 
     # -- steps ---------------------------------------------------------------------------------------------
     def _before_product(self, stage: OpenStage) -> list[int] | None:
-        """Emit the steps of the loop that stand before its next product, which is one of `stage`. Returns the product's operands if a step
-        before loaded them."""
+        """Emit the steps of the loop that precede its next product, which belongs to `stage`. Returns the product's operands if an
+        earlier step loaded them, otherwise None."""
         while self.left and self.left[0][0] <= self.products:
             self._take([self.left.pop(0)[1]])
         self.products += 1
@@ -112,7 +112,7 @@ class PipelinedLoop:
                 self._load(step)
 
     def _fetch(self, step: Fetch) -> None:
-        """Prepare the copies for a later iteration, and let readers take the buffers of this one."""
+        """Prepare the copies for a later iteration; then make readers load from the current iteration's buffers again."""
         b, in_prologue = self.b, self.index < 0
         self._open(step.ahead)
         buffer = self._buffer(step.ahead)
@@ -127,12 +127,13 @@ class PipelinedLoop:
             self._read(0)
 
     def _write(self, kept: Iterable[Instruction]) -> None:
-        """Write instructions that were kept."""
+        """Write instructions of copies that were prepared earlier."""
         for op, dtype, lanes, src, arg in kept:
             self.b.store(op, dtype, lanes, src, arg)
 
     def _wait(self, left: int) -> None:
-        """Wait until the data of the iteration is there, and no thread reads the buffer that is filled next."""
+        """Wait until the current iteration's data has arrived and no thread reads the buffer that is filled next. `left`: number of
+        groups of copies that may be unfinished."""
         self._async("WAIT", left)
         number = self._number()
         if self.counts >= 0:
@@ -140,7 +141,7 @@ class PipelinedLoop:
         self.ctx.group.shared.barrier()
 
     def _load(self, step: Load) -> None:
-        """Load operands: of this iteration, or of the next one, to which the loop carries them."""
+        """Load operands of products: of the current iteration, or of the next one, for which the loop carries them."""
         in_prologue = self.index < 0
         if in_prologue:
             self._open(0)
@@ -153,32 +154,32 @@ class PipelinedLoop:
             self.stage.close_row(self.node.axis)
 
     def _open(self, ahead: int) -> None:
-        """Open the loop's row at the index of a later iteration, at most of the last one. The index is an instruction even where it is
-        constant, so that buffers get the same regions as inside the loop."""
+        """Open the loop's row at the index of an iteration `ahead` later, or of the last one if there is none. The index is an
+        instruction even if it is constant, so that buffers get the same regions as inside the loop."""
         b, at = self.b, self.start if self.index < 0 else self.index
         later = b.alu("MIN", INDEX, 1, b.add(at, b.index(ahead * self.node.stride)), self.last)
         self.stage.open_row(self.node.axis, ({later: 1}, 0))
 
     # -- iterations ----------------------------------------------------------------------------------------
     def _iterations(self, at: int) -> int:
-        """The number of iterations from the first position of the loop to position `at`."""
+        """Emit the number of iterations from the first position of the loop to position `at`."""
         b = self.b
         apart = at if b.known(self.start) == 0 else b.alu("SUB", INDEX, 1, at, self.start)
         return b.alu("IDIV", INDEX, 1, apart, b.index(self.node.stride))
 
     def _number(self) -> int:
-        """The number of the present iteration; before the loop that of the first one."""
+        """Emit the number of the current iteration; 0 before the loop."""
         return self.b.index(0) if self.index < 0 else self._iterations(self.index)
 
     def _buffer(self, ahead: int) -> int:
-        """The number of the buffer that an iteration `ahead` further reads."""
+        """Emit the number of the buffer that the iteration `ahead` later reads."""
         b = self.b
         if self.index < 0:
             return b.index(ahead)
         return b.alu("MOD", INDEX, 1, b.add(self._number(), b.index(ahead)), b.index(self.pipeline.buffers))
 
     def _wait_products(self, accs: list[int], left: int) -> list[int]:
-        """Wait until the products of at most `left` iterations are still running; returns the accumulators."""
+        """Wait until the products of at most `left` iterations are unfinished; returns the accumulators."""
         b = self.b
         return [b.load("MMAWAIT", b.dtype[v], b.num_lanes[v], (v,), left, ordered=True) for v in accs]
 
@@ -222,7 +223,7 @@ class PipelinedLoop:
         return Buffers(base, layout, offset, size // self.facts.stored(s).itemsize)
 
     def _fill(self, ahead: AheadCopy, number: int, first: bool) -> None:
-        """Emit a copy into buffer `number`, an index value. `first`: it is the first copy of the loop."""
+        """Emit a copy into buffer `number`, an index value. `first`: it is the loop's first copy."""
         node, turns, values = ahead.compute, ahead.turns, self.intrinsics.values
         s, buffers, shared = node.stage, self._buffers(node), self.ctx.group.shared
         assert node.body is not None
@@ -249,7 +250,7 @@ class PipelinedLoop:
         self.ctx.forget_values()
 
     def _read(self, ahead: int) -> None:
-        """Make the buffers of an iteration `ahead` further those that readers load from, under the loops that are open."""
+        """Make readers load from the buffers of the iteration `ahead` later, addressed inside the loops that are open."""
         b = self.b
         for copy in self.pipeline.copies:
             node = copy.compute

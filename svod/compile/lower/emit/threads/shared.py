@@ -1,4 +1,4 @@
-"""The shared memory of a group while a phase is emitted: its areas. The loop tree has its barriers (`svod.core.tree.barriers`)."""
+"""The areas of a group's shared memory while a phase is emitted. The loop tree has the barriers (`svod.core.tree.barriers`)."""
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +10,7 @@ from svod.errors import KernelOptError
 
 
 class SharedMemory:
-    """Areas of shared memory by key."""
+    """Allocates areas of shared memory, each identified by a key."""
 
     def __init__(self, b: Builder, limit: int):
         self.b, self.limit = b, limit
@@ -18,8 +18,8 @@ class SharedMemory:
         self.areas: dict[Any, tuple[int, int]] = {}         # key → (offset, bytes)
 
     def area(self, key: Any, nbytes: int, start: int = AREA) -> int:
-        """The offset, a multiple of `start`, of the area with this key, of at least `nbytes` bytes. Raises KernelOptError if the target has
-        too little shared memory."""
+        """Return the offset, a multiple of `start`, of the area with this key; it has at least `nbytes` bytes. Raises KernelOptError if
+        the target has too little shared memory."""
         offset, size = self.areas.get(key, (0, -1))
         if size >= nbytes and offset % start == 0:
             return offset
