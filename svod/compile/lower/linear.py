@@ -39,7 +39,7 @@ SUBGROUP_OPS = HELD_OPS | {"SHFL_XOR"}           # instructions that the threads
 
 # -- printing ---------------------------------------------------------------------------------------
 def format_instruction(i: int, instr: Instruction) -> str:
-    """One instruction: `%7 = ADD float32x16 %5, %6`, with its arg at the end."""
+    """Format one instruction: `%7 = ADD float32x16 %5, %6`, with its arg at the end."""
     op, dtype, lanes, src, arg = instr
     kind = "" if dtype == dtypes.void else f" {dtype.name}" + (f"x{lanes}" if lanes != 1 else "")
     operands = ", ".join(f"%{s}" for s in src)
@@ -48,7 +48,7 @@ def format_instruction(i: int, instr: Instruction) -> str:
 
 
 def format_linear(program: Program) -> str:
-    """The whole program, a line per instruction, bodies of loops indented."""
+    """Format the whole program, a line per instruction, with bodies of loops indented."""
     lines = [f"program {program.spec.name}: params {[f'{d.name}[{n}]' for d, n in program.spec.params]}, outs {list(program.spec.outs)}, "
              f"temps {list(program.spec.temps)}"]
     for phase, code in zip(program.spec.phases, program.code, strict=True):
@@ -65,9 +65,9 @@ def format_linear(program: Program) -> str:
 
 # -- validation -------------------------------------------------------------------------------------
 def validate(program: Program) -> None:
-    """Checks types, lanes, operand order, loops and scopes of every phase, and slots, temporaries and scratch against the spec.
+    """Check types, lanes, operand order, loops and scopes of every phase, and slots, temporaries and scratch against the spec.
 
-    Raises CompileError with the phase, the instruction and what is wrong with it."""
+    Raises CompileError with the phase, the instruction and the rule that it breaks."""
     spec = program.spec
     if len(spec.phases) != len(program.code):
         raise CompileError(f"program {spec.name} describes {len(spec.phases)} phases and has code for {len(program.code)}")
@@ -79,7 +79,7 @@ class _PhaseCheck:
     def __init__(self, spec: ProgramSpec, phase: PhaseSpec, code: Sequence[Instruction]):
         self.spec, self.phase, self.code = spec, phase, code
         self.open: list[int] = []                    # LOOPs around the current instruction, outermost first
-        self.scope: list[int] = []                   # per instruction: the innermost LOOP around it; -1 outside of all
+        self.scope: list[int] = []                   # per instruction: the innermost LOOP around it; -1: outside of all loops
         self.ends: dict[int, tuple[int, ...]] = {}   # closed LOOP → final values
         self.tiles: set[int] = set()                 # values in tile registers
         self.varying: set[int] = set()               # values that may differ between the threads of a group
@@ -130,9 +130,9 @@ class _PhaseCheck:
             self.require(inside, f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
 
     def note_tiles_and_threads(self, op: str, src: tuple[int, ...], arg: Any) -> None:
-        """Notes whether the instruction's value is a tile, and whether it may differ between the threads of a group."""
+        """Note whether the instruction's value is a tile, and whether it may differ between the threads of a group."""
         carried = op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]].op == "LOOP"
-        first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # the initial value of a carried one
+        first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # the initial value of a carried value
         if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
             self.tiles.add(self.at)
         if op in ("LOCAL_ID", *SUBGROUP_OPS) or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):

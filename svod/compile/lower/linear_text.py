@@ -13,21 +13,21 @@ from svod.errors import CompileError
 
 
 def render_linear(program: Program) -> str:
-    """LINEAR as text. Raises CompileError for code that its grammar does not have."""
+    """Return a program as text. Raises CompileError for code that LINEAR's grammar does not have."""
     validate(program)
     phases = [[_to_data(instr) for instr in code] for code in program.code]
     return json.dumps(phases, separators=(",", ":"))
 
 
 def encode_linear(source: str) -> bytes:
-    """The text as bytes. Raises CompileError for text that is not LINEAR."""
+    """Encode the text as bytes. Raises CompileError for text that is not LINEAR."""
     _read(source)
     return source.encode()
 
 
 def decode_linear(code: bytes, spec: ProgramSpec) -> Program:
-    """The program that `encode_linear` has encoded. Raises CompileError for other bytes, and if the number of phases is not that of
-    `spec`."""
+    """Return the program that `encode_linear` has encoded. Raises CompileError for other bytes, and if the number of phases differs from
+    that of `spec`."""
     try:
         phases = _read(code.decode())
     except UnicodeDecodeError as error:

@@ -11,11 +11,11 @@ Example, `UPCAST(o0, 16)` on y[i] = x[i] + 1 over 100 positions becomes
       STORE y[i:i+16] = LOAD x[i:i+16] + 1
 
 If a split does not divide an extent, an output axis moves its last tile back, which computes a few positions twice; this takes contiguous
-tiles, and a kernel that does not read what it writes, else positions are guarded. A reduce axis runs its remainder as a second, shorter
-copy of the body.
+tiles, and a kernel that does not read the memory that it writes; otherwise positions are guarded. A reduce axis runs its remainder as a
+second, shorter copy of the body.
 
 If an extent depends on variables, the loop ends at its value. If an iteration covers several positions, there are two bodies: one for
-iterations that are wholly inside, and one with smaller steps for the rest (`svod.core.tree.tails`): single rows, vectors under a mask, half
+iterations that are entirely inside, one with smaller steps for the rest (`svod.core.tree.tails`): single rows, vectors under a mask, half
 tiles of accumulators. A last tile of rows is moved back if there are enough rows for a whole tile.
 
     UPCAST(o0, 64), n positions   →   LOOP i in 0…n-63 step 64: STORE y[i:i+64];   LOOP i in …n step 16: STORE y[i:i+16] if i+lane < n
@@ -32,8 +32,8 @@ from svod.core.kernel.scheduler import Scheduler
 
 
 def lower(state: Scheduler, most: int = sys.maxsize) -> Program:
-    """The Program of a state. Raises KernelOptError if its opts contradict each other, and ProgramTooLong as soon as the program has more
-    than `most` instructions."""
+    """Lower a state to a Program. Raises KernelOptError if its opts contradict each other, and ProgramTooLong as soon as the program has
+    more than `most` instructions."""
     facts = ProgramFacts(state, most)
     phases: list[PhaseSpec] = []
     code: list[tuple[Instruction, ...]] = []

@@ -38,7 +38,7 @@ F16, BF16, F32, F64 = dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.fl
 
 
 class MathBuilder(Protocol):
-    """A builder of instructions, as expansions use it. Values are ids with a dtype and a number of lanes."""
+    """The methods of a builder of instructions that expansions call. Values are ids with a dtype and a number of lanes."""
 
     def alu(self, op: str, dtype: DType, lanes: int, *args: int) -> int: ...
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int: ...
@@ -47,7 +47,7 @@ class MathBuilder(Protocol):
     def type_of(self, v: int) -> tuple[DType, int]: ...
 
 
-# Largest errors in units in the last place, against the infinitely precise result.
+# maximum errors in units in the last place, against the infinitely precise result
 MAX_ULP: dict[Ops, dict[DType, float]] = {
     Ops.EXP: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2}, Ops.EXP2: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
     Ops.LOG: {F16: 0.6, BF16: 0.6, F32: 1, F64: 1}, Ops.LOG2: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
@@ -58,16 +58,16 @@ MAX_ULP: dict[Ops, dict[DType, float]] = {
 SIN_DOMAIN: dict[DType, float] = {F16: 65504.0, BF16: 2.0**40, F32: 2.0**40, F64: 2.0**30}
 
 def _single(*values: float) -> tuple[float, ...]:
-    """The float32 numbers nearest to these decimals."""
+    """Return the float32 numbers nearest to these decimals."""
     return tuple(float(np.float32(v)) for v in values)
 
 
-# the polynomials by name, each with its largest error and the bits of its coefficients, from the constant up
+# the polynomials by name, each with its maximum error and the bits of its coefficients, from the constant up
 _TABLES = json.loads(package_text("svod.compile.lower", "polynomials.json"))
 _FITTED: dict[str, tuple[float, ...]] = {
     name: _single(*t["coefficients"]) if t["bits"] == 24 else tuple(t["coefficients"]) for name, t in _TABLES.items()}
 
-# (type, powers of two of a step) → polynomial for |r| up to half a step
+# (type, unit of the exponent of two) → polynomial of e^r, or of 2^r, for |r| up to half a unit
 _EXP = {(F32, 1): _FITTED["EXP_NEAR_32"], (F32, 2): _FITTED["EXP_32"], (F64, 1): _FITTED["EXP_NEAR_64"], (F64, 2): _FITTED["EXP_64"]}
 _EXP2 = {(F32, 1): _FITTED["EXP2_NEAR_32"], (F32, 2): _FITTED["EXP2_32"], (F64, 1): _FITTED["EXP2_NEAR_64"], (F64, 2): _FITTED["EXP2_64"]}
 
@@ -97,7 +97,7 @@ _PI_2_SHORT = {F32: _short_parts(_PI_2, F32, 11, 3), F64: _short_parts(_PI_2, F6
 
 
 class _Vector:
-    """Instructions on vectors of one float type; `word` is the unsigned integer of the same width, `number` the signed one."""
+    """Instructions on vectors of one float type. `word` is the unsigned integer type of the same width, `number` the signed one."""
 
     def __init__(self, b: MathBuilder, dtype: DType, lanes: int, rules: FloatRules):
         self.b, self.dtype, self.lanes, self.rules = b, dtype, lanes, rules
@@ -131,7 +131,7 @@ class _Vector:
     def value(self, bits: int) -> int: return self.b.bitcast(self.dtype, bits)
 
     def polynomial(self, x: int, coefficients: Sequence[float]) -> int:
-        """Horner's rule; coefficients from the constant up."""
+        """Evaluate a polynomial at x by Horner's rule; coefficients from the constant up."""
         total = self.c(coefficients[-1])
         for k in reversed(coefficients[:-1]):
             total = self.fma(total, x, self.c(k))
@@ -147,13 +147,13 @@ class _Vector:
         return self.value(self.integer("AND", self.bits(x), self.w(self.sign - 1)))
 
     def with_sign_of(self, x: int, magnitude: int) -> int:
-        """`magnitude` (not negative) with the sign of x."""
+        """Return `magnitude` (not negative) with the sign of x."""
         return self.value(self.integer("OR", self.bits(magnitude), self.integer("AND", self.bits(x), self.w(self.sign))))
 
 
 # -- exponentials -----------------------------------------------------------------------------------
 def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int], int]]:
-    """(a, unit, a function p → p · 2^(unit·a)), where a is x·scale/unit rounded to an integer.
+    """Return (a, unit, a function p → p · 2^(unit·a)), where a is x·scale/unit rounded to an integer.
 
     Adding 1.5·2^mantissa leaves the integer in the low bits of the sum. With SCALEB the unit is 1. Without it the unit is 2: the low bits
     plus the bias are the exponent of 2^a, for |a| below the bias, and two multiplications by 2^a reach denormals and infinity. If sums may
@@ -173,7 +173,7 @@ def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int],
 
 
 def _exp(v: _Vector, x: int) -> int:
-    """e^x = 2^n · e^r with r = x - n·ln 2, |r| ≤ ln 2 / 2, or ln 2 where n is even."""
+    """Compute e^x = 2^n · e^r with r = x - n·ln 2. |r| ≤ ln 2 / 2, or ln 2 if n has to be even."""
     x = v.clamp(x, *((-746.0, 710.0) if v.double else (-104.0, 89.0)))
     per_ln2, _ = _INV_LN2[v.dtype]
     a, unit, scaled = _powers(v, x, per_ln2)
@@ -183,13 +183,13 @@ def _exp(v: _Vector, x: int) -> int:
 
 
 def _exp_of_16_bits(v: _Vector, x: int) -> int:
-    """e^x = 2^(x / ln 2) for results of 16 bits: as long as these are finite and not 0, |x| < 104, and the product has an error of at most
-    2^-17."""
+    """Compute e^x = 2^(x / ln 2) for results of 16 bits: as long as these are finite and not 0, |x| < 104, and the product has an error
+    of at most 2^-17."""
     return _exp2(v, v.mul(x, v.c(_INV_LN2[F32][0])))
 
 
 def _exp2(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | None = None) -> int:
-    """2^(x + low) with a correction |low| far below 1. `table`: another polynomial for |r| ≤ 1."""
+    """Compute 2^(x + low), where `low` is a correction far below 1. `table`: another polynomial for |r| ≤ 1."""
     if v.rules.has_pow2 and v.dtype == F32 and low is None and table is None:
         small = v.lt(x, v.c(-126.0))        # the instruction flushes denormal powers to 0
         return v.mul(v.b.alu("POW2", F32, v.lanes, v.where(small, v.add(x, v.c(64.0)), x)), v.where(small, v.c(2.0**-64), v.c(1.0)))
@@ -203,9 +203,9 @@ def _exp2(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | N
 
 # -- logarithms -------------------------------------------------------------------------------------
 def _split(v: _Vector, x: int, normal: bool = False) -> tuple[int, int]:
-    """(e, m) with x = 2^e · m, sqrt(1/2) ≤ m < sqrt(2), both floats, for finite x > 0. `normal`: x is not denormal.
+    """Return (e, m) with x = 2^e · m, sqrt(1/2) ≤ m < sqrt(2), both floats, for finite x > 0. `normal`: x is not denormal.
 
-    Integer arithmetic on the bits; the exponent becomes a float by being put into the low bits of 2^mantissa."""
+    Integer arithmetic on the bits computes them; the exponent becomes a float when it is put into the low bits of 2^mantissa."""
     whole = 2.0**v.mantissa
     unbias = v.c(whole + v.bias)
     if not normal:
@@ -228,7 +228,8 @@ def _log_domain(v: _Vector, x: int, y: int) -> int:
 
 
 def _log1p_tail(v: _Vector, f: int) -> int:
-    """log(1 + f) - f: float32 by -f²/2 + f³ q(f); float64 by 2 atanh(s) - f = s (f²/2 + R) - f²/2, R = 2 s² q(s²), s = f/(2 + f)."""
+    """Compute log(1 + f) - f. float32: -f²/2 + f³ q(f). float64: 2 atanh(s) - f = s (f²/2 + R) - f²/2 with R = 2 s² q(s²), s = f/(2 +
+    f)."""
     if not v.double:
         square = v.mul(f, f)
         return v.fma(v.mul(f, square), v.polynomial(f, _FITTED["LOG_32"]), v.mul(square, v.c(-0.5)))
@@ -257,7 +258,7 @@ def _log2(v: _Vector, x: int) -> int:
 
 # -- sine and cosine --------------------------------------------------------------------------------
 def _sine(v: _Vector, x: int, quarter: int) -> int:
-    """sin(x + quarter·π/2): x = n·π/2 + r, |r| ≤ π/4, then the sine or cosine of r by the last two bits of n + quarter.
+    """Compute sin(x + quarter·π/2): x = n·π/2 + r, |r| ≤ π/4; the last two bits of n + quarter select the sine or cosine of r and its sign.
 
     The reduction is done in float64, in which n·π/2 is exact as a fused product of n with two or three parts of π/2, or with short parts.
     With short parts n is an int32, so infinities are handled separately."""
@@ -290,7 +291,7 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
 
 # -- sigmoid shapes ---------------------------------------------------------------------------------
 def _rational(v: _Vector, x: int, limit: float, p: Sequence[float], q: Sequence[float]) -> int:
-    """x P(x²)/Q(x²), limited to [-1, 1]. Beyond |x| = `limit` it is ±1 in float32."""
+    """Compute x P(x²)/Q(x²), limited to [-1, 1]. Beyond |x| = `limit` it is ±1 in float32."""
     x = v.clamp(x, -limit, limit)
     z = v.mul(x, x)
     return v.clamp(v.div(v.mul(x, v.polynomial(z, p)), v.polynomial(z, q)), -1.0, 1.0)
@@ -311,7 +312,7 @@ def _erf(v: _Vector, x: int) -> int:
         return _rational(v, x, 3.9375, _FITTED["ERF_32_P"], _FITTED["ERF_32_Q"])
     a = v.absolute(x)
     z = v.mul(a, a)
-    # 2/sqrt(pi) - 1, so that the last operation adds a small part to a
+    # 2/sqrt(pi) - 1: the last operation then adds a small correction to `a`
     near = v.fma(a, v.fma(z, v.polynomial(z, _FITTED["ERF_64"]), v.c(0.12837916709551256)), a)
     u = v.sub(v.where(v.lt(v.c(6.0), a), v.c(6.0), a), v.c(1.0))
     far = v.sub(v.c(1.0), _exp(v, v.polynomial(u, _FITTED["ERFC_64"])))
@@ -320,7 +321,7 @@ def _erf(v: _Vector, x: int) -> int:
 
 # -- powers -----------------------------------------------------------------------------------------
 def _pow(v: _Vector, x: int, y: int) -> int:
-    """2^(y · log2 |x|) with the sign of odd powers; the cases of IEEE 754's pow."""
+    """Compute 2^(y · log2 |x|) with the sign of odd powers, and the special cases of IEEE 754's pow."""
     a = v.absolute(x)
     result = _magnitude_64(v, a, y) if v.double else _magnitude_32(v, a, y)
     one, infinity = v.c(1.0), v.c(math.inf)
@@ -343,7 +344,7 @@ def _log2_domain(v: _Vector, a: int, y: int) -> int:
 
 
 def _magnitude_32(v: _Vector, a: int, y: int) -> int:
-    """a^y in float64 by a logarithm good to about 2^-37, so that only the rounding to float32 counts."""
+    """Compute a^y in float64 with a logarithm accurate to about 2^-37, so that only the rounding to float32 matters."""
     if not v.rules.has_float64:
         return _exp2(v, v.mul(y, _log2_domain(v, a, _log2(v, a))))
     wide = _Vector(v.b, F64, v.lanes, v.rules)
@@ -355,16 +356,16 @@ def _magnitude_32(v: _Vector, a: int, y: int) -> int:
 
 
 def _magnitude_64(v: _Vector, a: int, y: int) -> int:
-    """a^y by log2 a as an unevaluated sum of two float64: log2 a = e + 2/ln 2 · atanh(s), s = (m - 1)/(m + 1)."""
+    """Compute a^y with log2 a as an unevaluated sum of two float64: log2 a = e + 2/ln 2 · atanh(s), s = (m - 1)/(m + 1)."""
     e, m = _split(v, a)
 
     def product(x: int, w: int) -> tuple[int, int]:
-        """The exact product x·w as a sum of two numbers."""
+        """Return the exact product x·w as a sum of two numbers."""
         high = v.mul(x, w)
         return high, v.fma(x, w, v.sub(v.c(0.0), high))
 
     def total(x: int, w: int) -> tuple[int, int]:
-        """The exact sum x + w as a sum of two numbers, if |x| ≥ |w| or x = 0."""
+        """Return the exact sum x + w as a sum of two numbers, if |x| ≥ |w| or x = 0."""
         high = v.add(x, w)
         return high, v.sub(w, v.sub(high, x))
 
@@ -376,7 +377,7 @@ def _magnitude_64(v: _Vector, a: int, y: int) -> int:
     s_low = v.mul(v.fma(minus_s, d_low, v.fma(minus_s, d, f)), inverse)
     z, z_low = product(s, s)
     z_low = v.fma(v.add(s, s), s_low, z_low)
-    # atanh(s) = s + s z (1/3 + z q(z)): the bracket, its product with z, and that with s, each as a sum of two numbers
+    # atanh(s) = s + s z (1/3 + z q(z)): the bracket, its product with z, and the product of that with s, each as a sum of two numbers
     third, third_low = _THIRD
     k, k_low = total(v.c(third), v.mul(z, v.polynomial(z, _FITTED["POW_ATANH_64"])))
     k_low = v.add(k_low, v.c(third_low))

@@ -22,7 +22,7 @@ _WRAPS = frozenset({"ADD", "SUB", "MUL", "MULACC", "NEG", "SPLAT", "EXTRACT", "S
 
 
 def fits(interval: Interval) -> bool:
-    """Whether all numbers of an interval are 32-bit integers."""
+    """Whether all numbers of an interval fit 32-bit integers."""
     return interval[0] >= _LOW and interval[1] <= _HIGH
 
 
@@ -32,7 +32,7 @@ class _Narrowing(Rewriting):
         self.interval = intervals(phase, code)
 
     def _as(self, s: int, dtype: DType) -> int:
-        """The value of an instruction of `code`, converted to another integer type."""
+        """Return the value of an instruction of `code`, converted to another integer type."""
         return self._cast(self.at[s], dtype)
 
     def _cast(self, position: int, dtype: DType) -> int:
@@ -70,7 +70,7 @@ class _Narrowing(Rewriting):
         return self.add(op, kind, lanes, (*bounds, *[self._carried(s) for s in src[2:]]), arg)
 
     def _carried(self, s: int) -> int:
-        """A carried value of a loop. Carried indices are not narrowed, as their later values are unknown."""
+        """Return a value that a loop carries. Carried indices are not narrowed, because their later values are unknown."""
         return self._as(s, _INDEX) if self.code[s].dtype is _INDEX else self.at[s]
 
     def _division(self, i: int, instruction: Instruction) -> int:
@@ -94,5 +94,5 @@ class _Narrowing(Rewriting):
 
 
 def narrow_indices(phase: PhaseSpec, code: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-    """The code of a phase that is launched as groups, with indices as int32 if all their values fit."""
+    """Return the code of a phase that is launched as groups, with index values as int32 if they fit."""
     return tuple(_Narrowing(phase, code).run())

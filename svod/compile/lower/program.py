@@ -6,8 +6,8 @@ Every phase becomes one native function with the fixed signature
 
 `args` is an array of pointers: the kernel's parameters by slot, then the program's temporaries. `vars` is an array of i64 in the order of
 `ProgramSpec.variables`. `scratch` is the calling worker's private memory, 64-byte aligned, of at least `scratch_bytes`. The function
-computes iterations begin ≤ i < end of the phase's `extent` outer iterations, which are independent. If their number depends on variables,
-`extent_at` computes it.
+computes iterations begin ≤ i < end of the phase's `extent` outer iterations, which are independent. If the number of outer iterations
+depends on variables, `extent_at` computes it.
 
 On a target with groups of threads an outer iteration is one group: the launch is a grid of `extent` groups of `block` threads, each of
 which runs the code with begin = its group and end = begin + 1. `scratch` is then private to a thread, and the threads of a group share
@@ -60,32 +60,32 @@ class Count:
         return not self.terms
 
     def at(self, variables: Mapping[str, int]) -> int:
-        """The number of iterations for these values of the variables."""
+        """Return the number of iterations for these values of the variables."""
         return max(0, min(self.most, -(-(self.const + sum(k * variables[name] for name, k in self.terms)) // self.stride)))
 
 
 @dataclass(frozen=True)
 class PhaseSpec:
-    """One launch over the pool, or over a grid of groups of threads."""
+    """One launch of the worker threads of a CPU, or of a grid of groups of threads on a GPU."""
 
     symbol: str
-    extent: int           # iterations that begin and end select from, or groups of a grid; the maximum, if variables decide
-    threads: int          # cores that the phase wants; 1: the caller runs it
+    extent: int           # number of outer iterations, or of groups of a grid; the maximum, if it depends on variables
+    threads: int          # number of cores that the phase asks for; 1: the calling thread runs it
     scratch_bytes: int    # per worker, or per thread of a group
-    once: bool = False    # reads only constants, so it runs once, at prepare
+    once: bool = False    # reads only constants, so it runs once, when the plan is made
     counts: tuple[Count, ...] = ()      # the loops of the launch, if their number of iterations depends on variables
     block: int = 1        # threads of a group
     shared_bytes: int = 0   # shared memory of a group
-    subgroup: int = 0     # threads that run in lockstep, if the code depends on it; else 0
+    subgroup: int = 0     # threads that run in lockstep, if the code depends on their number; otherwise 0
 
     def extent_at(self, variables: Mapping[str, int]) -> int:
-        """The number of outer iterations for these values of the variables."""
+        """Return the number of outer iterations for these values of the variables."""
         return min(self.extent, prod(c.at(variables) for c in self.counts)) if self.counts else self.extent
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A program without its code: all that is needed to allocate, launch and time it. `derive_spec` computes it from a kernel."""
+    """A program without its code: all data needed to allocate, launch and time it. `derive_spec` computes it from a kernel."""
 
     name: str
     params: tuple[tuple[DType, int], ...]   # per slot: element type, number of elements
@@ -102,8 +102,8 @@ class ProgramSpec:
         return tuple(range(len(self.params)))
 
     def check(self) -> None:
-        """Raise LaunchError for a description that no program can have. Every program is checked before it runs, wherever it was read from.
-        Launch dimensions that depend on variables are checked once these have values."""
+        """Raise LaunchError for a description that no program can have. Every program is checked before it runs, also one that was read
+        from a file. Launch dimensions that depend on variables are checked when these have values."""
         self._check_slots()
         self._check_variables()
         self._check_phases()
@@ -164,7 +164,7 @@ class Interface:
 
 
 def interface_of(ast: UOp) -> Interface:
-    """The interface of a kernel, cached on its node. Raises LaunchError if parameters leave a slot out."""
+    """Return the interface of a kernel, cached on its node. Raises LaunchError if parameters leave a slot out."""
     interface: Interface = ast.cached("interface", _interface_of)
     return interface
 
@@ -189,8 +189,8 @@ def _interface_of(ast: UOp) -> Interface:
 
 
 class PackedTemporaries(NamedTuple):
-    """The result of the phases that run once: they fill the temporaries `temps` from the parameters `slots`, which are constants. Programs
-    with the same `digest` fill them alike."""
+    """The result of the phases that run once: they fill the temporaries `temps` from the constant parameters `slots`. Programs with the
+    same `digest` fill them with the same bytes."""
 
     temps: tuple[int, ...]
     slots: tuple[int, ...]
@@ -198,7 +198,8 @@ class PackedTemporaries(NamedTuple):
 
 
 def derive_spec(ast: UOp, target: Target, temps: tuple[int, ...], phases: tuple[PhaseSpec, ...]) -> ProgramSpec:
-    """The description of a program: the interface and launch of its kernel, with the temporaries and phases that lowering has decided.
+    """Return the description of a program: the interface and launch of its kernel, with the temporaries and phases that lowering has
+    decided.
 
     Raises LaunchError for a launch that does not fit the target, CompileError for a malformed one."""
     kernel = interface_of(ast)
@@ -208,7 +209,7 @@ def derive_spec(ast: UOp, target: Target, temps: tuple[int, ...], phases: tuple[
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A ProgramSpec and, per phase, its LINEAR. Programs are equal if their text is: 0.0 differs from -0.0, and 1 from True."""
+    """A ProgramSpec and, per phase, its LINEAR. Programs are equal if their text is equal: 0.0 differs from -0.0, and 1 from True."""
 
     spec: ProgramSpec
     code: tuple[tuple[Instruction, ...], ...]
@@ -226,7 +227,7 @@ class Program:
 
     @cached_property
     def digest(self) -> str:
-        """Hex digest of the code, launch sizes and scratch, in emission order; names of symbols and of the kernel do not count."""
+        """Hex digest of the code, launch sizes and scratch, in emission order. Names of symbols and of the kernel do not change it."""
         h = hashlib.blake2b(b"svod-linear-1", digest_size=16)
         for phase, code in zip(self.spec.phases, self.code, strict=True):
             h.update(repr((phase.extent, phase.threads, phase.scratch_bytes, phase.once)).encode())

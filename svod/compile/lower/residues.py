@@ -1,4 +1,4 @@
-"""Residue analysis: what the integers of a phase are congruent to, derived from the code that computes them.
+"""Residue analysis: for each integer of a phase, a modulus and a remainder, derived from the code that computes it.
 
     %5 = MUL %2, 16;  %7 = ADD %5, 4        %7 is 4 more than a multiple of 16
     LOAD float32x4 %0, %7 [8]               so the address is a multiple of 16 bytes: (16·%2 + 4 + 8)·4
@@ -21,7 +21,7 @@ class Residue(NamedTuple):
     remainder: int
 
     def divisor(self, offset: int = 0) -> int:
-        """The largest number that divides all these numbers plus `offset`; 0 if the sum is always 0."""
+        """Return the largest number that divides all these numbers plus `offset`; 0 if the sum is always 0."""
         return gcd(self.modulus, self.remainder + offset)
 
 
@@ -29,7 +29,7 @@ ANY_RESIDUE = Residue(1, 0)
 
 
 def _either(a: Residue, b: Residue) -> Residue:
-    """The residue of a value that is one of two."""
+    """Return the residue of a value that is one of two values."""
     return Residue(gcd(a.modulus, b.modulus, a.remainder - b.remainder), a.remainder)
 
 
@@ -42,23 +42,23 @@ def _negated(a: Residue) -> Residue:
 
 
 def _product(a: Residue, b: Residue) -> Residue:
-    """The residue of a product: (m k + r)(n l + s)."""
+    """Return the residue of a product: (m k + r)(n l + s)."""
     return Residue(gcd(a.modulus * b.modulus, a.modulus * b.remainder, b.modulus * a.remainder), a.remainder * b.remainder)
 
 
 def _low_bits(n: int) -> int:
-    """The largest power of two that divides a number; 0 for 0."""
+    """Return the largest power of two that divides a number; 0 for 0."""
     return n & -n
 
 
 def _and(a: Residue, b: Residue) -> Residue:
-    """The residue of a bitwise AND: low bits that are 0 in one operand are 0 in the result."""
+    """Return the residue of a bitwise AND: low bits that are 0 in one operand are 0 in the result."""
     low = [_low_bits(x.divisor()) for x in (a, b)]
     return Residue(max(low) if all(low) else 0, 0)
 
 
 def _quotient(a: Residue, b: Residue) -> Residue:
-    """The residue of a quotient by a constant; ANY_RESIDUE if the division may be inexact."""
+    """Return the residue of a quotient by a constant; ANY_RESIDUE if the division may be inexact."""
     by = abs(b.remainder)
     if b.modulus or not by or a.divisor() % by:
         return ANY_RESIDUE
@@ -76,7 +76,7 @@ _RESIDUE_RULES: dict[str, Callable[..., Residue]] = {
 
 
 def residues(code: Sequence[Instruction]) -> list[Residue]:
-    """The residue of each instruction that computes a scalar integer; ANY_RESIDUE for others."""
+    """Return the residue of each instruction that computes a scalar integer; ANY_RESIDUE for others."""
     known: list[Residue] = []
     for op, dtype, lanes, src, arg in code:
         residue = ANY_RESIDUE

@@ -4,9 +4,10 @@
     b = LOADS x, i [1, s]        (lane l: x[i + 1 + l*s])  →    a, b, … = the transposition of r0, r1, …, by SHUFFLEs
     …                            as many as there are lanes
 
-STORES are treated alike, in reverse. If all accesses of a square have the same condition, its rows get it. If vectors have masks
-(`ragged`), fewer than `lanes` accesses form a part of a square, whose rows are loaded and stored under a mask: 14 columns of 16 channels
-become 16 masked stores of 14 elements. Loads with one mask per lane form a square in which each row is loaded under the mask of its lane.
+STORES are replaced in the same way, in reverse. If all accesses of a square have the same condition, its rows get that condition. If the
+target has masked vector accesses (`ragged`), fewer than `lanes` accesses form a part of a square, whose rows are loaded and stored under a
+mask: 14 columns of 16 channels become 16 masked stores of 14 elements. Loads with one mask per lane form a square in which each row is
+loaded under the mask of its lane.
 The pass runs on instructions and not on the loop tree, because it changes values and no loop: accesses of several nodes form a square, and
 their addresses show that they differ by constants only. It runs late, on straight-line code, in which unrolled positions are next to each
 other; it serves copies that pack a matrix, transpose kernels, and convolutions that store channels as lanes. Loads move up to the first of
@@ -20,16 +21,17 @@ from typing import Any, NamedTuple
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 
-MIN_LANES, PAIR = 4, 2          # least lanes of a square: on CPUs, and on groups of threads, whose registers hold one element
-MIN_SHARE = 3                   # a part of a square must have more than one row in so many; fewer rows are accessed lane by lane
+# minimum number of lanes of a square: on CPUs, and on devices with groups of threads, where a register holds one element
+MIN_LANES, PAIR = 4, 2
+MIN_SHARE = 3                   # a part of a square has more than `lanes` / MIN_SHARE rows; fewer rows are accessed lane by lane
 _STRIDED = ("LOADS", "STORES")
 _LOADS = ("LOAD", "LOADS", "GATHER")
 _STORES = ("STORE", "STORES", "SCATTER")
 
 
 def transpose_squares(code: list[Instruction], ragged: bool = False, least: int = MIN_LANES) -> list[Instruction]:
-    """The code with squares of strided accesses replaced; the same list if there are none. `least`: fewest lanes of a square. `ragged`:
-    replace parts of squares as well."""
+    """Replace squares of strided accesses in the code; returns the same list if there are none. `least`: minimum number of lanes of a
+    square. `ragged`: replace parts of squares as well."""
     if not any(i.op in _STRIDED for i in code):
         return code
     loads, stores = _squares(code, ragged, least)
@@ -52,12 +54,12 @@ class _StridedGroup(NamedTuple):
 
 
 def _squares(code: list[Instruction], ragged: bool, lanes: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Groups of accesses that form a square, in the order of their offsets: (loads, stores)."""
+    """Return the groups of accesses that form a square, in the order of their offsets: (loads, stores)."""
     block = 0
     groups: dict[_StridedGroup, dict[int, int]] = {}
     loaded: set[tuple[int, int]] = set()     # (block, pointer) of loads; a block is straight-line code between loops
     stored: set[tuple[int, int]] = set()
-    twice: set[_StridedGroup] = set()               # groups that store twice to one place, so that their order matters
+    twice: set[_StridedGroup] = set()               # groups that store to one element twice, so that the order of their stores matters
     for at, (op, _, _, src, arg) in enumerate(code):
         if op in ("LOOP", "ENDLOOP"):
             block += 1
@@ -85,7 +87,8 @@ def _squares(code: list[Instruction], ragged: bool, lanes: int) -> tuple[list[li
 
 
 def _group_of(code: list[Instruction], at: int, block: int, ragged: bool, least: int) -> _StridedGroup | None:
-    """The group of a strided access that may be part of a square, or None. `ragged`: loads under masks may be part of one."""
+    """Return the group of a strided access that may be part of a square; None for any other access. `ragged`: loads under masks may be
+    part of a square."""
     op, dtype, lanes, src, arg = code[at]
     plain = 2 if op == "LOADS" else 3
     mask = src[plain:]
@@ -100,7 +103,7 @@ def _group_of(code: list[Instruction], at: int, block: int, ragged: bool, least:
 
 
 def _runs(members: dict[int, int], lanes: int, stride: int, least: int) -> Iterable[list[int]]:
-    """Runs of accesses at consecutive offsets: of `lanes` accesses each, or fewer at the end of a run, but at least `least`."""
+    """Yield runs of accesses at consecutive offsets: of `lanes` accesses each, or fewer at the end of a run, but at least `least`."""
     offsets = sorted(members)
     i = 0
     while i < len(offsets):
@@ -128,7 +131,7 @@ def _rebuild(code: list[Instruction], loads: list[list[int]], stores: list[list[
         return len(out) - 1
 
     def transposed(rows: list[int], dtype: DType, lanes: int) -> list[int]:
-        """The columns of a square of which the first rows are given. Elements of missing rows are undefined."""
+        """Transpose a square in registers: `rows` are its first rows, the result is its columns. Elements of missing rows are undefined."""
         square: list[int | None] = [*rows, *[None] * (lanes - len(rows))]
         h = 1
         while h < lanes:
@@ -148,7 +151,7 @@ def _rebuild(code: list[Instruction], loads: list[list[int]], stores: list[list[
         return [v for v in square if v is not None]
 
     def first(n: int, lanes: int) -> tuple[int, ...]:
-        """The mask of the first n lanes; () if these are all."""
+        """Return the mask of the first n lanes; () if these are all lanes."""
         return () if n == lanes else (emit("VCONST", dtypes.bool, lanes, (), tuple(j < n for j in range(lanes))),)
 
     for at, (op, dtype, lanes, src, arg) in enumerate(code):

@@ -1,8 +1,8 @@
 """Compilation of a kernel under a chain of opts: once per process, and once per object cache.
 
 Code is looked up by (kernel key, chain, target, code generator): a second start of the program lowers and compiles nothing. Compilers such
-as LLVM run beside the thread that prepares a plan: while it chooses the chain of a kernel and lowers it, they make machine code of the
-kernels before.
+as LLVM run in other threads than the one that prepares a plan: while that thread chooses the chain of a kernel and lowers it, they compile
+the kernels before it.
 
     with Compilation(compiler) as compilation:
         compilation.begin(a, choice)                lowered here; LLVM compiles it in another thread
@@ -47,15 +47,15 @@ log = logging.getLogger("svod.tune.chains")
 Chain = tuple[Opt, ...]
 T = TypeVar("T")
 
-NO_PROGRAM = ProgramSpec("", (), (), (), ())       # the spec of an entry that has only remarks
-FLIGHTS = 64   # number of locks that compilations share by the hashes of their keys: threads rarely wait for another key
+NO_PROGRAM = ProgramSpec("", (), (), (), ())       # the spec of a cache entry without code, which has only remarks
+FLIGHTS = 64   # number of locks of compilations, chosen by the hash of a key: threads rarely wait for another key
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chain a kernel runs with, its source (database, beam, heuristic, explicit, none, pending, library), and the reason for the
-    choice. `template`: the template and amounts that the heuristic made the chain from. `unchecked`: chains that were measured on other
-    machines and rank before this one, but have to be measured here before they are used."""
+    """The chain of opts that a kernel runs with, its source (database, beam, heuristic, explicit, none, pending, library), and the
+    reason for the choice. `template`: the template and amounts that the heuristic made the chain from. `unchecked`: chains that were
+    measured on other machines and rank before this one, but have to be measured here before they are used."""
 
     chain: Chain
     source: str
@@ -65,7 +65,7 @@ class Choice:
 
     @property
     def told(self) -> str:
-        """The reason, with the template if the chain is the heuristic's."""
+        """The reason; for the heuristic's chain also the template."""
         return "; ".join(text for text in (self.why, self.template if self.source == "heuristic" else "") if text)
 
 
@@ -94,7 +94,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A lowered kernel, as a PROGRAM with its SOURCE, and the binary that another thread makes of it."""
+    """A lowered kernel whose compilation has begun: its PROGRAM with the SOURCE, and the binary that another thread compiles."""
 
     lowered: Program
     program: UOp
@@ -118,13 +118,13 @@ class Compiler:
         self._lock = threading.Lock()
         self._flights = _make_flights()
         self._begun: dict[ObjectKey, _Begun] = {}
-        remake_after_fork(self, "_begun", dict)     # a child does not have the threads
+        remake_after_fork(self, "_begun", dict)     # the threads of the parent do not exist in the child
         remake_after_fork(self, "_lock", threading.Lock)
         remake_after_fork(self, "_flights", _make_flights)
 
     @cached_property
     def build(self) -> Build:
-        """The build of the objects that are compiled here."""
+        """The build that this compiler's objects belong to."""
         return Build(self.target.key, self.pair.revision, self.pair.key)
 
     def _key(self, kernel: Kernel, what: str) -> ObjectKey:
@@ -180,8 +180,9 @@ class Compiler:
         return add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered)
 
     def begin(self, kernel: Kernel, choice: Choice, threads: Executor) -> ObjectKey | None:
-        """Lower a kernel, and let another thread compile it, unless it was compiled already, or has begun. Returns the key under which it
-        has begun, or None. An error is not raised here but by `compile`, which meets it again."""
+        """Lower a kernel, and let another thread compile it, unless it was compiled already or its compilation has begun. Returns the
+        key of the compilation, or None if none begins. An error is not raised here: `compile` raises it, because it does the same work
+        again."""
         key = self._key(kernel, chain_digest(choice.chain))
         with self._lock:
             if key in self._made or key in self._begun:
@@ -197,7 +198,7 @@ class Compiler:
         return None
 
     def forget(self, key: ObjectKey) -> None:
-        """Forget what `begin` has begun and `compile` has not asked for."""
+        """Drop a compilation that has begun and whose result `compile` has not used."""
         self._begun.pop(key, None)
 
     def heuristic(self, kernel: Kernel) -> Chain:
@@ -275,8 +276,8 @@ def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
 
 
 class Compilation:
-    """The threads in which the kernels of a plan are compiled: one for each core that the compiler's target may use, none on a single core.
-    They end with the context, also if it is left by an exception: what has begun and was not asked for is dropped."""
+    """The threads in which the kernels of a plan are compiled: one for each core that the compiler's target may use, none on a single
+    core. They end with the context, also after an exception; compilations that have begun and were not used are dropped."""
 
     def __init__(self, compiler: Compiler) -> None:
         self.compiler, self._keys = compiler, list[ObjectKey]()

@@ -1,4 +1,4 @@
-"""Dumps of the output of each pass for a plan: `SVOD_DUMP_AFTER=PASS`, `DEBUG=1…5`.
+"""Dumps of the output of each pass over a plan: `SVOD_DUMP_AFTER=PASS`, `DEBUG=1…5`.
 
     $ SVOD_DUMP_AFTER=cut,linear python model.py
     -- cut --
@@ -8,7 +8,7 @@
 
 The passes, in the order in which they run, are `PLAN_PASSES`; the ones after a kernel's loop nest are `kernel_form.KERNEL_PASSES`.
 Everything is computed again for printing, so the dump does not depend on caches; kernels that occur several times are printed once. Graphs
-and ASTs are printed as `svod.core.ir.text` reads them. If a device does not have a stage, the reason is printed instead.
+and ASTs are printed in a form that `svod.core.ir.text` reads. If a device does not have a stage, the reason is printed instead.
 """
 from __future__ import annotations
 

@@ -97,14 +97,14 @@ class Loops(Builder):
         return self.loop(middle if lanes > 1 else start, stop, lambda i, *c: body(i, 1, *c), *carried)
 
     def compute(self, types: tuple[DType, ...], lanes: int) -> Callable[..., int]:
-        """The function `alu(op, *args)` that combiners call."""
+        """Return the function `alu(op, *args)` that combiners call."""
         def alu(op: Ops, *args: int) -> int:
             return self.alu(op.value, BOOL if op in COMPARISONS else self.dtype[args[-1]], lanes, *args)
         return alu
 
 
 def program(node: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, int], block: int = 1) -> Program:
-    """The Program of `phases`: (loops, iterations, threads, bytes of scratch), each in groups of `block` threads."""
+    """Return the Program of `phases`: (loops, iterations, threads, bytes of scratch), each in groups of `block` threads."""
     name, options, shapes = node.arg
     size = math.prod(result_shape(name, options, shapes, [p.dtype for p in node.src]))
     params = ((node.dtype, size), *((p.dtype, p.arg.size) for p in node.src))
@@ -115,10 +115,10 @@ def program(node: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, i
 
 
 def cores(target: Target, elements: int, iterations: int) -> int:
-    """The number of cores that a phase wants."""
+    """Return the number of cores that a phase asks for."""
     return min(target.threads, iterations) if elements >= PARALLEL_ELEMENTS else 1
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes of scratch, rounded up to whole cache lines with room to read one vector past the end."""
+    """Round bytes of scratch up to whole cache lines, with room to read one vector past the end."""
     return (nbytes + 127) // 64 * 64

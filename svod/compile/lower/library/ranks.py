@@ -1,14 +1,14 @@
-"""ARGSORT and TOPK on a device with groups: a merge sort in which each element finds its own place.
+"""ARGSORT and TOPK on a device with groups: a merge sort in which one thread computes the position of each element.
 
 A single thread would run the merge passes of a row one after another. Here a phase merges runs of w into runs of 2·w, with one iteration
-for each element. The place of an element is after the elements before it in its own run, and after the smaller elements of the neighbouring
-run; for an element of the right run, also after equal ones. A binary search counts these (Satish, Harris and Garland, "Designing efficient
-sorting algorithms for manycore GPUs", 2009):
+for each element. An element moves to its position in its own run plus the number of smaller elements in the neighbouring run; for an
+element of the right run, equal ones count too. A binary search counts them (Satish, Harris and Garland, "Designing efficient sorting
+algorithms for manycore GPUs", 2009):
 
     phase 0:      keys[e], positions[e] = key of x[e], e
-    for each w:   low, high = the run beside e's;   so many times as w has digits:  halve it
-                  keys[place], positions[place] = those of e
-    the last one stores y[place] = position instead, for the first k places
+    for each w:   low, high = the run that is merged with e's;   log2 w + 1 times:  halve it
+                  keys[place], positions[place] = key of e, position of e
+    the last phase stores y[place] = position instead, for the first k places
 
 Keys and positions alternate between two pairs of temporaries.
 """
@@ -23,7 +23,7 @@ from svod.core.machine.target import Target
 
 
 def lower_by_ranks(node: UOp, target: Target) -> Program:
-    """The Program of an ARGSORT or a TOPK for a target with groups."""
+    """Return the Program of an ARGSORT or a TOPK for a target with groups."""
     rows, n = node.arg[2][0]
     block = min(GROUP, target.group_threads)
     passes = merge_passes(n)
@@ -33,7 +33,7 @@ def lower_by_ranks(node: UOp, target: Target) -> Program:
 
 
 def _phase(node: UOp, number: int, is_last: bool, block: int) -> Loops:
-    """Phase 0 reads x; phase `number` merges runs of 2**(number - 1)."""
+    """Make phase `number`. Phase 0 reads x; every later phase merges runs of 2**(number - 1)."""
     name, options, ((rows, n),) = node.arg
     kept, descending = (n, options[0]) if name == "ARGSORT" else options
     kind = key_type(node.src[0].dtype)
@@ -64,7 +64,7 @@ def _phase(node: UOp, number: int, is_last: bool, block: int) -> Loops:
 
 
 def _merged(b: Loops, keys: int, key: int, begin: int, i: int, n: int, width: int) -> int:
-    """The place of element `i` of a row once runs of `width` are merged."""
+    """Emit the position of element `i` of a row after runs of `width` are merged."""
     start = b.mul(b.over(i, 2 * width), 2 * width)
     is_left = b.below(b.minus(i, start), b.index(width))
     other = b.least(b.choose(is_left, b.plus(start, width), start), b.index(n))

@@ -1,14 +1,14 @@
 """SCAN: combines, for each position of a row, all positions up to it.
 
-Along an inner axis the vector holds neighbouring columns, and the loop over positions carries one combined value for each:
+Along an inner axis a vector holds neighbouring columns, and the loop over positions carries one combined value for each column:
 
     for each row and block of columns:   acc = identity;   for i:  acc = acc ∘ x[i, block];  y[i, block] = acc
 
 Long rows of columns are processed in strips, along which memory is read, with the carried values in scratch memory: a page of each row
 holds many columns.
 
-A contiguous axis is scanned by vectors: inside one, log2(lanes) shifted combinations (Hillis and Steele, CACM 29(12), 1986), and the total
-of the vector goes on to the next, so that one combination per vector is all that has to wait.
+A contiguous axis is scanned by vectors: inside a vector by log2(lanes) shifted combinations (Hillis and Steele, CACM 29(12), 1986). The
+total of a vector is carried to the next one, so the dependent chain has one combination per vector.
 
     carry = identity;   for i by lanes:  v = x[i…];  v = shift(v, 1) ∘ v;  v = shift(v, 2) ∘ v; …
                                          y[i…] = carry ∘ v;  carry = carry ∘ last(v)
@@ -33,17 +33,17 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import FloatRules, Target
 
-MOST_BLOCK = 4               # most vectors side by side
-STRIP_ELEMENTS = 1 << 11     # most columns of a strip, so that their carried values stay in the first cache
-LEAST_STRIP = 4              # fewest blocks of a strip
-PART_ELEMENTS = 1 << 16      # fewest positions of a part of a row
+MOST_BLOCK = 4               # maximum number of vectors in a block of neighbouring columns
+STRIP_ELEMENTS = 1 << 11     # maximum number of columns of a strip, so that their carried values stay in the L1 cache
+LEAST_STRIP = 4              # minimum number of blocks of a strip
+PART_ELEMENTS = 1 << 16      # minimum number of positions of a part of a row
 
 State = tuple[int, ...]
 
 
 class ScanKind:
-    """One kind of scan: its initial state, combination, and result. When two states are combined, the first is that of earlier positions.
-    `rules`: as for `math.expand`."""
+    """One kind of scan: its initial state, combination, and result. When two states are combined, the first is that of earlier
+    positions. `rules`: the float rules of the target (`math.expand`)."""
 
     def __init__(self, combiner: str, source: DType, dtype: DType, rules: FloatRules):
         self.combiner, self.dtype, self.rules = combiner, dtype, rules
@@ -55,7 +55,7 @@ class ScanKind:
         self.types: tuple[DType, ...] = (acc,) if second is None else (acc, second)
 
     def _carried(self, acc: DType) -> DType:
-        """The dtype in which sums and products are carried."""
+        """Return the dtype in which sums and products are carried."""
         return dtypes.float64 if acc.is_float and self.rules.has_float64 else acc
 
     @property
@@ -76,7 +76,7 @@ class ScanKind:
         return tuple([b.const(d, lanes, v) for d, v in zip(self.types, values, strict=True)])
 
     def start(self, b: Loops, x: int, position: int, step: int = 1) -> State:
-        """The state of single elements at `position`; with each further lane, the position grows by `step`."""
+        """Emit the state of single elements at `position`; with each further lane, the position grows by `step`."""
         acc, lanes = b.cast(self.types[0], x), b.num_lanes[x]
         if self.combiner == "LOGADDEXP":
             return acc, b.const(self.types[1], lanes, 1.0)
@@ -123,7 +123,7 @@ class ScanKind:
 
 
 def lower_scan(node: UOp, target: Target) -> Program:
-    """The Program of a SCAN."""
+    """Return the Program of a SCAN."""
     options, (shape,) = node.arg[1:]
     operator = ScanKind(options[0], node.src[0].dtype, node.dtype, target.float_rules)
     lanes = min(target.lanes(t) for t in operator.types)
@@ -232,14 +232,14 @@ def _rows(node: UOp, operator: ScanKind, shape: tuple[int, ...], lanes: int, tar
 
 
 def _span(b: Loops, it: int, n: int, parts: int, chunk: int) -> tuple[int, int, int]:
-    """(first position of the row of iteration `it`, first position of its part, end of its part)."""
+    """Emit (first position of the row of iteration `it`, first position of its part, end of its part)."""
     row = b.mul(b.over(it, parts), n)
     begin = b.mul(b.mod(it, parts), chunk)
     return row, b.calc("ADD", row, begin), b.calc("ADD", row, b.least(b.plus(begin, chunk), b.index(n)))
 
 
 def _totals(node: UOp, operator: ScanKind, n: int, parts: int, chunk: int, lanes: int) -> Loops:
-    """The phase that combines the positions of each part, in any order."""
+    """Make the phase that combines the positions of each part, in any order."""
     b = Loops()
     _, x = b.args(node)
     temps = [b.pure("TEMP", t, 1, (), k) for k, t in enumerate(operator.types)]

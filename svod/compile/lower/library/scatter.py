@@ -15,7 +15,7 @@ BLOCK_BYTES = 256        # bytes of a row that a core processes while it loops o
 
 
 def lower_scatter(node: UOp, target: Target) -> Program:
-    """The Program of a SCATTER."""
+    """Return the Program of a SCATTER."""
     (reduction,), ((outer, n, inner), (_, m, _), _) = node.arg[1:]
     lanes = target.lanes(node.dtype)
     width = min(inner, max(1, BLOCK_BYTES // node.dtype.itemsize))

@@ -25,11 +25,11 @@ from svod.core.machine.target import Target
 
 POSITION = dtypes.int32
 
-Before = Callable[[int, int, int, int], int]     # (key, position, key, position) → whether the first stands before the second
+Before = Callable[[int, int, int, int], int]     # (key, position, key, position) → whether the first pair precedes the second
 
 
 def key_type(dtype: DType) -> DType:
-    """The integer type by which elements are compared."""
+    """Return the integer type whose comparison orders elements of a dtype."""
     if dtype.is_int:
         return dtype
     return dtypes.uint8 if dtype.kind == "b" else BY_NAME[f"int{max(32, dtype.bits)}"]
@@ -57,8 +57,9 @@ def sort_key(b: Loops, x: int, descending: bool) -> int:
 
 
 class _SortedRow:
-    """Memory for the keys and positions of one row: two halves of `n` elements each, and one more that may be read past the end. It is
-    scratch memory of the sorting core; or temporaries, if there are fewer rows than cores, since every core would get scratch."""
+    """Memory for the keys and positions of one row: two halves of `n` elements each, and one more element that may be read past the end.
+    It is scratch memory of the core that sorts. If there are fewer rows than cores it consists of temporaries, because scratch would be
+    allocated for every core."""
 
     def __init__(self, b: Loops, kind: DType, rows: int, n: int, target: Target):
         self.b, self.n = b, n
@@ -73,7 +74,7 @@ class _SortedRow:
         self.origin = b.index(0)
 
     def begin(self, row: int) -> None:
-        """Use the memory of this row from now on."""
+        """Select the row whose memory the following code uses."""
         self.origin = self.b.mul(row, self.room) if self.temps else self.b.index(0)
 
     def at(self, i: int) -> int:
@@ -103,7 +104,7 @@ class _SortedRow:
         b.span(b.index(0), b.index(self.n), lanes, element)
 
     def sort(self, before: Before) -> int:
-        """Sorts the first half; returns where the result begins, 0 or n."""
+        """Sort the first half; returns the offset of the result, 0 or n."""
         b, n = self.b, self.n
         passes = merge_passes(n)
 
@@ -131,7 +132,7 @@ class _SortedRow:
 
 
 def lower_argsort(node: UOp, target: Target) -> Program:
-    """The Program of an ARGSORT."""
+    """Return the Program of an ARGSORT."""
     (descending,), ((rows, n),) = node.arg[1:]
     b = Loops()
     y, x = b.args(node)
@@ -154,7 +155,7 @@ def lower_argsort(node: UOp, target: Target) -> Program:
 
 
 def lower_topk(node: UOp, target: Target) -> Program:
-    """The Program of a TOPK."""
+    """Return the Program of a TOPK."""
     (k, largest), ((rows, n),) = node.arg[1:]
     b = Loops()
     y, x = b.args(node)
