@@ -62,7 +62,8 @@ class Caches:
     unforeseen_lines: int = 4           # lines after a change of page that are fetched before the prefetcher is ahead
 
     def lost(self, taken: float) -> float:
-        """The share of a cache's content that is evicted before its next use, when the data take `taken` times the cache."""
+        """The share of a cache's content that is evicted before its next use, when the data in use are `taken` times as large as the
+        cache."""
         return 0.0 if taken <= self.kept_share else 1.0 - self.kept_share / taken
 
 
@@ -143,19 +144,20 @@ class _Lost(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """The footprints of an access inside the outermost k loops of a nest, for k from 0 (the whole nest) to the number of loops (one
-    iteration)."""
+    """The footprint of an access while the outermost k loops of a nest stand still, for each k from 0 (the whole nest runs) to the
+    number of loops (one innermost iteration)."""
 
     access: Access
-    depth: int              # number of outermost loops around the access; inside the others its value is in a register
+    depth: int              # outermost loops that the access stands inside of; loops further inside reuse its value from a register
     footprints: list[CacheFootprint]
 
 
 def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, body: Sequence[float], accesses: Sequence[Access],
             shared: Sequence[bool], kept: float = 0.0) -> Traffic:
-    """The traffic of a nest. `loops`: (axis, iterations), outermost first; axis -1 moves no access. `outside`: how many of them belong to
-    nests around this one. `body`: positions of each axis in one innermost iteration. `shared`, per access: another stage inside the same
-    outer loops loads the same data. `kept`: bytes of arguments that pass through the caches between two runs."""
+    """The traffic of a nest. `loops`: (axis, iterations), outermost first; axis -1 moves no access. `outside`: how many of these loops
+    belong to nests around this one. `body`: positions of each axis in one innermost iteration. `shared`: for each access, whether
+    another stage inside the same outer loops loads the same data. `kept`: bytes of arguments that pass through the caches between two
+    runs."""
     courses = _courses(loops, body, accesses, caches.levels[1].sets)
     gone = [_lost_inside(caches, [c.footprints[k] for c in courses if c.depth >= k], 0.0 if k else kept) for k in range(len(loops) + 1)]
     cycles = [0.0, 0.0, 0.0]
@@ -232,8 +234,9 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequenc
 
 def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches, gone: _Lost,
                             around: CacheFootprint | None) -> None:
-    """Subtract from `lines` those that are cached at the start: kept from the last run, computed inside the nest, or loaded by another
-    stage (`around`: its footprint)."""
+    """Reduce `lines`, the lines fetched into each cache, by those that are cached before they are needed: kept from the last run,
+    computed inside the nest, or loaded by another stage. `around`: footprint of one run of the nest, if another stage loads the same
+    data; else None."""
     whole = course.footprints[0].lines
     taken = 2.0 * whole * CACHE_LINE_BYTES
     for c, cache in enumerate(caches.levels):

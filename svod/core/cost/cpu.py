@@ -32,7 +32,7 @@ class Cpu:
     # price of combining two results, by their number of components: 2 for ARGMAX, 3 for EXPSUM
     combined_operations: tuple[float, ...] = (0.0, 1.0, 6.0, 30.0)
     issued_per_cycle: float = 2.0
-    contention_share: float = 0.15      # share of the fewer of loads and arithmetic that is not hidden, as one queue issues both
+    contention_share: float = 0.15      # unhidden share of the loads or the arithmetic, whichever are fewer, as one queue issues both
     latency_cycles: float = 4.0         # latency of a multiply-add or an addition
     lookahead_operations: float = 400.0 # operations that a core looks ahead: sums that end within them overlap with the next ones
     loop_cycles: float = 1.5            # bookkeeping of one iteration
@@ -49,9 +49,9 @@ class Cpu:
     transposed_lane_loads: float = 0.5  # price, in loads, of one lane if squares are transposed in registers
     transposed_positions: int = 4       # positions side by side from which on stores of separate lanes are transposed in registers
     lane_store_cycles: float = 3.0      # one lane that is extracted from a vector and stored separately
-    # one lane's store if lanes evict each other, because they are a page apart; half a page; a quarter
+    # cycles to store one lane if the lanes are multiples of a page apart, of half a page, or of a quarter, so that they evict each other
     evicting_store_cycles: tuple[float, float, float] = (40.0, 12.0, 4.0)
-    launch_cycles: float = 2000.0       # a phase that wakes other cores
+    launch_cycles: float = 2000.0       # cycles to wake the other cores for a phase
     unhidden_share: float = 0.4         # share of the other resources' time that is added to that of the slowest one
     unhidden_translations: float = 0.3  # share of address translations that is never hidden, as the oldest instructions wait for them
 
@@ -75,8 +75,8 @@ def cost_of(state: Scheduler) -> Cost:
 
 
 def cost_within(state: Scheduler, most: float) -> Cost | None:
-    """`cost_of` a state if it takes at most so many cycles, else None, mostly before all of it is priced: the parts of a cost are only
-    added. Raises as `cost_of` does."""
+    """The cost of a state if it is at most `most` cycles, else None. Pricing stops as soon as the stages priced so far exceed `most`.
+    Raises as `cost_of` does."""
     cost = cost_of.known(state)
     if cost is None:
         cost = _priced(state, most)
@@ -115,7 +115,7 @@ def _priced(state: Scheduler, most: float) -> Cost | None:
 
 
 def _speedup(state: Scheduler, at: StageRuns, is_phase: bool, threads: int) -> float:
-    """How many times faster cores run a stage: each core takes whole iterations of the parallel loop."""
+    """How many times faster `threads` cores run a stage than one core does: each core takes whole iterations of the parallel loop."""
     if threads < 2:
         return 1.0
     stage, parallel = at.nest.r.stage, state.thread
@@ -160,7 +160,7 @@ class IssuePricer:
         store, is_transposed = self._stores()
         accumulators = float(work.accumulators)
         vectors = float(work.positions[stage.vector]) if 0 <= stage.vector < work.outs else 1.0
-        if self.dot.corrects:    # each vector has another accumulator, for the correction
+        if self.dot.corrects:    # each vector of results has another accumulator, for the correction
             self.arithmetic += work.body * vectors * work.tile / max(accumulators, 1.0)
             accumulators += vectors
         spills = self._spills(accumulators, vectors, is_transposed)
@@ -248,7 +248,7 @@ class IssuePricer:
             return store, False
         per_lane = self.cpu.lane_store(linear.coef(lane) * self.r.stage.dtype.itemsize)
         beside = max([work.positions[a] for a, c in linear.coefs if c == 1], default=1)
-        # positions of a lane that are contiguous are stored at once, and miss the cache once
+        # contiguous positions of one lane are stored together, and miss the cache once
         if beside >= self.cpu.transposed_positions:
             per_lane = self.cpu.transposed_lane_loads + (per_lane - self.cpu.lane_store_cycles) / beside
         return store * per_lane * min(work.lanes, self.stage.num_lanes), True
@@ -359,7 +359,7 @@ class _Memory:
 
 
 def _rows(at: StageRuns) -> tuple[int, ...]:
-    """The loop rows around the content of a stage, outermost first. Loops of a copy are no rows."""
+    """The loop rows around the content of a stage, outermost first. Loops of a copy have no row."""
     return tuple([loop.row for loop in (*at.around, *at.own) if loop.row != NO_ROW])
 
 

@@ -21,7 +21,7 @@ Steps = tuple[tuple[int, int], ...]     # (bytes between neighbours, iterations)
 
 
 class Footprint(NamedTuple):
-    """Runs of contiguous bytes, one in each of nested windows."""
+    """A regular pattern of touched bytes: a run of contiguous bytes, repeated at the distances given by nested windows."""
 
     run: float                                  # contiguous bytes
     windows: list[tuple[int, float]]            # (bytes from one window to the next, number of windows), the smallest distance first
@@ -59,8 +59,8 @@ def touched_bytes(steps: Steps, itemsize: int, limit: int, granule: int) -> floa
 
 @lru_cache(maxsize=1 << 14)
 def shared_granules(inside: Steps, outside: Steps, itemsize: int, granule: int) -> float:
-    """The share of a group's stored granules that it shares with a neighbouring group: one between any two of their rows, if rows do not
-    begin at multiples of a granule; else 0."""
+    """The share of the granules that a group of threads stores which a neighbouring group stores too. If rows do not begin at multiples
+    of a granule, each row shares one granule with the next; else the share is 0."""
     run = touched(inside, itemsize, 1).run
     further = [step for step, count in (*inside, *outside) if count > 1 and abs(step) >= run]
     return granule / run if any(step % granule for step in further) else 0.0
@@ -114,8 +114,8 @@ def turns_of(offsets: tuple[int, ...], width: int) -> int:
 
 
 def waves_of(grid: Sequence[int], resident: int) -> list[int]:
-    """How many iterations of each loop of a grid are in one wave: `resident` groups that run at a time. The last loop of the grid runs
-    fastest."""
+    """How many iterations of each loop of a grid run in one wave, which is `resident` groups that run at a time. The last loop of the
+    grid runs fastest."""
     inside, left = [1] * len(grid), resident
     for k in range(len(grid) - 1, -1, -1):
         inside[k] = min(grid[k], max(1, left))

@@ -97,8 +97,8 @@ def _below_reduce(value: UOp) -> set[UOp]:
 
 
 def _narrow_products(value: UOp) -> dict[UOp, DType]:
-    """For sums of products that dot instructions may compute (`svod.core.kernel.intrinsics`): sum or product → dtype of the factors before
-    they were widened, the wider one of the two."""
+    """Map each sum that dot instructions may compute (`svod.core.kernel.intrinsics`), and its product, to the dtype that the factors had
+    before they were widened; the wider one of the two."""
     dtypes_of: dict[UOp, DType] = {}
     for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
         if r.op is Ops.REDUCE and r.arg == ("ADD", 1) and r.src[0].op is Ops.MUL and r.dtype in (dtypes.int32, dtypes.float32):

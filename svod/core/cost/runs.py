@@ -25,9 +25,9 @@ from svod.core.tree.tails import is_split
 class LoopRuns(NamedTuple):
     """A loop of a stage, or around it, with several iterations."""
 
-    row: int                    # the row of the state, or NO_ROW
+    row: int                    # the loop's row in the state, or NO_ROW
     moves: tuple[tuple[int, int], ...]      # (local axis of the stage, positions that one iteration moves along it)
-    times: float                # iterations that one run of the loop has; in a split reduction, those of all parts
+    times: float                # iterations in one run of the loop; if a split reduction shares it, the sum over all parts
     is_launched: bool = False   # Cores or groups of threads claim the iterations.
     parts: int = 0              # number of parts that share the loop of a split reduction; 0 for other loops
 
@@ -38,21 +38,21 @@ class LoopRuns(NamedTuple):
 
     @property
     def in_part(self) -> float:
-        """Iterations of one part; without parts, all."""
+        """Iterations of the loop in one part of a split reduction; all iterations if the loop is not split."""
         return ceil(self.times / self.parts) if self.parts else self.times
 
 
 class StageRuns(NamedTuple):
-    """How often the loops of a stage run. `around`: loops of other stages, `own`: its loops, each outermost first. A copy that all threads
-    of a group share has no loops of its own."""
+    """How often the loops of a stage run. `around`: loops of other stages around it; `own`: loops of the stage itself; both outermost
+    first. A copy that all threads of a group share has no loops of its own."""
 
     nest: StageNest
     around: tuple[LoopRuns, ...]
     own: tuple[LoopRuns, ...] = ()
     block_ends: float = 0.0     # blocks of a long sum that end in one iteration of the launched loops, or in one part of a split reduction
-    updates: float = 0.0        # how often accumulators in memory are read and written in one such iteration
-    copy: AheadCopy | None = None       # how the stage is copied, if that starts iterations before the one that reads it
-    pipeline: Pipeline | None = None    # steps of the pipelined loop in which the stage is copied ahead, or which is one of its own loops
+    updates: float = 0.0        # how often accumulators in memory are read and written, in the same iteration or part
+    copy: AheadCopy | None = None       # how the stage is copied, if the copy starts iterations before the one that reads it; else None
+    pipeline: Pipeline | None = None    # the pipelined loop that copies the stage ahead, or that is one of the stage's own loops; else None
 
     @property
     def times(self) -> float:
@@ -66,8 +66,8 @@ class StageRuns(NamedTuple):
 
 
 def stage_runs(kernel: Kernel, nests: Mapping[int, StageNest], tree: Iterable[Phase]) -> dict[int, StageRuns]:
-    """The counts of all stages of a tree, by stage number; readers come before the stages that they read. `nests`: of the stages that
-    phases store."""
+    """The counts of all stages of a tree, by stage number; readers come before the stages that they read. `nests`: the loop nest of each
+    stage that a phase stores."""
     found: dict[int, StageRuns] = {}
     for phase in tree:
         if phase.kind is not PhaseKind.COMBINE:
@@ -82,13 +82,13 @@ class _Counter:
         self.kernel, self.phase, self.found = kernel, phase, found
 
     def count(self, nest: StageNest) -> None:
-        """Count all stages of the phase; `nest`: of the stage that it stores."""
+        """Count all stages of the phase. `nest`: loop nest of the stage that the phase stores."""
         launch = self.phase.launch
         own = [LoopRuns(p.row, ((a, p.stride),), float(p.extent), True) for a, p, _ in launch.loops if p.extent > 1]
         self._stage(StageRuns(nest, ()), launch.body, own)
 
     def _stage(self, one: StageRuns, body: Body, own: list[LoopRuns]) -> None:
-        """Count a stage, and those computed inside its loops. `own`: its loops around `body`."""
+        """Count a stage and the stages computed inside its loops. `own`: the stage's loops outside of `body`."""
         runs, ends, updates = 1.0, 0.0, 0.0
         while True:
             self._computed(body.stages, (*one.around, *own))
@@ -116,7 +116,7 @@ class _Counter:
 
     def _computed(self, stages: tuple[Compute, ...], around: Sequence[LoopRuns], copy: AheadCopy | None = None,
                   pipeline: Pipeline | None = None) -> None:
-        """Count stages computed inside the loops `around`."""
+        """Count stages computed inside the loops `around`. `copy`, `pipeline`: as in StageRuns."""
         for node in stages:
             self._computed(node.before, around)
             starts = [terms for terms, _ in node.nest.starts]

@@ -44,7 +44,7 @@ STREAM_GAIN_FACTOR = 1.03       # least predicted gain for which STREAM is taken
 SHORT_STRIDE_SHARE = 0.15       # score of an access with a stride of few elements along the vector axis, made by wide loads and shuffles
 TIE_FACTOR = 1.015              # predictions within this factor count as equal
 SUMMED_ROWS = 8                 # rows that are added between loading sums from scratch memory and storing them
-HALF_VECTORS = 4                # half vectors that a sum over memory reads in a row
+HALF_VECTORS = 4                # half vectors that one iteration of a sum along contiguous memory reads
 OVERLAPPING_WINDOW = 32         # most positions of an overlapping window that becomes straight-line code, as neighbours share elements
 STRAIGHT_LINE_POSITIONS = 8     # most positions of any other window that becomes straight-line code
 SIDE_BY_SIDE = (1, 4)           # rows computed side by side; several only if the kernel has inner reductions
@@ -92,9 +92,10 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
 # -- vectors and rows ----------------------------------------------------------------------------------
 
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
-    """The axes along which vectors of a stage may run: the best one, or -1. Without reductions, the axis along which values are stored as
-    well. If the best one is too short for a vector: of a reduce axis (the columns of a window), the best output axis as well; of an output
-    axis (coordinates of points), the best one that is long enough."""
+    """The axes along which vectors of a stage may run. The first is the best one, or -1 if there is none. A stage without reductions
+    adds the axis along which it stores contiguously. A stage with reductions adds one if the best axis is shorter than a vector: the
+    best output axis if that is a reduce axis (the columns of a window), else the best axis that is long enough (instead of the
+    coordinates of points)."""
     best = _best_vector_axis(state, r)
     if not r.reductions:
         return list(dict.fromkeys([best, *[a for a in range(len(r.axes)) if r.store is not None and r.store.coef(a) == 1
@@ -180,7 +181,8 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
 
 
 def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """STAGE values that overlapping windows read under masks, at the innermost loop that still holds a whole row of windows."""
+    """STAGE each value that overlapping windows read under a mask. The copy is placed at the second innermost output loop, so that it
+    serves a whole row of windows."""
     for node in {n.arg: n for n in r.nodes if n.kind == "read"}.values():
         inner = resolved(state, node.arg)
         overlapping = any(len(lin.coefs) > 1 for lin in node.dims)
@@ -194,8 +196,9 @@ def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _repeated(p: Point) -> dict[str, frozenset[int]]:
-    """The reductions whose results the stage reads, that would be computed again in loops over axes that they do not depend on, or by
-    several cores: name → the axes of the stage that they depend on."""
+    """The reductions read by the stage that would be computed repeatedly: in loops over axes that they do not depend on, or by several
+    cores, as the loops over their own axes have fewer iterations than there are cores. Returns name → the axes of the stage that the
+    reduction depends on."""
     inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
     assert inlined is not None
     needed: dict[str, set[int]] = {}
@@ -220,14 +223,15 @@ def _output_loops(p: Point) -> list[int]:
 
 
 def _reductions_first(p: Point) -> Scheduler:
-    """Order the loops so that those over axes that no repeated reduction depends on are inside of the others."""
+    """Order the loops so that those over axes that no repeated reduction depends on are innermost."""
     needed = frozenset().union(*_repeated(p).values())
     loops = sorted(_output_loops(p), key=lambda x: p.stage.axes.index(p.state.rows[x].axis) not in needed)
     return try_opt(p.state, "ORDER", p.stage.stage.name, tuple([p.state.rows[x].name for x in loops])) if needed else p.state
 
 
 def _side_by_side(p: Point) -> Scheduler:
-    """Compute all positions of short axes that no repeated reduction depends on side by side, so that its results serve all of them."""
+    """UPCAST each short axis that no repeated reduction depends on, as a whole, so that one result of the reduction serves all its
+    positions."""
     state, repeated = p.state, _repeated(p)
     needed = frozenset().union(*repeated.values())
     for a in p.outs if repeated else ():
@@ -278,7 +282,7 @@ def _read_axis(p: Point) -> int | None:
 
 
 def _columns(p: Point) -> list[int]:
-    """Columns of a tile: a whole pair of vectors, or one vector."""
+    """Numbers of columns of a tile to try: two vectors, and one vector."""
     return [n for n in (2 * p.width, p.width) if n <= p.extent(p[_STORED])]
 
 
@@ -302,8 +306,8 @@ TRANSPOSE = Template(
 # -- reductions that are not contractions --------------------------------------------------------------
 
 def _half_vector(p: Point) -> int | None:
-    """Elements of half a vector, for kernels that exceed the caches. A sum that waits for memory gains nothing from whole vectors, and some
-    cores then keep more fetches in flight."""
+    """Elements of half a vector, for kernels that exceed the caches; else None. A sum that waits for memory gains nothing from whole
+    vectors, and with half vectors some cores keep more fetches in flight."""
     half = p.width // 2
     return half if half >= 4 and _is_past_caches(p.state) else None
 
@@ -318,7 +322,8 @@ ROW_SUMS = Template("ROW SUMS", Choose(
 
 
 def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
-    """Elements between neighbours along each axis, in the load along the vector axis that depends on most axes."""
+    """The strides, in elements, of one load along each axis: of the loads that are contiguous along `lane`, the one that depends on the
+    most axes. {} if there is none."""
     resolved = state.kernel.resolve(state.inlined)[r.stage.index]
     assert resolved is not None
     linears = [n.linear for n in resolved.nodes if n.kind == "load" and n.linear is not None and n.linear.coef(lane) == 1]
@@ -335,8 +340,8 @@ def _across(p: Point) -> int | None:
 
 
 def _row_vectors(p: Point) -> tuple[int, ...]:
-    """Vectors of a row per iteration, if the sums of a whole row fit half of the second cache. One is tried as well, as some cores then
-    fetch faster from memory."""
+    """Numbers of vectors of a row per iteration, if the sums of a whole row fit half of the second cache; else (). A single one is tried
+    as well, as some cores then fetch faster from memory."""
     return VECTORS_AT_ONCE[::2] if p.extent(p[LANE]) * p[_SUM_BYTES] <= p.state.target.l2 // 2 else ()
 
 
@@ -480,9 +485,10 @@ def _parallel(state: Scheduler) -> Scheduler:
 
 
 def _shared(state: Scheduler) -> list[Scheduler]:
-    """The states to choose from that share a loop: the outermost one whose iterations can be shared evenly, even if a core is late. If that
-    moves it outside of another loop, inner reductions may be computed more often, so each such loop; without one, the most even loop, and
-    parts of the sum."""
+    """The states to choose from, in each of which the cores share one loop. Loops that divide evenly are preferred; among them, the
+    outermost with two iterations per core, as the other cores then make up for a late one. If sharing that loop moves it outside of
+    another one, inner reductions may be computed more often, so each evenly dividing loop is a choice. If none divides evenly, the
+    choices are the most even output loop, and a reduce loop split into parts."""
     kernel, threads = state.kernel, state.target.threads
     r = resolved(state, kernel.output)
     loops = [row for row in state.order[kernel.output] if state.rows[row].extent > 1]

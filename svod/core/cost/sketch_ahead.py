@@ -38,8 +38,8 @@ def ahead(state: Scheduler) -> Scheduler:
 
 
 def _positions(nest: LoopNest, s: int) -> int:
-    """Positions of stage `s` that one iteration of a reader's innermost loop reads in vectors; the maximum over its readers. 0 if all read
-    single elements, as these compute longer per cache line."""
+    """Positions of stage `s` that one iteration of a reader's innermost loop reads in vectors; the maximum over its readers. 0 if all
+    readers read single elements: they compute so long for each cache line that they need no prefetch."""
     most = 0
     for r, node in nest.placement.reads_of(s):
         reader, moving = nest.stages[r.stage.index], {a for lin in node.dims for a, _ in lin.coefs}

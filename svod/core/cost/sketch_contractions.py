@@ -33,11 +33,11 @@ from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
 MIN_STAGED_BYTES = 1 << 13     # bytes; a smaller operand is read in place
-# a tile without a copy of its operand is a sketch if it takes less than this many times the cycles with the copy
+# a tile that reads its operand in place is a sketch too if it takes less than this many times the cycles of the tile that stages it
 UNSTAGED_FACTOR = 1.1
 SHORT_SUM = 4                  # iterations; a shorter reduce loop becomes straight-line code
 MOST_TILES = 6                 # most register tiles for each vector axis
-VARIED_TILES = 2               # how many of them, the best ones, come in all variants
+VARIED_TILES = 2               # the best tiles for each vector axis, which are tried in all variants; others are tried in one
 
 
 def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
@@ -142,7 +142,8 @@ def _innermost_lane(p: Point) -> str:
 
 
 def _is_near_unstaged(p: Point) -> bool:
-    """Whether the inner operand was staged, but gains little by it."""
+    """Whether the tile that reads its inner operand in place is worth a sketch besides the one that stages it: the tile is tried in all
+    variants, or takes less than `UNSTAGED_FACTOR` times the cycles. False if nothing was staged."""
     if p[_STAGED] is p.state or _has_variants(p):
         return p[_STAGED] is not p.state
     most = UNSTAGED_FACTOR * cost_of(p[_STAGED]).cycles
@@ -164,8 +165,8 @@ def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Factor) -> Scheduler:
-    """Like `_unroll_last`, for windows, whose overlap along the tile stays in registers. If there are too few registers for that, the
-    outermost reduce loop is unrolled instead."""
+    """Like `_unroll_last`, for sums over windows: unrolling the innermost reduce loop keeps elements that neighbouring windows of the
+    tile share in registers. If there are too few registers for that, the outermost reduce loop is unrolled instead."""
     last = len(r.axes) - 1
     if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(t.tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
         v, k = -(-t.lanes // vector_width(state, r)), extent_of(state, r, last)
@@ -200,7 +201,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)
     order = state.order[r.stage.index]
-    # the innermost loop of that axis; if it has none, of the axes that the operand depends on
+    # the innermost loop over that axis; if there is none, the innermost loop over an output axis that the operand depends on
     wanted = [row for row in order if state.rows[row].axis == r.axes[at] and state.rows[row].extent > 1]
     if not wanted:
         outs = set(r.axes[:len(r.stage.outs)]) & {r.axes[a] for a in x.axes}
@@ -209,7 +210,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
 
 
 def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
-    """STAGE the other operand too, if reading it in place needs a mask, a conversion or arithmetic, which the copy then does once."""
+    """STAGE operand `y` too, if reading it in place needs a mask, a conversion or arithmetic, which the copy then does once."""
     if y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
         return state
     inner = resolved(state, y.stage)
@@ -218,7 +219,7 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
     name = state.kernel.stages[y.stage].name
     if bytes_of(state, y.stage) <= state.target.l2:
         return try_opt(state, "STAGE", name, ROOT)
-    # inside the loops that it depends on, but outside the first loop that would compute it again
+    # place the copy inside the outermost loops that the operand depends on, up to the first loop that would repeat the copy
     at = ROOT
     for row in state.order[r.stage.index]:
         local = r.axes.index(state.rows[row].axis)
@@ -265,8 +266,8 @@ _ORDER = Hole("", _loop_orders)
 _STAGED = fact(lambda p: _stage_operand(p.state, p.stage, p[_ORDER].inner, p[_ORDER].at))       # the state after staging the inner operand
 _UNROLL = Do(lambda p: _unroll_windows(p.state, p.stage, p[_TILE], p[_ORDER].other))
 
-# Operands are staged if that makes them contiguous or near. The best tiles come in all variants, others only if they are predicted to be
-# faster.
+# Operands are staged if that makes them contiguous or keeps them in a near cache. The best tiles come in all variants, others only if they
+# are predicted to be faster.
 CONTRACTION = Template(
     "CONTRACTION", OPERANDS, _TILE, LANES, ROWS,
     Need(Apply("UPCAST", lambda p: p[_TILE].tile, ROWS), Apply("UPCAST", lambda p: p[_TILE].lane, LANES)), Apply("LANES", _innermost_lane),

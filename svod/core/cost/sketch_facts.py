@@ -178,7 +178,7 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
     options = [v * width for v in range(1, vectors + 1) if v * width <= extent]
     if extent <= vectors * width:
         options.append(extent)
-    # an axis of 56 or 28 is better cut evenly, with some idle lanes, than with a last tile moved back
+    # an axis of 56 or 28 is better cut evenly, with some idle lanes, than into whole vectors whose last tile overlaps the one before
     options += [d for d in range(width + 1, vectors * width) if extent % d == 0 and d * 10 >= -(-d // width) * width * 7]
 
     def waste(n: int) -> float:

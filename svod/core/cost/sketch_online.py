@@ -102,8 +102,8 @@ def _weighted_axes(state: Scheduler, stage: int) -> frozenset[int]:
 
 
 def _register_tile(p: Point) -> Scheduler:
-    """Choose a register tile for the sums of a block, with vectors along the output's vector axis: a weight is read into all lanes, so
-    weights stay laid out in rows."""
+    """Choose a register tile for the sums of a block, with vectors along the output's vector axis. Each weight is broadcast to all
+    lanes, so the weights keep their layout of rows."""
     state, (lane, tile), queries = p.state, p[_AXES], p[_QUERIES]
     r = resolved(state, p.stage.nodes[p.stage.reductions[0].values[2]].arg)
     width = vector_width(state, r)
@@ -117,7 +117,7 @@ def _register_tile(p: Point) -> Scheduler:
 
 
 def _near(p: Point) -> Scheduler:
-    """STAGE the values of a block at the loop over blocks: sums, weights, which two stages read, and values under a mask."""
+    """STAGE the values of a block at the loop over blocks: its sums, its weights, as two stages read them, and loads under a mask."""
     state, kernel, loop = p.state, p.state.kernel, p.name(len(p.stage.stage.outs))
     inside = place_stages(state).paths
     for s in kernel.stages:
@@ -125,7 +125,7 @@ def _near(p: Point) -> Scheduler:
             continue
         readers = sum(s.index in reads for reads in kernel.reads)
         nodes = resolved(state, s.index).nodes
-        masked = any(n.kind == "load" and n.gate >= 0 for n in nodes)      # a block that is cut short: only the copy then needs masks
+        masked = any(n.kind == "load" and n.gate >= 0 for n in nodes)      # the last block may be cut short; only the copy then has masks
         if s.has_reduce or masked or (readers > 1 and any(n.kind == "alu" and n.op == "EXP" for n in nodes)):
             state = try_opt(state, "STAGE", s.name, loop)
     return state
@@ -136,7 +136,7 @@ _KEYS = Hole("keys", _blocks)
 _AXES = fact(lambda p: axes if (axes := main_axes(p.state, p.stage))[0] >= 0 and p.stage.store is not None else None)
 _QUERIES = Hole("queries", _query_counts)
 
-# Stages that reduce a block, except its weighted sums, get no tiles here.
+# Of the stages that reduce a block, only the weighted sums get a register tile here.
 ATTENTION = Template(
     "ATTENTION", _PEAK, _KEYS, Do(lambda p: blocks_start(p.state, p[_PEAK], p[_KEYS])),
     Only(lambda p: not _rounds_weights(p.state, p.stage)), _AXES, _QUERIES, Do(_tile_of_queries), Do(_near), Do(_register_tile))

@@ -2,8 +2,8 @@
 packed.
 
     TC(r0, (amx8, o0, o1)) UPCAST(o0, 2) UPCAST(o1, 2)                     4 tiles of results, 2 + 2 of operands
-    … TILE(o0, 8)                                                          as many rows as stay near pass over all columns
-    … STAGE(s0, o0)                                                        rows packed by the core that uses them, a TILE or all
+    … TILE(o0, 8)                                                          all columns are computed for rows that stay in a near cache
+    … STAGE(s0, o0)                                                        rows packed by the core that uses them: of a TILE, or all
     … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   columns packed by the core that uses them
 """
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Point:
         return extent_of(self.state, self.stage, axis)
 
     def left(self, axis: int | str) -> int:
-        """Iterations that are left in the loop with the name of an axis."""
+        """Iterations that the opts so far have left in the loop with the name of an axis."""
         return self.state.rows[self.state.row_id(self.name(axis))].extent
 
     def __str__(self) -> str:

@@ -9,8 +9,8 @@
 A value that an inner loop does not change is computed once outside that loop, and counted there. `cpu.py` turns the counts into cycles of a
 core, `groups/group_cost.py` into cycles of a device with groups of threads.
 
-The tree says how often loops run, and where blocks of long sums end (`runs.py`). The loop nest gives what the tree itself takes
-from it: the region of a stage, the positions side by side, and memory layouts.
+The tree says how often loops run, and where blocks of long sums end (`runs.py`). The loop nest, from which the tree is made, says the rest:
+the region of a stage, the positions side by side, and memory layouts.
 """
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class StageWork:
 
     @property
     def rows(self) -> int:
-        """Results side by side; positions of reduce axes do not count."""
+        """Results computed side by side; positions of reduce axes do not count."""
         return math.prod(self.positions[:self.outs])
 
     def depth(self, deps: Collection[int]) -> int:

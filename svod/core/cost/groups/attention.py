@@ -103,12 +103,13 @@ def _pass(p: Point) -> _Pass | None:
 
 
 def _moved(dims: Any, local: int) -> int:
-    """The dim of a read whose position is local axis `local` plus others; -1 if there is none."""
+    """The dim of a read whose index advances by one with each position of local axis `local`; -1 if there is none."""
     return next((d for d, lin in enumerate(dims) if lin.coef(local) == 1), -1)
 
 
 def _part(state: Scheduler, s: int, rows: int, columns: int, across: int) -> _Part | None:
-    """Describe a stage by its outputs number `rows` and `columns`; None if they do not exist, or it has several reduce axes."""
+    """Describe a stage of the pass, whose rows and columns are its output axes number `rows` and `columns`. `across`: extent of the
+    columns. None if an axis number is -1, or the stage does not have exactly one reduce axis."""
     stage, axes = state.kernel.stages[s], state.kernel.axes
     if min(rows, columns) < 0 or len(stage.reds) != 1:
         return None
@@ -127,8 +128,8 @@ def _power_below(n: int) -> int:
 
 
 def _heads_together(state: Scheduler, heads: str, operands: set[int]) -> int:
-    """How many heads are scheduled side by side, if a mask makes blocks uneven: the largest divisor of the number of heads for which keys
-    and values fit their share of the second cache."""
+    """How many heads are scheduled side by side, if a mask leaves some tiles of queries fewer blocks than others: the largest divisor of
+    the number of heads for which keys and values fit their share of the second cache."""
     axes, stages = state.kernel.axes, state.kernel.stages
     count = state.rows[state.row_id(heads)].extent
     nbytes = sum(prod([axes[a].extent for a in stages[s].outs]) * HALF_BYTES for s in operands if any(n.kind == "load" for n in resolved(
@@ -188,7 +189,7 @@ def _by_subgroups(part: Hole[_Part], wide: Value[int]) -> list[Apply]:
 
 
 def _in_tiles_of(op: str, part: Hole[_Part], axis: Value[str]) -> Apply:
-    """TC or HOLD for a part of the pass."""
+    """The step that applies `op`, TC or HOLD, with the chosen instruction to the tiles of a part of the pass."""
     return Apply(op, axis, lambda p: (p[_DOT].name, p[part].rows, p[part].columns))
 
 

@@ -94,8 +94,8 @@ def phase_pricers(state: Scheduler) -> list[PhasePricer]:
 
 
 class PhasePricer:
-    """Prices the phase that stores stage `root`. `nest` has to contain the stages of the phase, and stages of other phases that they read;
-    `runs`, how often the loops of the stages of the phase run."""
+    """Prices the phase that stores stage `root`. `nest` contains at least the stages of the phase, and the stages of other phases that
+    they read. `runs`: how often the loops of the phase's stages run."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, root: int, runs: Mapping[int, StageRuns]) -> None:
         self.state, self.nest, self.root, self.runs, self.device = state, nest, root, runs, device_of(state.target)
@@ -187,7 +187,7 @@ class PhasePricer:
             phase.beside += own
         phase.turns += times * counter.turns
         phase.first += times * counter.private
-        # a copy that runs ahead is asynchronous, or stores its few loads after the computation
+        # the latency of a copy that runs ahead is hidden: it is asynchronous, or stores its few loads after the computation
         if copy is None or (copy.turns.is_loop and not copy.is_async and not copy.is_bulk):
             phase.latency += times * counter.latency
         if reducers_of(self.state, s) > 1:
@@ -205,7 +205,7 @@ class PhasePricer:
         """Count the memory and the barriers for a stage's value. `results`: registers of a thread for it."""
         s, times, copy, pipeline = shape.stage.r.stage.index, shape.times, shape.at.copy, shape.at.pipeline
         if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
-            # results that the root does not read soon become an operand of another product, in half as many registers
+            # results that the root does not read become an operand of another product, converted to half as many registers
             phase.held += int(results if s in self.nest.placement.stage(self.root).reads else results / 2)
         if shape.stage.space is MemorySpace.SCRATCH:
             phase.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
@@ -254,8 +254,8 @@ class PhasePricer:
             phase.memory += self._from_memory_once(phase, shape, a, footprints[0], resident)
 
     def _footprints(self, shape: StageShape, a: Access) -> list[float]:
-        """Bytes that a group touches inside the outermost k serial loops: a list with k from 0 (the whole nest) to the number of loops (one
-        iteration)."""
+        """Bytes that a group touches while the outermost k serial loops stand still: a list with k from 0 (the whole nest runs) to the
+        number of loops (one innermost iteration)."""
         if a.gathered:
             one = float(shape.num_threads * SECTOR_BYTES * a.times / max(1.0, prod(run.times for run in shape.serial)))
             sizes = [one]
@@ -279,8 +279,8 @@ class PhasePricer:
         return found
 
     def _from_memory(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
-        """Bytes that an access moves from memory, over all groups. A wave of groups reads shared data once; all groups do, if the second
-        cache holds the data."""
+        """Bytes that an access moves from memory, over all groups. The groups of one wave read data that they share only once; if the
+        second cache holds the data, so do the groups of all waves together."""
         if a.gathered:
             return min(of_group * phase.groups, float(a.limit))
         inside = waves_of([run.times for run in shape.grid], resident * self.device.units)
@@ -326,7 +326,7 @@ def phase_cost(device: Device, phase: Phase, name: str = "") -> CostPart:
     per_unit = -(-phase.groups // device.units)         # groups that the unit with most of them runs
     at_once = min(per_unit, resident)
     wasted = device.whole(phase.threads) / phase.threads
-    # a group of software runs on one part of a unit
+    # a software device runs a group on one part of a unit
     lanes = device.arithmetic if device.is_software else min(device.arithmetic, at_once * device.whole(phase.threads))
     at_the_same_time = device.product_overlap * min(phase.products, phase.beside) if at_once > 1 else 0.0
     arithmetic = per_unit * (phase.instructions - at_the_same_time) * wasted / lanes
@@ -334,7 +334,8 @@ def phase_cost(device: Device, phase: Phase, name: str = "") -> CostPart:
     second = max(phase.groups * phase.second / (device.second_bytes * device.units), per_unit * phase.second / device.alone_bytes)
     memory = max(phase.memory / (device.memory * device.units), phase.memory / (device.alone_bytes * busy))
     rounds = -(-per_unit // at_once)
-    latency = 0.0 if device.is_software else rounds * phase.latency     # a processor goes on with the next access meanwhile
+    # a software device runs on a CPU, which goes on with the next access meanwhile
+    latency = 0.0 if device.is_software else rounds * phase.latency
     block = device.far_cycles + at_once * phase.block / device.second_bytes      # cycles until the copies of one iteration have arrived
     copied = 0.0 if device.is_software else rounds * phase.blocks * block / phase.copied_ahead
     arithmetic += per_unit * device.group_cycles + rounds * phase.drained
@@ -460,7 +461,7 @@ class StageCounter:
         return 1
 
     def _is_turned(self, coefs: Coefs, const: int, lanes: int) -> bool:
-        """Whether a different axis is contiguous over a full vector: `transpose_squares` then makes the access wide."""
+        """Whether an axis other than the vector axis is contiguous over a full vector: `transpose_squares` then makes the access wide."""
         if lanes != min(self.width, self.lanes) or not dict(coefs).get(self.stage.vector):
             return False
         return any(

@@ -89,8 +89,8 @@ PHASE = Choose(
     [Only(lambda p: not p.stage.reductions), Choose(ELEMENTWISE, TRANSPOSE)],
     [Only(lambda p: bool(p.stage.reductions)), Choose(MATRIX_TILES, CONTRACTION, REDUCTION)])
 
-# Flattens a convolution to a matrix product, as its own axes would make tiles with gaps: tiles then cut its pixels, whatever the extents of
-# an image.
+# Flattens a convolution to a matrix product. Tiles over the convolution's own axes would have gaps; tiles over its flattened pixels have
+# none, whatever the extents of an image.
 FLAT = Template("FLAT", Need(Apply("FLATTEN", lambda p: p.stage.stage.name)), MATRIX_TILES)
 
 

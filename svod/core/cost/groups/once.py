@@ -1,4 +1,4 @@
-"""Finds values that several stages of a phase compute alike. A thread that has all its positions side by side computes each of them once.
+"""Finds values that several stages of a phase compute, so that each is computed once by a thread that has all its positions side by side.
 
     softmax of 1024 columns, GROUP(s1.r0, 256) UNROLL(s1.r0, 0) GROUP(s3.r0, 256) UNROLL(s3.r0, 0) LOCAL(o1, 256) UPCAST(o1, 0)
         s1 = max x;  s3 = Σ exp(x - s1);  y = exp(x - s1) / s3
@@ -14,7 +14,7 @@ from svod.core.machine.levels import MemorySpace
 
 
 class OnceInPhase:
-    """The values that the stages of a phase have computed so far. Only stages without loops of their own in a thread count."""
+    """The values that the stages of a phase have computed so far. Stages with serial loops in a thread are left out."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}         # identity of a value → its number

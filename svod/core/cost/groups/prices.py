@@ -132,7 +132,7 @@ class _Least(NamedTuple):
 
 
 def _runs(state: Scheduler, nest: LoopNest, root: int, split: ReductionParts | None) -> dict[int, StageRuns]:
-    """How often the loops of one phase run, of those of its stages that are in `nest`."""
+    """How often the loops of one phase run, for the stages of the phase that are in `nest`."""
     maker = TreeMaker(state, nest)
     return stage_runs(state.kernel, nest.stages, made_tree(maker, COUNTED, maker.phases_of(root, split)))
 
@@ -161,7 +161,7 @@ def _copies_at_least(state: Scheduler, root: int, times_of: Mapping[int, float])
         region = _region_at_least(state, placement.stage(root), s, opened)
         times = prod([times_of.get(x, 1.0) for x in opened])
         if not is_derived(r.stage):
-            # sums by an instruction count as free, as few instructions do many
+            # sums computed by matrix instructions count as free, as one instruction computes many
             sums = sum([len(red.values) == 1 for red in r.reductions]) if state.dots[s] is None else 0
             instructions += times * sums * prod(region) * prod([state.kernel.axes[a].extent for a in r.stage.reds])
             continue

@@ -33,7 +33,8 @@ def _reduced_axes(p: Point) -> list[str] | None:
 
 
 def _thread_counts(p: Point) -> Iterator[int]:
-    """Numbers of threads for a row. Few long rows are computed at a time, so that the second cache keeps them from stage to stage."""
+    """Numbers of threads for a row. Long rows get large groups, so that few rows are computed at a time, and the second cache keeps them
+    from stage to stage."""
     extent, limit = p.extent(p[STORED]), p.state.target.group_threads
     yield from [n for n in ROW_THREADS if n <= min(limit, extent) and extent <= n * HELD_ELEMENTS]
     yield from [n for n in LONG_ROW_THREADS if n <= limit and extent > n * HELD_ELEMENTS]

@@ -65,7 +65,8 @@ def stored_along(state: Scheduler, r: ResolvedStage) -> int:
 
 def spread_outputs(state: Scheduler, r: ResolvedStage, first: int, threads: int, most: int = 1 << 30) -> Scheduler:
     """Bind positions of the output to about `threads` threads: first along axis `first`, at most `most` of them, then along the axes
-    outside of it, innermost first. Axes inside `first` are used only if it is short, since neighbouring threads lie along the last axis."""
+    outside of it, innermost first. Axes inside `first` are used only if `first` is short, since neighbouring threads lie along the last
+    axis."""
     subgroup = device_of(state.target).subgroup
     outs = len(r.stage.outs)
     outside = list(range(first - 1, -1, -1))
@@ -137,7 +138,7 @@ def _read_axis(p: Point) -> int | None:
 
 
 def _short_axes(p: Point) -> list[tuple[int, int]]:
-    """(short axis, of which a thread takes all positions; the other axis, along which it takes a vector)."""
+    """Pairs of axes: a short axis, of which a thread takes all positions, and the other one, along which it takes a vector."""
     return [(short, other) for short, other in ((p[STORED], p[_READ]), (p[_READ], p[STORED]))
             if p.extent(short) <= SHORT_AXIS and p.extent(other) % p.width == 0]
 
