@@ -39,7 +39,8 @@ from svod.core.tree.nodes import (
     with_loops,
 )
 
-# with so many buffers, products may finish after the next barrier; with three, copies would then start only one iteration ahead
+# least number of buffers with which products may finish after the next barrier; with three, copies would then start only one iteration
+# ahead
 LATE_BUFFERS = 4
 
 
@@ -52,7 +53,7 @@ def ahead(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 
 def _ahead(maker: TreeMaker, node: Loop) -> Loop:
-    """Give a loop the copies of its body that have several buffers, as its `pipeline`. A loop of a single iteration stays as it is."""
+    """Move the copies of a loop's body that have several buffers to the loop's `pipeline`. A loop of a single iteration stays as it is."""
     chosen, found = maker.state.pipeline, tuple([c for c in node.body.stages if c.nest.buffers > 1])
     if chosen is None or not found or node.axis < node.frame.num_outs or node.span is not Span.ALL or node.whole <= 1:
         return node
@@ -89,8 +90,8 @@ def _copy(maker: TreeMaker, loop: Loop, node: Compute) -> AheadCopy:
 
 
 def _moved_back(maker: TreeMaker, loop: Loop, terms: dict[int, int]) -> list[int]:
-    """How far the start of a region, given in rows of the state, is from a multiple of its terms if the last tile of an axis is moved
-    back."""
+    """Starts of a region, in positions, that are no multiples of the loops' steps because last tiles are moved back; 1 stands for any
+    start. `terms`: loop row of the state → positions that one iteration moves the region. The list is empty if no tile is moved back."""
     state, found = maker.state, list[int]()
     for row, c in terms.items():
         q = state.stage_of_row(row)

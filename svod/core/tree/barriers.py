@@ -7,9 +7,10 @@
         Accumulate                Loop r0.in
                                     Accumulate
 
-A store waits for threads that may still read or store the old content: those of any access before, or, in the loop of the last barrier, of
-the accesses since. A read waits for stores since the last barrier. Stages that are stored one after the other share their barriers. The
-pass follows the accesses of a phase in the order in which they run, so it is the last one."""
+A store waits if other threads may still read or store the old content. In the loop of the last barrier they may if the area was accessed
+since; outside of all loops, if it was stored to before; in any other loop, always. A read waits for stores since the last barrier. Stages
+that are stored one after the other share their barriers. The pass follows the accesses of a phase in the order in which they run, so it is
+the last one."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -61,7 +62,8 @@ def _with_barriers(maker: TreeMaker, phase: Phase) -> Phase:
 
 
 class _Barriers:
-    """Follows the accesses of one phase. `stages`: the threads that compute each of its stages."""
+    """Follows the accesses of one phase, and puts barriers into its bodies. `stages`: for each of its stages, the threads that compute
+    it."""
 
     def __init__(self, maker: TreeMaker, split: Split | None, stages: dict[int, StageThreads]) -> None:
         self.nests, self.target = maker.nest.stages, maker.state.target
@@ -77,11 +79,11 @@ class _Barriers:
 
     # -- accesses ---------------------------------------------------------------------------------------
     def barrier(self) -> None:
-        """All threads wait."""
+        """Record a barrier, at which all threads wait."""
         self.stored, self.read, self.loops = set(), set(), self.here
 
     def before_storing(self, area: Hashable) -> bool:
-        """Whether a barrier stands before a store to an area."""
+        """Decide whether a store to an area needs a barrier before it; if so, record the barrier."""
         since = self.read | self.stored if self.loops == self.here else self.touched
         waits = self.here not in (self.loops, self.launch) or area in since
         if waits:
@@ -93,7 +95,7 @@ class _Barriers:
         self.touched.add(area)
 
     def before_reading(self, areas: Areas) -> bool:
-        """Whether a barrier stands before reads of some areas."""
+        """Decide whether reads of some areas need a barrier before them; if so, record the barrier."""
         waits = not areas.isdisjoint(self.stored)
         if waits:
             self.barrier()
@@ -105,15 +107,15 @@ class _Barriers:
         return {s for s in stages if self.nests[s].space is MemorySpace.SHARED}
 
     def read_by(self, stages: Iterable[int]) -> Areas:
-        """The areas that are read where elements of these stages are computed or loaded. An operand in registers is loaded from what it
-        copies."""
+        """The areas of shared memory that are read if elements of these stages are used. An operand in registers is loaded from the
+        stages that it copies, so their areas count."""
         own = tuple(stages)
         inside = [self.nests[s].r.reads for s in own if self.nests[s].space is MemorySpace.HELD and is_derived(self.nests[s].r.stage)]
         return self.shared(own).union(*[self.read_by(reads) for reads in inside])
 
     @contextmanager
     def looped(self, loops: int) -> Iterator[None]:
-        """Open so many loops for a while."""
+        """Enter `loops` loops for the length of a `with` block."""
         outer = self.here
         self.here = (*outer, *[next(self.numbers) for _ in range(loops)])
         yield
@@ -121,19 +123,19 @@ class _Barriers:
 
     # -- nodes ------------------------------------------------------------------------------------------
     def launched(self, body: Body) -> Body:
-        """The body of a launch."""
+        """Put barriers into the body of a launch."""
         with self.looped(1):
             self.launch = self.here
             return self.body(body)
 
     def body(self, body: Body) -> Body:
-        """The stages of a body, then its loop or statement."""
+        """Put barriers into the stages of a body, then into its loop or statement."""
         stages = tuple([self.compute(c) for c in body.stages])
         waits = self.before_reading(self.shared([c.stage for c in stages]))
         return body._replace(stages=stages, inner=self.inner(body.inner), barrier=waits)
 
     def compute(self, node: Compute) -> Compute:
-        """The computation of a stage."""
+        """Put barriers into the computation of a stage, and before it."""
         s, reads, body = node.stage, node.nest.r.reads, node.body
         if body is None:
             return node
@@ -149,7 +151,7 @@ class _Barriers:
         return node._replace(before=before, body=body, barrier_first=first, barrier_to_store=waits)
 
     def inner(self, node: Inner) -> Inner:
-        """A loop, a reduction or a statement."""
+        """Put barriers into a loop, a reduction or a statement."""
         if isinstance(node, Loop):
             return self.loop(node)
         if isinstance(node, Reduction):
@@ -160,7 +162,7 @@ class _Barriers:
         return node
 
     def reduction(self, node: Reduction) -> Reduction:
-        """The loops of a reduction, then its results."""
+        """Put barriers into the loops of a reduction, then before threads exchange its partial results."""
         r, s = node.frame.r, node.frame.r.stage.index
         inner = self.inner(node.inner)
         wide = [j for j in node.in_memory if node.frame.loops[j].piece.extent > 1]      # loops over accumulators in memory
@@ -178,7 +180,7 @@ class _Barriers:
         return node._replace(inner=inner, through_memory=through, barrier=waits)
 
     def loop(self, node: Loop) -> Loop:
-        """A loop: its whole iterations, then its tails."""
+        """Put barriers into the whole iterations of a loop, then into its tails."""
         split, pipeline, body = is_split(self.split, node), node.pipeline, node.body
         is_sum = node.axis >= node.frame.num_outs
         with self.looped(len(node.blocks) if node.span is Span.ALL else 0):
@@ -193,7 +195,7 @@ class _Barriers:
 
     # -- pipelined loops --------------------------------------------------------------------------------
     def pipelined(self, node: Loop, found: Pipeline) -> tuple[Pipeline, Body]:
-        """A pipelined loop: its copies, and its body."""
+        """Put barriers into a pipelined loop; returns its copies and its body."""
         if found.is_bulk:
             self.barrier()
         copies = tuple([copy._replace(compute=self.first_copy(copy.compute)) for copy in found.copies])
@@ -214,7 +216,7 @@ class _Barriers:
         return node._replace(barrier_to_store=waits)
 
     def steps(self, node: Loop, found: Pipeline, steps: Iterable[Step]) -> None:
-        """Steps of a pipelined loop."""
+        """Follow steps of a pipelined loop. A Wait is a barrier itself."""
         for step in steps:
             if isinstance(step, Wait):
                 self.barrier()

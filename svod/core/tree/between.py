@@ -5,9 +5,9 @@
       Accumulate, 16 products                    between: Begin 1 of 2 after 5 products, Begin 2 of 2 after 8
                                                  Accumulate, 16 products
 
-If all copies began before the products, they would delay the loads of operands from shared memory. Single copies make ptxas 13.0 put three
-reads before each. So they begin in `BATCHES` parts in the first half of the products, each behind products that load operands. Copies stay
-where they are if the iteration has a loop, or no products of a subgroup."""
+If all copies began before the products, they would delay the loads of operands from shared memory. If they began one by one, ptxas 13.0
+would put three reads before each. So they begin in `BATCHES` batches during the first half of the products, each batch after products that
+load operands. Copies stay where they are if the iteration has a loop, or no products of a subgroup."""
 from __future__ import annotations
 
 from functools import partial
@@ -73,7 +73,8 @@ class Product(NamedTuple):
 
 
 def products(maker: TreeMaker, frame: Frame) -> list[Product]:
-    """The products of one iteration whose operands a subgroup holds in registers, in order. A product beyond the end of an axis is none."""
+    """The products of one iteration whose operands a subgroup holds in registers, in order. Products beyond the end of an axis are left
+    out."""
     plan, found = None if frame.r.combines else maker.layouts.dots.get(frame.r.stage.index), list[Product]()
     if plan is None or not plan.dot.fragments or plan.dot.reads_shared:
         return found

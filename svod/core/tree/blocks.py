@@ -19,7 +19,7 @@ from svod.core.tree.tails import is_split
 
 
 def blocks(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Cut the long sums of all phases into blocks; phases come back unchanged where no stage has a rule for its sums."""
+    """Cut the long sums of all phases into blocks; phases come back unchanged if no stage has a rule for its sums."""
     if all(stage.sum_rule is None for stage in maker.kernel.stages):
         return phases
     return tuple([p._replace(launch=with_bodies(_Blocks(p.split).body, p.launch)) for p in phases])

@@ -90,7 +90,7 @@ class TreeMaker:
 
     # -- frames -----------------------------------------------------------------------------------------
     def frame(self, nest: StageNest) -> Frame:
-        """The loops of a stage whose loops are rows of the state. With groups of threads: the loops of one thread."""
+        """The loops of a stage that is no copy, as the opts have scheduled them. With groups of threads: the loops of one thread."""
         state, r, s = self.state, nest.r, nest.r.stage.index
         bounds = (*nest.region, *[self._spanned(s, a) for a in r.stage.reds])
         part = thread_part(state, r, nest.axes, bounds)
@@ -120,8 +120,8 @@ class TreeMaker:
 
     def make_frame(self, r: ResolvedStage, pieces: tuple[tuple[EmittedLoop, ...], ...], bounds: tuple[int, ...], apart: tuple[int, ...],
                    lane: int, vector_row: int, width: int, loops: tuple[StageLoop, ...], checks: Checks | None = None) -> Frame:
-        """Build a frame. `lane`: the local axis that is the vector if its row `vector_row` has several positions, or -1. `checks`: the
-        checked positions of this stage; None takes those of the whole state."""
+        """Build a frame. `lane`: the local axis that is the vector if its row `vector_row` has several positions, or -1. `apart`: as
+        `Frame.apart`. `checks`: the checked positions of this stage; None takes those of the whole state."""
         vector = next((p for p in pieces[lane] if p.row == vector_row), None) if lane >= 0 else None
         vector_axis, stride = (lane, vector.stride) if vector is not None and vector.extent > 1 else (-1, 1)
         unsafe, _, fixed = checks or self.checks

@@ -1,7 +1,7 @@
 """The positions of a state that are checked, and the axes of which no position may be computed twice.
 
     PADTO(o0, 8) of 13 positions        o0 is checked against 13
-    y[i] += x[i], UPCAST(o0, 8)         the kernel reads what it writes: the last tile is not moved back, and checked
+    y[i] += x[i], UPCAST(o0, 8)         the kernel reads what it writes: the last tile is not moved back; its positions are checked
     s0[i] read at i of a checked axis   the axis of s0 is checked as well
 """
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _Checker:
             self._check_reads(r)
 
     def _check_axis(self, r: ResolvedStage, axis: int) -> None:
-        """Mark an axis as checked if it was padded, if its extent depends on variables, or if its last tile must not be moved back: that
-        would compute positions twice that the kernel both reads and writes."""
+        """Mark an axis as checked if it was padded, if its extent depends on variables, or if its last tile must not be moved back, as
+        the kernel both reads and writes the positions that would be computed twice."""
         state, kernel, s = self.state, self.kernel, r.stage.index
         covered = is_covered(state, self.placement, s, axis)
         extent = covered_extent(state, axis) if covered else state.axis_extent(axis)
@@ -89,7 +89,7 @@ class _Checker:
                     self.unsafe[axis] = extent
 
     def _check_reads(self, r: ResolvedStage) -> None:
-        """Mark the axes of stages as checked that are read at checked positions."""
+        """Mark an axis of a stage as checked if readers read it at positions of a checked axis."""
         for node in r.read_nodes if self.unsafe else ():
             for axis, lin in zip(self.kernel.stages[node.arg].outs, node.dims, strict=True):
                 if any(r.axes[a] in self.unsafe for a, _ in lin.coefs):

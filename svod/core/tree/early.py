@@ -8,8 +8,8 @@
 
 During the barrier and the loads behind it no thread would multiply; so some products are left to do meanwhile. Before the barrier, copies
 are committed, and the iteration has read all that it reads of shared memory. The loop carries the operands. The last iteration loads some
-that are never used, from a buffer that an earlier copy has filled. An operand that is no copy of the loop ends where the loop does, so its
-loop loads nothing early."""
+that are never used, from a buffer that an earlier copy has filled. An operand that the loop does not copy may end with its last iteration,
+so a loop with such an operand loads nothing early."""
 from __future__ import annotations
 
 from functools import partial
@@ -53,6 +53,6 @@ def _is_sum_alone(body: Body) -> bool:
 
 
 def _is_address_alone(copy: AheadCopy) -> bool:
-    """Whether threads compute nothing for an asynchronous copy but addresses, from numbers that are not loaded."""
+    """Whether the addresses are all that threads compute for an asynchronous copy, and none of them depends on a loaded number."""
     loads = [n for n in copy.compute.nest.r.nodes if n.kind in ("load", "read")]
     return copy.is_async and len(loads) == 1 and not copy.turns.is_loop

@@ -1,4 +1,4 @@
-"""Axes whose extent depends on a variable: which positions of a stage are known to be inside that extent, at one place of the loop tree."""
+"""Decides which positions of a stage are known to be inside an extent that depends on a variable, at one point of the loop tree."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ def safe_axes(maker: TreeMaker, nests: Nests, safe: Safe, s: int) -> frozenset[i
 
 
 def readable(maker: TreeMaker, s: int, dim: int) -> int:
-    """How many positions of a dim of a staged value may be read: the extent, or, for operands of dot instructions, padded to whole
-    groups."""
+    """How many positions of a dim of a staged value may be read: its extent, which is padded to whole groups in operands of dot
+    instructions."""
     packed = maker.layouts.packed.get(s)
     return (packed.padded_to(dim) if packed is not None else 0) or maker.kernel.axes[maker.kernel.stages[s].outs[dim]].extent
 
@@ -44,7 +44,8 @@ def is_read_beyond(maker: TreeMaker, nests: Nests, safe: Safe, s: int, dim: int)
 
 
 def _stays_inside(maker: TreeMaker, nests: Nests, safe: Safe, r: ResolvedStage, a: int) -> bool:
-    """Whether a stage computes only positions of local axis `a` that are inside its extent. The stage's loops may be open or not."""
+    """Whether a stage computes only positions of local axis `a` that are inside its extent. If the stage's loops are open, `safe` says
+    so; else it follows from the positions that its readers read."""
     if r.axes[a] not in maker.checks.unsafe:
         return True
     q = r.stage.index

@@ -7,8 +7,8 @@
             Store
 
 On CPUs a launch takes outer loops until each core has enough iterations; on grids it takes all output loops up to the first that has stages
-inside. If a mask gives the last rows the most work, the last iterations run first. If non-temporal stores need aligned vectors and only the
-last one is not, the last iteration has a second body.
+inside. If a mask gives the last rows the most work, the last iterations run first. If non-temporal stores need aligned vectors, and only
+those of the last iteration are not aligned, that iteration has a body of its own.
 """
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class StageLoop(NamedTuple):
 
     axis: int                       # local axis
     piece: EmittedLoop
-    # depth of this loop in the order of its stage, counted from 1, which names the place of stages inside it; or NO_POINT
+    # number of this loop in the loop order of its stage, from 1, by which stages computed inside it refer to it; or NO_POINT
     point: int
 
 
@@ -80,7 +80,7 @@ class Frame(NamedTuple):
     vector_stride: int                              # positions from one lane of the vector to the next
     width: int                                      # lanes of a vector
     loops: tuple[StageLoop, ...]                    # outermost first
-    # per local axis: how many positions after the first thread of the group the last one starts
+    # per local axis: positions from the start of the group's first thread to the start of its last thread
     apart: tuple[int, ...]
     is_aligned: bool = False                        # Vectors begin at multiples of their size in the output; no position is beyond the end.
     narrow: frozenset[int] = frozenset()            # local axes whose iterations cover only a part of a tile
@@ -112,11 +112,11 @@ class Frame(NamedTuple):
         return [loop.axis for loop in self.loops[:number + 1]].count(a) == self.num_loops(a)
 
     def number_of(self, loop: StageLoop) -> int:
-        """The index of a loop among the rows of its axis, in this frame."""
+        """The index of a loop in the `pieces` of its axis."""
         return [p.row for p in self.pieces[loop.axis]].index(loop.piece.row)
 
     def left(self, a: int, at: int) -> int:
-        """Positions that the rows of reduce axis `a` from index `at` on must cover."""
+        """Positions that loop number `at` of reduce axis `a` and the loops inside it have to cover."""
         pieces = self.pieces[a]
         return self.bounds[a] if all(p.extent == 1 for p in pieces[:at]) else pieces[at].extent * pieces[at].stride
 
@@ -139,7 +139,7 @@ class Frame(NamedTuple):
         return self._cut(a, _fitted(self.pieces[a], step, keeps_loops=True))._replace(narrow=self.narrow | {a})
 
     def shortened(self, a: int, at: int, rest: int) -> Frame:
-        """The frame of the last, shorter iteration of a reduce loop. `at`: the index of the loop among the rows of its axis; the rows
+        """The frame of the last, shorter iteration of a reduce loop. `at`: the index of the loop in the `pieces` of its axis; the loops
         inside it are cut to `rest` positions."""
         pieces = self.pieces[a]
         shorter = (*(p._replace(extent=1) for p in pieces[:at + 1]), *_fitted(pieces[at + 1:], rest, keeps_loops=False))
@@ -158,7 +158,7 @@ class Frame(NamedTuple):
         return out
 
     def _cut(self, a: int, pieces: tuple[EmittedLoop, ...]) -> Frame:
-        """The frame with other loops of axis `a`."""
+        """The frame with `pieces` as the loops of axis `a`."""
         stride = self.vector_stride
         if a == self.vector_axis:
             stride = next((p.stride for p in pieces if p.row == self.vector_row), 1)
@@ -184,7 +184,8 @@ class Frame(NamedTuple):
 
 
 def _fitted(pieces: tuple[EmittedLoop, ...], positions: int, keeps_loops: bool) -> tuple[EmittedLoop, ...]:
-    """Cut rows of an axis to so many positions. `keeps_loops`: loops have as many iterations as before, and only what is inside is cut."""
+    """Cut the loops of an axis to `positions` positions. `keeps_loops`: loops keep their numbers of iterations, and only tiles inside
+    them are cut."""
     cut: list[EmittedLoop] = []
     stride = 1
     for p in reversed(pieces):
@@ -205,8 +206,8 @@ class Store(NamedTuple):
 
 
 class Accumulate(NamedTuple):
-    """Add the positions of one iteration to the accumulators. `blocks`: sizes of the blocks of positions that are summed apart first,
-    innermost first."""
+    """Add the positions of one iteration to the accumulators. `blocks`: sizes of the blocks of positions that are summed separately
+    first, innermost first."""
 
     frame: Frame
     blocks: tuple[int, ...] = ()
@@ -310,8 +311,8 @@ class AheadCopy(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """The copies of a pipelined loop, and its steps: before the loop, at the beginning of an iteration, and behind so many products of one.
-    Data that an iteration has loaded into registers is stored at its end."""
+    """The copies of a pipelined loop, and its steps: before the loop, at the beginning of an iteration, and after given numbers of its
+    products. Data that an iteration has loaded into registers is stored at its end."""
 
     copies: tuple[AheadCopy, ...]
     ahead: int                  # iterations between the start of a copy and the one that reads it
@@ -393,11 +394,11 @@ class Loop(NamedTuple):
 
     @property
     def is_outermost(self) -> bool:
-        """Whether no other row of the axis is around the loop."""
+        """Whether no other loop over the same axis is around this one."""
         return self.frame.number_of(self.loop) == 0
 
     def division(self) -> tuple[int, int]:
-        """Of a reduce loop, the number of whole iterations, and the positions that they leave over."""
+        """For a reduce loop: (number of whole iterations, positions that they leave over)."""
         loop = self.loop
         number = self.frame.number_of(loop)
         return divmod(self.frame.left(loop.axis, number), self.frame.pieces[loop.axis][number].stride)

@@ -57,8 +57,8 @@ def loop_tree(state: Scheduler, last: str | None = None) -> Tree:
 
 @Derived
 def counted_tree(state: Scheduler) -> Tree:
-    """The tree of a state after `COUNTED`, of which prices are made, kept with the state. The passes behind move copies and add barriers,
-    and change no number of runs. Raises KernelOptError as `loop_tree` does."""
+    """The tree of a state after `COUNTED`, of which prices are made, kept with the state. Later passes move copies and add barriers, but
+    change no number of runs. Raises KernelOptError as `loop_tree` does."""
     return made_tree(TreeMaker(state), COUNTED)
 
 
@@ -68,7 +68,7 @@ def _whole_tree(state: Scheduler) -> Tree:
 
 
 def made_tree(maker: TreeMaker, last: str | None = None, phases: Tree | None = None, after: str = "") -> Tree:
-    """Run the passes behind `after` up to `last`, or all, over `phases`; None takes those of the state of `maker`."""
+    """Run the passes that follow `after` up to `last`, or up to the end, over `phases`; None: over the state's tree before any pass."""
     names = ["", *[p.name for p in PASSES]]
     if last is not None and last not in names:
         raise ValueError(f"no pass is called {last!r}: there are {', '.join(names[1:])}")

@@ -4,9 +4,9 @@
       Accumulate         →        Prefetch p1, 4 iterations ahead
                                   Accumulate
 
-Iterations are those of the innermost loop that moves the load. A load is not prefetched if that loop also moves a position that is looked
-up, or if no loop is left. A prefetch may lie outside the argument and does nothing then, so the end of a row does not count. Groups of
-threads prefetch nothing: while one thread waits for memory, others compute."""
+Iterations are those of the innermost loop that moves the load. A load is not prefetched if that loop also moves an index that is itself
+loaded, or if no loop moves it. A prefetch outside of the argument does nothing, so it may go past the end of a row. Groups of threads
+prefetch nothing: while one thread waits for memory, others compute."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -39,13 +39,13 @@ class _Prefetches:
     """Finds the prefetches of all bodies of a phase."""
 
     def __init__(self, maker: TreeMaker) -> None:
-        kernel, roots = maker.kernel, maker.placement.roots     # a stage inside loops lies in a cache anyway
+        kernel, roots = maker.kernel, maker.placement.roots     # staged values inside loops are in a cache anyway
         loads = {f"p{slot}": ("load", slot) for slot in range(len(kernel.params))} | {kernel.stages[s].name: ("read", s) for s in roots}
         self.maker, self.ahead = maker, {loads[name]: (name, n) for name, n in maker.state.prefetch if name in loads}
 
     # -- bodies -----------------------------------------------------------------------------------------
     def launch(self, node: Launch) -> Launch:
-        """The launch with the prefetches of its bodies. Its innermost loop moves from one iteration to the next."""
+        """Add prefetches to the bodies of a launch. From one iteration of a launch to the next, its innermost loop moves."""
         around = tuple([Moving(node.frame, loop.axis, loop.piece.stride) for loop in node.loops if loop.piece.extent > 1][-1:])
         return node._replace(body=self.body(node.body, None, around), last=node.last and self.body(node.last, None, around),
                              partly=None if node.partly is None else self._parts(node.partly, around))
@@ -56,7 +56,7 @@ class _Prefetches:
         return tuple([p._replace(inside=self._parts(p.inside, (*around, Moving(p.frame, p.axis, p.step)))) for p in parts])
 
     def body(self, body: Body, nest: StageNest | None, around: Around) -> Body:
-        """A body with its prefetches, and those of the bodies in it. `nest`: of its stage; None for the stage of the phase."""
+        """Add prefetches to a body and the bodies in it. `nest`: nest of the body's stage; None for the stage that the phase stores."""
         return body._replace(stages=tuple([self._compute(c, around) for c in body.stages]), inner=self._inner(body.inner, nest, around),
                              prefetches=self._found(body, nest, around))
 
@@ -70,7 +70,7 @@ class _Prefetches:
         return node._replace(inner=self._inner(node.inner, nest, around)) if isinstance(node, (Reduction, Update)) else node
 
     def _loop(self, node: Loop, nest: StageNest | None, around: Around) -> Loop:
-        """A loop with the prefetches of its bodies. What runs once moves nothing, such as the tail of a sum of known extent."""
+        """Add prefetches to the bodies of a loop. A body that runs once, such as the tail of a sum of known extent, moves no load."""
         is_sum, reach = node.axis >= node.frame.num_outs, node.frame.reach(node.axis)
         step, once = node.stride if is_sum else node.loop.piece.stride, (Span.ONCE, Span.NEVER)
 
@@ -83,7 +83,7 @@ class _Prefetches:
 
     # -- loads ------------------------------------------------------------------------------------------
     def _found(self, body: Body, nest: StageNest | None, around: Around) -> tuple[Prefetch, ...]:
-        """The prefetches of the loads that a body evaluates, except those of bodies around it."""
+        """The prefetches of the loads that the reduction or statement at the end of a body evaluates."""
         frame, inner, found = body.frame, body.inner, list[Prefetch]()
         if isinstance(inner, Reduction):        # results are stored in loops over the accumulators in memory
             loops = [frame.loops[j] for j in inner.in_memory]
@@ -120,7 +120,7 @@ class _Prefetches:
 
 
 def _evaluated(node: Inner) -> tuple[bool, ...]:
-    """Which loads of a stage the end of a body evaluates: those that a loop of the sum moves (True), the others (False), or both."""
+    """Which loads of a stage the end of a body evaluates: those that depend on reduce axes (True), the others (False), or both."""
     if isinstance(node, Loop):
         return ()
     if isinstance(node, (Reduction, Update)):

@@ -206,7 +206,7 @@ class _Printer:
         self.lines += [INDENT * depth + "barrier"] * count
 
     def _stages(self, stages: tuple[Compute, ...], depth: int, pipeline: Pipeline | None = None) -> None:
-        """Write the stages that are computed at one place of the loops. `pipeline`: the one that copies them ahead, if they are."""
+        """Write the stages that are computed at one place of the loops. `pipeline`: the pipelined loop that copies them ahead, or None."""
         for node in stages:
             r = node.nest.r
             self._barriers(depth, node.barrier_first)

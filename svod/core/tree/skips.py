@@ -37,7 +37,7 @@ def _skipping(maker: TreeMaker, split: Split | None, node: Loop) -> Loop:
         return node._replace(window=window)
     if not on_grid or not frame.r.stage.is_output or sum(p.extent > 1 for p in frame.pieces[a]) != 1 or node.rest:
         return node
-    # All threads of a group run the same iterations. A tile that was moved back has other rows than its number says, so its mask is not
-    # used.
+    # All threads of a group run the same iterations. A tile that is moved back covers other rows than its number says, so masks that depend
+    # on these rows are not used.
     limits = tuple([limit for limit in masked_limits(maker.kernel) if frame.ends(limit.output) is not Ends.MOVED_BACK])
     return node._replace(limits=limits) if limits else node

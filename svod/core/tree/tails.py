@@ -41,7 +41,7 @@ from svod.core.tree.nodes import (
     When,
 )
 
-FEW_ROWS = 2                    # rows of a larger tile: at most so many left over at run time are computed one by one
+FEW_ROWS = 2                    # rows; if a larger tile leaves over at most so many at run time, they are computed one by one
 
 
 def tails(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
@@ -50,20 +50,20 @@ def tails(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 
 class Place(NamedTuple):
-    """Facts at the point of the tree where a body stands: of the stages whose loops are open around it."""
+    """Facts about the stages whose loops are open at one point of the tree."""
 
     nests: Nests
     safe: dict[int, frozenset[int]]             # open stage → local axes all of whose positions are inside their extents
     cuts: Cuts                                  # loops that are shorter here than the state says
 
     def knowing(self, s: int, *axes: int) -> Place:
-        """The same place, where all positions of these axes of stage `s` are known to be inside their extents."""
+        """Add the fact that all positions of these axes of stage `s` are inside their extents."""
         return self._replace(safe={**self.safe, s: self.safe[s].union(axes)}) if axes else self
 
 
 class _Tails:
-    """Gives the loops of one phase their tails. A tail has the body of its loop once more, where `frame` takes the place of the frame that
-    the body's nodes have."""
+    """Gives the loops of one phase their tails. A tail repeats the body of its loop in another frame: the argument `frame` of the
+    methods replaces the frame of the body's nodes."""
 
     def __init__(self, maker: TreeMaker, kind: PhaseKind, split: Split | None) -> None:
         self.maker, self.kind, self.split = maker, kind, split
@@ -103,7 +103,7 @@ class _Tails:
         return self.around(body, self.inner(body.inner, frame, place), frame, place)
 
     def around(self, body: Body, inner: Inner, frame: Frame, place: Place) -> Body:
-        """A body with another end, whose stages have their tails."""
+        """Replace the end of a body by `inner`, and give its stages their tails."""
         stages = tuple([self.compute(c, place) for c in body.stages]) if body.stages else ()
         return body._replace(stages=stages, inner=inner, safe=place.safe[frame.r.stage.index])
 
@@ -171,7 +171,7 @@ class _Tails:
 
     # -- reduce loops -----------------------------------------------------------------------------------
     def reducing(self, node: Inner, frame: Frame, place: Place, in_memory: bool) -> Inner:
-        """Give the loops of a reduction their tails. `in_memory`: accumulators are in memory here, so none are carried."""
+        """Give the loops of a reduction their tails. `in_memory`: accumulators are in memory here, so no loop carries them."""
         if isinstance(node, Update):
             return node._replace(inner=self.reducing(node.inner, frame, place, False))
         assert isinstance(node, (Loop, Accumulate)), "the loops of a reduction end in a sum"
@@ -229,8 +229,8 @@ class _Tails:
 
     # -- smaller bodies ---------------------------------------------------------------------------------
     def cut(self, place: Place, frame: Frame, a: int, point: int) -> Place:
-        """The place where a stage has the shorter loops of `frame` over local axis `a`. Stages inside the loop at depth `point` then have
-        smaller regions."""
+        """Add the fact that a stage has the shorter loops of `frame` over local axis `a`. Stages inside the loop at depth `point`
+        then have smaller regions."""
         s = frame.r.stage.index
         if point == NO_POINT or not self.maker.has_stages(s, point):
             return place

@@ -22,7 +22,7 @@ class ThreadPart(NamedTuple):
 
     pieces: tuple[tuple[EmittedLoop, ...], ...]
     bounds: tuple[int, ...]
-    apart: tuple[int, ...]          # how many positions after the first thread the last thread starts, per local axis
+    apart: tuple[int, ...]          # positions from the start of the first thread to the start of the last one, per local axis
 
 
 def held_sides(state: Scheduler, r: ResolvedStage) -> dict[int, int]:

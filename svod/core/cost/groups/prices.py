@@ -116,7 +116,7 @@ class GroupPrices:
         if split is None:
             return phase_cost(device, whole).cycles
         iterations = times.get(state.axis_rows[split.axis][0], 1.0)
-        parts = ceil(iterations / ceil(iterations / split.parts))       # the last ones may have nothing to do
+        parts = ceil(iterations / ceil(iterations / split.parts))       # the last parts may be empty
         part = replace(whole, groups=own.groups * parts, instructions=(whole.instructions - stored) / parts, turns=own.turns / parts,
                        drained=drained / parts, first=own.first + first / parts, latency=latency / parts)
         combining = combining_phase(state, place_stages(state).stage(root), parts)
