@@ -20,7 +20,7 @@ def product_of(r: ResolvedStage) -> Node | None:
 
 
 def through_casts(r: ResolvedStage, nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """The nodes without the conversions to another type around them."""
+    """Replace each node that is a conversion by the node that it converts."""
     out = []
     for n in nodes:
         while r.nodes[n].kind == "cast":
@@ -65,8 +65,8 @@ def skipping_window(state: Scheduler, r: ResolvedStage, summed: int, pieces: tup
 
 
 def windows_of(kernel: Kernel, s: int) -> dict[int, Window]:
-    """Reduce axis → the window of a factor that skips most of its iterations, for the axes of a stage where it skips enough. Cached on the
-    kernel."""
+    """The windows that let loops over reduce axes of a stage skip iterations: reduce axis → the window that leaves the fewest. Axes
+    whose loops would skip too few iterations are left out. Cached on the kernel."""
     found: dict[int, Window] | None = kernel.windows.get(s)
     if found is None:
         def share(window: Window) -> float:

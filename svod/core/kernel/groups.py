@@ -2,10 +2,11 @@
 
 LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. There are three ways in which the threads compute a stage:
 
-    by position     the stage that the phase stores, and what is private to a position of it: each position of the LOCAL loops has as many
-                    threads as its largest reduction is shared by; a reduction that is the same for as many neighbours is shared by these
-    together        stages in shared memory, and values that are the same for all positions: all threads of the group
-    alone           a private stage that is not shared by GROUP loops: every thread computes what it reads
+    by position     the stage that the phase stores, and values that differ between its positions: each position of the LOCAL loops has as
+                    many threads as share its largest reduction. If n threads share a reduction whose result is the same for n
+                    neighbouring positions, these are the threads of the n positions, and no further ones are needed
+    together        stages in shared memory, and values that are the same for all positions: all threads of the group compute them
+    alone           values of one thread, without GROUP loops: every thread computes those that it reads
 
     y[i] = Σ x[i, k],  LOCAL(o0, 8) GROUP(r0, 4)      32 threads; thread t has row t // 4 of the 8 and every fourth k from t % 4
     c = a·b,  TC(r0, (mma_f16,o0,o1)) LOCAL(o0, 4)    128 threads; those of subgroup t // 32 hold its tiles together
@@ -26,13 +27,14 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 BLOCK_ROLES = (LOCAL, GROUP)
-# number of results, in vectors: with fewer, a split reduction's combining phase would leave most of a device idle
+# vectors of results; if a split reduction has fewer, combining each of them by one thread would leave most of a device idle
 FEW_RESULTS = 1 << 12
 
 
 class ThreadGroup(NamedTuple):
-    """The threads of a group in one phase. `local`: positions; `reducers`: threads that compute one position, because they share its
-    reductions or hold its tiles; `together`: the most threads that any stage takes, which may be more than local · reducers."""
+    """The threads of a group in one phase. `local`: positions that are computed at the same time; `reducers`: threads that compute one
+    position, because they share its reductions or hold its tiles; `together`: the largest number of threads that any stage takes, which
+    may be more than local · reducers."""
 
     local: int
     reducers: int
@@ -173,7 +175,7 @@ def _round_up(extent: int, block: int) -> int:
 
 
 def phase_of(placement: Placement, stage: int) -> int:
-    """The stage whose phase computes a stage."""
+    """The root stage in whose phase a stage is computed."""
     path = placement.paths[stage]
     return next((outer for outer, _ in path or ()), stage)
 
@@ -188,8 +190,8 @@ class Positions(NamedTuple):
 
 
 def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) -> dict[int, Positions]:
-    """`Positions` of each stage of a phase. `stages`: in topological order. If the readers of a dim index it by different LOCAL loops,
-    threads need the whole dim, so none indexes it."""
+    """`Positions` of each stage of a phase. `stages`: in topological order. If readers index a dim by different LOCAL loops, each thread
+    needs the whole dim, so no LOCAL loop counts as indexing it."""
     bound = {role: {r.axis for r in state.rows if r.role == role} for role in BLOCK_ROLES}
     found: dict[int, Positions] = {}
     moved: dict[int, dict[int, int]] = {}       # stage → {local axis that LOCAL loops move: the stage with these loops}
@@ -221,7 +223,7 @@ def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) 
 
 
 def _tiled_axes(state: Scheduler, s: int) -> set[int]:
-    """The local axes of a stage along which a subgroup that holds its tiles has several positions of a tile."""
+    """The local axes of the rows and columns of a stage's tiles, if a subgroup holds them; else none."""
     chosen, stage = state.dots[s], state.kernel.stages[s]
     if chosen is None or held_threads(state, s) == 1:
         return set()
@@ -234,8 +236,8 @@ def _reads_of(placement: Placement, s: int, readers: Collection[int]) -> list[tu
 
 
 def _mover(owners: Sequence[Sequence[int]]) -> int:
-    """The stage whose LOCAL loops move a dim in all reads of it; -1 if there is none, or the reads differ. `owners`: per read, that stage
-    for each axis, or -1."""
+    """The stage whose LOCAL loops move a dim in all reads of it; -1 if there is none, or the reads differ. `owners`: for each read, the
+    stage whose LOCAL loops move each axis in the index, or -1."""
     found = {max(own, default=-1) for own in owners}
     return found.pop() if len(found) == 1 else -1
 
@@ -300,8 +302,8 @@ def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int
 
 
 def _threads_of(state: Scheduler, where: dict[int, Positions]) -> dict[int, StageThreads]:
-    """`StageThreads` of the stages of a phase. If a reduction is the same for as many neighbouring positions as it has threads, these
-    positions' threads share it. Else each position gets further threads to share its reductions."""
+    """`StageThreads` of the stages of a phase. If n threads share a reduction whose result is the same for n neighbouring positions, the
+    threads of these positions share it. Else each position gets further threads to share its reductions."""
     reducers = {s: reducers_of(state, s) for s in where}
     inside = {s for s, p in where.items() if reducers[s] == 1 or reducers[s] == _alike(state, s, p)}
     if any(held_threads(state, s) > 1 for s in where) or len(inside) < len(where):
@@ -320,8 +322,8 @@ def _threads_of(state: Scheduler, where: dict[int, Positions]) -> dict[int, Stag
 
 
 def _alike(state: Scheduler, s: int, where: Positions) -> int:
-    """How many neighbouring threads of its owner's LOCAL loops have the same value of a stage; 0 if further threads with that value are not
-    their neighbours."""
+    """For how many neighbouring positions of its owner's LOCAL loops a stage has the same value; 0 if not all positions with the same
+    value are neighbours. The number of the stage's reducers if no LOCAL loop indexes the value."""
     if where.owner in (-1, s):
         return reducers_of(state, s) if where.owner == -1 else 0
     outs, alike = state.kernel.stages[where.owner].outs, 1

@@ -25,7 +25,7 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 LEAST_POWER = -126.0     # exponent of the smallest normal power of two in float32
-WORD = dtypes.uint32     # the operand's part that a dot instruction sums into one of its results
+WORD = dtypes.uint32     # dtype of a group: 32 bits of an operand, which a vector instruction sums into one result
 
 
 class Operand(NamedTuple):
@@ -248,7 +248,7 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
 
 
 def _whole_tiles(state: Scheduler, r: ResolvedStage, o: Operand, packed: Packed, a: int, dot: Dot) -> Packed:
-    """`packed` with as many positions as the tiles along local axis `a` cover."""
+    """`packed`, with its positions along the dim that local axis `a` moves rounded up to the whole tiles of the axis. `o`: the operand."""
     dims, size = r.nodes[o.node].dims, packed.dtype.itemsize
     dim = next(i for i, lin in enumerate(dims) if lin.coef(a))
     axes, own = state.kernel.axes, r.axes[a]
@@ -276,8 +276,8 @@ def held_layout(state: Scheduler, stage: int) -> Fragment | None:
 
 
 def sharing_digits(state: Scheduler, stage: int) -> list[tuple[int, int]]:
-    """The digits of the thread number in which the threads differ that share a reduction along the columns of a stage laid out by HOLD:
-    (inner, extent) each, with digit t // inner % extent. [] for other stages."""
+    """For a stage laid out by HOLD with columns along a reduce axis: the digits of the thread number t in which the threads that share a
+    reduction differ. (inner, extent) each, with digit t // inner % extent. [] for other stages."""
     chosen, fragment = state.dots[stage], held_layout(state, stage)
     if chosen is None or fragment is None or chosen.columns not in state.kernel.stages[stage].reds:
         return []
@@ -290,12 +290,14 @@ def sharing_digits(state: Scheduler, stage: int) -> list[tuple[int, int]]:
 
 
 def shuffles_of(state: Scheduler, stage: int) -> list[int]:
-    """The masks of the shuffles by which these threads combine their results, one for each bit of `sharing_digits`."""
+    """The XOR masks of the shuffles by which the threads that share a reduction of the stage combine their results, one for each bit of
+    `sharing_digits`."""
     bits = [range(inner.bit_length() - 1, (inner * extent).bit_length() - 1) for inner, extent in sharing_digits(state, stage)]
     return [1 << k for own in bits for k in own]
 
 
-QUAD, RUN = Digit(4, 0, 2), Digit(2, 0, 1)     # threads that share a row of eight results, and the results that each has of it
+# the four threads that share a row of eight results, and the two neighbouring results that each of them has
+QUAD, RUN = Digit(4, 0, 2), Digit(2, 0, 1)
 LINE_OF_QUAD = QUAD.extent * RUN.extent
 
 

@@ -20,7 +20,7 @@ from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Derived, Scheduler
 from svod.core.machine.isa import MATRIX_LINE_BYTES as LINE_BYTES
 from svod.core.machine.levels import CACHE_LINE_BYTES
 
-SET_STRIDE = 2048               # bytes; rows that are a multiple of this apart share sets of the first cache, all or every second
+SET_STRIDE = 2048               # bytes; rows that are multiples of this apart begin in one or two sets of the first cache
 MOST_SWIZZLE_LINES = 8          # most lines in a row of a swizzle: 128 bytes
 TRANSPOSED_BYTES = 2            # bytes of the numbers for which an instruction transposes lines that lie across the sum
 AREA = 64                       # bytes; areas of shared memory begin at multiples of this
@@ -40,7 +40,7 @@ class Swizzle(NamedTuple):
 
     @property
     def together(self) -> int:
-        """Elements of eight lines, in which rows are permuted alike."""
+        """Elements of a block of eight lines, in which all rows have the same permutation."""
         return 8 * self.line
 
     @property
@@ -86,12 +86,12 @@ def is_exact(pieces: tuple[EmittedLoop, ...], extent: int) -> bool:
 
 
 def block_of(pieces: tuple[EmittedLoop, ...]) -> int:
-    """Positions that one iteration of the loops of an axis spans: its expanded rows."""
+    """Positions of an axis that one iteration of its loops spans: the span of its rows that are no loops."""
     return span(p for p in pieces if p.role != LOOP)
 
 
 def is_contiguous(pieces: tuple[EmittedLoop, ...]) -> bool:
-    """Whether all expanded rows of an axis are inside its loops, so that a tile is one contiguous block of positions."""
+    """Whether all rows of an axis that are no loops are inside of its loops, so that a tile is one contiguous block of positions."""
     seen = False
     for p in reversed(pieces):
         if p.extent == 1:
@@ -124,9 +124,10 @@ UNTILED = TiledDim(-1, 1)
 
 
 class Layouts(NamedTuple):
-    """The layouts of a state, by stage. `orders`: its dims, outermost first; `tiles`: the dim read in whole tiles; `vector_axes`: the local
-    axis of its vector, or -1. Only for stages that are not copies: `vector_rows`, the vector's loop row; `dots`, the dot instruction.
-    `packed`: the form of its operands. `rows`: stages of which readers load one value for all lanes, laid out with rows along the sum."""
+    """The layouts of a state, by stage. `orders`: the stage's dims, outermost first; `tiles`: the dim read in whole tiles;
+    `vector_axes`: the local axis of its vector, or -1; `packed`: the form of an operand of a dot instruction. Only for stages that are
+    not copies: `vector_rows`, the vector's loop row; `dots`, the dot instruction. `rows`: stages of which readers load one value for all
+    lanes, laid out with rows along the sum."""
 
     orders: dict[int, tuple[int, ...]]
     tiles: dict[int, TiledDim]
@@ -170,7 +171,7 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
     rank = [-1] * dims
     here = plan.resolved[s]
     copied = here is not None and any(n.kind == "load" for n in here.nodes)
-    uses: set[TiledDim] = set()     # the tiles in which each reader could read
+    uses: set[TiledDim] = set()     # tiles in which readers could read the value
     for q in plan.readers[s]:
         r = plan.resolved[q]
         if r is None or plan.paths[q] is None:
@@ -267,12 +268,12 @@ def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, 
 
 
 def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
-    """The layout of a region of stage `s`. Regions, and so layouts, may differ between the places where it is computed: readers use that of
-    `Staged`."""
+    """The layout of a region of stage `s` with these extents. A stage that is computed at several places of the loop tree may have
+    another region, and so another layout, at each. `tiled`: the layout may be in tiles."""
     order = layouts.orders[s]
     dim, tile = layouts.tiles[s] if tiled else UNTILED
     if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
-        dim, tile = UNTILED     # a part of the dim, whose end need not be the end of a tile
+        dim, tile = UNTILED     # the region is a part of the dim, and need not end where a tile does
     packed = layouts.packed.get(s)
     if packed is not None and packed.line:
         return in_lines(order, extents, packed, packed.line)

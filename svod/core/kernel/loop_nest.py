@@ -58,7 +58,7 @@ class StageNest(NamedTuple):
     # per output axis, in shared memory: positions that threads compute beyond those that are read
     beyond: tuple[int, ...] = ()
     bulk_rows: int = 0                              # rows of the region if each is one bulk copy; 0: threads copy smaller parts
-    # the region that all threads of a group need together, of a value that each thread has for itself
+    # if each thread has a value of its own: the region of it that all threads of a group need together
     of_group: tuple[RequiredDim, ...] = ()
     anywhere: frozenset[int] = frozenset()          # dims whose positions are looked up, so that readers may ask for any of them
     # the region rounded up to whole groups and tiles of packed operands; () without such operands
@@ -132,9 +132,9 @@ Cuts = Mapping[int, Mapping[int, Cut]]      # stage → local axis → its short
 
 
 class LoopNestMaker:
-    """Builds the nests of stages. Readers come before the stages that they read, since they decide their regions; phases are independent of
-    each other. `cuts`: loops that are shorter than the state says, by stage and local axis; `whole`: the nests without these cuts, whose
-    memory is used."""
+    """Builds the nests of stages. Readers come before the stages that they read, since they decide their regions; phases are independent
+    of each other. `cuts`: loops that are shorter than the state says, by stage and local axis; `whole`: the nests without these cuts,
+    which decide the memory of the values."""
 
     def __init__(self, state: Scheduler, cuts: Cuts | None = None, whole: Mapping[int, StageNest] | None = None) -> None:
         self.state, self.cuts, self.uncut = state, cuts or {}, whole or {}
@@ -278,7 +278,7 @@ class LoopNestMaker:
         return holders.keep(stage.index, tuple([fit(state, state.axis_rows[a], n) for a, n in zip(stage.outs, region, strict=True)]))
 
     def _rows(self, r: ResolvedStage, region: tuple[int, ...]) -> tuple[tuple[tuple[EmittedLoop, ...], ...], int, EmittedLoop | None]:
-        """The loops of a stage whose loops are rows of the state: (loops per axis, the vector axis, its vector loop)."""
+        """The loops of a stage that is no copy, as the opts have scheduled them: (loops per axis, the vector axis, its vector loop)."""
         state, s = self.state, r.stage.index
         extents = (*region, *[spanned(state, self.placement, s, a) for a in r.stage.reds])
         axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
@@ -329,8 +329,8 @@ class LoopNestMaker:
         return tuple(reads)
 
     def _buffers(self, r: ResolvedStage, path: Path) -> int:
-        """The number of buffers of a copy: that of PIPELINE if the copy is placed in that loop and reads no other stage placed there, else
-        1."""
+        """The number of buffers of a copy: the number given by PIPELINE if the copy is placed in the pipelined loop and reads no other
+        stage placed there; else 1."""
         state, (t, depth) = self.state, path[-1]
         chosen = state.pipeline
         if chosen is None or state.order[t][:depth][-1:] != (chosen.row,):
@@ -388,7 +388,7 @@ class LoopNestMaker:
         for dim in range(len(self.state.kernel.stages[s].outs)):
             region = required_region(reads, dim, region_of)
             if region is None and not of_group and self.threads.get(phase_of(self.placement, s), 1) > 1:
-                # positions that one thread looks up are among those that all threads need
+                # if the positions that one thread reads are known only at run time, take the region that all threads need
                 out.append(self._of_reader(s, path, True, padded)[dim])
                 if dim in self.anywhere.get((s, True), ()):
                     self.anywhere.setdefault((s, False), set()).add(dim)

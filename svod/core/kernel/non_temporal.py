@@ -20,8 +20,8 @@ from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, place_stages, span, vector_width
 from svod.core.kernel.scheduler import LOOP, Scheduler, cut_of
 
-# Vectors of a row from which on the vectors at its ends, which are stored in the ordinary way, cost little: if all other stores are
-# ordinary as well, and if they are non-temporal.
+# Least numbers of vectors in a row for which ordinary stores at the ends of the row cost little: if its other stores are ordinary as well,
+# and if they are non-temporal.
 MANY, MANY_PAST_CACHES = 64, 128
 
 

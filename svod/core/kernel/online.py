@@ -118,7 +118,8 @@ def _match_rows(kernel: Kernel, name: str) -> _RowMaximum:
 
 
 def _touching(kernel: Kernel, members: tuple[UOp, ...]) -> tuple[set[UOp], list[Stage]]:
-    """The readers of the stages in `members`: (elementwise stages that read them, directly or through others; other stages that do)."""
+    """The readers of the stages in `members`, directly or through elementwise stages: (the elementwise readers; the readers with loops
+    of their own)."""
     through: set[UOp] = set()
     readers = []
     for s in kernel.stages:
@@ -160,8 +161,8 @@ def _find_sums(kernel: Kernel, rows: _RowMaximum) -> tuple[Stage | None, list[St
 
 
 def _with_bare_sum(kernel: Kernel, rows: _RowMaximum) -> Kernel:
-    """The kernel, in which the sum of exp(X - M) is a separate stage. Needed if its stage computes further with the sum, such as 1 /
-    sum."""
+    """Rewrite the kernel so that the sum of exp(X - M) is a separate stage. Needed if its stage computes further with the sum, such as 1
+    / sum."""
     sums, _ = _find_sums(kernel, rows)
     if sums is None or sums.value.op is Ops.REDUCE:
         return kernel
@@ -250,7 +251,8 @@ def _limits_of(kernel: Kernel) -> Iterator[Limit]:
 
 
 def kept_blocks(kernel: Kernel, limits: Iterable[Limit], count: int, tiles: Sequence[int]) -> float:
-    """The average number of `count` blocks that limits leave. `tiles`: per local axis of the output stage, the rows computed together."""
+    """The average number of blocks, out of `count`, that limits leave. `tiles`: per local axis of the output stage, the rows computed
+    together."""
     kept = float(count)
     for limit in limits:
         rows = tiles[limit.output]
@@ -443,9 +445,9 @@ class _Rewriter:
         return done[value]
 
     def _blocks(self, rounded: bool) -> tuple[UOp, Callable[[tuple[UOp, ...], UOp, UOp], UOp]]:
-        """(the stage MB of block maxima, a function that builds exp(X - MB) at a row, block and position). `rounded`: weights are rounded
-        to 16 bits later, so they may be computed as 2^(X/ln 2 - MB/ln 2), one operation less, with an error of 2^-24 of the larger term.
-        Results that are no normal numbers become 0, as the largest of a block is 1."""
+        """(the stage MB of block maxima, a function that builds exp(X - MB) at a row, block and position). `rounded`: weights are
+        rounded to 16 bits later, so they may be computed as 2^(X/ln 2 - MB/ln 2), one operation less, with an error of 2^-24 of the
+        larger term. Weights too small for a normal number then become 0, which is exact enough, as the largest weight of a block is 1."""
         rows = self.rows
         coords, b, i = self._ranges(rows.stage), self._range(self.count), self._range(self.block)
         peak = UOp(Ops.REDUCE, rows.source.dtype, (rows.read(coords, self._position(b, i)), i), ("MAX", 1))

@@ -110,7 +110,7 @@ class _Placer:
         return common, deps
 
     def _read_by(self, s: int, q: int) -> tuple[frozenset[int], Path]:
-        """(loop rows that move what stage `q` reads of stage `s`, the path to the point inside which none of these rows runs)."""
+        """(loop rows that move the reads of stage `s` by stage `q`, the path to the outermost point that is inside of all these loops)."""
         state, r, path = self.state, self.resolved[q], self.paths[q]
         assert r is not None and path is not None
         rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | self.axis_deps.get(a, frozenset())
@@ -192,7 +192,7 @@ def _encloses(outer: Path, inner: Path) -> bool:
 
 
 def is_derived(stage: Stage) -> bool:
-    """Whether a stage's loops are derived from where it is read: copies and elementwise values."""
+    """Whether a stage's loops follow from its readers instead of opts: copies and elementwise values."""
     return not stage.is_output and not stage.has_reduce
 
 
@@ -226,10 +226,10 @@ def _is_constant(state: Scheduler, r: ResolvedStage) -> bool:
 
 # -- extents --------------------------------------------------------------------------------------
 
-NO_ROW = -1             # the row of a copy loop, which is no row of the state, as it is derived from the copy's readers
-COPY_VECTOR = -2        # the row of a copy's vector lanes
-COPY_ROWS = -3          # the row of neighbouring rows in the tile of a copy
-COPY_GROUP = -4         # the row of the elements that one dot instruction sums up
+NO_ROW = -1             # row number of a copy loop, which is no row of the state, as it is derived from the copy's readers
+COPY_VECTOR = -2        # row number of a copy's vector lanes
+COPY_ROWS = -3          # row number of the loop over neighbouring rows in the tile of a copy
+COPY_GROUP = -4         # row number of the elements that one dot instruction sums up
 
 
 class EmittedLoop(NamedTuple):
@@ -317,7 +317,7 @@ def vector_row(state: Scheduler, r: ResolvedStage) -> int:
 # Scores of an access along a vector axis: of unit stride; of scratch memory, which is laid out as it is read; of one value in all lanes; of
 # any other kind.
 UNIT_STRIDE, FROM_SCRATCH, SAME_VALUE, SCATTERED = 1.0, 0.8, 0.3, -0.5
-REDUCED = 4.0      # factor on the scores of a stage with reductions, whose accesses run more often than its store
+REDUCED = 4.0      # factor on the scores of accesses inside reductions, which run more often than the store
 
 
 def _lane_score(r: ResolvedStage, local: int, stride: int) -> float:
