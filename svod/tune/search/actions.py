@@ -299,7 +299,7 @@ def mutations(base: Scheduler, chain: Sequence[Opt], lanes: int) -> Iterator[Sch
     """The states of all chains that differ from `chain` in one opt: it has another amount, puts its stage at another loop, or is left out.
     If tied loops have the same split, these splits are also changed together.
 
-    `base` is the untouched state. A chain whose remainder does not apply after the change is dropped: most changes of an early split
+    `base` is the state without opts. A chain whose remainder does not apply after the change is dropped: most changes of an early split
     remove a loop that a later opt names."""
     prefix, whole = base, apply_opts(base, chain)
     for i, opt in enumerate(chain):

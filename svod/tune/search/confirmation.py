@@ -22,7 +22,8 @@ from svod.tune.search.kernel_search import KernelSearch
 log = logging.getLogger("svod.tune")
 
 FINALISTS = 3                  # The least number of finalists; a wider beam has as many as it is wide.
-PASSES_BRING = 1.25            # LLVM's passes may speed up a family by this factor, so a family's best this much behind may be a finalist.
+# LLVM's passes may speed up a tiling family by this factor: its best may be a finalist if it is no slower than this times the fastest.
+PASSES_BRING = 1.25
 SEMIFINAL = 4                  # The finalists are chosen by a semifinal, a race of at most this many times as many candidates.
 SEMIFINAL_SHARE = 0.25         # The semifinal takes at most this share of the seconds of a confirmation.
 RACE_RUNS = 10                 # A race runs each candidate about this many times.
@@ -74,7 +75,7 @@ def closing_seconds(search: KernelSearch) -> float:
 
 def finish(search: KernelSearch, seconds: float = CONFIRM_SECONDS, deadline: float = float("inf")) -> Finding:
     """Confirm the finalists within about `seconds`, or less after a short search, and by about `deadline` on the search's clock. Where no
-    finalist can be confirmed, the answer is that of `result`."""
+    finalist can be confirmed, returns the finding of `result`."""
     search.stop(BUDGET_SPENT)
     seconds = min(seconds, max(CONFIRM_LEAST_SECONDS, CONFIRM_SHARE * search.spent))
     verified = _race_the_best(search, SEMIFINAL_SHARE * seconds)

@@ -128,8 +128,8 @@ def one_thread() -> AbstractContextManager[Any]:
 
 
 def make_cost_model(config: BeamConfig, base: Scheduler, evidence: Sequence[Evidence] = ()) -> CostModel:
-    """The model that `config` names, for the kernel whose untouched state is `base`. Raises TuneError where it needs a package that is not
-    installed."""
+    """The model that `config` names, for the kernel whose state without opts is `base`. Raises TuneError where it needs a package that
+    is not installed."""
     if config.cost_model == "analytic":
         return AnalyticCost()
     regressor(config.seed)

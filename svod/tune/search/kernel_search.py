@@ -48,7 +48,7 @@ from svod.tune.search.strategies.strategy import Strategy
 log = logging.getLogger("svod.tune")
 
 MAX_WORK_RATIO = 1000          # A candidate with more than this many times the operations of the round's leanest one is dropped.
-HOPELESS = 30.0                # The untouched kernel is not run if it is predicted to take this many times the heuristic's cycles.
+HOPELESS = 30.0                # The kernel without opts is not run if it is predicted to take this many times the heuristic's cycles.
 MOST_OF_A_CHUNK = 0.75         # If more than this share of a chunk is too slow, the incumbent is timed again.
 SLOWER_MACHINE = 1.1           # If the incumbent, timed again, takes this many times its old time, the machine has become slower.
 SEED_ROUND = 8                 # With at least this many seeds, the first round measures only the seeds.
@@ -256,7 +256,7 @@ class KernelSearch:
     # -- the parts of a round ---------------------------------------------------------------------------------------------
     def _prepare(self, proposals: Iterable[Candidate], *, exempt: bool) -> tuple[list[Candidate], list[Candidate]]:
         """Apply the limits to the proposals, lower them and drop duplicates; the first are lowered while later ones are still proposed.
-        Returns (all candidates, the candidates to build). `exempt`: apply no limits, for the heuristic."""
+        Returns all candidates, and those to build. `exempt`: apply no limits, for the heuristic."""
         batch: list[Candidate] = []
         expected: set[str] = set()
         for c, answer in self.measurer.lower(self._within_limits(proposals, batch, exempt), 0 if exempt else self.config.uops_max):
@@ -367,7 +367,7 @@ class KernelSearch:
         slow = [t.status is Status.TIMEOUT if isinstance(t, Failure) else t.cut for t in timings]
         if sum(slow) <= MOST_OF_A_CHUNK * len(built):
             return timings, 1.0
-        now = self.measurer.screen([incumbent], None)[0]        # without a limit: its old time might cut it
+        now = self.measurer.screen([incumbent], None)[0]        # None: a limit from its old time might cut the timing short
         if isinstance(now, Failure) or now.seconds <= SLOWER_MACHINE * incumbent.seconds:
             return timings, 1.0
         again = [i for i, t in enumerate(timings) if slow[i] or isinstance(t, Screened)]

@@ -39,8 +39,8 @@ YOUNG_OBJECTS = 50_000      # new objects before a garbage collection: with Pyth
 BACKSTOP = 5.0              # seconds after the deadline at which a child whose parent is gone or stopped kills itself
 MAX_FILE = 32 << 20         # bytes a child may write to one file, its log included
 MAX_SETUP_FAILURES = 2      # crashes or hangs after which a setup is not tried again
-LOOK = 0.5                  # an answer is waited for in steps of at most this many seconds
-STOPPED = 3.0               # a step that takes this many seconds more shows that this process or its machine was stopped meanwhile
+LOOK = 0.5                  # most seconds of one wait for an answer, which is repeated until the deadline
+STOPPED = 3.0  # a wait that takes this many seconds more than it should shows that this process or its machine was stopped meanwhile
 
 _child_deadline: float | None = None    # in a child, while an item runs: time.monotonic() at which the backstop fires
 
@@ -292,7 +292,8 @@ class Child:
         return self._server.reap(pid)
 
     def _set_up(self, request: Request) -> Outcome | None:
-        """Make the state of `request` in the process. Returns None, or the outcome that its items get."""
+        """Make the state that `request` needs in the process. Returns None, or, where that fails, the outcome of all items that need
+        this state."""
         count, outcome = self._failures.get(request.setup_key, (0, None))
         if outcome is None or count < MAX_SETUP_FAILURES:
             outcome = self._exchange("setup", request.job, self._server.config.setup_deadline, request.setup)

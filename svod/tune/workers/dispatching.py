@@ -1,7 +1,7 @@
 """The executor whose workers run beside this process: the base of the local and the Ray executor.
 
-It hands the items that wait (`Items`) to the workers that are up (`Fleet`), and runs items again after a worker was lost. Each worker's
-carrier has a thread of its own.
+It hands the items that wait (`Items`) to the workers that are up (`Fleet`), and runs items again after a worker was lost. The handle
+of each worker, its `Carrier`, has a thread of its own.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SWITCH_SECONDS = 5e-4       # Python's thread switch interval while an executor 
 
 
 class DispatchingExecutor(Executor):
-    """Hands items to carriers, one thread each, until it is closed."""
+    """Hands items to carriers, each with a thread of its own, until it is closed."""
 
     def __init__(self, description: str, shared_cores: bool | None) -> None:
         self.description = description
@@ -114,7 +114,7 @@ class DispatchingExecutor(Executor):
         return []
 
     def _run(self, carrier: Carrier, tasks: Sequence[Task]) -> tuple[list[tuple[Task, Outcome]], list[Task]]:
-        """Run items on a carrier. Returns (the items that have an outcome, with their outcomes; the items to run again)."""
+        """Run items on a carrier. Returns the items that have an outcome, with it, and the items to run again."""
         try:
             outcomes = carrier.run([t.batch.request(t.index) for t in tasks])
         except WorkerLost as e:

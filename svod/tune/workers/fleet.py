@@ -43,7 +43,7 @@ class Carrier(Protocol):
 
 
 class Fleet:
-    """The carriers of an executor. Callers of methods hold the executor's lock; single looks into `up` and `aside` need none.
+    """The carriers of an executor. Methods are called with the executor's lock held; `up` and `aside` may be read without it.
 
     carriers   all that were added, in this order
     up         names of the carriers that have a worker

@@ -41,7 +41,7 @@ class Task:
 
 class Items:
     """The items of an executor. `changed`: the executor's lock, which the callers of all methods hold. `shared_cores`: whether compilers
-    and kernels share the cores of a machine; None: where its bench worker has few."""
+    and kernels share the cores of a machine; None: they do if its bench worker has fewer than SHARED_BELOW cores."""
 
     def __init__(self, changed: threading.Condition, fleet: Fleet, shared_cores: bool | None) -> None:
         self._changed, self._fleet, self._shared_cores = changed, fleet, shared_cores

@@ -88,7 +88,7 @@ class WorkerConfig:
 
 
 def resolve_job(name: str, job_modules: tuple[str, ...] = ()) -> tuple[Callable[[Any, Any], Any], Callable[[Any], Any] | None]:
-    """(the function of a job, its setup function or None). Raises TuneError for a name outside the allowed modules."""
+    """The function of a job, and its setup function or None. Raises TuneError for a name outside the allowed modules."""
     module_name, _, function = name.partition(":")
     if module_name not in (WORK_MODULE, *job_modules):
         raise TuneError(f"asked for the job {name!r}; jobs are functions of {', '.join((WORK_MODULE, *job_modules))}")

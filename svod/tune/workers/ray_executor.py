@@ -54,8 +54,8 @@ MAX_START_FAILURES = 3      # a carrier is given up once this many of its actors
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
 PENDING_NOTICE = 10.0       # seconds that an actor waits for a place on a node before a message says so
 PLACE_SECONDS = 60.0        # seconds for a cluster to start the first worker of a kind, or a new one when the last is lost
-BENCH = "bench"             # name of the Ray resource that marks nodes whose machines time; any amount of it
-BENCH_SHARE = 0.001         # units of BENCH that a bench worker takes; tiny, as the machine lock makes drivers take turns anyway
+BENCH = "bench"             # name of the Ray resource that marks the nodes on which programs may be timed; any amount of it
+BENCH_SHARE = 0.001         # units of BENCH that a bench worker takes; tiny, as the machine lock keeps two workers of a machine from timing at once
 DISCONNECT_SECONDS = 15.0    # seconds for the connection to a cluster to end
 OWN_LEAVE_SECONDS = 4.0     # seconds for an embedded Ray to stop before its processes are killed
 HEAD_SECONDS = 20.0         # seconds without an answer of the head after which a cluster is given up: after 60 s Ray ends this process
@@ -427,8 +427,8 @@ class RayExecutor(DispatchingExecutor):
         return [c for c in self._carriers if c.kind == kind]
 
     def _places(self, kind: Kind) -> dict[str, int]:
-        """Node id → the number of workers of a kind that it has places for. Bench workers have one on each node with the resource BENCH; if
-        no node ever had it, on this process's node."""
+        """Node id → the number of workers of a kind that it has places for. A bench worker has one place on each node with the resource
+        BENCH; if no node ever had it, on this process's node."""
         alive = {n["NodeID"]: n["Resources"] for n in self._nodes if n["Alive"]}
         if kind == "compile":
             return {node: int(has["CPU"]) for node, has in alive.items() if has.get("CPU", 0) >= 1}
@@ -453,7 +453,7 @@ class RayExecutor(DispatchingExecutor):
             return carrier.node is not None
 
     def targets(self) -> list[Target]:
-        """Waits for bench workers whose target is not known yet, for at most `patience` seconds."""
+        """The targets of the bench workers, after waiting at most `patience` seconds for workers whose target is not known yet."""
         if self.embedded:
             return super().targets()
         end = time.monotonic() + self.patience
@@ -608,8 +608,7 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
                        start_deadline: float) -> RayExecutor:
     """Start Ray (or connect to it) and return the executor once its first worker has answered.
 
-    Raises RayUnavailable when Ray is missing or does not start in time, or its workers
-    cannot run svod (another version, not installed)."""
+    Raises RayUnavailable when Ray is missing or does not start in time, or its workers cannot run svod (another version, not installed)."""
     started = time.monotonic()
     ray = _import_ray()
     embedded: _EmbeddedRay | None = None

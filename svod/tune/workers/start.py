@@ -20,7 +20,7 @@ START_WAIT_SECONDS = 5.0    # seconds that `ExecutorStart.close` waits for an ex
 
 
 def parse_workers(spec: str) -> tuple[str, int | None]:
-    """("ray" | "local" | "inline", count or None). Raises ConfigError."""
+    """Split an executor's text into its name, "ray", "local" or "inline", and its number of workers or None. Raises ConfigError."""
     name, colon, count = spec.partition(":")
     counted = name in ("ray", "local") and (not colon or (count.isdecimal() and 0 < int(count) <= MOST_WORKERS))
     if not counted and spec != "inline":

@@ -5,7 +5,7 @@
               its mutation, or has one random opt more. BROOD times as many children are bred as a round measures; the round measures the
               children with the best predictions, and a fifth at random
 
-While no state is measured, a child is the untouched kernel with up to two random opts. Opts of a parent that do not apply to the child are
+While no state is measured, a child is the kernel with up to two random opts. Opts of a parent that do not apply to the child are
 left out.
 """
 from __future__ import annotations

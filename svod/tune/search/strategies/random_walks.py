@@ -1,7 +1,7 @@
-"""Random: chains of random opts, from the untouched kernel and from the seeds. Nothing is predicted and nothing is learned.
+"""Random: chains of random opts, from the kernel without opts and from the seeds. Nothing is predicted and nothing is learned.
 
     propose   walks of 1 to WALK_STEPS steps; a step is a random opt of the default grid, each kind of opt as likely as another;
-              half of the walks begin at the untouched kernel, half at one of the seeds
+              half of the walks begin at the kernel without opts, half at one of the seeds
 """
 from __future__ import annotations
 

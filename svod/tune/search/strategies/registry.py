@@ -23,8 +23,8 @@ def check_strategy(name: str, optuna_storage: str, cost_model: str) -> None:
 
 
 def make_strategy(base: Scheduler, config: BeamConfig, evidence: Sequence[Evidence] = ()) -> Strategy:
-    """The strategy that `config` names, for the kernel whose untouched state is `base`; a learned cost model begins with `evidence`. Raises
-    TuneError where a package is needed that is not installed, or a storage cannot be opened."""
+    """The strategy that `config` names, for the kernel whose state without opts is `base`; a learned cost model begins with `evidence`.
+    Raises TuneError where a package is needed that is not installed, or a storage cannot be opened."""
     model = make_cost_model(config, base, evidence)
     if config.strategy == "optuna":
         from svod.tune.search.strategies.optuna_study import OptunaStudy

@@ -3,7 +3,7 @@
 A strategy decides which candidates are tried and which are kept. `KernelSearch` does everything else in the same way for all strategies:
 rounds, filters, building, timing, races, verification, the database and the budget. It calls these methods of a strategy in a round:
 
-    seed       takes the states to begin with: the baseline, stored chains, the untouched kernel and the sketches
+    seed       takes the states to begin with: the baseline, stored chains, the kernel without opts and the sketches
     propose    returns new candidates; none when nothing is left to try
     requeue    takes back the candidates that the round had no time for
     racers     chooses the screened candidates to race against the incumbent: the best 2 × width, the best of each protected sketch family,
