@@ -219,7 +219,8 @@ def _analyze(plan: ExecutionPlan, limits: Ceilings | None, target: Target) -> Pl
 
 
 def _estimate(work: Work, limits: Ceilings, target: Target, threads: int, phases: int) -> tuple[float, str]:
-    """(lower bound of a kernel's seconds, its limit). A cache level that was not measured has the rate of memory."""
+    """The lower bound of a kernel's seconds, and the limit that it comes from. A cache level that was not measured has the rate of
+    memory."""
     bound = limits.bound(work.arithmetic, work.bytes_read, work.bytes_written, target, threads)
     launches = phases * limits.dispatch[threads > 1]
     roof = bound.seconds if bound.is_measured else (work.bytes_read + work.bytes_written) / limits.bytes_per_second("read", threads=threads)
@@ -342,7 +343,8 @@ def _transfers(kernels: Sequence[KernelAnalysis]) -> tuple[Transfer, ...]:
 
 
 def _launches(plan: ExecutionPlan, groups: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """(launches of one run, the number of these that use several threads). The single-core kernels of a level are launched together."""
+    """The launches of one run, and the number of these that use several threads. The single-core kernels of a level are launched
+    together."""
     launches = shared = 0
     for group in groups:
         together = [i for i in group if plan.kernels[i].single_core] if plan.threads > 1 else []

@@ -36,8 +36,8 @@ from svod.core.machine.target import Target
 
 LOOPS_REVISION = 9              # version of the loops below; figures cached by another version are measured again
 UNROLL = 8                      # vectors per iteration of a memory loop
-# (loads per iteration, divisor of the vector's size) of the read loops; the fastest counts. Eight loads are 3 % faster from L1, four are 9
-# % faster from L2, and an AMD Zen 4 reads memory faster with half vectors.
+# (loads per iteration, divisor of the vector's size) of the read loops; the fastest counts. Eight loads are 3 % faster from L1, four are
+# 9 % faster from L2, and an AMD Zen 4 reads memory faster with half vectors.
 READS = ((8, 1), (4, 1), (4, 2))
 FMA_TURNS = 1 << 16             # loop iterations of one thread in one launch
 GAP = 16 << 10                  # bytes between the parts of memory of two threads, so that prefetches past a part do not touch the next one
@@ -440,7 +440,7 @@ def _memory_ir(symbol: str, kind: str, vector_bytes: int, unroll: int) -> str:
              "  %r.next = add i64 %r, 1", "  %again = icmp slt i64 %r.next, %passes", "  br i1 %again, label %pass, label %outer.end"]
     finish = []
     if not stores:
-        # one store per slice keeps the loads alive and costs nothing that shows
+        # one store per part keeps LLVM from removing the loads, and takes no measurable time
         total = "%w0"
         for n in units[1:]:
             finish.append(f"  %sum{n} = xor {vector} {total}, %w{n}")

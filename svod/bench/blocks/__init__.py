@@ -1,1 +1,1 @@
-"""The suite blocks: random blocks of layers against PyTorch eager, and the smallest block that shows what was found."""
+"""The suite blocks: random blocks of layers against PyTorch eager, and the smallest block with the fault of one that is slow or wrong."""

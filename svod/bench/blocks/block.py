@@ -74,7 +74,7 @@ _VALUE = re.compile(r"(\w+)=([\w.-]+)")
 
 
 def parse_block(text: str) -> Block:
-    """The block of a text. Raises ConfigError, which says what is wrong with the text."""
+    """Parse the text of a block. Raises ConfigError, which says what is wrong with the text."""
     head = _BLOCK_HEAD.fullmatch(text)
     if head is None:
         raise ConfigError(f"{text!r} is no block; a block reads like: image float32 1x32x28x28: conv out=64 k=3; relu")

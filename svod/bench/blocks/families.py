@@ -1,4 +1,4 @@
-"""The families of blocks, and their draws. A seed and a number give the same block everywhere; its name has both.
+"""The families of random blocks. A seed and a number give the same block on every machine; the block's name has both.
 
     block_image_7_12        block 12 of the family image under the seed 7
 """
@@ -33,7 +33,7 @@ from svod.errors import ConfigError
 BLOCK_SUITE = "blocks"
 BLOCK_COUNT = 100
 SLOWNESS_LIMIT = 1.1                     # multiple of eager's time above which a block is reported
-REACH = 40                      # a pattern is looked for among so many times the wanted number of blocks
+REACH = 40                      # for a pattern, at most this many times the wanted number of blocks are searched for matching names
 MOST_LAYERS = 4                 # most drawn layers of a block, without activations and bodies
 MOST_NUMBERS = 1_500_000        # most elements of a tensor between two layers
 ATTEMPTS = 30                   # draws of a layer until one fits
@@ -44,8 +44,9 @@ STEPPED_TOLERANCE = 4e-2
 
 @dataclass(frozen=True)
 class BlockFamily:
-    """A family of blocks: `ops` are its layers with their frequencies. `shapes`: extents of the input, each between two numbers or one of
-    several; `small`: the inputs of tests. `integers`: how many of 10 blocks are of integers."""
+    """A family of blocks. `ops`: its layers with their frequencies. `shapes`: the shapes of its inputs, one of which is drawn; an axis
+    has two numbers, the least and the largest extent, or else a list of extents. `small`: shapes of small inputs, for tests. `integers`:
+    the number of blocks in 10 that take integers."""
 
     ops: Mapping[str, int]
     shapes: Sequence[tuple[tuple[int, ...], ...]]
@@ -95,14 +96,14 @@ FAMILIES: Mapping[str, BlockFamily] = {
          "softmax": 1, "topk": 1},
         [((64, 1000), (64, 1000)), ((200, 1500), (2, 4)), ((20_000, 1_000_000),)], [(12, 16), (20, 3), (40,)], 2),
 }
-# blocks are dealt in this order, again and again
+# the families of successive blocks; after the last, the list starts again
 DEAL = ("image", "tokens", "signal", "image", "volume", "program", "image", "indexing", "tokens", "einsum", "image", "recurrent", "program",
         "signal", "quantised", "volume", "image", "tokens", "indexing", "program")
 _BLOCK_NAME = re.compile(r"block_([a-z]+)_(\d+)_(\d+)")
 
 
 def drawn_block(family: str, seed: int, number: int, *, small: bool = False) -> Block:
-    """The block of a family with a number under a seed. `small`: on one of the family's small inputs."""
+    """Draw block `number` of a family under a seed. `small`: on one of the family's small inputs."""
     kinds, d = FAMILIES[family], Draw(f"{family} {seed} {number}")
     dtype = "int32" if d.choice(*range(10)) < kinds.integers else d.choice("float32", "float32", "float32", "float32", "bfloat16")
     shape = d.choice(*(kinds.small if small else [tuple(_extent(d, part) for part in parts) for parts in kinds.shapes]))
@@ -119,7 +120,7 @@ def drawn_block(family: str, seed: int, number: int, *, small: bool = False) -> 
 
 
 def _extent(d: Draw, among: tuple[int, ...]) -> int:
-    """An extent from the first to the second of two numbers, or one of several."""
+    """Draw an extent: between two numbers, both included, or one of several."""
     if len(among) != 2:
         return d.choice(*among)
     low, high = among
@@ -127,7 +128,8 @@ def _extent(d: Draw, among: tuple[int, ...]) -> int:
 
 
 def _drawn_layer(d: Draw, family: BlockFamily, form: Form, *, opening: bool, within: bool = False) -> BlockLayer | None:
-    """A layer that fits the form; None if none was drawn. `within`: for a body, which has no branches in it."""
+    """Draw a layer that fits the form; None if none is found. `opening`: it may be a layer that takes only a block's input (OPENING).
+    `within`: it is for a body, which has no branches in it."""
     deck = [op for op, often in family.ops.items() for _ in range(often)
             if (opening or op not in OPENING) and not (within and op in BRANCHES)]
     for _ in range(ATTEMPTS):
@@ -145,7 +147,7 @@ def _drawn_layer(d: Draw, family: BlockFamily, form: Form, *, opening: bool, wit
 
 
 def _drawn_body(d: Draw, family: BlockFamily, form: Form) -> tuple[BlockLayer, ...]:
-    """One to three layers that keep the form, and activations."""
+    """Draw the body of a branch: at most three layers whose result has the form of their input, and activations."""
     layers: list[BlockLayer] = []
     for _ in range(d.choice(1, 2, 3)):
         layer = _drawn_layer(d, family, form, opening=False, within=True)
@@ -190,8 +192,9 @@ def block_case(block: Block, name: str = "", limit: float = SLOWNESS_LIMIT) -> C
 
 
 def block_cases(count: int, seed: int, pattern: str = "*", limit: float = SLOWNESS_LIMIT) -> list[Case]:
-    """The first `count` blocks of a seed whose names match one of the patterns, joined by commas, and the blocks that parts of `pattern`
-    name or write out. Raises ConfigError for a text that is no block."""
+    """The cases of the blocks that `pattern` selects. Its parts, joined by commas, are names of blocks, texts of blocks, and patterns;
+    for the patterns, the first `count` blocks of the seed with a matching name are taken. Raises ConfigError for a text that is no
+    block."""
     parts = [p.strip() for p in pattern.split(",") if p.strip()]
     named = {p: block for p in parts if (block := block_named(p)) is not None}
     globs = [p for p in parts if p not in named]

@@ -1,4 +1,4 @@
-"""What the blocks of a run show: which are slower than eager, wrong or fail, and the smallest block that shows the same.
+"""Judges the blocks of a run: finds those that are slower than eager, wrong or fail, and for each the smallest block with the same fault.
 
     results of the suite → those beyond the limit, timed again → their kernels → ever smaller blocks, timed the same way → BlockFinding
 """
@@ -20,7 +20,7 @@ from svod.bench.summary import geometric_mean
 from svod.errors import SvodError
 
 LEVELS = (1.1, 1.25, 1.6)       # multiples of eager's time above which blocks are counted
-LEAST_EXCESS_SECONDS = 20e-6    # a block is no finding if svod takes less longer than that: it is the call, not the kernels
+LEAST_EXCESS_SECONDS = 20e-6    # a smaller loss against eager is no finding, as calling a block may cost that much, whatever its kernels
 OWN, EAGER = SVOD[0], REFERENCE[BLOCK_SUITE]
 
 FindingKind = Literal["slow", "wrong", "failed"]
@@ -28,9 +28,9 @@ FindingKind = Literal["slow", "wrong", "failed"]
 
 @dataclass(frozen=True)
 class BlockVerdict:
-    """What a block shows; `kind` is None for a block that is right and fast enough, or that eager does not run. `ratio`: svod's time over
-    eager's, by the median of the rounds. `sure`: that ratio or the one of the least samples, which is smaller: a busy machine makes one of
-    them too large more often than both."""
+    """The judgement on a block. `kind`: its fault; None if it is right and fast enough, or if eager does not run it. `ratio`: svod's
+    time over eager's, by the median of the rounds. `sure`: the smaller of that ratio and the ratio of the least samples, because a busy
+    machine makes one of them too large more often than both."""
 
     kind: FindingKind | None
     ratio: float | None = None
@@ -39,7 +39,7 @@ class BlockVerdict:
 
 
 def verdict_of(case: CaseResult, limit: float) -> BlockVerdict:
-    """What the result of a block shows under a limit."""
+    """Judge a block by its result. `limit`: the multiple of eager's time above which it is slow."""
     own, eager = case.outcome(OWN), case.outcome(EAGER)
     if own is None or eager is None or eager.status != "ok":
         return BlockVerdict(None)
@@ -55,7 +55,8 @@ def verdict_of(case: CaseResult, limit: float) -> BlockVerdict:
 
 @dataclass
 class Investigation:
-    """Investigates blocks, which `measure` times like the suite. `limit`: the multiple of eager's time above which a block is slow."""
+    """Finds the faults of blocks. `measure` times a block as the suite does. `limit`: the multiple of eager's time above which a block
+    is slow."""
 
     alone: Alone
     measure: Callable[[Case], CaseResult]
@@ -63,7 +64,8 @@ class Investigation:
     judged: int = field(default=0, init=False)
 
     def findings(self, cases: Sequence[Case], results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, BlockFinding | None]]:
-        """Time each block again whose result shows something. Yields the later result, and the finding unless it shows nothing now."""
+        """Time each block again whose result has a fault. Yields the later result, with the finding or, if that result has no fault,
+        None."""
         by_name = {c.name: c for c in cases}
         for result in results:
             case = by_name.get(result.name)
@@ -77,7 +79,8 @@ class Investigation:
         assert verdict.kind is not None
         found = Shown(str(block), verdict.ratio, self._kernels(case))
         ratios = {block: verdict.ratio}
-        least = math.sqrt(self.limit * verdict.sure)        # a slow block stays about as slow
+        # a smaller block shows a slow block's fault if its ratio is at least the geometric mean of the limit and the block's ratio
+        least = math.sqrt(self.limit * verdict.sure)
         self.judged = 0
 
         def shows(smaller: Block) -> bool:

@@ -42,7 +42,7 @@ class Applied(nn.Module):  # type: ignore[misc]
 
 
 class Branch(nn.Module):  # type: ignore[misc]
-    """Joins a value and what the layers of a body make of it."""
+    """Joins its input and the result of the layers of a body."""
 
     def __init__(self, join: Callable[[Tensor, Tensor], Tensor], body: nn.Module) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
 
 
 class Unrolled(nn.Module):  # type: ignore[misc]
-    """A cell in a loop over steps, as it is written by hand."""
+    """A recurrent cell in a Python loop over the steps."""
 
     def __init__(self, cell: nn.Module, out: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def make_block(block: Block) -> Made:
     """A module that computes a block, and the arguments of a call."""
     module = _chain(block.input, block.layers).eval()
     for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):       # as after a training
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):       # statistics as after a training
             nn.init.normal_(part.running_mean, std=0.5)
             nn.init.uniform_(part.running_var, 0.5, 1.5)
             nn.init.uniform_(part.weight, 0.5, 1.5)
@@ -150,7 +150,7 @@ def _layer(form: Form, layer: BlockLayer) -> nn.Module:
 
 
 def _by_rank(names: str) -> Callable[[Shape], Any]:
-    """The class of torch.nn for a number of axes of space."""
+    """The class of torch.nn whose name ends in the number of spatial axes, such as Conv2d. `names`: the name without the number."""
     return lambda shape: getattr(nn, f"{names}{len(shape) - 2}d")
 
 
@@ -398,7 +398,7 @@ def _axis(function: Callable[[Tensor, int], Tensor]) -> Callable[[Shape, Values]
 
 
 def _axis_count(function: Callable[[Tensor, int, int], Tensor]) -> Callable[[Shape, Values], Function]:
-    """A layer that applies a function along its axis, with a number."""
+    """A layer that applies a function of the input, the layer's axis and its number n."""
     def make(shape: Shape, v: Values) -> Function:
         axis, n = axis_of(shape, v), int(v["n"])
         return lambda x: function(x, axis, n)
@@ -441,7 +441,7 @@ def _moving_state(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, axis: int, n: int) -> Tensor:
-    """Half of the input and half of what stands n positions before; at the start, nothing does."""
+    """Half of the input plus half of the input n positions before, which is 0 before the first position."""
     n = min(n, x.shape[axis])
     before = torch.cat([torch.zeros_like(x.narrow(axis, 0, n)), x.narrow(axis, 0, x.shape[axis] - n)], axis)
     return (x + before) // 2 if x.dtype in (torch.int32, torch.int64) else 0.5 * x + 0.5 * before

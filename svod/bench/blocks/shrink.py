@@ -2,8 +2,8 @@
 
     shrink(block, shows)    the last of ever smaller blocks for which `shows` was true
 
-Each step is the first of a block's `smaller` ones that shows the property; those that leave out most come first. Every step makes
-`size_of` less, so there is an end, also without a limit of judgements.
+A step goes to the first of `smaller_blocks` that has the property; blocks that leave out most come first. Every step decreases `size_of`,
+so the steps end even without a limit on the blocks that are tried.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_JUDGED = 40        # most blocks that are judged for one result
 
 
 def shrink(block: Block, shows: Callable[[Block], bool], most: int = MOST_JUDGED) -> Block:
-    """The smallest block that was found to show the property, of at most `most` that are judged."""
+    """The smallest block found for which `shows` is true. `most`: the largest number of blocks that `shows` is called for."""
     judged: set[Block] = {block}
     while True:
         for smaller in smaller_blocks(block):
@@ -35,14 +35,14 @@ def shrink(block: Block, shows: Callable[[Block], bool], most: int = MOST_JUDGED
 
 
 def size_of(block: Block) -> float:
-    """A number that every step of `shrink` makes less: layers, the logarithms of their parameters and of the input's extents."""
+    """A number that every step of `shrink` decreases. It counts layers, and logarithms of their parameters and of the input's extents."""
     values = [abs(v) for layer in every_layer(block.layers) for _, v in layer.values if isinstance(v, int)]
     return (8.0 * sum(1 for _ in every_layer(block.layers)) + log2(prod(block.input.shape)) + sum(log2(1 + v) for v in values)
             + (0 if block.input.dtype == "float32" else 1))
 
 
 def smaller_blocks(block: Block) -> Iterator[Block]:
-    """Blocks with one step less, those that leave out most first. Not all of them fit together."""
+    """The blocks that are one step smaller, those that leave out most first. Some are not valid: their layers do not fit together."""
     layers = block.layers
     if len(layers) > 3:
         half = len(layers) // 2
@@ -67,7 +67,7 @@ def _shorter(layers: tuple[BlockLayer, ...]) -> Iterator[tuple[BlockLayer, ...]]
 
 
 def _with_less(layers: tuple[BlockLayer, ...]) -> Iterator[tuple[BlockLayer, ...]]:
-    """The chain with one parameter less: 1, or half of it, or the odd number beside that."""
+    """The chain with one parameter decreased: to 1, to half of it, or to the odd number next to the half."""
     for i, layer in enumerate(layers):
         before, after = layers[:i], layers[i + 1:]
         for place, (name, value) in enumerate(layer.values):

@@ -20,9 +20,10 @@ Shape = tuple[int, ...]
 POINTWISE = ("relu", "gelu", "silu", "mish", "hardswish", "elu", "sigmoid", "leaky_relu", "softplus", "tanh")
 BRANCHES = ("residual", "concat", "gate")       # layers with a body
 INTEGER_TYPES = ("int32", "int64")
-NO_BFLOAT16 = ("avg_pool", "histogram", "nearest")      # layers that PyTorch lacks in bfloat16, and a comparison of sums that it rounds
+# layers that PyTorch lacks in bfloat16; and `nearest`, which compares sums that bfloat16 rounds
+NO_BFLOAT16 = ("avg_pool", "histogram", "nearest")
 MOST_WRITTEN_STEPS = 24              # most steps of a loop that is written out in Python
-MOST_WRITTEN_OUT = 20_000_000   # most differences between pairs of rows
+MOST_WRITTEN_OUT = 20_000_000   # most numbers in an array of differences between all pairs of rows
 EINSUMS = ("abc.cd.abd", "abc.dc.abd", "abc.bcd.abd", "abc.acd.abd", "abc.cb.abc", "abc.cd.adb", "abc.bd.adc", "abc.c.abc", "abc.cde.abd")
 SELF_EINSUMS = ("abc.adc.abd", "abc.abd.acd", "abc.adc.adb", "abc.ade.abe")
 STEPPED = ("quantised", "quantised_channels", "int8_product", "histogram")     # a rounding may change their results by a step
@@ -36,8 +37,8 @@ class MisfitError(SvodError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of layer. `rule`: the shape of the result. `ranks`: the ranks of the input. `integers`: whether it takes integers, or nothing
-    else ("only"). `result`: the dtype of the result; "": that of the input."""
+    """A kind of layer. `rule`: a function that returns the shape of the result. `ranks`: the ranks of the input. `integers`: whether it
+    takes integers, or nothing else ("only"). `result`: the dtype of the result; "": that of the input."""
 
     rule: Callable[[Shape, Values], Shape]
     draw: Callable[[Draw, Shape], Mapping[str, Value]] = lambda d, s: {}
@@ -256,7 +257,7 @@ def _turned(shape: Shape, values: Values) -> Shape:
 
 
 def _pairs(shape: Shape, values: Values) -> Shape:
-    """The form of something for each pair of rows."""
+    """The shape of a result with one number for each pair of rows."""
     _written_out(shape[0], shape)
     return (*shape[:-1], shape[-2])
 
@@ -314,7 +315,7 @@ def _draw_count(low: int, high: int) -> Callable[[Draw, Shape], Mapping[str, Val
 
 
 def _draw_part(d: Draw, shape: Shape) -> Mapping[str, Value]:
-    """An axis, and a number of up to all its positions."""
+    """Draw an axis, and a number of positions along it."""
     axis = d.choice(*range(len(shape)))
     return {"axis": axis, "n": min(shape[axis], d.extent(1, max(16, shape[axis])))}
 
@@ -332,7 +333,7 @@ KINDS: dict[str, Kind] = {
     "residual": Kind(_same, integers=True),
     "gate": Kind(_same),
     "concat": Kind(_along, lambda d, s: {"axis": 1 if len(s) > 3 else -1}, integers=True),
-    # convolutions and what stands beside them, over 1 to 3 axes of space
+    # convolutions, and layers that are used with them, over 1 to 3 spatial axes
     "conv": Kind(_conv, _draw_conv, SPATIAL_RANKS),
     "conv_row": Kind(_conv, lambda d, s: {"out": s[1], "k": d.choice(3, 7, 11)}, SPATIAL_RANKS),
     "transposed": Kind(_transposed, _draw_transposed, SPATIAL_RANKS),
@@ -405,7 +406,7 @@ KINDS: dict[str, Kind] = {
     # sums of products
     "einsum": Kind(_einsum, lambda d, s: {"e": d.choice(*EINSUMS), "out": d.extent(16, 200)}, TOKEN_RANK),
     "einsum_self": Kind(_einsum, _one_of(e=SELF_EINSUMS), TOKEN_RANK),
-    # quantised pairs
+    # quantised values: rounded to steps and scaled back, or products of quantised weights
     "quantised": Kind(_same, _one_of(bits=(8, 8, 4))),
     "quantised_channels": Kind(_along, _draw_axis),
     "int8_linear": Kind(_last, _draw_linear),

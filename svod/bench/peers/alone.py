@@ -42,7 +42,7 @@ PREPARE_SECONDS = 400.0         # most seconds for preparing a case, without the
 RUN_SECONDS = 120.0             # most seconds until a run or a sample is answered
 END_SECONDS = 5.0               # seconds in which a child may end by itself before it is killed
 LASTING = ("blocks",)           # suites whose children stay for the next case
-MOST_ORDERS = 200               # most cases of a child: what a library keeps of each does not add up
+MOST_ORDERS = 200               # most cases of a child, as a library may keep memory for each
 SPIN_DOWN_SECONDS = 50e-3       # seconds between contestants, until the idle threads of a library stop spinning
 
 
@@ -77,8 +77,8 @@ class Done:
 
 
 class Process:
-    """A child process and the pipe to it. Its methods raise AloneError if the child does not answer. `orders`: the cases it was given;
-    `failed`: whether it did not answer as it should, ever."""
+    """A child process and the pipe to it. Its methods raise AloneError if the child does not answer. `orders`: the number of cases it
+    was given; `failed`: whether it ever failed to answer properly."""
 
     def __init__(self, name: str) -> None:
         self.name, self.orders, self.failed = name, 0, False
