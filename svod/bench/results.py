@@ -181,7 +181,7 @@ class CaseResult:
     neighbour: Neighbour | None = None
 
     def outcome(self, name: str) -> ContestantResult | None:
-        """The contestant of that name."""
+        """The result of the contestant called `name`; None if the case has no such contestant."""
         return next((c for c in self.contestants if c.name == name), None)
 
     @property
@@ -261,8 +261,8 @@ class KernelShare:
 
 @dataclass(frozen=True)
 class Shown:
-    """A block that shows a finding. `ratio`: svod's time over that of eager, null without a time. `kernels`: in the order of their
-    times."""
+    """A block with a fault, as it was found or made smaller. `ratio`: svod's time over that of eager, null without a time. `kernels`: in
+    the order of their times."""
 
     block: str
     ratio: float | None
@@ -271,8 +271,8 @@ class Shown:
 
 @dataclass(frozen=True)
 class BlockFinding:
-    """A block that is slower than eager by more than the limit, or on which svod is wrong or fails; and the smallest block that shows the
-    same. `case`: its name in the suite. `judged`: the number of blocks that were tried on the way."""
+    """A block that is slower than eager by more than the limit, or on which svod is wrong or fails, and the smallest block found with
+    the same fault. `case`: its name in the suite. `judged`: the number of blocks that were tried on the way."""
 
     case: str
     kind: Literal["slow", "wrong", "failed"]
@@ -315,7 +315,7 @@ class Run:
     findings: tuple[BlockFinding, ...] = ()
 
     def case(self, name: str) -> CaseResult | None:
-        """The case of that name."""
+        """The result of the case called `name`; None if the run has no such case."""
         return next((c for c in self.cases if c.name == name), None)
 
 

@@ -69,7 +69,7 @@ def time_interleaved(contestants: Sequence[Contestant], lead: int, config: Bench
                      watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS),
                      place: Place, limit: float | None = None) -> CaseTiming:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is used up.
-    With a `limit` it is enough to know whether `lead` takes more than so many times the fastest one's time.
+    With a `limit` it is enough to know whether `lead` takes more than `limit` times as long as the fastest other contestant.
 
     `elsewhere` has the same contestants on operands in other memory; rounds alternate between the placements. Fast contestants are found by
     their medians so far, which one bad sample does not change; slow ones by the minimum of their first samples, because new threads may

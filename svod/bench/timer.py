@@ -96,7 +96,7 @@ def warm_up(contestant: Contestant, seconds: float, clock: Clock = time.perf_cou
 
 def calibrate(contestant: Contestant, first: float | None = None, clock: Clock = time.perf_counter,
               min_sample: float = MIN_SAMPLE_SECONDS) -> tuple[int, float]:
-    """(repeats, seconds per call): the number of calls that make a sample of at least `min_sample` seconds. `first` is the time of one
+    """The number of calls that make a sample of at least `min_sample` seconds, and the seconds of one call. `first` is the time of one
     call, if it is known. A trial that is too short gives the next estimate and is then dropped."""
     call = time_calls(contestant, 1, clock) if first is None else first
     repeats = 1

@@ -166,7 +166,7 @@ class Tuning:
         return tuple(c for k in self.kernels for c in k.courses)
 
     def kernel(self, key: str) -> TunedKernel | None:
-        """The kernel with that key, or with a key that begins like it."""
+        """The kernel with this key, or with a key that begins with it, if it has 12 characters or more; None if there is none."""
         return next((k for k in self.kernels if k.key == key or (len(key) >= 12 and k.key.startswith(key))), None)
 
 

@@ -94,7 +94,8 @@ class Case:
 
     @property
     def limit(self) -> float | None:
-        """The multiple of the fastest library's time above which svod is too slow: whether it is, decides how long it is timed."""
+        """The multiple of the fastest library's time above which svod is too slow; the case is timed until that is decided. None: no
+        limit."""
         return self.options.get("limit")
 
     @property

@@ -66,7 +66,7 @@ def _image(name: str, *shape: int) -> Draw:
 
 
 def _speech(samples: int, batch: int, *, rate: bool = True) -> Draw:
-    """A piece of sound, and the state of a recurrent network."""
+    """Inputs of a speech network: a piece of sound, the recurrent state, and with `rate` the sampling rate."""
     def draw(rng: np.random.Generator) -> Feed:
         feed: Feed = {"input": _floats(rng, batch, samples, scale=0.1), "state": _floats(rng, 2, batch, 128, scale=0.1)}
         return {**feed, "sr": np.array(16000, np.int64)} if rate else feed

@@ -85,7 +85,7 @@ SUITES: Mapping[str, Sequence[Case]] = {"core": CORE_CASES, "odd": ODD, "models"
                                          GPU: gpu_cases(small=False)}
 ALL_SUITES = ("core", "odd", "models")    # the suites that "all" stands for: their cases come with svod
 SUITE_NAMES = (*ALL_SUITES, RANDOM, GPU, "onnx", "torch", BLOCK_SUITE)
-SEEDED_SUITES = {RANDOM: RANDOM_COUNT, BLOCK_SUITE: BLOCK_COUNT}     # suites that a seed decides, and how many cases they have
+SEEDED_SUITES = {RANDOM: RANDOM_COUNT, BLOCK_SUITE: BLOCK_COUNT}     # suite with cases drawn from a seed → the number of its cases
 
 
 def parse_suites(text: str) -> tuple[str, ...]:

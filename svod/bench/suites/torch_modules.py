@@ -1,4 +1,4 @@
-"""The suite torch: architectures of torchvision and transformers, and some of its own, with random weights from configurations.
+"""The suite torch: architectures of torchvision and transformers, and a few that are written here, with random weights.
 
     make(name, REAL)      a module, and the arguments of a call
 
