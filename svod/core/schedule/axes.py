@@ -136,8 +136,8 @@ def split_ranges(ast: UOp) -> UOp:
 
 # -- merge ----------------------------------------------------------------------------------------------------------------
 def _index_uses(nodes: Sequence[UOp]) -> Iterator[UOp]:
-    """The outermost index expressions of an AST: index operands of nodes that are no index arithmetic themselves. Coordinates of stages do
-    not count."""
+    """The outermost index expressions of an AST: index operands of nodes that are no index arithmetic themselves. Coordinates at which
+    stages are read are left out."""
     for u in nodes:
         if (u.dtype == dtypes.index and u.op is not Ops.CAST) or u.op in (Ops.STAGE, Ops.REDUCE):
             continue
@@ -201,8 +201,9 @@ def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
 
 
 def _aligned_pairs(read: UOp, pairs: set[Pair]) -> dict[int, Pair]:
-    """Number of a coordinate → the reader's pair of RANGEs that begins there and runs along a pair of the stage. Pairs of the stage that
-    are read in another way are dropped from `pairs`."""
+    """Compare a read of a stage with the stage's pairs of RANGEs: number of a coordinate → the reader's pair of RANGEs that is read
+    there and at the next coordinate, position by position along a pair of the stage. Pairs of the stage that are read in another way are
+    dropped from `pairs`."""
     ranges, coords = read.src[0].src[1:], read.src[1:]
     aligned: dict[int, Pair] = {}
     for i in range(len(ranges) - 1):

@@ -131,14 +131,14 @@ def _limits(c: sy.Constraint) -> tuple[int, int]:
 
 # -- elements written once ----------------------------------------------------------------------------------------------------
 def writes_once(index: UOp, ranges: tuple[UOp, ...]) -> bool:
-    """Whether a canonical index provably differs for all values of the ranges. It does if the coefficient of each digit (a RANGE, or a part
-    of one by divisions by constants) is larger than the maximum of the sum of all smaller digits."""
+    """Whether a canonical index provably has another value for each combination of values of the ranges. It has if the coefficient of
+    each digit (a RANGE, or a part of one by divisions by constants) is larger than the maximum of the sum of all smaller digits."""
     digits = {r: _cuts(r, index) for r in ranges if sy.extent_of(r) > 1}
     terms, _ = sy.linear(index)
     factors: dict[tuple[UOp, int], int] = {}
     for atom, k in terms.items():
         if not sy.ranges_of(atom) and all(u.op is not Ops.CAST for u in atom.toposort()):
-            continue        # one number for all of a run
+            continue        # the term has one value during a whole run of the kernel
         weights = _weights(atom, digits)
         if weights is None:
             return False

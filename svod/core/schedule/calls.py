@@ -346,7 +346,7 @@ class _Nests:
             around.append(self.loop_of[around[-1]])
         return around
 
-    # -- in which order, and whether it is well ------------------------------------------------
+    # -- the order of units, and checks --------------------------------------------------------
     def programs(self) -> dict[UOp, CallProgram]:
         """See `programs_of`."""
         self.check_reads()
@@ -362,7 +362,7 @@ class _Nests:
         return {u: CallProgram(s, tuple(dict.fromkeys(outside.get(u, ())))) for u, s in steps.items()}
 
     def check_reads(self) -> None:
-        """Raise ScheduleError for a loop without END, and for a read outside of a loop of a result from inside of it."""
+        """Raise ScheduleError for a loop without END, and for a result of a call inside a loop that is read outside of the loop."""
         for u in self.units:
             if self.inside[u] and u not in self.loop_of:
                 raise ScheduleError("a loop of calls is missing its END: a call depends on a RANGE that no END closes, or what is left "
@@ -394,7 +394,7 @@ class _Nests:
 
     def order_by_memory(self) -> None:
         """Record that, in a loop, calls that read the content of a buffer come before the call that overwrites it."""
-        overwritten: dict[tuple[UOp, UOp, UOp], UOp] = {}       # outermost loop, buffer and what left its content → the call
+        overwritten: dict[tuple[UOp, UOp, UOp], UOp] = {}       # (outermost loop, buffer, node that left the buffer's content) → the call
         read: list[tuple[tuple[UOp, UOp, UOp], UOp]] = []
         for u in self.units:
             if u.op is Ops.CALL and u in self.loop_of:

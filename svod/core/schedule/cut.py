@@ -50,8 +50,8 @@ NO_IDS: Ids = frozenset()
 
 class Tag(NamedTuple):
     """How a coordinate is computed from the ranges that it depends on, so that different reads can be told apart. `offset` is added to a
-    range, or to the expression of which `made` is a digest; a digest does not grow with the number of movements. `gathered`: the coordinate
-    is looked up."""
+    range, or to the expression of which `made` is a digest; a digest does not grow with the number of movements. `gathered`: a GATHER
+    looks the coordinate up."""
 
     offset: int = 0
     made: bytes = b""
@@ -101,7 +101,7 @@ def operations(u: UOp) -> int:
 
 
 def ids_of(place: Iterable[Coordinate]) -> Ids:
-    """All ranges on which the coordinates depend."""
+    """All ranges on which the coordinates of a place depend."""
     return NO_IDS.union(*(ids for ids, _ in place))
 
 
@@ -549,7 +549,7 @@ class Cut:
         """The node below a broadcast that repeats the reduction u, unless the broadcast is along u's own row; None if no broadcast repeats
         it."""
         entry = dict(use.entries)
-        # a range that a RESHAPE spread over a broadcast axis and another one is dropped and used at once
+        # if a RESHAPE spreads a range over a broadcast axis and another axis, the range is both dropped and used
         extra = use.active - used | ({i for i in entry if i in used} if contraction else NO_IDS)
         own = [] if contraction else list(reduce_extents(u))
         offending = []

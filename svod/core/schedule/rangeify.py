@@ -292,7 +292,8 @@ class Rangeifier:
         raise ScheduleError(f"{u.op.value} cannot stand inside a kernel; the kernel cut has to end the kernel there")
 
     def masked(self, u: UOp, r: Read, coords: Coords, inside: Valid | None, fill: UOp) -> tuple[tuple[UOp, Read], ...]:
-        """The read of u's first source under the condition `inside` as well, with `fill` elsewhere; () if the condition never holds."""
+        """The read of u's first source, under the condition of `r` and the condition `inside`, with the value `fill` elsewhere; () if
+        they never hold together."""
         valid = None if inside is None else sy.conjoin(r.valid, inside)
         if valid is None:
             return ()
@@ -373,7 +374,7 @@ class Rangeifier:
         return self.reduction(u, r, made)
 
     def fill_in(self, r: Read, made: list[UOp], inside: Valid | None, fill: UOp) -> UOp:
-        """The value of a PAD or GATHER: its source's where `inside` holds, else `fill`, and r.alt outside r.valid."""
+        """The value of a PAD or GATHER: the value of its source where `inside` holds, else `fill`; r.alt where the read is not valid."""
         if r.alt is None or r.alt is fill or not r.valid:
             # the source's own read has `fill` as its alternative
             return made[0] if made else fill
@@ -385,7 +386,7 @@ class Rangeifier:
     def load(self, u: UOp, r: Read) -> UOp:
         index = sy.assuming(r.coords[0], r.valid) if r.valid else r.coords[0]
         where = UOp(Ops.INDEX, u.dtype, (self.params[u], index))
-        if not r.valid or (r.alt is None and _is_inside(index, self.params[u].arg.size)):    # not used where the read is not valid
+        if not r.valid or (r.alt is None and _is_inside(index, self.params[u].arg.size)):  # the value is unused where the read is not valid
             return UOp(Ops.LOAD, u.dtype, (where,))
         alt = UOp.const(u.dtype, 0) if r.alt is None else r.alt
         return UOp(Ops.LOAD, u.dtype, (where, alt, sy.gate_of(r.valid)))
@@ -449,7 +450,8 @@ def reduce_extents(u: UOp) -> Shape:
 
 
 def bound_indices(ast: UOp) -> UOp:
-    """`ast` with bounds on the PARAMs that hold indices of GATHERs: from the gates 0 ≤ CAST(value) < n they stand under."""
+    """`ast` with bounds on the PARAMs that hold indices of GATHERs. The bounds come from the gates 0 ≤ CAST(value) < n around the
+    accesses that use the indices."""
     limits: dict[UOp, int] = {}
     for u in ast.walk(Ops.CMPLT):
         index, limit = u.src

@@ -142,7 +142,7 @@ def _apart(regions: Sequence[Region], group: list[int], period: int | None) -> l
     return groups
 
 
-# -- of kernels ------------------------------------------------------------------------------------------------------------
+# -- regions of kernels ----------------------------------------------------------------------------------------------------
 def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
     """PARAM → index expressions at which it is read and written; [] for a PARAM that is used in any other way too."""
     indices_of: dict[UOp, list[UOp]] = {}

@@ -147,7 +147,7 @@ def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bo
     ends = [0] * len(offsets)
     for p in made.ast.walk(Ops.PARAM):
         ends[p.arg.slot] = offsets[p.arg.slot] + p.arg.size
-    if any(end > b.arg for b, end in zip(made.buffers, ends, strict=True)):     # not narrowed, as it reads under a gate
+    if any(end > b.arg for b, end in zip(made.buffers, ends, strict=True)):     # a PARAM that is read under a gate was not narrowed
         return kernel_ast(value, target, constants, remember=remember)
     return made._replace(offsets=offsets)
 
@@ -376,7 +376,7 @@ class _Builder:
         return [self.version_under(s) for s in u.src]
 
     def version_under(self, u: UOp) -> Version:
-        """The version of the buffer that u is, below RESHAPEs."""
+        """The version of the buffer that holds u: a BUFFER, an AFTER or a node with a new buffer, perhaps under RESHAPEs."""
         base = base_of(u)
         return self.version(base) if base.op in (Ops.BUFFER, Ops.AFTER) else Version(self.buffer_of[base], 0)
 

@@ -3,9 +3,9 @@
     SINK(x@b7 + y@b9, x@b7 * 2)     normalised: #0 + #1, #0 * 2          digest → Schedule over #0, #1 and new buffers
     SINK(u@b31 + v@b40, u@b31 * 2)  the same digest: that Schedule with b31 for #0 and b40 for #1
 
-Normalising numbers BUFFERs (and UNIQUEs) by their first appearance and forgets their ids. What counts is what a schedule can depend on:
-every node's operation, dtype, argument and sources, the size, device and constness of each buffer, which uses are of one buffer, and where
-nodes come from (calls say it).
+Normalising numbers BUFFERs (and UNIQUEs) by their first appearance and forgets their ids. The digest covers all that a schedule can depend
+on: every node's operation, dtype, argument and sources, the size, device and constness of each buffer, which uses share a buffer, and the
+origins of nodes, as calls name them.
 
 Kernels keep their ASTs, which name arguments by slot. Only the arguments and outputs of a schedule are restored: a numbered buffer becomes
 the caller's, a buffer that the schedule made stays its LUNIQUE, from which `prepare` makes new memory for every plan.

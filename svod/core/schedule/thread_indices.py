@@ -35,8 +35,8 @@ _LEAVES = frozenset({Ops.CONST, Ops.DEFINE_VAR})
 
 @dataclass(frozen=True)
 class Position:
-    """A launch position that a node of a kernel stands for. `kind`: g, l, i or core_id; `axis`: its dimension, of any number of
-    dimensions."""
+    """A launch position that a node of a kernel stands for. `kind`: g, l, i or core_id; `axis`: the number of its dimension, which may
+    be above 2."""
 
     node: UOp
     kind: str
