@@ -26,7 +26,7 @@ def device_of(u: UOp) -> str | None:
     if u.op is Ops.BUFFER or u.op is Ops.COPY:
         name: str = u.src[1].arg
         return name
-    if u.op is Ops.MSTACK or u.op is Ops.SINK:      # values side by side
+    if u.op is Ops.MSTACK or u.op is Ops.SINK:      # values side by side: the first one decides
         return device_of(u.src[0]) if u.src else None
     if u.op is Ops.MSELECT and (stack := stack_of(u.src[0])) is not None and 0 <= u.arg < len(stack.src):
         return device_of(stack.src[u.arg])

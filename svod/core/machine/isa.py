@@ -73,8 +73,8 @@ class Fragment:
     """The elements of a tile that each thread of a subgroup holds. `threads`, `elements`: the digits of the thread's and of the element's
     number, most significant first.
 
-        threads (8, 1, 0) (4, 0, 2), elements (2, 8, 0) (2, 0, 1)       thread t has rows t//4 and t//4 + 8 of columns 2·(t%4) and the
-    next
+        threads (8, 1, 0) (4, 0, 2), elements (2, 8, 0) (2, 0, 1)       thread t has rows t//4 and t//4 + 8
+                                                                        of columns 2·(t%4) and 2·(t%4) + 1
     """
 
     threads: tuple[Digit, ...]
@@ -172,8 +172,8 @@ class Dot:
 
 def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int, llvm: str, significand: int = 0, rows: int = 16,
          base_cost: float = 8.0) -> Dot:
-    """An mma.sync of 16 or 8 rows, 8 columns and so much depth, by the layouts of "Matrix Fragments for mma" in NVIDIA's PTX ISA. Those of
-    16 rows take as long as 8 multiply-adds of each thread of a warp."""
+    """An mma.sync of 16 or 8 rows, 8 columns and `depth` positions along the sum, with the layouts of "Matrix Fragments for mma" in
+    NVIDIA's PTX ISA. With 16 rows it takes as long as 8 multiply-adds of each thread of a warp."""
     word = 4 // operand.itemsize       # operands in one register, which are neighbours along the sum
     registers = depth // (4 * word)    # registers along the sum
     line, part, further = Digit(8, 1, 0), Digit(4, 0, word), Digit(rows // 8, 8, 0)
@@ -185,9 +185,9 @@ def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int
 
 
 def _wgmma(name: str, accumulator: DType, operand: DType, columns: int) -> Dot:
-    """A wgmma.mma_async of 64 rows and 32 bytes of depth, by "Register Fragments for wgmma" in NVIDIA's PTX ISA. An H100 computes 2048
-    products of 16-bit numbers a cycle and unit, which takes a thread of each warpgroup as long as half as many multiply-adds as there are
-    columns."""
+    """A wgmma.mma_async of 64 rows and 32 bytes of depth, with the layouts of "Register Fragments for wgmma" in NVIDIA's PTX ISA. An
+    H100 computes 2048 products of 16-bit numbers per cycle and unit, so the instruction takes as long as columns / 2 multiply-adds of
+    each thread of a warpgroup."""
     results = Fragment((Digit(4, 16, 0), Digit(8, 1, 0), Digit(4, 0, 2)), (Digit(columns // 8, 0, 8), Digit(2, 8, 0), Digit(2, 0, 1)))
     return Dot(name, "nvptx64", ("wgmma",), accumulator, (operand, operand), (operand,), 1, "", rows=64, columns=columns,
                depth=32 // operand.itemsize, base_cost=columns / 2, fragments=(results,))

@@ -1,6 +1,6 @@
 """The levels of a machine to which loops are bound, and the memories in which values live.
 
-    level       what the positions of a loop are                          opts
+    level       positions of a loop                                       opts
     GRID        independent groups (a GPU) or chunks (a CPU) of a phase   the outermost output loops; SPLITK
     BLOCK       the threads of a group                                    LOCAL, GROUP, GROUPTOP
     SUBGROUP    threads that run in lockstep                              none yet
@@ -8,7 +8,7 @@
     VECTOR      the lanes of a vector register                            LANES
     UNROLL      straight-line code: register tiles, unrolled iterations   UPCAST, UNROLL
     SERIAL      iterations one after another                              TILE, and every loop that no opt has bound
-    INTRINSIC   what one dot or matrix instruction computes               TC
+    INTRINSIC   positions that one dot or matrix instruction computes     TC
 """
 from __future__ import annotations
 

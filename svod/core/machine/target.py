@@ -48,7 +48,7 @@ class Target:
     has_mask_registers: bool = False    # lanes are masked by separate registers, as in AVX-512, so a constant mask costs nothing
     has_strict_floats: bool = True  # float operations are neither reassociated nor fused unless LINEAR says so
     has_float64: bool = True
-    has_masked_memory: bool = True  # masked vector loads and stores are single instructions, those of whole vectors at least
+    has_masked_memory: bool = True  # masked vector loads and stores are single instructions, at least for whole vectors
     has_non_temporal: bool = True   # stores can go past the caches
     group_threads: int = 0          # most threads of a group; 0: the target has no groups
     shared_bytes: int = 0           # memory that the threads of a group share
@@ -88,8 +88,8 @@ class Target:
         return self.group_threads > 0
 
     def allowing(self, intrinsics: bool, locals: bool, rounding: bool = False) -> Target:
-        """The target as opts may use it: with its dot and matrix instructions, with groups of several threads, with its matrix instructions
-        that round factors of float32."""
+        """The target with permissions for opts: `intrinsics`, to choose dot and matrix instructions; `locals`, to make groups of several
+        threads; `rounding`, to choose matrix instructions that round factors of float32."""
         rounds = intrinsics and rounding and any(f.endswith(".tf32") for f in self.features)
         return replace(self, uses_intrinsics=intrinsics, rounds_factors=rounds,
                        group_threads=self.group_threads if locals else min(1, self.group_threads))
@@ -100,7 +100,7 @@ class Target:
         features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)), *(("tf32=1",) if self.rounds_factors else ()))
         if self.device != HOST:
             name, _, rest = self.device.partition(":")
-            features += (f"device={name if rest.isdecimal() else self.device}",)     # equal devices share what is found on one
+            features += (f"device={name if rest.isdecimal() else self.device}",)     # equal devices share their winners
         if self.has_groups:
             features += (f"groups={self.group_threads}", f"shared={_size(self.shared_bytes)}")
             features += (f"subgroup={self.subgroup}",) if self.subgroup else ()
@@ -124,7 +124,7 @@ def parse_key(key: str) -> dict[str, str]:
 
 
 def unfit(key: str, target: Target) -> str | None:
-    """The reason why a machine with this target key cannot time programs for `target`; None where it can. It may have more threads, and
+    """The reason why a machine with this target key cannot time programs for `target`; None if it can. It may have more threads, and
     instructions that the programs do not use."""
     theirs, ours = parse_key(key), parse_key(target.key)
     same = ("architecture", "CPU", "l1 cache", "l2 cache", "l3 cache")
