@@ -5,8 +5,8 @@
                                + tile o0 8
       acc = 0                  ⇥   acc = 0
 
-A row shows a line of the text before on the left and its counterpart in the text after on the right. If it has both, their unmarked
-pieces are the same text.
+A row shows a line of the old text on the left and its counterpart in the new text on the right. If it has both, their unmarked pieces are
+the same text.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORD = re.compile(r"\w+|\s|[^\w\s]")
 
 
 class Piece(NamedTuple):
-    """A part of a line. `marked`: the other side does not have it."""
+    """A part of a line. `marked`: the line on the other side does not have it."""
 
     text: str
     marked: bool
@@ -35,8 +35,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the text before and its counterpart after; a side that lacks the line is (). `kind`: "moved" if only the indentation
-    differs; "left out" stands for `count` lines that are the same on both sides."""
+    """A line of the old text and its counterpart in the new text; a side that lacks the line is (). `kind`: "moved" if only the
+    indentation differs; "left out" stands for `count` lines that are the same on both sides."""
 
     kind: Kind
     before: tuple[Piece, ...] = ()
@@ -63,7 +63,7 @@ def compare(before: str, after: str) -> list[Row]:
 
 
 def shortened(rows: Sequence[Row]) -> list[Row]:
-    """The rows of a text, where stretches of equal rows far from any change become one "left out" row each. Short texts stay complete."""
+    """Replace stretches of equal rows far from any change by one "left out" row each. Short texts stay complete."""
     if len(rows) <= SHORT:
         return list(rows)
     near = {j for i, r in enumerate(rows) if r.kind != "same" for j in range(i - CONTEXT, i + CONTEXT + 1)}
@@ -79,13 +79,13 @@ def shortened(rows: Sequence[Row]) -> list[Row]:
 
 
 def counts(rows: Sequence[Row]) -> dict[Kind, int]:
-    """The number of lines that have come, are gone, changed and moved; kinds that do not occur are missing."""
+    """Count the lines that have come, are gone, changed and moved; kinds that do not occur are missing."""
     kinds: tuple[Kind, ...] = ("come", "gone", "changed", "moved")
     return {kind: n for kind in kinds if (n := sum(r.kind == kind for r in rows))}
 
 
 def _beside(old: str, new: str) -> Row:
-    """The row of an old line and the new line that is its counterpart."""
+    """Make the row of an old line and the new line that is its counterpart."""
     if old == new:
         return Row("same", (Piece(old, False),), (Piece(new, False),))
     words, others = _WORD.findall(old), _WORD.findall(new)
@@ -99,7 +99,7 @@ def _beside(old: str, new: str) -> Row:
 
 
 def _replaced(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
-    """Rows of old lines that were replaced by new ones, in order: similar lines share a row, every other line has its own."""
+    """Make the rows of old lines that were replaced by new ones, in order: similar lines share a row, every other line has a row alone."""
     a = b = 0
     for i, j in [*_pairs(old, new), (len(old), len(new))]:
         yield from (Row("gone", (Piece(line, True),)) for line in old[a:i])
@@ -110,11 +110,11 @@ def _replaced(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
 
 
 def _pairs(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs (old position, new position) of similar lines, both ascending: the choice with the largest sum of similarity ratios."""
+    """Return pairs (old position, new position) of similar lines, both ascending: the choice with the largest sum of similarity ratios."""
     if not old or not new or len(old) * len(new) > MOST_PAIRS:
         return []
     words = [_WORD.findall(line.strip()) for line in new]
-    # largest sum so far, step in old, step in new
+    # (largest sum so far, step in old, step in new), by position in old and new
     best: list[list[tuple[float, int, int]]] = [[(0.0, 0, 0)] * (len(new) + 1) for _ in range(len(old) + 1)]
     for i, line in enumerate(old):
         matcher = SequenceMatcher(None, autojunk=False)

@@ -1,4 +1,4 @@
-"""Plans and kernels as notebooks show them: their facts and loop nests, without the compilation steps, which need a compiler.
+"""Shows plans and kernels in notebooks: their facts and loop nests, without the compilation steps, which need a compiler.
 
 `ExecutionPlan` and `PreparedKernel` import this module by name when they are displayed, because they belong to a lower layer.
 """
@@ -16,18 +16,18 @@ from svod.steps.plan_steps import call_of
 
 
 def plan_html(plan: ExecutionPlan) -> str:
-    """A plan as HTML: the table of its kernels in order, with their opt chains."""
+    """Render a plan as HTML: the table of its kernels in order, with their opt chains."""
     return _macro("plan_table")(repr(plan), [call_of(i, k) for i, k in enumerate(plan.every)])
 
 
 def prepared_html(kernel: PreparedKernel) -> str:
-    """A kernel of a plan as HTML: its opt chain, and its loop nest or the reason why it has none."""
+    """Render a kernel of a plan as HTML: its opt chain, and its loop nest or the reason why it has none."""
     facts = [("chain", f"{kernel.opts_source}: {kernel.chain or AS_IT_IS}"), ("why", kernel.why), ("from", kernel.origin)]
     return kernel_html(kernel_name(kernel), [(name, value) for name, value in facts if value], kernel.nest)
 
 
 def kernel_html(title: str, facts: Iterable[tuple[str, str]], nest: Callable[[], str]) -> str:
-    """A kernel as HTML: `facts` (name, value), and its loop nest, or the error that `nest` raises."""
+    """Render a kernel as HTML: `facts` (name, value), and its loop nest, or the error that `nest` raises."""
     try:
         text, problem = nest(), ""
     except SvodError as e:

@@ -28,18 +28,18 @@ NOTEBOOK_PIXELS = 640   # height in pixels of the page in a notebook
 
 
 def render_plans(title: str, plans: Sequence[PlanPart], *, now: datetime | None = None) -> str:
-    """The HTML page of several plans. `now`: the date in its footer; None for the present time."""
+    """Render the HTML page of several plans. `now`: the date in its footer; None: the current time."""
     return _render(title, plans, [k for plan in plans for k in plan.kernels], now)
 
 
 def render_kernel(kernel: KernelPart, *, now: datetime | None = None) -> str:
-    """The HTML page of one kernel. `now`: the date in its footer; None for the present time."""
+    """Render the HTML page of one kernel. `now`: the date in its footer; None: the current time."""
     return _render(f"Steps of {kernel.name}", (), [kernel], now)
 
 
 @dataclass(frozen=True)
 class KernelSteps:
-    """The steps of one kernel. Printed, they show what each opt and each pass changed; in a notebook, they are the page."""
+    """The steps of one kernel. As text they show what each opt and each pass changed; in a notebook, they are the page."""
 
     part: KernelPart
 
@@ -75,14 +75,14 @@ def _render(title: str, plans: Sequence[PlanPart], kernels: Sequence[KernelPart]
 
 @lru_cache
 def templates() -> Environment:
-    """The Jinja environment of the templates in svod/steps, with the functions and constants that they call."""
+    """Return the Jinja environment of the templates in svod/steps, with the functions and constants that they call."""
     env = environment("svod.steps")
     env.globals.update(q=q, shortened=shortened, cut=_cut, is_open=_is_open, OPEN_KERNELS=OPEN_KERNELS, SHORT=SHORT, UNCHANGED=UNCHANGED)
     return env
 
 
 def _cut(text: str) -> tuple[str, int]:
-    """(the first `MOST_LINES` lines of a text, the number of lines left out)."""
+    """Return (the first `MOST_LINES` lines of a text, the number of lines left out)."""
     lines = text.split("\n")
     return ("\n".join(lines[:MOST_LINES]), max(0, len(lines) - MOST_LINES))
 

@@ -25,8 +25,9 @@ _LATER = {"opts", *(p.name for p in KERNEL_PASSES)}     # passes whose steps `st
 
 
 class PlanCall(NamedTuple):
-    """A kernel of the plan, at position `number` in the plan's order. `part`: the id of the page's part about it, "" if svod has no code
-    of it. `cycles`: predicted, else None. `estimate`: the least seconds that the machine's ceilings allow; `measured`: seconds of a run."""
+    """A kernel of the plan, at position `number` in the plan's order. `part`: the id of the page's part about it; "" if svod has no code
+    of it. `cycles`: predicted cycles, or None. `estimate`: the minimum seconds that the machine's ceilings allow; `measured`: seconds of
+    a run."""
 
     number: int
     name: str
@@ -70,7 +71,7 @@ class PlanPart:
 
 @dataclass(frozen=True)
 class KernelSeconds:
-    """Seconds of one run of a kernel, by its key: the least that the machine's ceilings allow, and the measured ones."""
+    """Seconds of one run of each kernel, by its key: the minimum that the machine's ceilings allow, and the measured time."""
 
     estimates: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)
@@ -78,8 +79,9 @@ class KernelSeconds:
 
 def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, figures: KernelSeconds | None = None, title: str = "plan",
                  prefix: str = "", first: tuple[PassStep, ...] = ()) -> PlanPart:
-    """A plan step by step. `explained`: how its graph was cut into kernels; if None, passes over the graph are left out. `prefix`:
-    prepended to the HTML ids of its kernels, for pages with several plans. `first`: steps to show before those of the passes."""
+    """Make the part of a page about a plan, step by step. `explained`: how its graph was cut into kernels; if None, passes over the
+    graph are left out. `prefix`: prepended to the HTML ids of its kernels, for pages with several plans. `first`: steps to show before
+    the steps of the passes."""
     subject, figures = DumpedPlan(explained, plan), figures or KernelSeconds()
     of_plan: list[PassStep] = list(first)
     of_kernels: dict[str, list[PassStep]] = {}
@@ -91,7 +93,8 @@ def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, fig
                 steps = of_kernels.setdefault(section.kernel, []) if section.kernel else of_plan
                 if not section.kernel or all(s.name != p.name for s in steps):      # a kernel that occurs again is shown once
                     steps.append(PassStep(p.name, p.name, p.what, f"text after {p.name}", section.text))
-        except SvodError as e:      # the pass cannot show the graph, e.g. one with variables cannot be printed as text that can be parsed
+        # the pass cannot show the graph: a graph with variables, for example, cannot be printed as text that can be parsed
+        except SvodError as e:
             of_plan.append(PassStep(p.name, p.name, p.what, "", "", str(e)))
     parts = {key: _part(k, f"{prefix}kernel-{i}", plan, of_kernels.get(key, []), figures)
              for i, (key, k) in enumerate(subject.first.items())}
@@ -109,7 +112,7 @@ def _plan_facts(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
 
 
 def call_of(number: int, k: PreparedKernel, part: KernelPart | None = None, figures: KernelSeconds | None = None) -> PlanCall:
-    """A kernel as a row of the overview. `number`: its position in the plan."""
+    """Make the overview's row of a kernel. `number`: its position in the plan."""
     figures = figures or KernelSeconds()
     work = k.estimate if isinstance(k.estimate, Work) else None
     return PlanCall(number, kernel_name(k), part.id if part is not None else "", k.opts_source, k.chain or AS_IT_IS,
@@ -122,7 +125,7 @@ def _cut_words(cut: str) -> str:
 
 
 def part_of_kernel(form: KernelForm, name: str) -> KernelPart:
-    """The part of a page about one kernel that belongs to no plan."""
+    """Make the part of a page about one kernel that belongs to no plan."""
     facts = [("key", form.kernel.key[:16]), ("target", form.target.key), *group_facts(form)]
     return KernelPart("kernel-0", name, tuple(facts), steps_of(form))
 
@@ -152,8 +155,8 @@ def _facts(k: PreparedKernel, form: KernelForm, plan: ExecutionPlan, figures: Ke
 
 
 def group_facts(form: KernelForm) -> Iterator[tuple[str, str]]:
-    """Facts about each phase of a kernel on a device with thread groups: threads, registers, shared memory, or the error that tells why
-    they are unknown. Yields nothing for other devices."""
+    """Yield facts about each phase of a kernel on a device with thread groups: threads, registers, shared memory, or the error that
+    explains why they are unknown. Yields nothing for other devices."""
     if not form.target.has_groups:
         return
     try:

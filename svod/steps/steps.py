@@ -31,7 +31,7 @@ from svod.system.quantities import amount
 NEST = "loop nest"
 UNCHANGED = "no change"
 AST = "AST"
-MOST_COMPARED = 4000        # most lines of two texts together that are compared: the time grows with the product of their lengths
+MOST_COMPARED = 4000  # maximum number of lines of two texts together that are compared: the time grows with the product of their lengths
 _SENTENCE = re.compile(r"(?<=[\w`)]\.) (?=[A-Z`])")
 
 
@@ -51,7 +51,7 @@ class PassStep:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows that compare this step's text with the text of `before`; none if either is missing or both are too long."""
+        """Return the rows that compare this step's text with the text of `before`; [] if either is missing or both are too long."""
         if self.before is None or not self.text or self.text.count("\n") + self.before.text.count("\n") > MOST_COMPARED:
             return []
         return compare(self.before.text, self.text)
@@ -65,15 +65,15 @@ class PassStep:
 
     @property
     def share(self) -> float | None:
-        """This step's predicted cycles divided by those of the step before; None if either is unknown."""
+        """Predicted cycles divided by the predicted cycles of the step before; None if either is unknown."""
         if self.before is None or self.cycles is None or not self.before.cycles:
             return None
         return self.cycles / self.before.cycles
 
 
 def steps_of(form: KernelForm, first: Sequence[PassStep] = ()) -> tuple[PassStep, ...]:
-    """All steps of a kernel under its opt chain, each linked to the step that it is compared with. `first`: steps of earlier passes; if
-    empty, the canonical AST is the first step."""
+    """Make all steps of a kernel under its opt chain, each linked to the step that it is compared with. `first`: steps of earlier
+    passes; if empty, the canonical AST is the first step."""
     steps = list(first)
     if not steps:
         steps.append(PassStep("canonical", "canonical AST", "what the kernel computes, in the form that its key is made of", AST,
@@ -88,8 +88,8 @@ def steps_of(form: KernelForm, first: Sequence[PassStep] = ()) -> tuple[PassStep
 
 
 def linked(steps: Iterable[PassStep]) -> tuple[PassStep, ...]:
-    """The steps, each with `before` set to the nearest earlier step that has text. It is None if no step has had text since the language
-    last changed."""
+    """Return the steps, each with `before` set to the nearest earlier step that has text. It is None if no step has had text since the
+    language last changed."""
     out: list[PassStep] = []
     last: PassStep | None = None
     for s in steps:
@@ -100,7 +100,7 @@ def linked(steps: Iterable[PassStep]) -> tuple[PassStep, ...]:
 
 
 def _opt_steps(form: KernelForm) -> Iterator[PassStep]:
-    """Steps of the loops without opts, and after each opt. They end with the first opt that does not apply."""
+    """Make the steps of the loops without opts, and after each opt. They end with the first opt that does not apply."""
     state = Scheduler(form.kernel, form.target)
     yield _nest_step(state, AS_IT_IS, "the loops of the kernel without opts")
     for opt in form.chain:
@@ -122,13 +122,13 @@ def _nest_step(state: Scheduler, title: str, about: str) -> PassStep:
 
 
 def about_opt(op: str) -> str:
-    """The first sentence of an opt's docstring; "" if there is no such opt."""
+    """Return the first sentence of an opt's docstring; "" if there is no such opt."""
     doc = " ".join((inspect.getdoc(OPTS[op]) or "").split("\n\n")[0].split()) if op in OPTS else ""
     return _SENTENCE.split(doc)[0].rstrip(".:")
 
 
 def _made(make: Callable[[], str]) -> tuple[str, str]:
-    """(the text, ""), or ("", the reason why it cannot be made). Raises StageMissing."""
+    """Call `make`: returns (its text, ""), or ("", the reason why the text cannot be made). Raises StageMissing."""
     try:
         return make(), ""
     except StageMissing:
@@ -138,8 +138,8 @@ def _made(make: Callable[[], str]) -> tuple[str, str]:
 
 
 def as_text(steps: Sequence[PassStep]) -> str:
-    """The steps for a terminal. A step that is compared with the one before shows changed lines with their signs, others show their
-    text."""
+    """Format the steps for a terminal. A step that is compared with the one before shows changed lines with their signs, others show
+    their text."""
     return "\n\n".join(map(_step_text, steps))
 
 

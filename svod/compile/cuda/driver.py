@@ -19,7 +19,7 @@ ATTRIBUTES = {
     "group_threads": 1, "clock": 13, "units": 16, "memory_clock": 36, "memory_bus": 37, "l2": 38, "unit_threads": 39, "major": 75,
     "minor": 76, "unit_shared": 81, "unit_registers": 82, "group_shared": 97, "unit_groups": 106,
 }
-"""Numbers of CUdevice_attribute."""
+"""Property of a target → number of the CUdevice_attribute that has it."""
 LOST = frozenset({214, 700, 702, 710, *range(714, 720)})
 """Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, invalid addresses."""
 POINTER_CONTEXT, POINTER_DEVICE = 1, 9      # CUpointer_attribute

@@ -17,7 +17,7 @@ GENERIC: dict[str, tuple[str, ...]] = {
     **{f"llvm.{name}": _FLOATS for name in ("fabs", "sqrt", "floor", "ceil", "trunc", "roundeven", "fma", "maximum", "minimum")},
     **{f"llvm.{name}": _INTEGERS for name in ("smax", "smin", "umax", "umin", "abs")},
 }
-"""LLVM's own: name → element types, as scalars and as vectors of any length."""
+"""LLVM's own intrinsics that may be called: name → element types, each as a scalar and as vectors of any length."""
 
 SPECIAL: dict[str, str] = {
     **{f"llvm.nvvm.read.ptx.sreg.{register}.{axis}": "" for register in ("tid", "ctaid", "nctaid") for axis in "xy"},
@@ -33,7 +33,7 @@ SPECIAL: dict[str, str] = {
     "llvm.memcpy.p3.p1.i64": "tma",
     **{dot.llvm: dot.features[0] for dot in DOTS.values() if dot.fragments and dot.llvm},
 }
-"""NVIDIA's: name → what the architecture must have, by the names of `Architecture.features`; "": all have it."""
+"""NVIDIA's intrinsics that may be called: name → the feature (`Architecture.features`) that an architecture needs; "": none."""
 
 ASSEMBLY: dict[str, str] = {
     r"\.reg \.pred p|setp\.eq\.u32 p, 0, 0": "",
@@ -44,7 +44,7 @@ ASSEMBLY: dict[str, str] = {
     r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.(bf16|f16)\.\1 \{[$\d, ]+\}, \$\d+, \$\d+, p, 1, 1, [01], [01]": "wgmma",
     r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8 \{[$\d, ]+\}, \$\d+, \$\d+, p": "wgmma",
 }
-"""PTX in LLVM IR: a statement → what the architecture must have."""
+"""PTX statements that may be inline assembly: statement → the feature that an architecture needs; "": none."""
 
 _ASM = re.compile(r'\basm\b(?: sideeffect)? "([^"]*)"')
 _INTRINSIC_NAME = re.compile(r"@(llvm\.[\w.]+)")

@@ -31,7 +31,7 @@ LLVM_INSTRUCTIONS = Instructions(has_short_integers=True, keeps_nans=True, compa
 _ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to one of their operands → the index of that operand
 FENCED_LEVELS = 2                   # levels of nested shuffles that are fenced
 Core = Callable[[LlvmWriter, DType, int, list[str], tuple[int, ...]], str]
-"""Writes one operation on operands of one dtype and returns the right-hand side of its last instruction."""
+"""A function that writes one operation on operands of one dtype, and returns the expression of its last instruction."""
 
 
 def instructions(target: Target) -> Instructions:

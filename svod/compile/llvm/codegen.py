@@ -30,10 +30,10 @@ from svod.system.forksafe import remake_after_fork
 from svod.system.process.processor import may_use_tiles
 
 CODEGEN_REVISION = 8
-"""Raised when the code of the same kernel and chain changes (lowering, renderer, passes, attributes): older objects are not used again."""
+"""Version of the generated code, increased when lowering, renderer, passes or attributes change it: older objects are not used again."""
 
 COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"
-"""Who compiled: recorded beside measurements and part of an object's key."""
+"""Versions of llvmlite and LLVM, recorded with measurements; part of an object's key."""
 
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # number in the field e_machine of an ELF header → architecture

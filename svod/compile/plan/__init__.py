@@ -1,1 +1,1 @@
-"""Plans: kernels and their code, ready to run."""
+"""Plans: kernels with their code and buffers, ready to run."""

@@ -256,7 +256,7 @@ class ExecutionPlan:
         return importlib.import_module(ANALYSIS).analyze(self, ceilings)
 
     def open_after_run(self, buffers: Iterable[Buffer], reason: str) -> None:
-        """Close the Buffers, outputs of the plan, for `reason`, until it has run for the first time."""
+        """Make outputs of the plan unreadable, for `reason`, until it has run for the first time."""
         with self.lock:
             self._runs.close_until_run(buffers, reason)
 

@@ -2,8 +2,8 @@
 
 A function gets its operands as NumPy arrays, and its results are copied into the plan's memory:
 
-    operands   C-ordered, read-only, over the plan's memory; contiguous, unless the shape depends on variables: then a part of the largest
-    results    returned: arrays of exactly the shape and dtype that were declared, copied to where later kernels read them
+    operands   C-ordered, read-only, over the plan's memory; if the shape depends on variables, a view of a part of the largest array
+    results    returned as arrays of exactly the declared shape and dtype; copied into the buffers that later kernels read
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 class HostItem:
     """Takes the place of code in an item without compiled code. It holds no state of a run, so several plans may share it."""
 
-    addresses: tuple[int, ...] = ()     # addresses of the phases, of which it has none
+    addresses: tuple[int, ...] = ()     # always empty, because the item has no phases
 
 
 class Elsewhere(HostItem):

@@ -1,7 +1,7 @@
 """A kernel under a chain of opts for a target, and the output of each stage of the compiler for it, as text.
 
     nest()                  the loop nest after the chain
-    tree()                  the loop tree, after a pass or all
+    tree()                  the loop tree, after one of its passes or after all
     linear()                LINEAR
     legal()                 LINEAR reduced to instructions that the device's renderer can print
     llvm()                  the module before LLVM's passes;  llvm(optimized=True): after them
@@ -143,4 +143,4 @@ KERNEL_PASSES = (
     KernelPass("asm", "assembly", None, "assembly", KernelForm.asm),
     KernelPass("sass", "machine code, where it is another language than the assembly", None, "machine code", KernelForm.sass),
 )
-"""What a chain's loop nest becomes, in the order in which it does."""
+"""The stages of the compiler after a kernel's loop nest, in the order in which they run."""

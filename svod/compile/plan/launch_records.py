@@ -33,7 +33,7 @@ class LaunchRecords:
         """Do nothing: `run` waits already."""
 
     def changed(self, kernel: int) -> None:
-        """Called when the arguments, variables or ranges of a kernel have changed."""
+        """Hook for subclasses, called when the arguments, variables or ranges of a kernel have changed."""
 
     def _record(self, kernels: Sequence[int], once: bool = False) -> Launches:
         phases = tuple([(k, p) for k in kernels for p, phase in enumerate(self.kernels[k].spec.phases) if phase.once == once])

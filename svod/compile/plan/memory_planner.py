@@ -2,7 +2,7 @@
 
 Two buffers may share memory when their lifetimes do not overlap. A lifetime is a closed interval of *execution levels*: kernels of one
 level may run at the same time, so a buffer read at level 3 and one first written at level 3 are both alive there. In a plan that runs its
-kernels one after the other, each is a level.
+kernels one after the other, each kernel is a level.
 
 Only intermediates are planned. Inputs, outputs and constants belong to the user or outlive the run, and are never passed in.
 

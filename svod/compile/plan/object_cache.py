@@ -51,8 +51,9 @@ EVICT_TO = 0.8  # share of the limit that is left after eviction, so that not ev
 
 @dataclass(frozen=True)
 class Build:
-    """The machine and the compiler of an object: target key, revision of svod's renderer, the compiler behind it, and a digest of svod's
-    own code. An object is used by the same build alone. A target key without its last field is that of code for any number of threads."""
+    """The machine and the compiler of an object: target key, revision of svod's renderer, the compiler that it calls, and a digest of
+    svod's own code. An object is used only by an equal build. For code that any number of threads may run, the target key lacks its last
+    field, the number of threads."""
 
     target: str
     revision: int
@@ -60,7 +61,7 @@ class Build:
     code: str = field(default_factory=generator_digest)
 
     def differences(self, here: Build) -> list[str]:
-        """The differences from the build `here` in words; [] if objects of this build are used there."""
+        """Describe the differences from the build `here` in words; [] if objects of this build are used there."""
         theirs, ours = parse_key(self.target), parse_key(here.target)
         words = [f"{name} {_unshared(value, ours[name])}" for name, value in theirs.items() if ours.get(name, value) != value]
         if self.compiler != here.compiler:
@@ -71,7 +72,7 @@ class Build:
 
 
 def _unshared(theirs: str, ours: str) -> str:
-    """Two values of a field of target keys, without the elements that both have."""
+    """Describe two values of a field of target keys, without the elements that both have."""
     a, b = theirs.split(","), ours.split(",")
     return f"{','.join(x for x in a if x not in b) or 'less'}, here {','.join(x for x in b if x not in a) or 'less'}"
 
@@ -174,8 +175,8 @@ class Stored(NamedTuple):
 
 
 def stored_builds(directory: Path) -> dict[Build, Stored]:
-    """The builds whose objects a directory has, as the files say, which are not checked. Files that cannot be read, or that name no build,
-    are left out."""
+    """Count the objects in a directory by build. The builds are taken from the files' headers, without checking their digests. Files
+    that cannot be read, or that name no build, are left out."""
     found: dict[Build, Stored] = {}
     for path in sorted(directory.glob("??/*.obj")):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

@@ -1,5 +1,5 @@
-"""Packed constants: constants in a kernel's own order, written by the phases that run once. All plans with the same packing share one
-copy."""
+"""Packed constants: constants stored in the order in which a kernel reads them, by the phases that run once. All plans with the same
+packing share one copy."""
 from __future__ import annotations
 
 import threading

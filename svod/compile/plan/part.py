@@ -108,12 +108,12 @@ class DevicePart:
         return streams_of(self.held.values())
 
     def lead(self) -> None:
-        """Make what other libraries do from now on with this part's memory wait for the operations issued here."""
+        """Make operations that other libraries issue from now on, on this part's memory, wait for the operations issued here."""
         for stream in self.streams:
             self.backend.lead(stream)
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Release Buffers."""
+        """Stop using the Buffers with these numbers."""
         for number in list(self.held.keys() & numbers):
             del self.held[number], self._memories[number]
             self._new.discard(number)

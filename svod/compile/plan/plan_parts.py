@@ -266,7 +266,8 @@ def names_of(kernel: PreparedKernel) -> dict[str, str]:
 
 
 class VariableRange(NamedTuple):
-    """A phase whose number of iterations depends on variables: the number of its kernel, its own number, and `names_of` the kernel."""
+    """A phase whose number of iterations depends on variables: the number of its kernel, its own number, and the kernel's variables
+    (`names_of`)."""
 
     kernel: int
     number: int
@@ -275,7 +276,7 @@ class VariableRange(NamedTuple):
 
 
 def ranges_of(kernels: Sequence[PreparedKernel]) -> dict[str, list[VariableRange]]:
-    """For each variable of a plan the phases whose number of iterations may depend on it."""
+    """Map each variable of a plan to the phases whose number of iterations may depend on it."""
     ranges: dict[str, list[VariableRange]] = {}
     for number, kernel in enumerate(kernels):
         names = names_of(kernel)
@@ -288,7 +289,7 @@ def ranges_of(kernels: Sequence[PreparedKernel]) -> dict[str, list[VariableRange
 
 
 def variables_of(kernels: Sequence[PreparedKernel]) -> dict[str, VariableSpec]:
-    """The variables of a plan by name, without buckets. Raises LaunchError for one with different bounds in two kernels."""
+    """Return the variables of a plan by name, without buckets. Raises LaunchError if a variable has different bounds in two kernels."""
     specs: dict[str, VariableSpec] = {}
     for known in (v for k in kernels for v in k.variables):
         other = specs.setdefault(known.name, known._replace(bucket=None))

@@ -31,13 +31,13 @@ from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 
 FIRST_TRACK = 1 << 30       # number of the first device's track, larger than all thread ids
-MOST_EVENTS = 1_000_000     # most events of a trace: later ones are counted and left out
+MOST_EVENTS = 1_000_000     # maximum number of events of a trace: later ones are counted and left out
 WIDTH = 120                 # columns of the table
 
 
 @dataclass
 class _Total:
-    """The totals of one kernel at one place in the program, or of all copies from one device to another."""
+    """The totals of one kernel called from one line of the program, or of all copies from one device to another."""
 
     name: str
     source: str

@@ -59,14 +59,15 @@ class Call:
 
 
 class Named(NamedTuple):
-    """A kernel's name, which its first named call gives ("": none has), and the places in the model that its calls come from."""
+    """A kernel's name, taken from its first call with a name ("": no call has one), and the places in the model that its calls come
+    from."""
 
     name: str
     origins: tuple[str, ...]
 
 
 def named_kernels(calls: Iterable[Call]) -> dict[str, Named]:
-    """The name and the origins of each kernel of these calls, by its key."""
+    """Return the name and the origins of each kernel of these calls, by its key."""
     names: dict[str, str] = {}
     origins: dict[str, dict[str, None]] = {}
     for c in calls:
@@ -77,8 +78,8 @@ def named_kernels(calls: Iterable[Call]) -> dict[str, Named]:
 
 @dataclass(frozen=True)
 class UnboundPlan:
-    """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for. The key of a call is
-    found in `kernels`, `functions` or `copies`."""
+    """The calls of a plan in an order that can run, sorted by level. `outputs` are buffer numbers in the order of the requested tensors.
+    The kernel of a call is a key of `kernels`, `functions` or `copies`."""
 
     calls: tuple[Call, ...]
     buffers: tuple[BufferSpec, ...]

@@ -21,7 +21,7 @@ GLOBAL = ("ARG", "TEMP")
 
 
 class PointerMemory:
-    """The memory behind a pointer: a variable of the module, and the layout of its elements."""
+    """The memory that pointers of a phase point to: a variable of the module, and the layout of its elements."""
 
     def __init__(self, w: WgslWriter, op: str, number: int, dtype: DType) -> None:
         self.w, self.op, self.number, self.dtype = w, op, number, dtype
@@ -29,7 +29,8 @@ class PointerMemory:
         self.base = w.launch_number(2 + len(w.spec.variables) + number) if op == "ARG" and not w.aligned else ""
         self.whole: bool = w.aligned or op != "ARG"     # whether the memory begins at a multiple of 16 bytes
         self.scalar_stores = self.vector_accesses = self.stored = self.accessed = self.loose = False
-        self.parts: Counter[tuple[int, int]] = Counter()        # scalar loads by the vector that holds them: (index, offset)
+        # scalar loads, counted by the vector of four elements that contains them: (index, offset)
+        self.parts: Counter[tuple[int, int]] = Counter()
         self.is_half = dtype.name == "float16" and w.has("float16")
         self.is_packed = op in GLOBAL and dtype.itemsize < 4 and not self.is_half
 
@@ -81,7 +82,7 @@ class PointerMemory:
         return (offset - component, component) if modulus % CHUNK_LANES == 0 else None
 
     def is_whole(self, i: int) -> bool:
-        """Whether an access is of whole vectors, or of whole words where elements are packed."""
+        """Whether an access consists of complete vectors, or of complete words if several elements share a word."""
         op, _, lanes, src, arg = self.w.code[i]
         if op not in ("LOAD", "STORE") or not self.whole or self.op not in GLOBAL:
             return False
@@ -112,7 +113,8 @@ class PointerMemory:
 
     # -- elements ---------------------------------------------------------------------------------
     def place(self, index: str, named: bool = False) -> str:
-        """Return the number of an element in the variable, as an expression; `named`: as a name, because the text is used several times."""
+        """Return the number of an element in the variable, as an expression; `named`: as a name, because the caller uses the text
+        several times."""
         if self.base:
             index = f"{index} + {self.base}"
         return index if index.isalnum() or not named else self.w.let(index)
@@ -141,14 +143,14 @@ class PointerMemory:
         return f"{vector}.{COMPONENTS[part[1]]}"
 
     def _widened(self, text: str, width: int) -> str:
-        """Convert elements from their type in memory to that of registers."""
+        """Convert elements from their type in memory to their type in registers."""
         if self.is_half:
             self.w.uses_half = True
             return f"{vector('f32', width)}({text})"
         return f"({text} != 0u)" if self.dtype.kind == "b" and not self.is_packed else text
 
     def _narrowed(self, text: str, width: int) -> str:
-        """Convert elements from their type in registers to that of memory."""
+        """Convert elements from their type in registers to their type in memory."""
         if self.is_half:
             self.w.uses_half = True
             return f"{vector('f16', width)}({text})"

@@ -24,15 +24,15 @@ DRIVER_INTERFACES = ("Vulkan", "Metal", "D3D12", "OpenGL")     # wgpu's backends
 SYSTEM_INTERFACES = ("Vulkan", "Metal")       # interfaces that are the only one of their operating system
 ADAPTER_KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # kinds of adapters, the best first
 NUMBERS = {"shader-f16": "float16", "shader-f64": "float64", "shader-int64": "int64"}
-"""Features of adapters → those of targets."""
+"""wgpu's name of an adapter's feature → the name of the feature in targets."""
 SUBGROUP_FEATURE = "subgroup"    # wgpu's name of the feature
 WISHED = (*NUMBERS, "timestamp-query", SUBGROUP_FEATURE)
 LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size", "max-storage-buffers-per-shader-stage", "max-bindings-per-bind-group",
           "max-compute-workgroup-storage-size", "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
           "max-compute-workgroups-per-dimension")
-"""Limits that are raised to what the adapter allows."""
-SOFTWARE_LANES = 8      # 32-bit numbers of a vector register with 256 bits, in which Mesa's software driver runs threads
-WARPS = {0x10DE: 32}    # vendors whose subgroups have one size on all cards: NVIDIA
+"""Limits of a device, which svod requests as high as the adapter allows."""
+SOFTWARE_LANES = 8      # 32-bit numbers in a vector register of 256 bits; Mesa's software driver runs one thread in each
+WARPS = {0x10DE: 32}    # id of a vendor whose cards all have the same subgroup size → that size; NVIDIA
 INSTALL = "install Mesa's software driver (on Debian: apt-get install mesa-vulkan-drivers), or the driver of your graphics card"
 
 

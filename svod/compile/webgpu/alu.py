@@ -29,10 +29,10 @@ from svod.core.ir.dtype import DType
 
 WGSL_INSTRUCTIONS = Instructions(holds_wide=True, half_casts=frozenset({"float16"}), widened=frozenset({"float16", "bfloat16"}),
                                  index_bits=32)
-"""What is printed for every adapter. Mesa 22.3 rounds halves of float64 down, and takes i64(a) < 5 for false, whatever a is; naga extends
+"""The instructions that are printed for every adapter. Mesa 22.3 rounds halves of float64 down, and takes i64(a) < 5 for false; naga extends
 integers by the sign of the result's type."""
 Core = Callable[[WgslWriter, DType, int, list[str], int], str]
-"""Writes one operation on chunks of one dtype and width, of the instruction with this number, and returns an expression."""
+"""A function that writes one operation on chunks of one dtype and width, for the instruction with a number; returns an expression."""
 Handler = Callable[[WgslWriter, int, DType, int, tuple[int, ...], Any], None]
 
 
@@ -144,7 +144,7 @@ def _cast(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
 
 # -- bits ---------------------------------------------------------------------------------------------
 def bits_of(dtype: DType, text: str) -> str:
-    """Return the bits of a scalar of at most 32 bits as u32, zeros above."""
+    """Return the bits of a scalar of at most 32 bits as a u32; higher bits are 0."""
     if dtype.kind == "b":
         return f"u32({text})"
     if dtype.name == "bfloat16":
@@ -158,7 +158,7 @@ def bits_of(dtype: DType, text: str) -> str:
 
 
 def from_bits(dtype: DType, text: str) -> str:
-    """Return a scalar of at most 32 bits from its bits, zeros above."""
+    """Return a scalar of at most 32 bits from its bits, given as a u32 whose higher bits are 0."""
     if dtype.kind == "b":
         return f"({text} != 0u)"
     if dtype.name == "bfloat16":
@@ -233,7 +233,8 @@ def _shuffle(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ..
 
 
 def _exchange(w: WgslWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """Read the value of the thread of the subgroup whose number differs in the bits of the mask. Booleans are exchanged as numbers."""
+    """Read the value of the thread of the subgroup whose number differs from this thread's in the bits of the mask. Booleans are
+    exchanged as numbers."""
     made = []
     for text, width in zip(w.value[src[0]], widths(lanes), strict=True):
         kind = vector("u32", width) if dtype.kind == "b" else ""

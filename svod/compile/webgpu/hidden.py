@@ -15,7 +15,7 @@ from svod.compile.lower.program import Instruction
 
 Terms = frozenset[Hashable]
 CONSTANT = "constant"
-# maximum number of terms of a sum that are followed; from there on, the rest of a longer sum is hidden and counts as one term
+# maximum number of terms of a sum that are tracked; if a sum has more, the remainder is hidden and counts as one term
 MOST_TERMS = 32
 CONSTANTS = frozenset({"CONST", "VCONST"})
 WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "MULACC": 2}     # op → number of its first operands that must not be a known 0
@@ -51,7 +51,7 @@ def _has_zero(value: object) -> bool:
 
 
 def _inner(op: str, code: Sequence[Instruction], src: tuple[int, ...]) -> int:
-    """Return the operand of a sum to hide: the addend of a MULACC, otherwise the first that is not a constant."""
+    """Return the number of the operand of a sum to hide: the addend of a MULACC, otherwise the first operand that is not a constant."""
     return 2 if op == "MULACC" else int(code[src[0]].op in CONSTANTS)
 
 

@@ -111,7 +111,7 @@ class WebGpuQueue(LaunchRecords):
 
     def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None = None, cold: bool = False, wait: bool = True) -> None:
         """Submit launches `times` times. `cold`: fill the L2 cache with other data before each time. `wait`: whether to wait for the
-        last."""
+        last submission."""
         made = self.device
         todo = [launch for launch in phases if self.ranges[launch][0] < self.ranges[launch][1]]
         if not todo or times < 1:
@@ -150,8 +150,8 @@ class WebGpuQueue(LaunchRecords):
         self._stale.discard(launch)
 
     def _bases(self, launch: Launch) -> dict[int, int]:
-        """Return, for each argument that is not aligned for bindings, the number of elements between the aligned address before it and its
-        start."""
+        """Return the distance in elements, by slot, from the aligned address at which an argument's binding begins to the argument's
+        start, for arguments that are not aligned for bindings."""
         kernel, made = self.kernels[launch[0]], self.device
         assert isinstance(kernel.loaded, WebGpuCode)
         addresses, _ = self.arguments(launch[0])

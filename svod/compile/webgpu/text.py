@@ -29,7 +29,7 @@ REGISTER_TYPES = {
 COMPONENTS = "xyzw"
 CHUNK_LANES = 4     # lanes of a chunk
 FEATURES = {"int64": "int64", "uint64": "int64", "float64": "float64"}
-"""What the target must have for a type, by the names of `Target.features`."""
+"""Dtype → the feature that a target needs for it (`Target.features`)."""
 
 
 def widths(lanes: int) -> list[int]:

@@ -95,7 +95,7 @@ class Rewriting:
 
 
 Rule = Callable[[Rewriting, str, DType, int, tuple[int, ...], Any], int | None]
-"""Makes the value of an instruction of other instructions; None: it is kept."""
+"""A function that adds instructions to compute another one's value, and returns that value; None: the instruction is kept."""
 RuleOf = Callable[[str, DType, DType], Rule | None]
-"""The rule for an instruction of a type on a first operand of a type."""
+"""(operation, dtype, dtype of the first operand) → the rule for such an instruction; None: there is none."""
 Rules = Mapping[str, Rule]

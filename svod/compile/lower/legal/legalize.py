@@ -25,9 +25,9 @@ from svod.core.ir.dtype import DType, dtypes
 
 LANEWISE = frozenset(ARITY) - {"WHERE"}
 STAYS_INTEGER = frozenset({"AND", "OR", "XOR", "MAX", "MIN"}) | COMPARES
-"""Operations of integers whose results are of the operands' type without wrapping."""
+"""Operations on integers whose results always fit the operands' type, so that they need no wrapping."""
 STAYS_FLOAT = frozenset({"MAX", "MIN", "FLOOR", "CEIL", "TRUNC", "ROUND", "NEG", "ABS"}) | COMPARES
-"""Operations of floats whose results are of the operands' type without rounding."""
+"""Operations on floats whose results are always numbers of the operands' type, so that they need no rounding."""
 
 
 def _renamed(name: str) -> Rule:

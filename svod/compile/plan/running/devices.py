@@ -14,8 +14,8 @@ from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel, Variant, ad
 @dataclass(frozen=True)
 class PlanMemory:
     """The bytes that a plan allocates. `shared`: intermediates and temporaries of one run, as the planner placed them; this is the peak.
-    `lower_bound`: the largest total size of the ones alive at one level. `kept`: memory that stays from run to run (packed weights); plans
-    with the same packed weights share it."""
+    `lower_bound`: the largest total size of the intermediates and temporaries alive at one level. `kept`: memory that stays from run to
+    run (packed weights); plans with the same packed weights share it."""
 
     mode: PlannerMode
     shared: int
@@ -74,7 +74,7 @@ class PlanDevices:
             part.note_written(numbers, copy=copy)
 
     def lead(self) -> None:
-        """Make what other libraries do from now on wait for the operations issued so far."""
+        """Make operations that other libraries issue from now on wait for the operations issued so far."""
         for part in self.parts.values():
             part.lead()
 

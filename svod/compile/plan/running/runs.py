@@ -190,8 +190,8 @@ class Runs:
         return time.perf_counter() - start if ran else 0.0
 
     def _stopped_after(self, kernels: Iterable[PreparedKernel]) -> None:
-        """Handle a run that stopped after `kernels`: the next run overwrites its results, unless the next run would start from state that
-        this one has changed."""
+        """Handle a run that stopped after `kernels`. If it has changed state from which the next run would continue, the plan refuses to
+        run from now on; otherwise the next run overwrites its results."""
         changed = self._bindings.carried & {index for k in kernels for index in written_by(k)}
         if changed:
             self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
@@ -244,7 +244,8 @@ class Runs:
                 seconds = end - start
             if not isinstance(kernel.loaded, BufferCopy):    # copies log themselves
                 device = HOST if kernel.is_host_item else self._devices.runner_of(number).backend.label
-                log.add(kernel, device, max(start, end - seconds), seconds, values)     # on a device it ended when the host saw it
+                # the host notices the end of a device's kernel, not its start
+                log.add(kernel, device, max(start, end - seconds), seconds, values)
 
     def _do(self, number: int) -> None:
         """Execute an item that the plan's main queue does not run, by its number among all: call a Python function, copy from device to
