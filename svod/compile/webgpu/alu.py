@@ -29,8 +29,8 @@ from svod.core.ir.dtype import DType
 
 WGSL_INSTRUCTIONS = Instructions(holds_wide=True, half_casts=frozenset({"float16"}), widened=frozenset({"float16", "bfloat16"}),
                                  index_bits=32)
-"""The instructions that are printed for every adapter. Mesa 22.3 rounds halves of float64 down, and takes i64(a) < 5 for false; naga extends
-integers by the sign of the result's type."""
+"""The instructions that are printed for every adapter. Mesa 22.3 rounds halves of float64 down, and takes i64(a) < 5 for false; naga
+extends integers by the sign of the result's type."""
 Core = Callable[[WgslWriter, DType, int, list[str], int], str]
 """A function that writes one operation on chunks of one dtype and width, for the instruction with a number; returns an expression."""
 Handler = Callable[[WgslWriter, int, DType, int, tuple[int, ...], Any], None]
