@@ -30,7 +30,7 @@ from svod.tune.resolved import Resolved, resolve
 
 def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, chain: str = "", constants: Iterable[Tensor] = (),
            config: PrepareConfig | None = None) -> HandKernel:
-    """The kernel that computes a tensor, or one of several: `which` is its number, its name, or the beginning of its key. `chain`: opts to
+    """Return the kernel of a tensor, or one of several: `which` is its number, its name, or the beginning of its key. `chain`: opts to
     start with, as text. `constants`: tensors that are weights, as in `prepare`. Nothing is computed.
 
     A kernel of a plan, `svod.kernel(f.plans[0], "gemm_0")`, starts with the chain and the target that the plan uses for it.
@@ -50,7 +50,7 @@ def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, ch
 
 
 def _of_plan(plan: ExecutionPlan, which: int | str | None, chain: str, resolved: Resolved) -> HandKernel:
-    """A kernel of a plan under `chain`, or, if that is "", under the chain that the plan uses."""
+    """Return a kernel of a plan under `chain`, or, if that is "", under the chain that the plan uses."""
     forms = {k.name: k.form for k in plan.every if isinstance(k.form, KernelForm)}
     name, found = _chosen({name: form.kernel for name, form in forms.items()}, which, "the plan runs")
     _refuse_library_kernel(name, found)
@@ -65,7 +65,7 @@ def _refuse_library_kernel(name: str, kernel: Kernel) -> None:
 
 
 def _kernels(tensor: Tensor, constants: Iterable[Tensor], resolved: Resolved) -> tuple[dict[str, Kernel], dict[str, Target]]:
-    """The kernels of a tensor's graph and the target of each. Keys: the name of the first call of the kernel on a device."""
+    """Return the kernels of a tensor's graph, and their targets. Keys: the name of the first call of the kernel on a device."""
     sink, _, _ = without_binds(graph.sink(tensor.uop))
     fixed = frozenset(base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
     # rearranged constants get empty buffers: nothing is computed here

@@ -113,7 +113,7 @@ def _is_chain(v: Any) -> bool:
 # -- declaring and reading options --------------------------------------------------------------------------------------
 
 class Option(NamedTuple):
-    """The declaration of one option, as docs/generated/options.md shows it."""
+    """The declaration of one option; docs/generated/options.md shows it."""
 
     variable: str | None
     accept: Accept
@@ -166,7 +166,7 @@ class _Config:
 
     @classmethod
     def env_value(cls, name: str) -> Any:
-        """The value of one option from the environment. Raises ConfigError for an unusable value."""
+        """Return the value of one option from the environment. Raises ConfigError for an unusable value."""
         f = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
         option: Option = f.metadata["option"]
         assert option.variable is not None, f"{name} has no variable"
@@ -174,13 +174,13 @@ class _Config:
 
     @classmethod
     def _env_values(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of `given`, and the environment's values of all other options that have a variable."""
+        """Return the values of `given`, and the environment's values of all other options that have a variable."""
         options = {f.name: f.metadata.get("option") for f in fields(cls)}  # type: ignore[arg-type]
         return {**given, **{name: cls.env_value(name) for name, o in options.items() if name not in given and o is not None and o.variable}}
 
     @classmethod
     def from_env(cls, **given: Any) -> Self:
-        """The configuration that the environment describes, where options `given` replace its values. Raises ConfigError for a variable
+        """Return the configuration that the environment describes; `given` options replace its values. Raises ConfigError for a variable
         with an unusable value."""
         return cls(**cls._env_values(given))
 
@@ -336,8 +336,8 @@ class PrepareConfig(_Config):
 
     @classmethod
     def from_env(cls, **given: Any) -> Self:
-        """The configuration that the environment describes, where options `given` replace its values. BEAM turns a search on, unless
-        SVOD_NOOPT or SVOD_CAPTURE rule it out."""
+        """Return the configuration that the environment describes; `given` options replace its values. BEAM turns a search on, unless
+        SVOD_NOOPT or SVOD_CAPTURE turns it off."""
         _warn_of_unknown_variables()
         values = cls._env_values(given)
         if "beam" not in given:
@@ -356,8 +356,8 @@ class PrepareConfig(_Config):
         return _latest[1]
 
     def in_environment(self) -> Self:
-        """This configuration, where fields that are None, except `beam`, get the environment's values. SVOD_CAPTURE and SVOD_NOOPT
-        override its own values: a script that is being captured searches nothing."""
+        """Return this configuration with the environment's values in fields that are None, except `beam`. SVOD_CAPTURE and SVOD_NOOPT
+        override fields that are set: a script that is being captured searches nothing."""
         _warn_of_unknown_variables()
         open_ones = ("db", "lock", "threads", "object_cache", "device", "capture_device", "debug", "dump_after", "profile", "trace",
                      "perf_map")
@@ -373,7 +373,7 @@ _latest: tuple[dict[Any, Any], PrepareConfig] | None = None  # the environment a
 
 
 def _raw_environment() -> Mapping[Any, Any]:
-    """The environment as os.environ stores it (encoded), if accessible: decoding every variable takes longer than a small kernel."""
+    """Return the environment as os.environ stores it (encoded), if accessible: decoding every variable takes longer than a small kernel."""
     return getattr(os.environ, "_data", os.environ)
 
 
@@ -381,7 +381,7 @@ CONFIGS: tuple[type[_Config], ...] = (PrepareConfig, OptimizerConfig, BeamConfig
 
 
 def unknown_variables() -> list[str]:
-    """Warnings about variables that look like options of svod but are none: every unknown SVOD_…, and a BEAM… that resembles an option
+    """Return warnings about variables that look like options of svod but are none: every unknown SVOD_…, and a BEAM… that resembles one
     (other programs have variables with BEAM as well)."""
     known = {o.variable for c in CONFIGS for f in fields(c) if (o := f.metadata.get("option")) is not None and o.variable}  # type: ignore[arg-type]
     warnings = []
@@ -399,7 +399,7 @@ def unknown_variables() -> list[str]:
 
 
 def unknown_variables_once() -> list[str]:
-    """`unknown_variables` at the first call in this process, an empty list afterwards."""
+    """Return `unknown_variables()` at the first call in this process, and an empty list afterwards."""
     global _environment_looked_at
     warnings = [] if _environment_looked_at else unknown_variables()
     _environment_looked_at = True
@@ -415,13 +415,13 @@ _environment_looked_at = False
 
 
 def default_threads() -> int | None:
-    """The value of SVOD_THREADS, for callers without a PrepareConfig. None: no limit."""
+    """Return the value of SVOD_THREADS, for callers without a PrepareConfig. None: no limit."""
     value: int | None = PrepareConfig.env_value("threads")
     return value
 
 
 def child_environment(**changes: str | None) -> dict[str, str]:
-    """The environment for a child process: this one with `changes` applied; None removes a variable."""
+    """Return the environment for a child process: this process's with `changes` applied; None removes a variable."""
     env = dict(os.environ)
     for name, value in changes.items():
         if value is None:
@@ -486,12 +486,12 @@ def _resolve_dir(wanted: Path | None, what: str, below: str = "") -> Path:
 
 
 def data_dir() -> Path:
-    """The directory of the tuning database: the user's data directory, or ./.svod if that cannot be written (logged once)."""
+    """Return the directory of the tuning database: the user's data directory, or ./.svod if that cannot be written (logged once)."""
     return _resolve_dir(directories.user_data(), "svod's data (tuning database, figures of this machine)")
 
 
 def object_cache_dirs(object_cache: str | os.PathLike[str] | None) -> tuple[Path, ...]:
-    """The directories of compiled objects for `PrepareConfig.object_cache`; (): no such cache."""
+    """Return the directories of compiled objects for `PrepareConfig.object_cache`; (): no such cache."""
     if object_cache is not None:
         return () if os.fspath(object_cache) == NONE else tuple(map(Path, directories.split_paths(os.fspath(object_cache))))
     cache = directories.user_cache()
@@ -501,7 +501,7 @@ def object_cache_dirs(object_cache: str | os.PathLike[str] | None) -> tuple[Path
 # -- documentation ------------------------------------------------------------------------------------------------------
 
 def options_table() -> str:
-    """The table of all options, in Markdown, one section per dataclass."""
+    """Return the table of all options, in Markdown, one section per dataclass."""
     out: list[str] = []
     for config in CONFIGS:
         out += [f"## {config.__name__}", "", "| variable | field | default | accepted | meaning |",

@@ -48,7 +48,7 @@ from svod.tracing import Jit
 from svod.tune.resolved import database, resolve
 
 _HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK, Ops.RANGE, Ops.BIND, Ops.DEFINE_VAR})
-Told = tuple[str, Callable[[], list[PlanPart]]]      # the text, and a function that makes the steps for the page
+Told = tuple[str, Callable[[], list[PlanPart]]]      # the explanation as text, and a function that makes the steps of the HTML page
 _READ_OPS = (Ops.BUFFER, Ops.CALL, Ops.END)    # nodes that a kernel reads from memory instead of computing them
 
 
@@ -117,7 +117,7 @@ def _explain_plan(plan: ExecutionPlan, title: str = "plan", prefix: str = "") ->
 
 
 def _figures(plan: ExecutionPlan, analysis: PlanAnalysis) -> KernelSeconds:
-    """Seconds of a plan's kernels: the lower bounds of the analysis, and the times recorded in the tuning database for their chains."""
+    """Return the seconds of a plan's kernels: the lower bounds of the analysis, and the times in the tuning database for their chains."""
     db = database(complete_config(None))
     measured = {}
     for k in plan.every:
@@ -157,13 +157,13 @@ def _graph_step(lines: Sequence[str]) -> PassStep:
 
 
 def _plan_order(explained: Explained) -> list[int]:
-    """Positions of the schedule's calls, sorted by level as in the plan."""
+    """Return the positions of the schedule's calls, sorted by level as in the plan."""
     levels = explained.schedule.levels()
     return sorted(range(len(levels)), key=lambda i: (levels[i], i))
 
 
 def _inside(root: UOp, realised: Iterable[UOp]) -> list[UOp]:
-    """The nodes that the kernel of `root` computes, up to buffers and the nodes in `realised`, which other kernels store."""
+    """Return the nodes that the kernel of `root` computes, up to buffers and the nodes in `realised`, which other kernels store."""
     ends = set(realised) - {root}
     return [n for n in root.toposort(gate=lambda n: n not in ends and n.op not in _READ_OPS) if n not in ends and n.op not in _READ_OPS]
 
@@ -211,7 +211,7 @@ def _type(u: UOp) -> str:
 
 
 def _what(u: UOp, numbers: dict[UOp, int]) -> str:
-    """The operation with its parameters, and its operands by number; constants by their value."""
+    """Describe a node: its operation with parameters, and its operands by number, constants by value."""
     name = u.op.name.lower().removesuffix("_axis")
     told = ""
     if u.op is Ops.REDUCE_AXIS:

@@ -51,8 +51,8 @@ from svod.tune.resolved import Resolved, database, resolve
 
 Array = np.ndarray[Any, Any]
 
-MOST_VARIANTS = 64     # most kernels that one kernel may be split into, one for each combination of buckets of its variables
-MOST_LISTS = 256       # most launch lists of a plan, one for each combination of buckets of all its variables
+MOST_VARIANTS = 64     # maximum number of kernels that one kernel is split into, one for each combination of buckets of its variables
+MOST_LISTS = 256       # maximum number of launch lists of a plan, one for each combination of buckets of all its variables
 
 _IN_MEMORY = Ops.BUFFER, Ops.UNIQUE, Ops.DEVICE
 
@@ -64,7 +64,7 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 # -- the functions that tensors call ----------------------------------------------------------------
 
 def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None, constants: Sequence[TensorBase] = ()) -> ExecutionPlan:
-    """The plan that computes the tensors. They become its outputs, and every `execute()` writes them again; their memory cannot be read
+    """Make the plan that computes tensors. They become its outputs, and every `execute()` writes them again; their memory cannot be read
     before the first run. `constants`: tensors that are not written any more, such as weights. Stages that read only constants run once,
     here. Constants that the plan does not read are ignored.
 
@@ -82,7 +82,7 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
 
 
 def _buffers_of(constants: Sequence[TensorBase]) -> frozenset[UOp]:
-    """The BUFFERs of the tensors in `constants`. A tensor whose value needs no memory has none. Raises ScheduleError."""
+    """Return the BUFFERs of the tensors in `constants`; a tensor whose value needs no memory has none. Raises ScheduleError."""
     slots = set()
     for t in constants:
         base = base_of(t.uop)
@@ -99,7 +99,7 @@ def _buffers_of(constants: Sequence[TensorBase]) -> frozenset[UOp]:
 
 
 def complete_config(config: PrepareConfig | None) -> PrepareConfig:
-    """A configuration whose open fields are set from the environment. Raises ConfigError unless `config` is a PrepareConfig or None."""
+    """Return a configuration with open fields set from the environment. Raises ConfigError unless `config` is a PrepareConfig or None."""
     if config is not None and not isinstance(config, PrepareConfig):
         raise ConfigError(f"a PrepareConfig is needed, got {type(config).__name__}; for a search: PrepareConfig(beam=BeamConfig(width=4))")
     try:
@@ -126,16 +126,16 @@ class Prepared:
         return tuple([self.nodes[i] for i in self.unbound.outputs])
 
     def new_buffer(self, number: int) -> UOp:
-        """A new BUFFER like the one of that number, on the same device."""
+        """Make a new BUFFER of the size, dtype and device of a buffer, given by its number."""
         spec = self.unbound.buffers[number]
         return graph.buffer(spec.dtype, spec.size, self.device_of(number))
 
     def device_of(self, number: int) -> str:
-        """The device of a buffer according to the graph."""
+        """Return the device of a buffer in the graph."""
         return str(self.nodes[number].src[1].arg)
 
     def is_new(self, number: int) -> bool:
-        """Whether the plan created the buffer, which then is no BUFFER of the graph."""
+        """Whether the plan created the buffer; otherwise it is a BUFFER of the graph."""
         return self.nodes[number] not in self.numbers
 
     def attach(self, tensors: Sequence[TensorBase]) -> None:
@@ -148,7 +148,7 @@ class Prepared:
         done = last_contents([t.uop for t in tensors])
         for t, i in zip(tensors, self.unbound.outputs, strict=True):
             base = base_of(t.uop)
-            # a constant stays one: every tensor that contains it shares its node
+            # a constant is not replaced: every tensor that contains it shares its node
             if base.op is not Ops.BUFFER and constant_value(base) is None:
                 done[base] = graph.storage_view(self.nodes[i], shape_of(base))
         replace_nodes(done)
@@ -199,16 +199,16 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
 
 
 def device_called(name: str) -> str:
-    """The name in graphs of the device that a person calls `name` ("cuda:0", "WebGPU"). Raises UnsupportedError for a device that svod
-    does not know, and DeviceError for one that is not there."""
+    """Return the name in graphs of the device that a user calls `name` ("cuda:0", "WebGPU"). Raises UnsupportedError for a device that
+    svod does not know, and DeviceError for one that this machine lacks."""
     if name.upper().startswith(DISK):
         raise DeviceError(f"a copy to {name}: files are read only, Tensor.from_file; svod.nn.state.save writes files")
     return device_named(name).backend.target().device
 
 
 def arranged(sink: UOp, resolved: Resolved) -> UOp:
-    """A graph in which operands of matrix instructions have the order of axes that these want. Values on the CPU are arranged for the
-    device that runs the plan, or for the one that kernels are captured for."""
+    """Return the graph with operands of matrix instructions stored in the order of axes that these instructions read. Values on the CPU
+    are arranged for the device that runs the plan, or for the device that kernels are captured for."""
     def wanted(image: UOp) -> bool:
         name = device_of(image) or HOST
         if name.startswith(DISK):
@@ -221,8 +221,8 @@ def arranged(sink: UOp, resolved: Resolved) -> UOp:
 def with_constants_turned(sink: UOp, constants: frozenset[UOp],
                           buffers: Callable[[Sequence[UOp]], Mapping[UOp, UOp]]) -> tuple[UOp, frozenset[UOp]]:
     """Turn rearranged constants into weights: nodes that only reorder `constants` become BUFFERs, which `buffers` makes. Returns the
-    graph with these, and the constants including them. Outputs are not replaced: their owner may write to them, and other plans share
-    the BUFFERs."""
+    graph with these BUFFERs, and `constants` with them added. Outputs are not replaced: their owner may write to them, and other plans
+    share the BUFFERs."""
     turned: list[UOp] = []
     outputs = {base_of(u) for u in sink.src}
     for u in sink.toposort() if constants else ():
@@ -237,12 +237,12 @@ def with_constants_turned(sink: UOp, constants: frozenset[UOp],
 
 
 def computed_now(nodes: Iterable[UOp], resolved: Resolved) -> dict[UOp, UOp]:
-    """The BUFFER that holds the value of each node, computed now unless an earlier call computed it. On a device that only compiles, the
-    BUFFERs stay empty."""
+    """Return the BUFFER that holds the value of each node. Values that no earlier call has computed are computed now. On a device that
+    only compiles, the BUFFERs stay empty."""
     stored = {node: found for node in nodes if (found := find_derived(_content(node), node)) is not None}
     new = [node for node in nodes if node not in stored]
     if new:
-        # these kernels run only once: they are not worth a search, and no part of the captured model
+        # these kernels run only once: they are not worth a search, and do not belong to the captured model
         once = replace(resolved.config, beam=None, capture=None, opts={})
         prepared = prepare_graph(new, replace(resolved, config=once, db=database(once), opts={}))
         if device_named(prepared.plan.device).backend.compiled_only is not None:
@@ -254,18 +254,18 @@ def computed_now(nodes: Iterable[UOp], resolved: Resolved) -> dict[UOp, UOp]:
 
 
 def _content(node: UOp) -> list[Buffer]:
-    """The buffers that a value is computed from."""
+    """Return the buffers that a value is computed from."""
     return [buffer_of(u) for u in node.walk(Ops.BUFFER)]
 
 
 def space_of(device: str) -> Backend:
-    """The backend of a device of the graph."""
+    """Return the backend of a device of the graph."""
     return device_named(device).backend
 
 
 class Places:
-    """The devices that compute a schedule's values: for values on the CPU the device `asked`, for others their own. `main`: the plan's
-    device, the CPU if it runs any kernel, because its launches are the cheapest."""
+    """The devices that compute a schedule's values: the requested device `asked` for values on the CPU, their own device for all others.
+    `main`: the plan's device. It is the CPU if that runs any kernel, because its launches are the cheapest."""
 
     def __init__(self, schedule: Schedule, asked: str) -> None:
         self._named = {HOST: asked}     # device of the graph → device of the plan
@@ -279,7 +279,7 @@ class Places:
         self.main = HOST if HOST in computing else next(iter((*computing, *others)), self.device_of(HOST))
 
     def device_of(self, name: str) -> str:
-        """The device of the plan that computes values of the graph's device `name`."""
+        """Return the device of the plan that computes values of the graph's device `name`."""
         if name.startswith(DISK):
             return HOST     # files are mapped to the host's memory
         if name not in self._named:
@@ -287,7 +287,7 @@ class Places:
         return self._named[name]
 
     def of_buffer(self, node: UOp) -> str:
-        """The device of a BUFFER as the plan stores it: "" for the plan's main device."""
+        """Return the device of a BUFFER as the plan stores it: "" for the plan's main device."""
         device = self.device_of(node.src[1].arg)
         return "" if device == self.main else device
 
@@ -298,8 +298,9 @@ class Places:
 
 def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UOp],
               places: Places) -> tuple[list[UOp], list[Array | None], dict[int, Buffer]]:
-    """Three results, by buffer number. Nodes: each BUFFER, a new one if the plan creates it. Arrays: None unless kernels read the host's
-    memory. Storages: missing for intermediates and `inputs`; their arrays are None, too."""
+    """Return three results by buffer number. Nodes: the BUFFER of each, a new one if the plan creates it. Arrays: the host arrays that
+    kernels read; None for other buffers. Storages: the memory of each buffer, without intermediates and `inputs`, whose arrays are None,
+    too."""
     nodes: list[UOp] = []
     arrays: list[Array | None] = []
     storages: dict[int, Buffer] = {}
@@ -316,8 +317,8 @@ def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UO
 
 
 def seconds_by_kernel(plan: ExecutionPlan, unbound: UnboundPlan) -> dict[str, float]:
-    """Seconds per kernel of a plan, by kernel key, measured in a few runs. Returns {} if inputs have no memory yet, or if a run would
-    have side effects: the plan assigns to existing memory, or calls a Python function."""
+    """Measure the seconds of each kernel of a plan, by kernel key, in a few runs. Returns {} if inputs have no memory yet, or if a run
+    would have side effects: the plan assigns to existing memory, or calls a Python function."""
     bound = all(b.has_memory for b in plan.buffers if b.kind != "intermediate")
     if not bound or plan.bindings.carried or unbound.functions:
         return {}
@@ -329,7 +330,7 @@ def seconds_by_kernel(plan: ExecutionPlan, unbound: UnboundPlan) -> dict[str, fl
 
 def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: Mapping[int, HostFunction] | None = None, *,
                       made_here: bool = False, places: Places | None = None) -> tuple[UnboundPlan, list[UOp], dict[UOp, int]]:
-    """The unbound plan of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: the Python
+    """Return the unbound plan of a schedule, the BUFFER of each buffer number, and the number of each BUFFER. `functions`: the Python
     functions that it calls, by token. `made_here`: `create_schedule` made the schedule, so it is not checked again. `places`: the devices
     of its values; None: all are on the plan's device.
 
@@ -404,7 +405,7 @@ def bucket_kernels(ast: UOp, variables: Sequence[UOp]) -> list[tuple[UOp, tuple[
 
 
 def kernel_of(ast: UOp) -> Kernel:
-    """The analysed kernel of a canonical AST. Cached."""
+    """Return the analysed kernel of a canonical AST. Cached."""
     with _lock:
         kernel = _kernels.get(ast)
     if kernel is None:
@@ -417,5 +418,5 @@ def kernel_of(ast: UOp) -> Kernel:
 
 
 def buffers_under(nodes: Iterable[UOp]) -> set[UOp]:
-    """The BUFFERs that graph nodes read."""
+    """Return the BUFFERs that graph nodes read."""
     return {u for n in nodes for u in n.toposort() if u.op is Ops.BUFFER}

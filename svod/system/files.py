@@ -47,7 +47,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def _file_error(path: str | os.PathLike[str], done: str, error: OSError) -> FileError:
-    """The error for a file that cannot be `done`, which is "read" or "written", from that of the system."""
+    """Make the FileError for a file that cannot be read or written from the system's error. `done`: "read" or "written"."""
     advice = ADVICE_TO_READ if done == "read" else ADVICE
     new = FileError(f"{os.fspath(path)} cannot be {done}: {error.strerror or error}; "
                     f"{advice.get(error.errno or 0, f'name a file that may be {done}')}")
@@ -60,7 +60,7 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         with open(path, "wb") as f:
             write(f)
         return
-    # a short name: adding to the file's name might exceed the longest name allowed
+    # a short name, because the file's own name with a suffix might exceed the longest name allowed
     temporary = path.parent / f".svod-{secrets.token_hex(8)}.part"
     try:
         beside = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)      # the umask clears bits of this mode

@@ -19,7 +19,7 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def optional(log: logging.Logger, failed: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Run the block of a `with`. If it raises, log one line, `failed` with the reason in brackets, and go on behind the block. At level
+    """Run the block of a `with`. If it raises, log one line, `failed` with the reason in brackets, and continue after the block. At level
     DEBUG, the log also has the traceback."""
     try:
         yield

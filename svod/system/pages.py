@@ -11,7 +11,7 @@ from markupsafe import Markup
 from svod.errors import FileError
 from svod.system.files import open_file, write_text
 
-PAGE_MARK = Markup('<meta name="generator" content="svod">')      # each page of svod's has it among its first MARKED_BYTES
+PAGE_MARK = Markup('<meta name="generator" content="svod">')      # every page that svod writes has it in its first MARKED_BYTES bytes
 TITLE_END = " · svod</title>".encode()       # the end of the title of pages that have no PAGE_MARK yet
 MARKED_BYTES = 1024
 

@@ -80,5 +80,5 @@ def usable_cores(cpus: int | None = None, quota: Quota = _QUOTA) -> int:
 
 
 def physical_core(core: int, root: Path = SYSTEM_ROOT) -> str:
-    """A text that is the same for all hardware threads of one physical core."""
+    """Return a text that identifies the physical core of a logical core: it is the same for all hardware threads of one physical core."""
     return read(root / "sys/devices/system/cpu" / f"cpu{core}" / "topology/thread_siblings_list") or str(core)

@@ -23,7 +23,7 @@ def _parse_size(text: str) -> int:
 
 def cache_sizes(root: Path = SYSTEM_ROOT, cpu: int = 0) -> tuple[int, int, int]:
     """Bytes of (l1 data, l2, l3) as seen by `cpu`. l1 and l2 are per core: a cache of several cores is divided by their number. l3 is
-    one whole instance, 0 without one. FALLBACK_CACHES replaces sizes that the system does not tell."""
+    the size of one instance, 0 without one. FALLBACK_CACHES replaces sizes that the system does not tell."""
     base = root / "sys/devices/system/cpu" / f"cpu{cpu}"
     siblings = max(1, len(parse_cpu_list(read(base / "topology/thread_siblings_list"))))
     sizes: dict[int, int] = {}
