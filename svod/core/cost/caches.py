@@ -101,8 +101,8 @@ class CacheFootprint(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def footprint(steps: tuple[tuple[int, float], ...], itemsize: int, limit: float, sets2: int) -> CacheFootprint:
-    """The footprint of an access. `steps`: (bytes, iterations) of each loop that runs. `limit`: bytes of the whole array; `sets2`: sets of
-    the second-level cache."""
+    """The footprint of an access. `steps`: (bytes from one iteration to the next, iterations) of each loop that runs. `limit`: bytes of
+    the whole array; `sets2`: sets of the second-level cache."""
     area = touched(steps, itemsize, CACHE_LINE_BYTES)
     run = max(1.0, math.ceil(area.run / CACHE_LINE_BYTES))
     reach, pages, first, second = area.run, 1.0, min(run, PAGE_BYTES / CACHE_LINE_BYTES), min(run, float(sets2))
@@ -157,7 +157,7 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
     """The traffic of a nest. `loops`: (axis, iterations), outermost first; axis -1 moves no access. `outside`: how many of these loops
     belong to nests around this one. `body`: positions of each axis in one innermost iteration. `shared`: for each access, whether
     another stage inside the same outer loops loads the same data. `kept`: bytes of arguments that pass through the caches between two
-    runs."""
+    runs of the kernel."""
     courses = _courses(loops, body, accesses, caches.levels[1].sets)
     gone = [_lost_inside(caches, [c.footprints[k] for c in courses if c.depth >= k], 0.0 if k else kept) for k in range(len(loops) + 1)]
     cycles = [0.0, 0.0, 0.0]
@@ -215,7 +215,7 @@ def _lost_inside(caches: Caches, here: Sequence[CacheFootprint], kept: float) ->
 
 
 def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequence[_Lost]) -> tuple[list[float], list[float]]:
-    """The misses over all iterations, because data are new or were evicted: (lines per cache, pages per table)."""
+    """Count the misses over all iterations of the loops, on data that are new or were evicted: (lines per cache, pages per table)."""
     footprints = course.footprints
     one = footprints[len(loops)]
     lines, pages = [one.lines] * 3, [one.pages] * 3

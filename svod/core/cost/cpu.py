@@ -268,7 +268,7 @@ class IssuePricer:
         if not self.r.reductions:
             return 0.0
         work, cpu = self.work, self.cpu
-        # sums that run at the same time
+        # number of sums that a core works on at the same time
         ahead = 1.0 + cpu.lookahead_operations * work.body / (work.summed() * max(self.loads + self.arithmetic, 1.0))
         return cpu.latency_cycles * work.body * (work.tile / max(accumulators, 1.0)) / ahead
 
@@ -277,7 +277,7 @@ class IssuePricer:
 class _Memory:
     """Prices the memory accesses of a state's stages. Readers come before the stages that they read.
 
-    `kept`: bytes of arguments that pass through the caches between two runs."""
+    `kept`: bytes of arguments that pass through the caches between two runs of the kernel."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, kept: float) -> None:
         self.state, self.nest, self.kept, self.caches = state, nest, kept, caches_of(state.target)
@@ -359,7 +359,7 @@ class _Memory:
 
 
 def _rows(at: StageRuns) -> tuple[int, ...]:
-    """The loop rows around the content of a stage, outermost first. Loops of a copy have no row."""
+    """The loop rows around the innermost body of a stage, outermost first. Loops of a copy have no row."""
     return tuple([loop.row for loop in (*at.around, *at.own) if loop.row != NO_ROW])
 
 

@@ -50,13 +50,13 @@ class StageRuns(NamedTuple):
     around: tuple[LoopRuns, ...]
     own: tuple[LoopRuns, ...] = ()
     block_ends: float = 0.0     # blocks of a long sum that end in one iteration of the launched loops, or in one part of a split reduction
-    updates: float = 0.0        # how often accumulators in memory are read and written, in the same iteration or part
+    updates: float = 0.0        # how often accumulators in memory are read and written, per launched iteration or per part
     copy: AheadCopy | None = None       # how the stage is copied, if the copy starts iterations before the one that reads it; else None
     pipeline: Pipeline | None = None    # the pipelined loop that copies the stage ahead, or that is one of the stage's own loops; else None
 
     @property
     def times(self) -> float:
-        """How often the stage is computed: in one part of a split reduction, or in all parts where the split loop is around the stage."""
+        """How often the loops around the stage run it; a split loop among them counts with the iterations of all its parts."""
         return prod([loop.times for loop in self.around])
 
     @property

@@ -40,8 +40,8 @@ from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 
 MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains
 EVEN_FACTOR = 1.12              # most uneven division of work among cores, as slowest core over average
-STREAM_GAIN_FACTOR = 1.03       # least predicted gain for which STREAM is taken: a product of 1024 was predicted 1.02 and lost 2-5 %
-SHORT_STRIDE_SHARE = 0.15       # score of an access with a stride of few elements along the vector axis, made by wide loads and shuffles
+STREAM_GAIN_FACTOR = 1.03  # least predicted gain for which STREAM is taken: a matrix product of 1024 lost 2-5 % at a predicted gain of 1.02
+SHORT_STRIDE_SHARE = 0.15       # score of an access whose lanes are a few elements apart: wide loads and shuffles
 TIE_FACTOR = 1.015              # predictions within this factor count as equal
 SUMMED_ROWS = 8                 # rows that are added between loading sums from scratch memory and storing them
 HALF_VECTORS = 4                # half vectors that one iteration of a sum along contiguous memory reads
@@ -67,7 +67,7 @@ def heuristic(state: Scheduler) -> Scheduler:
 
 
 def _phases(state: Scheduler) -> int:
-    """The number of phases that every call runs, the output included."""
+    """The number of phases that run in every call of the kernel, the output's phase included."""
     return sum(not is_constant(state, s) for s in place_stages(state).roots)
 
 
@@ -287,7 +287,7 @@ def _columns(p: Point) -> list[int]:
 
 
 def _read_innermost(p: Point) -> tuple[str, ...]:
-    """The names of the loops, with those of the axis that is contiguous in the reads innermost."""
+    """The names of the stage's loops, reordered: loops over the axis along which reads are contiguous become the innermost."""
     loops = [p.state.rows[row] for row in p.state.order[p.stage.stage.index] if p.state.rows[row].extent > 1]
     return tuple([row.name for row in sorted(loops, key=lambda row: row.axis == p.stage.axes[p[_READ]])])
 
@@ -402,8 +402,8 @@ def _overlapping_axes(p: Point) -> list[int]:
 
 
 def _window_tiles(p: Point) -> Iterable[tuple[int, int]]:
-    """(rows, positions along the vector axis) of register tiles. A row of at most four vectors is also tried as a whole: its masks are then
-    constants, and need no copy."""
+    """(rows, positions along the vector axis) of register tiles. A row of at most four vectors is also tried as a whole: its masks are
+    then constants, so it needs no masked copy."""
     extent, width = p.extent(p[LANE]), p.width
     whole = [(n, extent) for n in WINDOW_ROWS if extent <= 4 * width]
     return dict.fromkeys([(n, lane_amounts(extent, width, 4 // n)[0]) for n in WINDOW_ROWS] + whole)
@@ -429,7 +429,7 @@ WINDOWS = Template(
     Prefer(Only(lambda p: p[_WINDOW_LANES] < p.extent(p[LANE])), Do(lambda p: _stage_windows(p.state, p.stage))))
 
 
-# -- all of a kernel -----------------------------------------------------------------------------------
+# -- whole kernels -------------------------------------------------------------------------------------
 
 def _finish(p: Point) -> Scheduler:
     """Finish a sketch: stage costly values that are read twice, give inner reductions their vectors, and share the work among cores."""

@@ -3,7 +3,7 @@
     UPCAST(o0, 12) UPCAST(o1, 32) LANES(o1.in)                             24 vectors of results, 2 + 1 of operands
     … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   the columns of a tile packed once for all rows
     … UNROLL(r0, 2)                                                        less bookkeeping per multiply-add
-    … TILE(o1, N/cores) STAGE(s1, o1) THREAD(o1, cores)                    what windows read copied once by each core
+    … TILE(o1, N/cores) STAGE(s1, o1) THREAD(o1, cores)                    the input of windows copied once by each core
 """
 from __future__ import annotations
 

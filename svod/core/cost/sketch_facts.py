@@ -193,7 +193,8 @@ def rows_held(vectors: int, registers: int) -> int:
 
 
 def tile_amounts(extent: int, limit: int) -> list[int]:
-    """Numbers of rows of a register tile, up to `limit`, best first: those that recompute few positions, then large ones."""
+    """Numbers of rows of a register tile, up to `limit`, best first: those whose last tile computes few positions twice, then large
+    ones."""
     options = list(range(min(limit, extent), 0, -1))
 
     def waste(n: int) -> float:

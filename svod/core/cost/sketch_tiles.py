@@ -31,7 +31,8 @@ class _Axes(NamedTuple):
 
 
 def _axes(p: Point) -> _Axes | None:
-    """Find the names. None if the columns of tiles are not contiguous in the output, although another axis of enough positions is."""
+    """Find the names of `_Axes`. None if the columns of tiles are not contiguous in the output, although another axis of enough
+    positions is."""
     state, r = p.state, p.stage
     chosen, axes = state.dots[r.stage.index], state.kernel.axes
     assert chosen is not None

@@ -24,10 +24,10 @@ UNROLLED = 4            # unrolled iterations of the innermost reduce loop
 SHORT_SUM = 4           # iterations; a shorter reduce loop becomes straight-line code
 BLOCK_POSITIONS = (16, 32)     # positions of the sum whose operands are in shared memory at a time
 BUFFERS = 2             # buffers of an operand that is copied ahead
-STAGED_RESULTS = 8      # results of a thread from which on its group stages operands
-STAGED_THREADS = 65     # threads of a group from which on it stages operands
+STAGED_RESULTS = 8      # results; a group stages operands if each of its threads has at least so many
+STAGED_THREADS = 65     # threads; a group stages operands if it has at least so many
 PARTS = (2, 4, 8, 16)   # parts of a split sum
-ENOUGH_GROUPS_PER_UNIT = 2      # groups per unit from which on no sum is split
+ENOUGH_GROUPS_PER_UNIT = 2      # groups; no sum is split if there are at least so many for each unit
 
 
 class _ThreadTile(NamedTuple):
@@ -79,7 +79,8 @@ def _derived_operands(p: Point) -> list[Factor]:
 
 
 def _packed_operands(p: Point) -> list[str]:
-    """The names of two operands that can be packed, filled up with "". Constants come first, as they are packed before a plan runs."""
+    """The names of two operands that can be packed, "" for each that is missing. Constants come first, as they are packed before a plan
+    runs."""
     derived = sorted(_derived_operands(p), key=lambda x: not is_constant(p.state, x.stage))
     return [*[p.state.kernel.stages[x.stage].name for x in derived], "", ""][:2]
 

@@ -5,7 +5,7 @@ operands.
     … TILE(r0, 2) STAGE(s0, r0) STAGE(s1, r0) UNROLL(r0.in2, 0)                           32 positions of the sum in shared memory at a time
     … PIPELINE(r0, 3)                                                                     the next ones are copied meanwhile
     TC(r0, (wgmma_bf16n256,o0,o1)) LOCAL(o0, 2) TILE(r0, 4) …                             tiles of four subgroups, operands always staged
-    … TILE(o0, 8)                                                            eight rows of groups, column by column, of large matrices
+    … TILE(o0, 8)                                                            large matrices: the grid visits 8 rows of groups by columns
     … SPLITK(r0, 4)                                                                       few tiles of results: each sum in four parts
 """
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranks many states of a kernel by price. Each phase is priced once, and most states are excluded by a lower bound.
 
     softmax, 40 sketches of the phase of its sums      the other phases of all 40 are priced once
-    GEMM, 1014 sketches                                ranked by a bound from below; those behind the best one's price are never priced
+    GEMM, 1014 sketches                                ranked by lower bounds; sketches whose bound exceeds the best price are never priced
 
 The bound counts the loops of the stage that a phase stores, and the bytes that copies inside these loops load. All else is free. A part of
 a split sum costs at least its share of the whole sum.

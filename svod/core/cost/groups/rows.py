@@ -62,7 +62,7 @@ _REDUCED, _OUTER = fact(_reduced_axes), fact(_outer_axis)
 _AXIS = Hole("", lambda p: p[_REDUCED])
 _THREADS = Hole("threads", _thread_counts)
 _VECTOR = Hole("vector", lambda p: (_vector(p),))
-# elements of UNROLL in vectors; 0: the whole row at once
+# amount of UNROLL, in vectors; 0: the whole row at once
 _VECTORS = fact(lambda p: 0 if p.extent(p[STORED]) <= p[_THREADS] * HELD_ELEMENTS else LOADED_ELEMENTS // p[_VECTOR])
 _ROWS = Hole("rows", lambda p: (_rows(p),))
 

@@ -3,7 +3,7 @@
     UPCAST(o1, 4) LOCAL(o1, 256)                          16 bytes a thread, neighbouring threads beside each other
     UPCAST(r0, 4) GROUP(r0, 256)                          a group a row
     UPCAST(r0, 4) GROUP(r0, 32) LOCAL(o0, 8)              a subgroup a row, eight rows a group
-    LOCAL(o1, 64) GROUP(r0, 4)                            sums of columns: threads along memory, rows dealt out
+    LOCAL(o1, 64) GROUP(r0, 4)                            sums of columns: 64 threads along memory, four share the rows of a column
     GROUP(r0, 256) SPLITK(r0, 64)                         few results: parts of the sum in groups of their own
 """
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     y[i] = Σ x[i, k], UPCAST(r0, 4) GROUP(r0, 32) LOCAL(o0, 8), 1024 × 4096
         grid      128 groups, 8 rows apart
-        threads   32 of them 4 positions of k apart, then 8 rows
+        threads   32 that are 4 positions of k apart, for each of 8 rows
         serial    32 iterations, 128 positions of k apart
         expanded  4 positions of k
 """
@@ -122,7 +122,7 @@ class StageShape:
             out.append(Run(reducers // parts, ()))
         local = [x for a in kernel.stages[self.root].outs for x in self.state.axis_rows[a] if rows[x].role == LOCAL]
         positions = [Run(rows[x].extent, self._moves(x)) for x in reversed(local)]
-        # if the stage is the same for some positions, their threads share its sum
+        # if the stage has the same value for several positions, their threads share its sum
         if out and prod([run.times for run in (*out, *positions)]) > threads:
             positions = [run for run in positions if run.moves]
         return [*out, *positions]
