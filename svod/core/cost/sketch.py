@@ -40,7 +40,7 @@ from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 
 MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains
 EVEN_FACTOR = 1.12              # most uneven division of work among cores, as slowest core over average
-STREAM_GAIN_FACTOR = 1.03  # least predicted gain for which STREAM is taken: a matrix product of 1024 lost 2-5 % at a predicted gain of 1.02
+STREAM_GAIN_FACTOR = 1.03       # least predicted gain for STREAM: a matrix product of 1024 lost 2-5 % at a predicted gain of 1.02
 SHORT_STRIDE_SHARE = 0.15       # score of an access whose lanes are a few elements apart: wide loads and shuffles
 TIE_FACTOR = 1.015              # predictions within this factor count as equal
 SUMMED_ROWS = 8                 # rows that are added between loading sums from scratch memory and storing them

@@ -88,7 +88,7 @@ def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: 
 
 
 def _split(extent: int, step: int, row: int) -> tuple[EmittedLoop, ...]:
-    """Split a loop into steps and the positions of one step."""
+    """Split a loop over `extent` positions into a loop of steps and the `step` positions of each."""
     return EmittedLoop(NO_ROW, LOOP, -(-extent // step), step), EmittedLoop(row, UPCAST, step, 1)
 
 

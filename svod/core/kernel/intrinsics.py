@@ -197,7 +197,7 @@ class Packed(NamedTuple):
 
 
 def stored_node(r: ResolvedStage, packed: Packed | None) -> int:
-    """The node of a stage that is stored: its value, or, of a packed operand, what the value was before it was widened."""
+    """The node of a stage that is stored: its value, or, for a packed operand, the value before it was widened."""
     value = r.nodes[r.value]
     return r.value if packed is None or value.dtype == packed.dtype else value.src[0]
 

@@ -369,7 +369,7 @@ class _Resolver:
         return lin
 
     def node(self, root: UOp) -> int:
-        """The node number of an expression without inlined reads."""
+        """The number of the node for an expression without inlined reads."""
         for u in root.toposort(gate=lambda n: n not in self.made and n.op not in (Ops.LOAD, Ops.INDEX, Ops.RANGE, Ops.REDUCE)):
             if u not in self.made:
                 self.made[u] = self._make(u)
@@ -430,7 +430,7 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
 
 
 def reachable(nodes: list[Node], todo: list[int]) -> set[int]:
-    """The nodes that those in `todo` need, except the operands of reductions."""
+    """The nodes in `todo` and all nodes that they need, directly or not, except the operands of reductions."""
     reached: set[int] = set()
     while todo:
         n = todo.pop()

@@ -3,7 +3,7 @@ read the same tiles.
 
     s1[i, k] read by a tile of 32 rows i in vectors, k summed up      [i/32][k][i%32]
     the same with 27 rows of 64                                       [3][k][27]               rows 0, 27 and 37 on: some lie twice
-    an operand of bfloat16 that an instruction reads there            [k/64][i][k%64]          lines of 16 bytes, swizzled
+    an operand of bfloat16, read by an instruction                    [k/64][i][k%64]          lines of 16 bytes, swizzled
     s0[i, k] read in all lanes                                        [i][k]                   rows along the sum
 """
 from __future__ import annotations
@@ -22,7 +22,7 @@ from svod.core.machine.levels import CACHE_LINE_BYTES
 
 SET_STRIDE = 2048               # bytes; rows that are multiples of this apart begin in one or two sets of the first cache
 MOST_SWIZZLE_LINES = 8          # most lines in a row of a swizzle: 128 bytes
-TRANSPOSED_BYTES = 2            # bytes of the numbers for which an instruction transposes lines that lie across the sum
+TRANSPOSED_BYTES = 2            # bytes of the numbers that an instruction can transpose if lines do not run along the sum
 AREA = 64                       # bytes; areas of shared memory begin at multiples of this
 SWIZZLED = 1024                 # bytes; areas with a swizzle begin at multiples of this
 

@@ -60,7 +60,7 @@ class StageNest(NamedTuple):
     bulk_rows: int = 0                              # rows of the region if each is one bulk copy; 0: threads copy smaller parts
     # if each thread has a value of its own: the region of it that all threads of a group need together
     of_group: tuple[RequiredDim, ...] = ()
-    anywhere: frozenset[int] = frozenset()          # dims whose positions are looked up, so that readers may ask for any of them
+    anywhere: frozenset[int] = frozenset()          # dims that are read at loaded positions, so that readers may ask for any position
     # the region rounded up to whole groups and tiles of packed operands; () without such operands
     padded: tuple[RequiredDim, ...] = ()
 
@@ -149,7 +149,7 @@ class LoopNestMaker:
         self.whole: dict[int, list[RequiredDim]] = {}       # stage inside a phase with threads → the region that all threads together need
         self.required: dict[tuple[int, Path, bool, bool], list[RequiredDim]] = {}     # cache of `_of_reader`
         self.padded_dims: dict[int, list[RequiredDim]] = {}     # stage → `StageNest.padded`
-        # (stage, whether for the whole group) → dims whose positions are looked up, so that any may be needed
+        # (stage, whether for the whole group) → dims that are read at loaded positions, so that any position may be needed
         self.anywhere: dict[tuple[int, bool], set[int]] = {}
         self.padded: set[int] = set()       # axes whose loops cover positions beyond the extent: loops cover whole tiles, values are masked
         self.computed = [s.index for s in reversed(state.kernel.stages) if self.placement.paths[s.index] is not None]

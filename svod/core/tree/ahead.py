@@ -8,7 +8,7 @@
 Such a copy has several buffers: while an iteration reads one of them, copies for later iterations fill the others. There is one barrier per
 iteration: after it the data of this iteration is in place, and no thread reads the buffer that is filled next. Copies for iterations past
 the last one repeat its data, which is never read. Asynchronous copies begin after the addresses of an iteration's reads are known. Copies
-whose threads loop over turns, and guarded ones, begin at once: what guards them would occupy registers meanwhile.
+whose threads loop over turns, and guarded copies, begin at once: until they begin, their conditions would occupy registers.
 
 Instructions that read both operands from shared memory run asynchronously. With four buffers or more, the products of one iteration are
 waited for only after the next iteration has issued its own, and copies start one iteration later.

@@ -73,9 +73,9 @@ class _Barriers:
         self.here: tuple[int, ...] = ()         # numbers of the loops that are open
         self.launch: tuple[int, ...] = ()       # the loop over the iterations of the launch
         self.loops: tuple[int, ...] | None = None       # the loops around the last barrier; None: there was none yet
-        self.touched: Areas = set()             # stored to so far
-        self.stored: Areas = set()              # stored to since the last barrier
-        self.read: Areas = set()                # read since the last barrier
+        self.touched: Areas = set()             # areas stored to so far
+        self.stored: Areas = set()              # areas stored to since the last barrier
+        self.read: Areas = set()                # areas read since the last barrier
 
     # -- accesses ---------------------------------------------------------------------------------------
     def barrier(self) -> None:
@@ -209,7 +209,8 @@ class _Barriers:
         return found._replace(copies=copies), body
 
     def first_copy(self, node: Compute) -> Compute:
-        """The first copy of a stage, before a pipelined loop. Later ones fill other buffers, or stand behind the loop's own barriers."""
+        """Put a barrier, if needed, before the first copy of a stage, which stands before a pipelined loop. Later copies fill other
+        buffers, or stand behind the loop's own barriers."""
         waits = self.before_storing(node.stage)
         self.touched.add(node.stage)
         self.read |= self.read_by(node.nest.r.reads)

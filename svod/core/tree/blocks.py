@@ -32,7 +32,7 @@ class _Blocks:
         self.split = split
 
     def body(self, body: Body) -> Body:
-        """Cut the sums of a body: of its stages and of its loops."""
+        """Cut the sums in the stages and in the loop of a body."""
         return body._replace(stages=tuple([self._compute(c) for c in body.stages]), inner=self._inner(body.inner))
 
     def _compute(self, node: Compute) -> Compute:

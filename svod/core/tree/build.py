@@ -158,7 +158,7 @@ class TreeMaker:
         return Reduction(frame, tuple([j for j in range(k, end) if loops[j].axis < outs]), self._inside_reduction(frame, k, end))
 
     def loops_alone(self, frame: Frame) -> Body:
-        """The loops of a stage without stages inside them. For copies, and for the phase that combines partial results."""
+        """The body of a frame whose loops have no stages inside them: of a copy, or of the phase that combines partial results."""
         return Body((), self._inner(frame, 0))
 
     def _inside_reduction(self, frame: Frame, k: int, end: int) -> Inner:
@@ -181,7 +181,7 @@ class TreeMaker:
         return Compute(nest, body, self._computed(s, 0), layout, turns, frame is None)
 
     def recomputed(self, node: Compute, nest: StageNest) -> tuple[Compute, Frame | None]:
-        """The node for another nest of its stage, and the frame that its body is to have."""
+        """(`node` with another nest of its stage, the frame that its body has to have for this nest)."""
         frame, layout, turns = self._loops_and_memory(nest)
         return node._replace(nest=nest, layout=layout, turns=turns), frame
 

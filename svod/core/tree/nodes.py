@@ -171,13 +171,13 @@ class Frame(NamedTuple):
         return chunks_of(next(p.extent for p in self.pieces[self.vector_axis] if p.row == self.vector_row), self.width)
 
     def out_positions(self) -> list[tuple[dict[int, int], Chunk]]:
-        """Positions of the register tile; each vector of an output axis is one: (axis → offset, vector)."""
+        """The positions of the register tile: (axis → offset, vector) each. A vector along an output axis counts as one position."""
         chunks = self.chunks() if 0 <= self.vector_axis < self.num_outs else (Chunk(0, 1, 1),)
         return [(offsets, c) for _, offsets in self.positions((UPCAST,), range(self.num_outs)) for c in chunks]
 
     def partial_positions(self) -> list[tuple[tuple[int, ...], dict[int, int], Chunk]]:
-        """The partial results of a position of the tile, one for each upcast position or vector of reduce axes: (key, axis → offset,
-        vector)."""
+        """The partial results of a position of the tile, one for each upcast position or vector along reduce axes: (a key for it, axis →
+        offset, vector)."""
         chunks = self.chunks() if self.vector_axis >= self.num_outs else (Chunk(0, 1, 1),)
         positions = self.positions((UPCAST,), range(self.num_outs, len(self.pieces)))
         return [((*index, c.offset), offsets, c) for index, offsets in positions for c in chunks]
@@ -222,8 +222,8 @@ class Update(NamedTuple):
 
 
 class Prefetch(NamedTuple):
-    """A load that asks for what it will read some iterations later. `node`: the load; `source`: the argument or stage that it reads;
-    `ahead`: the iterations; `step`: elements from one iteration to the next."""
+    """A prefetch of the data that a load will read some iterations later. `node`: the load; `source`: the argument or stage that it
+    reads; `ahead`: the number of iterations; `step`: elements from one iteration to the next."""
 
     node: int
     source: str
@@ -234,8 +234,9 @@ class Prefetch(NamedTuple):
 # -- pipelined loops --------------------------------------------------------------------------------
 
 class Fetch(NamedTuple):
-    """Prepare the copies for the iteration `ahead` further: compute their addresses, and load into registers what threads cannot copy
-    asynchronously. In the loop, the present iteration reads its own buffers from here on. `begins`: asynchronous copies begin at once."""
+    """Prepare the copies for the iteration `ahead` further: compute their addresses, and load the data that threads cannot copy
+    asynchronously into registers. In the loop, the present iteration reads its own buffers from here on. `begins`: asynchronous copies
+    begin at once."""
 
     ahead: int
     begins: bool
@@ -300,7 +301,7 @@ class AheadCopy(NamedTuple):
 
     compute: Compute
     is_bulk: bool               # Each row is copied in bulk.
-    is_async: bool              # Threads start it, and go on.
+    is_async: bool              # Threads start the copy, and go on without waiting for it.
     is_guarded: bool            # Some threads may have no part to copy, or zeros to store.
 
     @property
@@ -377,7 +378,7 @@ class Loop(NamedTuple):
     span: Span = Span.ALL
     tails: tuple[Tail, ...] = ()
     is_moved_back: bool = False     # The last iteration begins earlier, so that it ends at the extent; decided at run time.
-    blocks: tuple[int, ...] = ()    # sizes, in iterations, of the blocks that are summed apart, innermost first
+    blocks: tuple[int, ...] = ()    # sizes, in iterations, of the blocks that are summed separately, innermost first
     window: Window | None = None    # Iterations outside this window would add zeros; they are skipped.
     limits: tuple[Limit, ...] = ()  # Masks; iterations that they mask completely are skipped.
     pipeline: Pipeline | None = None    # copies that start iterations before the one that reads them
@@ -503,8 +504,8 @@ class Body(NamedTuple):
 # -- phases -----------------------------------------------------------------------------------------
 
 class Part(NamedTuple):
-    """A loop along one axis over the positions of a launch's iteration that is only partly inside. `inside`: loops along the next such
-    axis, or the body."""
+    """A loop along one axis, in an iteration of the launch that lies only partly inside the extents. `inside`: loops along the next axis
+    for which that is so, or the body."""
 
     axis: int
     when: When
@@ -533,7 +534,7 @@ class Launch(NamedTuple):
 
     @property
     def iterations(self) -> int:
-        """The number of iterations of the launch; for a split reduction, of one part."""
+        """The number of iterations of the launch; if it runs a split reduction, the iterations of one part."""
         return prod(loop.piece.extent for loop in self.loops)
 
 

@@ -2,7 +2,7 @@
 
 A pass takes a tree and returns a new one; nodes are immutable. To add a pass, write a file with a function `name(maker, phases)` and a
 docstring that shows a tree before and after, and enter it in `PASSES`. `SVOD_DUMP_AFTER=name` prints the tree after it, the page of a
-kernel's steps shows it, and lowering prints what the last one gives."""
+kernel's steps shows it, and lowering emits the tree after the last pass."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Tree = tuple[Phase, ...]
 
 
 class TreePass(NamedTuple):
-    """A pass over the loop tree. `what`: words for what the tree has once the pass has run."""
+    """A pass over the loop tree. `what`: a phrase that says what the pass adds to the tree."""
 
     name: str
     what: str

@@ -1,4 +1,4 @@
-"""Prefetches: loads ask for what a later iteration will read (PREFETCH).
+"""Prefetches: loads prefetch the data that a later iteration will read (PREFETCH).
 
     Loop r0 by 2                Loop r0 by 2
       Accumulate         →        Prefetch p1, 4 iterations ahead

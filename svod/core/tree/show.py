@@ -111,7 +111,7 @@ class _Printer:
         return f"{stage.name} → temporary, {memory}{', once at prepare' if phase.is_once else shared}"
 
     def _phase(self, phase: Phase, nest: StageNest) -> None:
-        """The loops of a phase."""
+        """Write the loops of a phase."""
         depth, target, launch = 1, None, phase.launch
         if phase.kind is PhaseKind.COMBINE:
             nest = nest._replace(r=launch.frame.r, axes=launch.frame.pieces)
@@ -280,7 +280,7 @@ class _Printer:
         return "".join(notes)
 
     def _tile(self, stage: StageNest, depth: int) -> None:
-        """Write the positions that the threads of a group share out, those in registers, and those that are unrolled."""
+        """Write the positions that the threads of a group divide among themselves, those in registers, and those that are unrolled."""
         tile, unrolled, threads = [], [], []
         for name, group in zip(self._local_names(stage.r), stage.axes, strict=True):
             for p in group:
@@ -400,7 +400,7 @@ class _Printer:
 
 
 def _ends_at_run_time(frame: Frame, a: int, is_moved_back: bool, steps: Sequence[int]) -> str:
-    """How a loop ends whose extent is known only at run time."""
+    """Describe how a loop ends whose extent is known only at run time."""
     moved = ", the last tile moved back" if is_moved_back else ""
     smaller = [str(step) for step in steps if step < frame.reach(a)]
     return f"{moved}, the rest by {' or '.join(smaller)}" if smaller else moved
