@@ -106,7 +106,8 @@ def inner(axis: Value[int]) -> Callable[[Point], str]:
 
 
 def fact(of: Callable[[Point], T | None]) -> Hole[T]:
-    """A hole with a single value, computed once at its place among the steps, such as a property of the kernel. None ends the branch."""
+    """A hole with a single value, computed once at its place among the steps, such as a property of the kernel. If `of` returns None,
+    the branch ends."""
     return Hole("", lambda p: () if (value := of(p)) is None else (value,))
 
 

@@ -246,8 +246,8 @@ def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLo
     takes the rest, rounded up, unless threads are bound to it; it may become larger than in the state, since threads that read the axis may
     go beyond its end.
 
-    If the rows do not divide the extent and a loop stands inside rows that are no loops, these rows become the innermost ones. A tile is then
-    one contiguous block of positions, which can be moved back or cut short, instead of a comb with teeth beyond the end.
+    If the rows do not divide the extent and a loop stands inside rows that are no loops, these rows become the innermost ones. A tile is
+    then one contiguous block of positions, which can be moved back or cut short, instead of a comb with teeth beyond the end.
 
         o0 of 17 = loop 3 × upcast 2 × loop 3     strides 6, 3, 1   →   loop 3 × loop 3 × upcast 2     strides 6, 2, 1
     """

@@ -249,7 +249,7 @@ def merge_ranges(ast: UOp) -> UOp:
                 for r in run:
                     extent *= sy.extent_of(r)
                     mapping[r] = sy.INDEX_ZERO
-                # every access uses the run as one number, so the last range can represent it
+                # every access uses the ranges of the run as one number, so the last range can represent them all
                 merged[run] = mapping[run[-1]] = _marked(sy.make_range(extent, number), run)
                 number += 1
 

@@ -22,9 +22,9 @@ from svod.errors import ScheduleError
 
 
 def check_accesses(ast: UOp, variables: str) -> None:
-    """Raise ScheduleError for a kernel that may access elements outside its parameters, reads a parameter at other elements than it writes,
-    may write an element twice, or has accesses of other dtypes than its parameters. `variables`: names for the error message. Raises
-    CompileError as `over_ranges` does."""
+    """Raise ScheduleError for a kernel that may access elements outside its parameters, reads a parameter at other elements than it
+    writes, may write an element twice, or has accesses of other dtypes than its parameters. `variables`: the names of its variables for
+    the error message, or "". Raises CompileError as `over_ranges` does."""
     ast = over_ranges(ast)
     own = {s.src[0].src[0]: s for s in ast.src}
     if len(own) < len(ast.src):

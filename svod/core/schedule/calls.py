@@ -2,7 +2,7 @@
 
     k = CALL(x, y, BIND(i, r)) [AST]     the AST over memory x, which it writes, and y; its variable i is a RANGE
     e = END(k, r)                        for each value of r
-    AFTER(x, e)                          what is in x then
+    AFTER(x, e)                          the content of x after the loop
 
     BEGIN r; RUN k; END r                →   k with i = 0, k with i = 1, …
 
@@ -17,8 +17,8 @@
 A loop consists of an END and the RANGE that it closes. Its body has the calls and loops that are sources of the END, and the ones before
 them that depend on the RANGE. Calls that depend on no RANGE of the loop, and are no source of its END, are outside and run once. Two loops
 may share a RANGE if neither is inside the other. The outermost loops are small programs, which run once, when the graph is scheduled; the
-result is a list of invocations with the values of their variables. Inside a loop an argument names memory: its content is whatever the
-invocations before have written there, possibly in the iteration before.
+result is a list of invocations with the values of their variables. Inside a loop an argument names memory: its content is the result of the
+invocations before, possibly of those in the iteration before.
 """
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A kernel computes buffers from buffers. The cut starts with one kernel per force
 everything below it greedily, by fixed rules that know no target:
 
 * an elementwise value is computed in the kernel that reads it. A value that several kernels read is recomputed in each if it is cheap
-  (`CHEAP_COST` operations beside conversions of floats, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
+  (`CHEAP_COST` operations besides conversions of floats, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
 * a value that one kernel would compute at more than `MAX_READS` places gets a buffer, so that views of views do not multiply the work;
 * a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue), or again
   along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);

@@ -5,7 +5,7 @@
     DETACH(x)                             →   x
     sum of a sum over other axes          →   one sum over all of them
     RESHAPE(RESHAPE(x))                   →   RESHAPE(x)
-    PAD(CAST(x))                          →   CAST(PAD(x)), for a 16-bit x: what is copied or multiplied has 16 bits
+    PAD(CAST(x))                          →   CAST(PAD(x)), for a 16-bit x: values that are copied or multiplied have 16 bits
     AFTER(b, STORE(b, x))                 →   AFTER(b, ASSIGN(b, x))
 
 It runs first, so that later passes see neither markers nor removable chains of movements.

@@ -2,7 +2,7 @@
 
     SINK(outputs)  →  normalise  →  cut (which nodes get a buffer)  →  per kernel: rangeify, split and merge ranges,
                       narrow PARAMs, canonical form
-                   →  order: reads after the writes they need, ASSIGNs after the reads of what they overwrite
+                   →  order: reads after the writes they need, ASSIGNs after the reads of the content that they overwrite
 
 Every buffer has *versions*. Version 0 is its content when the schedule starts; each AFTER makes the next version. The ASSIGNs of an
 AFTER write disjoint parts of the buffer, in any order or in parallel; the rest of the buffer is unchanged. Each invocation of a CALL

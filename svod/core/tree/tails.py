@@ -72,7 +72,7 @@ class _Tails:
     # -- the launch -------------------------------------------------------------------------------------
     def launch(self, launch: Launch) -> Launch:
         """Give a launch its bodies. With extents that depend on variables, an iteration lies wholly inside, partly inside, or outside of
-        them; partly inside ones get their own body."""
+        them; iterations partly inside have a body of their own."""
         frame, place = launch.frame, Place(self.maker.nest.stages, {launch.frame.r.stage.index: frozenset()}, {})
         s, last = frame.r.stage.index, {loop.axis: number for number, loop in enumerate(launch.loops)}
         ended = frozenset([a for a, number in last.items() if self.is_ended(frame, a) and frame.is_innermost(number)])
@@ -185,7 +185,8 @@ class _Tails:
         return self.around(node.body, self.reducing(node.body.inner, frame, place, in_memory), frame, place)
 
     def _output_inside(self, node: Loop, place: Place, in_memory: bool) -> Loop:
-        """An output loop inside reduce loops: each of its iterations has its own accumulators, in memory."""
+        """Give the loops inside an output loop that stands inside reduce loops their tails. Each of its iterations has its own
+        accumulators, in memory."""
         frame, a, s, span = node.frame, node.axis, node.frame.r.stage.index, Span.ALL
         if not in_memory or node.loop.piece.extent == 1:
             span = Span.ONCE
@@ -196,7 +197,7 @@ class _Tails:
         return node._replace(body=self._inside(node, frame, place, in_memory), span=span)
 
     def _reduce_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
-        """A reduce loop: its whole iterations, and one tail for the remainder."""
+        """Give a reduce loop the tail for the positions that its whole iterations leave over."""
         frame, a = node.frame, node.axis
         if self.is_ended(frame, a):
             return self._ended_loop(node, place, in_memory)
@@ -214,7 +215,7 @@ class _Tails:
         return node._replace(body=body, span=span, tails=tails)
 
     def _ended_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
-        """A reduce loop over an axis whose extent depends on a variable."""
+        """Give a reduce loop over an axis whose extent depends on a variable its tail."""
         frame, a, s = node.frame, node.axis, node.frame.r.stage.index
         if not frame.is_innermost(node.number):
             return node._replace(body=self._inside(node, frame, place, in_memory), span=Span.TO_LIMIT)
