@@ -118,7 +118,7 @@ class LaunchQueue(Protocol):
         """Return the launches of one kernel, without its once phases, which run only when the plan is made."""
 
     def runs_of(self, kernels: Sequence[int]) -> tuple[Launches, ...]:
-        """Return launches that run kernels one after the other, without their once phases, as one list or several."""
+        """Return launches that run kernels one after the other, without their once phases: one list, or several to run in order."""
 
     def once_launches(self, kernel: int) -> Launches:
         """Return the launches of a kernel's once phases, which run when the plan is made."""
@@ -160,7 +160,7 @@ class Backend(ABC):
     reads_host_memory = True            # kernels read and write NumPy arrays in place
     dlpack_device: tuple[int, int] | None = None    # DLPack's type and number of its memory; None: other libraries cannot use it
     load_seconds = 5.0                  # maximum time to load a program, in seconds: the driver may compile it
-    ceilings: str | None = None         # the module whose `measure_figures` measures them; None: they are unknown
+    ceilings: str | None = None         # the module whose `measure_figures` measures the device's peak rates; None: they are unknown
 
     @property
     def dlpack_stream(self) -> int | None:
@@ -168,7 +168,7 @@ class Backend(ABC):
         streams."""
         return None
 
-    def follow(self, stream: int | None) -> None:       # noqa: B027    as for `wait`
+    def follow(self, stream: int | None) -> None:       # noqa: B027 a backend without streams has nothing to order
         """Make operations issued from now on wait for the work on another library's stream. None: the stream is unknown, and that library
         has waited for its work itself."""
 
@@ -220,7 +220,7 @@ class Backend(ABC):
 
     @abstractmethod
     def work(self, state: Scheduler) -> Sequence[StageWork]:
-        """Return the work of each stage of a state for one core or thread. Raises as `cost` does."""
+        """Return the work of each stage of a state for one core or thread. Raises KernelOptError as `cost` does."""
 
     @abstractmethod
     def heuristic(self, state: Scheduler) -> Scheduler:

@@ -26,7 +26,7 @@ from svod.core.machine.target import HOST, Target
 
 
 class Llvm(CompilerPair):
-    """LINEAR → LLVM IR → an object."""
+    """The compiler pair LINEAR → LLVM IR → ELF object."""
 
     name, key, revision = "llvm", COMPILER, CODEGEN_REVISION
 
@@ -53,7 +53,7 @@ class Llvm(CompilerPair):
 
 
 class Interpreter(CompilerPair):
-    """LINEAR, run by an interpreter in NumPy (`svod.compile.cpu.interpreted`)."""
+    """The compiler pair that compiles nothing: NumPy interprets LINEAR (`svod.compile.cpu.interpreted`)."""
 
     name, key, revision = "interpreter", "LINEAR, interpreted", CODEGEN_REVISION
 

@@ -45,7 +45,7 @@ def measured_cost(name: str) -> float:
 def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float]] | None = None) -> float:
     """Return the cost of an instruction from the records at `path`; otherwise measure it with `measure` (default: `measure_times`) and
     record it."""
-    target = host_target()      # LLVM may report the name of a related processor
+    target = host_target()      # it is not enough as a key: LLVM may report the name of a related processor
     key = f"{platform.node()}/{replace(target, threads=1).key}/{name}/revision {RATES_REVISION}"
 
     def known() -> float | None:
@@ -55,7 +55,7 @@ def kept_cost(path: Path, name: str, measure: Callable[[str], tuple[float, float
     cost = known()
     if cost is None:
         measured = cost_of(*(measure or measure_times)(name))
-        cost = known()      # another process may have measured it meanwhile
+        cost = known()      # another process may have recorded the cost meanwhile
         if cost is None:
             cost = measured
             add_record(path, key, cost)

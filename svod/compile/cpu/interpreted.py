@@ -37,13 +37,13 @@ class InterpretedProgram:
         self.addresses: tuple[int, ...] = tuple(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in self._functions)
 
     def copy(self) -> InterpretedProgram:
-        """Copy the program, with its own addresses and failure."""
+        """Copy the program. The copy has addresses of its own, and stores failures separately."""
         made = object.__new__(InterpretedProgram)
         made._make_functions(self.program)
         return made
 
     def take_failure(self) -> BaseException | None:
-        """Return the first failure since the last call."""
+        """Return the first failure since the last call; None if there was none."""
         failure, self._failure = self._failure, None
         return failure
 

@@ -72,9 +72,9 @@ class Pool:
         self.threads = threads
         self._map = private_memory(rt.WORKERS + rt.WORKER_STRIDE * (rt.MAX_THREADS + 1))
         self.address = int(np.frombuffer(self._map, np.uint8).__array_interface__["data"][0])
-        self._guard = threading.Lock()          # held while scratch grows and workers start, never while a plan runs
+        self._guard = threading.Lock()          # acquired while scratch grows and workers start, never while a plan runs
         self._workers: list[Joinable] = []
-        self._arenas: list[Arena] = []          # including replaced ones: a running launch may still be using them
+        self._arenas: list[Arena] = []          # all scratch, including areas that were replaced: a running launch may still be using them
         self._scratch_bytes = 0
         self._scratch_workers = 0               # workers that have `_scratch_bytes` of scratch
         self._local = threading.local()         # the calling threads' own scratch
@@ -180,9 +180,9 @@ class Pool:
 
 
 def fit_launch(extent: int, threads: int, chunks: int, limit: int) -> tuple[int, int]:
-    """Return (threads, chunks) for a launch of `extent` iterations. `threads`: the wanted threads, of which `limit` exist; `chunks`: the
-    wanted chunks, 0 for four per thread, so that other threads can take work from a delayed one. There is at most one chunk per
-    iteration."""
+    """Return the (threads, chunks) of a launch of `extent` iterations. `threads`: the number of threads asked for; `limit`: the number
+    that exist. `chunks`: the number of chunks asked for; 0: four per thread, so that other threads can take work from a delayed one.
+    There is at most one chunk per iteration."""
     threads = max(1, min(threads, limit, extent))
     if threads == 1:
         return 1, 1
@@ -190,8 +190,8 @@ def fit_launch(extent: int, threads: int, chunks: int, limit: int) -> tuple[int,
 
 
 def worker_cores(count: int) -> list[int]:
-    """Choose the cores to pin `count` workers to: from the affinity mask, without the caller's core, and first one of each physical core.
-    Empty if the mask has too few or the system cannot pin threads: then no worker is pinned."""
+    """Choose the cores to pin `count` workers to: cores of the affinity mask other than the caller's, the first one of each physical
+    core before second ones. Returns [] if the mask has too few cores or the system cannot pin threads; then no worker is pinned."""
     if count < 1 or not hasattr(os, "sched_setaffinity"):
         return []
     allowed = affinity()

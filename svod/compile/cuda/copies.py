@@ -126,7 +126,7 @@ def _counts(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...
             w.call("void", f"llvm.nvvm.mbarrier.{'init' if begins else 'inval'}.shared", (SHARED, count), *given)
         return ""
     w.either(w.temp(f"icmp eq i32 {w.call('i32', THREAD)}, 0"), each)       # only the first thread of a block
-    if begins:      # each thread, for its own earlier writes there
+    if begins:      # executed by every thread: orders its own earlier writes to that memory before asynchronous ones
         w.line(f'call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
 
 

@@ -26,7 +26,7 @@ from svod.core.machine.target import Target
 from svod.errors import DeviceError, DeviceLost
 
 GRAIN_BYTES = 512  # bytes: sizes of memory are rounded up to multiples of this, large sizes to multiples of an eighth of a power of two
-STAGED = 1 << 20            # bytes of a copy to the host from which on it goes through pinned memory
+STAGED = 1 << 20            # bytes: a copy to the host of at least this size goes through pinned memory
 COPY_CHUNK_BYTES = 4 << 20             # bytes of each piece of a copy through pinned memory
 RING = 3 * COPY_CHUNK_BYTES            # bytes of pinned memory: room for two chunks, wherever the first one begins
 MOST_COPIES = 256           # maximum number of copies that use the ring at the same time
@@ -35,7 +35,7 @@ DEFAULT_STREAM = 1          # CUDA's legacy default stream, by its number in the
 
 
 def rounded(nbytes: int) -> int:
-    """Round `nbytes` up to the size of a piece of memory."""
+    """Round a number of bytes up to a size that pieces of memory have."""
     step = max(GRAIN_BYTES, 1 << max(0, nbytes.bit_length() - 4))
     return max(1, -(-nbytes // step)) * step
 
@@ -126,7 +126,7 @@ class PiecePool:
 
 
 class Staging:
-    """A ring buffer of pinned memory that copies pass through piece by piece."""
+    """A ring buffer of pinned host memory. Copies between host and device pass through it piece by piece."""
 
     def __init__(self, driver: Driver) -> None:
         self.base = driver.allocate_pinned(RING)
@@ -148,7 +148,7 @@ class Staging:
         events: list[int] = []
         try:
             yield self.base + begin, events
-        finally:        # also if Ctrl-C came after the copy was issued
+        finally:        # this is needed also if Ctrl-C came after the copy was issued
             self._copies.append((begin, end, event))
             driver.record(event, stream)
             events.append(event)
@@ -181,7 +181,7 @@ class GpuDevice:
                               f"{'.'.join(map(str, self.capability))} and does not run code for {architecture.name}")
         self.context = self._shared_context() or driver.retain_context(self.handle)
         self.pool = PiecePool(self)
-        self.lock = threading.RLock()       # held by a thread while it issues work to the stream
+        self.lock = threading.RLock()       # a thread holds this lock while it issues work to the stream
         with self.current():
             self.stream = driver.create_stream()
         self._staging: Staging | None = None
@@ -259,11 +259,11 @@ class GpuDevice:
             raise type(e)(f"{e}{ran} on {self.name}{after}") from e
 
     def follow(self, stream: int) -> None:
-        """Make work issued to the stream from now on wait for the work on another one."""
+        """Make work issued to this device's stream from now on wait for the work on `stream`."""
         self._order(stream, self.stream)
 
     def lead(self, stream: int) -> None:
-        """Make work issued to another stream from now on wait for the work on this one."""
+        """Make work issued to `stream` from now on wait for the work on this device's stream."""
         self._order(self.stream, stream)
 
     def _order(self, first: int, second: int) -> None:
@@ -348,7 +348,7 @@ class GpuDevice:
                 with staging.piece(driver, size, self.stream) as (pinned, events):
                     driver.copy_out(pinned, device + start, size, self.stream)
                 waiting.append((host + start, pinned, size, events[0]))
-                if len(waiting) > 1:        # while the next part is being copied
+                if len(waiting) > 1:        # the device copies the next part meanwhile
                     _take(driver, *waiting.popleft())
             _take(driver, *waiting.popleft())
             self._settle(driver)

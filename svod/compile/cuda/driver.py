@@ -22,8 +22,8 @@ ATTRIBUTES = {
 """Property of a target → number of the CUdevice_attribute that has it."""
 LOST = frozenset({214, 700, 702, 710, *range(714, 720)})
 """Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, invalid addresses."""
-POINTER_CONTEXT, POINTER_DEVICE = 1, 9      # CUpointer_attribute
-DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may request
+POINTER_CONTEXT, POINTER_DEVICE = 1, 9      # numbers of CUpointer_attribute
+DYNAMIC_SHARED = 8      # number of the CUfunction_attribute: bytes of shared memory that a launch may request
 PEER_IS_OPEN = 704      # CUresult: the context can access the other one's memory already
 NOT_READY = 600         # CUresult: the stream has unfinished work
 RELAXED_CAPTURE = 2     # capture mode without restrictions on other calls and threads
@@ -46,7 +46,8 @@ class Driver:
             raise self._error(name, int(code))
 
     def _ask(self, kind: type[Any], name: str, *args: Any) -> int:
-        """Return the number that a call writes to its first argument; 0 for a null pointer."""
+        """Call the function `name` of the driver, and return the number, of type `kind`, that it writes to its first argument; 0 for a
+        null pointer."""
         out = kind()
         self._call(name, byref(out), *args)
         return int(out.value or 0)
@@ -75,7 +76,7 @@ class Driver:
         return out.value.decode()
 
     def attribute(self, device: int, what: str) -> int:
-        """Return the value of one of `ATTRIBUTES`."""
+        """Return a device's attribute, by its name in `ATTRIBUTES`."""
         return self._ask(c_int, "cuDeviceGetAttribute", c_int(ATTRIBUTES[what]), c_int(device))
 
     def retain_context(self, device: int) -> int:
@@ -148,7 +149,7 @@ class Driver:
                    c_void_p(stream))
 
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
-        """Start to set bytes to a value."""
+        """Start to set `nbytes` bytes of memory to `value`."""
         self._call("cuMemsetD8Async", c_uint64(address), ctypes.c_ubyte(value), c_size_t(nbytes), c_void_p(stream))
 
     # -- streams and events -------------------------------------------------------------------------

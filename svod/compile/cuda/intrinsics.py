@@ -52,7 +52,7 @@ _OVERLOAD = re.compile(r"(llvm\.[a-z]+)\.(?:v\d+)?([a-z]+\d+)")
 
 
 def check_intrinsics(ir: str, arch: str) -> None:
-    """Raise CompileError for a call that is not in the list for this architecture."""
+    """Raise CompileError for a call or a PTX statement in `ir` that this module does not list for the architecture."""
     have = {"", *ARCHITECTURES[arch].features}
     for name in sorted(set(_INTRINSIC_NAME.findall(ir))):
         overloaded = _OVERLOAD.fullmatch(name)

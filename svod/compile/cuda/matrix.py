@@ -23,18 +23,18 @@ from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES, TF32, Digit, Fragment
 
-LDMATRIX_LINES = 8      # lines of a matrix
+LDMATRIX_LINES = 8      # number of lines of a matrix
 REGISTER_BYTES = 4
 ROUND = "llvm.nvvm.f2tf32.rna"
 THREAD = "llvm.nvvm.read.ptx.sreg.tid.x"        # the number of a thread in its block
-MOST_MATRICES = 4       # most matrices that one ldmatrix loads
+MOST_MATRICES = 4       # maximum number of matrices that one ldmatrix loads
 LINES_TOGETHER = 8      # number of lines after which the swizzle pattern of a row changes
 _COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # operations whose results are not read before a WAIT
 _ENDS = frozenset({"LOOP", "CARRY", "RESULT", "SHFL_XOR", *(NO_VALUE - _COPIES_BEGIN)})
 
 
 def loads_together(code: Sequence[Instruction]) -> dict[int, int]:
-    """Map the first to the second of each pair of LOADMATRIX that one ldmatrix can do: nothing is written between them, and they differ
+    """Return the pairs of LOADMATRIX that one ldmatrix can do, as first → second: nothing is written between the two, and they differ
     only in the offset."""
     pairs: dict[int, int] = {}
     single: dict[tuple[object, ...], int] = {}
@@ -52,7 +52,8 @@ def loads_together(code: Sequence[Instruction]) -> dict[int, int]:
 
 
 class Matrices(Family):
-    """The rendering of one phase. `pairs`: the first of two LOADMATRIX that become one instruction → the second."""
+    """The rendering of one phase with matrix instructions. `pairs`: the first of two LOADMATRIX that become one instruction → the
+    second."""
 
     def __init__(self, code: Sequence[Instruction]):
         self.pairs = loads_together(code)
@@ -151,7 +152,7 @@ def _load_matrix(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int
 
 
 def _load_lines(w: LlvmWriter, members: tuple[int, ...], fragment: Fragment, tile: OperandTile, lane: str, line: int, kind: str) -> None:
-    """Load, in one instruction, the words of a thread, one per matrix. `line`: the distance between lines in elements."""
+    """Load, in one instruction, this thread's words of the matrices, one word of each. `line`: the distance between lines in elements."""
     _, dtype, lanes, _, (offset, _, _, rows, columns, _) = w.code[members[0]]
     each = lanes * dtype.itemsize // REGISTER_BYTES
     count = each * len(members)
@@ -166,7 +167,7 @@ def _load_lines(w: LlvmWriter, members: tuple[int, ...], fragment: Fragment, til
 
 
 def _joined(w: LlvmWriter, parts: list[str], kind: str, vec: str) -> str:
-    """Combine registers into one vector."""
+    """Combine registers of the LLVM type `kind` into one vector of type `vec`."""
     of = kind if len(parts) == 1 else f"<{len(parts)} x {kind}>"
     whole = w.vector(kind, len(parts), parts)
     return whole if vec == of else w.temp(f"bitcast {of} {whole} to {vec}")

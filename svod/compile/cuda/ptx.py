@@ -25,7 +25,7 @@ def _machine(arch: str) -> Any:
 
 
 def _module(ir: str, arch: str) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:
-    """Return `module_of` for LLVM IR for an architecture, after LLVM's passes."""
+    """Parse LLVM IR for an architecture and run LLVM's passes; returns the context that `module_of` makes."""
     check_intrinsics(ir, arch)
     return module_of(ir, lambda: _machine(arch), (TRIPLE, arch), True, arch)
 

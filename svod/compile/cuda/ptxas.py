@@ -18,7 +18,7 @@ from svod.system.process.directories import temporary_folder
 log = logging.getLogger("svod.cuda")
 
 USUAL = Path("/usr/local/cuda/bin")
-PTXAS_SECONDS = 300.0    # seconds
+PTXAS_SECONDS = 300.0    # seconds after which a run of ptxas is ended
 _ENTRY = re.compile(r"Function properties for (\w+)\n\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
                     r"ptxas info\s*: Used (\d+) registers(.*)")
 _SHARED_BYTES = re.compile(r"(\d+) bytes smem")
@@ -68,8 +68,8 @@ def ptxas_version() -> str | None:
 
 @lru_cache(maxsize=16)
 def assembles(arch: str, version: int, target: str) -> bool:
-    """Whether there is a ptxas that compiles PTX of a version (times 10) and a target to machine code of an architecture. A ptxas older
-    than the GPU cannot; the GPU's driver compiles the PTX then."""
+    """Whether a ptxas is installed that compiles PTX to machine code of an architecture. `version`: 10 × the version of the PTX;
+    `target`: the PTX's target. A ptxas older than the GPU cannot do it; then the GPU's driver compiles the PTX."""
     if ptxas_version() is None:
         return False
     try:

@@ -105,7 +105,7 @@ class CudaQueue(LaunchRecords):
         return self._names[first]
 
     def _do(self, driver: Driver, first: int, times: int) -> None:
-        """Issue launches to the stream `times` times."""
+        """Issue the list of launches that begins at number `first` to the stream, `times` times."""
         recorded = self.recorded[first]
         if len(recorded) > 1 and times:
             self._run_as_graph(driver, first, recorded, times)
@@ -144,7 +144,7 @@ class CudaQueue(LaunchRecords):
             driver.begin_capture(self.device.stream)
             self._begin(driver, recorded)
             return _LaunchGraph(self._state, driver.end_capture(self.device.stream))
-        except BaseException:       # Ctrl-C, too: an unfinished recording would block the stream
+        except BaseException:       # caught after Ctrl-C, too: an unfinished recording would block the stream
             driver.abandon_capture(self.device.stream)
             raise
 

@@ -52,7 +52,7 @@ PACKED = 128        # iterations of a phase without groups that run as one block
 POINTER = "ptr addrspace(1) noalias align 16"
 DYNAMIC = "svod_dynamic"       # a name that is the same in PTX: LLVM does not rename an external symbol
 SREG = "llvm.nvvm.read.ptx.sreg."
-ROLLED = '!0 = !{!"llvm.loop.unroll.disable"}'     # .pragma "nounroll" in PTX
+ROLLED = '!0 = !{!"llvm.loop.unroll.disable"}'     # LLVM writes it as .pragma "nounroll" in PTX
 
 
 def block_of(phase: PhaseSpec) -> int:
@@ -71,7 +71,7 @@ def dynamic_bytes(phase: PhaseSpec) -> int:
 
 
 class Gpu(Warpgroups):
-    """The rendering for threads in lockstep, which have wide accesses but no vector registers."""
+    """The rendering for GPUs: threads run in lockstep and have wide memory accesses, but no vector registers."""
 
     branches = True
     fences = False
@@ -219,7 +219,7 @@ def instructions(target: Target) -> Instructions:
 
 
 def legal(program: Program, target: Target) -> Program:
-    """Reduce the program to instructions that can be printed here, with 32-bit indices if they fit."""
+    """Reduce the program to instructions that `render` prints, with 32-bit indices if they fit."""
     code = tuple([narrow_indices(phase, code) for phase, code in zip(program.spec.phases, program.code, strict=True)])
     return legalize(Program(program.spec, code), instructions(target))
 
@@ -239,6 +239,6 @@ _BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
 
 
 def without_assumptions(source: str) -> str:
-    """Change a module for arguments with any alignment that may overlap: no access is wider than an element."""
+    """Change a module so that arguments may have any alignment and may overlap: no access is wider than an element."""
     source = by_bytes(source.replace(POINTER, "ptr addrspace(1)"))
     return _ACCESS.sub(lambda m: f"{m[1]}, align {_BYTES[m[2] or m[3]]}", source)

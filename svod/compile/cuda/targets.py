@@ -14,7 +14,7 @@ from svod.errors import DeviceError
 DEVICE = "CUDA"
 WARP = 32
 MOST_THREAD_REGISTERS = 255                 # maximum number of registers of one thread
-BULK_ROW = 2048                 # least bytes of a row that is copied in bulk: a guess, 512 are too few on an H200, more were not timed
+BULK_ROW = 2048     # minimum bytes of a row that is copied in bulk: a guess; 512 are too few on an H200, more were not timed
 WIDEST_BYTES = 16               # bytes of the widest access; arguments are assumed to be aligned to it
 STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more must be requested by the launch
 GRID = ((1 << 31) - 1, 65535, 65535)

@@ -149,8 +149,8 @@ def _product(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ..
 
 
 def _wait(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """Wait until at most `arg` groups of products are in flight. If it is 0, the registers of the tile are operands of the wait; otherwise
-    they stay in place, because products may still change them."""
+    """Wait until at most `arg` groups of products are in flight. If `arg` is 0, the registers of the tile are operands of the wait;
+    otherwise they stay in place, because products may still change them."""
     held = w.value[src[0]]
     if arg:
         w.value[i] = held

@@ -29,13 +29,13 @@ LLVM_INSTRUCTIONS = Instructions(has_short_integers=True, keeps_nans=True, compa
                             extends_by_source=True, rounds_float64=True, splits_lanes=True)
 """The instructions that LLVM compiles for every target."""
 _ADDED_TO = {"MULACC": 2, "DOT": 0}     # operations that add to one of their operands → the index of that operand
-FENCED_LEVELS = 2                   # levels of nested shuffles that are fenced
+FENCED_LEVELS = 2                   # number of levels of nested shuffles that LLVM must not merge (`_fenced`)
 Core = Callable[[LlvmWriter, DType, int, list[str], tuple[int, ...]], str]
 """A function that writes one operation on operands of one dtype, and returns the expression of its last instruction."""
 
 
 def instructions(target: Target) -> Instructions:
-    """Return the instructions that can be printed for a CPU target."""
+    """Return the instructions that `render` prints for a CPU target."""
     halves = frozenset({"float16"}) if target.arch != "x86_64" or "f16c" in target.features else frozenset[str]()
     return replace(LLVM_INSTRUCTIONS, half_casts=halves, widened=halves)
 

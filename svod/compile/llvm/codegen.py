@@ -67,7 +67,7 @@ class _Reduction:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._is_on: bool | None = None     # unknown after a fork
+        self._is_on: bool | None = None     # the current setting; None: unknown, as after a fork
         self._running = 0
 
     @contextmanager
@@ -124,7 +124,7 @@ def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], p
 
 
 def _module_for(ir: str, target: Target, passes: bool) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:
-    """Return `module_of` for LLVM IR for a CPU target."""
+    """Parse LLVM IR for a CPU target; returns the context that `module_of` makes."""
     kind = target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT
     return module_of(ir, lambda: _new_machine(*kind), kind, passes, target.key)
 
@@ -144,7 +144,7 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
 
 
 def after_passes(ir: str, target: Target) -> str:
-    """Return the module of a finalist after LLVM's passes, as LLVM IR. Raises CompileError."""
+    """Return the module of a search's finalist after LLVM's passes, as LLVM IR. Raises CompileError."""
     with _module_for(ir, target, True) as (module, _):
         return str(module)
 
@@ -213,14 +213,14 @@ class LoadedProgram:
         arch = _architecture(code)
         if arch != MACHINES.get(platform.machine().lower()):
             raise CompileError(f"the object is for {arch}, this machine is {platform.machine()}: it cannot be loaded here")
-        may_use_tiles()     # before code that may need them runs
+        may_use_tiles()     # has to be called before code with tile instructions runs
         context = llvm.create_context()
-        # MCJIT wants a module to start from, and owns the machine it is given
+        # MCJIT needs a module to start from, and owns the machine that it is given
         empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', context)
         # llvmlite's memory manager (use_lmm) places the sections near each other. Code can address constants up to 2 GiB away; with LLVM's
         # own memory manager they may be further away, and the process ends.
         engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, (), 0), use_lmm=True)
-        # Held here, not by this object: in a cycle of garbage Python ends objects in any order, and an engine must not outlive its context.
+        # The finalizer holds both: Python ends objects in a garbage cycle in any order, but an engine must not outlive its context.
         self._free = weakref.finalize(self, _free, engine, context)
         self._free.atexit = False       # threads may still be running the code
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))

@@ -330,12 +330,12 @@ def _shared_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, 
 
 def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
     """Write a strided load as contiguous loads and shuffles. Without a mask the last load begins earlier, so that it ends at the last
-    element needed. With a mask it does not, because the mask, spread like the lanes, disables the elements beyond. The loads have a power
+    element needed. With a mask it does not, because the mask is false for elements beyond the last one. The loads have a power
     of two lanes, because LLVM shuffles vectors of other lengths element by element."""
     size, step = dtype.itemsize, abs(stride)
     span = (lanes - 1) * step + 1
     first = offset if stride > 0 else offset - (span - 1)
-    wide = 1 << (lanes - 1).bit_length()        # shorter than the span, which is at least 7 elements for 4 lanes
+    wide = 1 << (lanes - 1).bit_length()        # lanes of each load: fewer than the span, which is at least 7 elements for 4 lanes
     mem, count = memory_type(dtype.name, wide), -(-span // wide)
     position = [(k if stride > 0 else lanes - 1 - k) * step for k in range(lanes)]
     chunk_of = [p // wide for p in position]

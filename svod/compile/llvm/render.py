@@ -77,7 +77,7 @@ class _Loop:
 def _loop(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     loop = _Loop(w, src, arg)
     w.loops[i] = loop
-    w.addresses = dict(loop.addresses)  # addresses that the body adds are not valid after the loop
+    w.addresses = dict(loop.addresses)  # a copy, because addresses that the body adds are not valid after the loop
     if loop.once:
         w.value[i] = loop.start
         return
@@ -86,7 +86,7 @@ def _loop(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
     else:
         w.lines.append(f"  br label %loop{i}")
     w.label(f"loop{i}")
-    # the phis use the values at the end of the body, which ENDLOOP fills in
+    # ENDLOOP inserts the phis here, which use the values at the end of the body
     loop.header_line = len(w.lines)
     w.lines.extend([""] * (1 + len(loop.init)))
     w.value[i] = f"%v{i}"
@@ -202,7 +202,7 @@ def function_attributes(target: Target) -> str:
 
 
 def legal(program: Program, target: Target) -> Program:
-    """Reduce the program to instructions that can be printed here."""
+    """Reduce the program to instructions that `render` prints."""
     return legalize(program, instructions(target))
 
 

@@ -62,7 +62,7 @@ def _constant(dtype: DType, value: bool | int | float, text: str) -> str:
 
 def constant(dtype: DType, value: bool | int | float) -> str:
     """Return the text of a scalar constant, rounded or wrapped to `dtype`."""
-    return _constant(dtype, value, repr(value))     # repr: 0.0 and -0.0 are equal keys
+    return _constant(dtype, value, repr(value))     # the repr is part of the cache's key, because 0.0 and -0.0 are equal
 
 
 def splat(dtype: DType, value: bool | int | float, lanes: int) -> str:

@@ -20,7 +20,7 @@ from svod.errors import ProgramTooLong
 
 _INDEX = dtypes.index
 _BOOL = dtypes.bool
-MOST_FREQUENT = 8     # number of operations that the error of a too long program lists, the most frequent ones
+MOST_FREQUENT = 8     # number of operations, the most frequent ones, that the error of a too long program lists
 
 
 class Builder:
@@ -270,7 +270,7 @@ class Builder:
         for i, v in enumerate(order):
             position[v] = i
         op, dtype, lanes, src, arg = self.op, self.dtype, self.num_lanes, self.src, self.arg
-        number, new = position.__getitem__, tuple.__new__      # a third of the time of calling Instruction(…)
+        number, new = position.__getitem__, tuple.__new__      # takes a third of the time of calling Instruction(…)
         return tuple([new(Instruction, (op[v], dtype[v], lanes[v], tuple(map(number, src[v])), arg[v])) for v in order])
 
 

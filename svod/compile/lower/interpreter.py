@@ -43,14 +43,13 @@ from svod.errors import CompileError
 
 def run_phase(program: Program, number: int, args: Sequence[Array], temps: Sequence[Array], variables: Mapping[str, int], begin: int,
               end: int) -> None:
-    """Runs iterations begin ≤ i < end of one phase. `args`: flat arrays in memory form by slot; `temps`: the bytes of each
-    temporary."""
+    """Run iterations begin ≤ i < end of one phase. `args`: flat arrays in memory form by slot; `temps`: the bytes of each temporary."""
     with np.errstate(all="ignore"):
         PhaseInterpreter(program.spec, program.spec.phases[number], program.code[number], args, temps, variables)(begin, end)
 
 
 def poison(raw: Array, dtype: DType) -> None:
-    """Fills bytes with NaNs of a float dtype, else with 0xA5."""
+    """Fill bytes with NaNs of a float dtype, or with 0xA5 for other dtypes."""
     if dtype.is_float:
         whole = raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype))
         whole[:] = unhold(constant(dtype, float("nan")), dtype)
@@ -165,7 +164,7 @@ class PhaseInterpreter:
         self.translate()
 
     def __call__(self, begin: int, end: int) -> None:
-        """Runs iterations begin ≤ i < end, each as a group of threads where the phase has groups."""
+        """Run iterations begin ≤ i < end, each as a group of threads if the phase has groups."""
         if self.phase.block == 1:
             self.begin, self.end = begin, end
             self.run_group(range(1))
@@ -175,7 +174,7 @@ class PhaseInterpreter:
                 self.run_group(range(self.phase.block))
 
     def run_group(self, threads: Sequence[int]) -> None:
-        """Runs the threads of a group in the given order, each up to the next barrier. Raises CompileError if some do not reach it."""
+        """Run the threads of a group in the given order, each up to the next barrier. Raises CompileError if some do not reach it."""
         start = list(self.regs)
         _poison_areas(self.shared_areas)
         waiting: dict[int, ThreadState] = {}
@@ -200,7 +199,7 @@ class PhaseInterpreter:
         self.regs[:] = start
 
     def _resume(self, thread: int, steps: Iterator[Barrier], waiting: dict[int, ThreadState], reached: dict[int, Barrier]) -> None:
-        """Runs a thread up to its next barrier, or to its end."""
+        """Run a thread up to its next barrier, or to its end."""
         self.thread = thread
         barrier = next(steps, None)
         if barrier is not None:
@@ -208,7 +207,7 @@ class PhaseInterpreter:
             waiting[thread] = ThreadState(list(self.regs), dict(self.carried), self.scratch.copy(), steps, self.copies)
 
     def check_barrier(self, reached: Mapping[int, Barrier]) -> None:
-        """Raises CompileError unless every thread of the group waits at the same barrier."""
+        """Raise CompileError unless every thread of the group waits at the same barrier."""
         first = next(iter(reached.values()))
         if len(reached) < self.phase.block or any(b != first for b in reached.values()):
             others = self.phase.block - sum(b == first for b in reached.values())
@@ -619,7 +618,7 @@ class PhaseInterpreter:
         return spread
 
 
-#: Names of methods, so that an interpreter of another machine can override them.
+#: Operations of a subgroup → names of methods, so that an interpreter of another machine can override these.
 _TOGETHER = {"SHFL_XOR": "shuffle", "LOADMATRIX": "load_matrix", "MMA": "matrix_product", "MMASHARED": "product_in_shared"}
 
 
@@ -629,7 +628,7 @@ def _reached(phase: PhaseInterpreter, i: int, loops: tuple[int, ...], visible: b
 
 
 def _boxed(phase: PhaseInterpreter, i: int) -> Callable[..., Any]:
-    """`vector_function` of an instruction, adapted to scalar indices that are Python ints."""
+    """Return `vector_function` of an instruction, adapted to scalar indices that are Python ints."""
     vector, unbox, scalar = phase.vector_function(i), phase.is_index(i), [phase.is_index(s) for s in phase.code[i].src]
     if not unbox and not any(scalar):
         return vector

@@ -81,9 +81,9 @@ def least_iterations(phase: PhaseSpec, code: Sequence[Instruction]) -> int:
 
         LOOP i 0 … n step 256:  LOOP j i … min(i + 256, n) step 1        the blocks of i have n iterations together"""
     total, values = 0, intervals(phase, code)
-    opened = [1]                        # how often the body of each open loop runs in total
-    inside = [0]                        # loops already closed in each open loop
-    covered: dict[int, int] = {}        # loop → positions that it covers in total
+    opened = [1]                        # total iterations of each open loop, outermost first
+    inside = [0]                        # number of loops already closed in each open loop
+    covered: dict[int, int] = {}        # loop → total number of positions that it covers
     for i, (op, _, _, src, arg) in enumerate(code):
         if op == "LOOP":
             start, stop = src[:2]

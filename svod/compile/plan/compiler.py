@@ -144,7 +144,8 @@ class Compiler:
         return value
 
     def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
-        """Compile a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""
+        """Compile a kernel under a chain. Raises KernelOptError for a chain that does not apply, and CompileError if lowering or the
+        compiler fails."""
         chain = chain_digest(choice.chain)
         key = self._key(kernel, chain)
         with self._flights[hash(key) % FLIGHTS]:
@@ -167,7 +168,7 @@ class Compiler:
         """Return the lowered kernel, and the PROGRAM with all stages."""
         begun = self._begun.pop(key, None)
         if begun is not None:
-            # The thread that began the compilation cancels it where its own preparation ends first.
+            # The thread that began the compilation cancels it if its own preparation ends before.
             with suppress(CancelledError):
                 return begun.lowered, build(add_stage(begun.program, Ops.BINARY, begun.binary.result()), self.target)
         lowered = self._lowered(kernel, choice)
@@ -265,7 +266,7 @@ def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
     the target. Raises UnsupportedError for a device that is not available."""
     directories = object_cache_dirs(config.object_cache)
     device = device_named(config.device or target.device)
-    if device.backend.name != target.device:        # tools look at the records of several targets
+    if device.backend.name != target.device:        # the case of tools that read the records of several targets
         device = device_named(target.device)
     key = (target, directories, config.opt_cache_max, device.pair.name)
     with _compilers_lock:

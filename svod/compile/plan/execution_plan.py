@@ -59,8 +59,8 @@ ANALYSIS = "svod.bench.analyze"
 
 
 class ExecutionPlan:
-    """Run it with `execute`. A plan runs once at a time: concurrent calls wait for each other, because the plan owns its intermediates and
-    its outputs. Threads that share a plan must hold `lock` from binding to reading. Two plans may run at the same time.
+    """Kernels and buffers, run by `execute`. A plan runs once at a time: concurrent calls wait for each other, because the plan owns its
+    intermediates and its outputs. Threads that share a plan must hold `lock` from binding to reading. Two plans may run at the same time.
 
     `every`: all kernels in order, whatever the variables are. `kernels`: the kernels that run with the current values of the variables, and
     `running`: their positions in `every`; all of them if no variable has buckets. `segments`: the segments of a run. `variables`: by name,
@@ -78,7 +78,7 @@ class ExecutionPlan:
         self.lock = threading.RLock()       # hold it to bind and execute as one step
         self.keep: object = None            # owners of memory that the plan uses, kept alive with the plan
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
-        self.runs = 0                       # number of runs, by which a capture weighs plans
+        self.runs = 0                       # number of runs so far; a capture weighs plans by it
         self.names: Mapping[int, str] = {}  # buffer → name of the function's argument that it holds
         self._outputs = tuple(outputs)
         check_plan(self.every, buffers)
@@ -207,7 +207,7 @@ class ExecutionPlan:
             self.runs += 1
 
     def execute_with_vars(self, values: Mapping[str, int]) -> None:
-        """`execute`, with the variables in a mapping."""
+        """Do `execute` with the variables in a mapping."""
         self.execute(**values)
 
     def wait(self) -> None:
@@ -332,7 +332,7 @@ _plans: weakref.WeakSet[ExecutionPlan] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for plan in list(_plans):
-        plan.lock = threading.RLock()       # the thread that holds it may not exist in this process
+        plan.lock = threading.RLock()       # the thread that holds the old lock may not exist in this process
         plan._runs.note_fork()
 
 

@@ -119,7 +119,7 @@ class HostProgram(HostItem):
                                 "them")
         for i, (value, a) in enumerate(zip(returned, self.results, strict=True)):
             a.check(value, values, name, i if several else None)
-        # all results are checked before the first is stored: if this fails, nothing of this call was written
+        # all results are checked before the first is stored: if a check fails, nothing of this call was written
         for value, a in zip(returned, self.results, strict=True):
             if a.slot is not None:
                 np.copyto(a.array(addresses, owners, values, True), value)

@@ -52,7 +52,7 @@ class KernelForm:
 
     @property
     def chain_text(self) -> str:
-        """Return the chain as `svod.core.kernel.chain_text.parse_chain` reads it."""
+        """Return the chain as text that `svod.core.kernel.chain_text.parse_chain` reads."""
         return chain_text(self.chain)
 
     @cached_property

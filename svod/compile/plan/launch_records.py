@@ -20,8 +20,8 @@ class LaunchRecords:
         self.ranges = {(k, p): (0, phase.extent) for k, kernel in enumerate(kernels) for p, phase in enumerate(kernel.spec.phases)}
         self.recorded: list[tuple[tuple[int, int], ...]] = []       # (kernel, phase) of every list of launches
         self._lists: dict[tuple[tuple[int, int], ...], Launches] = {}
-        self._users: dict[int, list[int]] = {}                      # buffer or temporary → kernels
-        self._named: dict[str, list[int]] = {}                      # variable → kernels
+        self._users: dict[int, list[int]] = {}                      # index of a buffer or temporary → kernels that use it
+        self._named: dict[str, list[int]] = {}                      # variable → kernels that have it
         for k, kernel in enumerate(kernels):
             for index in {*kernel.buffers, *self.temps[k]}:
                 self._users.setdefault(index, []).append(k)

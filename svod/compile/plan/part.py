@@ -31,10 +31,10 @@ class DevicePart:
         self.device, self.backend = device, backend_named(device)
         self.is_remote = not self.backend.reads_host_memory
         self.queue: LaunchQueue | None = None
-        self.held: dict[int, Buffer] = {}           # the plan's number of a buffer → the Buffer
+        self.held: dict[int, Buffer] = {}           # number of a buffer in the plan → the Buffer
         self.shared: Memory | None = None           # memory of intermediates and temporaries of one run
         self.kept: Memory | None = None             # memory of temporaries that outlive a run
-        self.offsets: Mapping[int, int] = {}        # number → offset in `shared`, in bytes
+        self.offsets: Mapping[int, int] = {}        # index of a buffer or temporary → its offset in `shared`, in bytes
         self.shared_bytes = 0
         self._memories: dict[int, Memory] = {}      # memory of each of `held`, kept alive as long as queues use its address
         self._new: set[int] = set()                 # numbers of the `held` Buffers that were not loaded yet
@@ -54,7 +54,7 @@ class DevicePart:
         return self.queue
 
     def variant(self, variant: Variant) -> Variant:
-        """Return the queue's variant for a variant of the plan."""
+        """Return this device's variant for a variant of the plan."""
         return self._variants[variant]
 
     # -- the plan's own memory -------------------------------------------------------------------
@@ -64,7 +64,8 @@ class DevicePart:
         always = plan_memory(kept, dict.fromkeys(kept, 0), dict.fromkeys(kept, 0), "disabled")
         self.shared_bytes, self.offsets = placement.total, placement.offsets
         self.shared = self.backend.allocate(placement.total) if placement.total else None
-        self.kept = self.backend.allocate(always.total, touch=False) if always.total else None      # phases that run once fill it
+        # not touched here, because phases that run once fill it
+        self.kept = self.backend.allocate(always.total, touch=False) if always.total else None
         addresses = {}
         for memory, places in ((self.shared, placement), (self.kept, always)):
             for number, offset in places.offsets.items():
@@ -78,7 +79,8 @@ class DevicePart:
 
     # -- tensors' memory, on a device that cannot read host memory ----------------------------------
     def hold(self, number: int, buffer: Buffer, *, content: bool = False) -> int:
-        """Use a Buffer. Returns the address of its memory on this device. `content` False: its content is loaded later."""
+        """Use the memory of a Buffer for the plan's buffer `number`. Returns the address of its memory on this device. `content` False:
+        its content is loaded later."""
         memory = self._memories[number] = buffer.memory_on(self.backend, content=content)
         self.held[number] = buffer
         if not content:
@@ -86,8 +88,8 @@ class DevicePart:
         return memory.address
 
     def load(self, numbers: Iterable[int] | None, bind: Callable[[int, int], None]) -> None:
-        """Bring the content of Buffers to this device; None: of all Buffers not loaded yet. Calls `bind` with the number and the address of
-        each Buffer whose memory changed. Operations issued afterwards wait for what other libraries do with this part's memory."""
+        """Bring the content of Buffers to this device; None: of all Buffers not loaded yet. Calls `bind` with the number and the address
+        of each Buffer whose memory changed. Operations issued afterwards wait for operations of other libraries on this part's memory."""
         for stream in self.streams:
             self.backend.follow(stream)
         for number in list(self._new) if numbers is None else self.held.keys() & numbers:

@@ -124,7 +124,7 @@ class PreparedKernel:
     level: int | None = None            # kernels of one level are independent; None: this kernel alone is a level
     cut: str = ""                       # the scheduler's rule that made it a separate kernel
     offsets: tuple[int, ...] = ()       # per slot: offset in bytes of the kernel's argument within the buffer; (): all 0
-    regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer that it can access; (): all
+    regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer that the kernel can access; (): all
     variables: tuple[VariableSpec, ...] = ()    # the plan's variable for each variable of the program; (): the ones of the same names
     packing: PackedTemporaries | None = None    # the output of the phases that run once
     form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: compiled elsewhere, or not a program
@@ -165,23 +165,23 @@ class PreparedKernel:
         return self.views.nest()
 
     def linear(self) -> str:
-        """Print its LINEAR."""
+        """Print the kernel's LINEAR."""
         return self.views.linear()
 
     def legal(self) -> str:
-        """Print its LINEAR reduced to instructions that the device's renderer can print."""
+        """Print the kernel's LINEAR, reduced to instructions that the device's renderer can print."""
         return self.views.legal()
 
     def llvm(self, optimized: bool = False) -> str:
-        """Print its LLVM IR, before or after LLVM's passes."""
+        """Print the kernel's LLVM IR, before or after LLVM's passes."""
         return self.views.llvm(optimized)
 
     def asm(self) -> str:
-        """Print its assembly."""
+        """Print the kernel's assembly."""
         return self.views.asm()
 
     def object(self, path: str | os.PathLike[str]) -> Path:
-        """Write its object file, which `objdump -d` reads, and return the path. Raises FileError."""
+        """Write the kernel's object file, which `objdump -d` reads, and return the path. Raises FileError."""
         return self.views.object(path)
 
     @property
@@ -190,7 +190,7 @@ class PreparedKernel:
 
     @property
     def is_host_item(self) -> bool:
-        """Whether it is executed by the thread that runs the plan: a Python function, or a copy between devices."""
+        """Whether the thread that runs the plan executes the item: a Python function, or a copy between devices."""
         return isinstance(self.loaded, HostItem)
 
 
@@ -207,7 +207,7 @@ class Variant:
     """The kernels of a plan that run while the variables are within `buckets`: their numbers among all kernels, and the kernels
     themselves."""
 
-    buckets: tuple[tuple[str, int, int], ...]       # (variable, least, largest value)
+    buckets: tuple[tuple[str, int, int], ...]       # (variable, smallest value, largest value)
     kernels: tuple[int, ...]
     chosen: tuple[PreparedKernel, ...]
 
@@ -444,8 +444,8 @@ def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[
 
 def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], users: Mapping[int, set[int]],
                    writer: Mapping[int, int]) -> None:
-    """Check buffers with overlapping memory as `_check_parts` does: in order of address, each buffer against the ones that begin before it
-    ends."""
+    """Check that no kernel writes memory that another kernel of its level accesses through an overlapping buffer. In order of address,
+    each buffer is compared with the buffers that begin before it ends."""
     spans = sorted((address_of(a), address_of(a) + buffers[index].nbytes, index) for index in users
                    if (a := buffers[index].array) is not None and buffers[index].nbytes)
     reaching: list[tuple[int, int]] = []        # (end, buffer) of the earlier buffers that overlap this one

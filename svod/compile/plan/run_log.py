@@ -55,9 +55,9 @@ class RunLog:
         self.level, self.trace, self._file = level, trace, file
         self.pid = os.getpid()
         self.left_out = 0               # events beyond `MOST_EVENTS`
-        self._totals: dict[tuple[str, ...], _Total] = {}       # key of a kernel → its runs
-        self._copies: dict[tuple[str, str], _Total] = {}       # from one device to another
-        self._tracks: dict[str, int] = {}                       # device → its track; not for the CPU
+        self._totals: dict[tuple[str, ...], _Total] = {}       # key of a kernel → totals of its runs
+        self._copies: dict[tuple[str, str], _Total] = {}       # (source, destination) of copies → their totals
+        self._tracks: dict[str, int] = {}                       # device → number of its track; the CPU has none
         self._events: list[dict[str, Any]] = []
         self._works: dict[tuple[Any, ...], Work | None] = {}
         self._lock = threading.Lock()

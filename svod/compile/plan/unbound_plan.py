@@ -132,7 +132,7 @@ def call_sizes(kernel: Kernel, variables: Sequence[VariableSpec]) -> list[int]:
 
 
 def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
-    """Return a kernel's AST with the bounds of its variables in a call."""
+    """Return a kernel's AST in which its variables have the bounds that they have in a call."""
     return with_bounds(kernel.ast, {f"v{i}": v.bounds for i, v in enumerate(variables)})
 
 
@@ -140,7 +140,7 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
                threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST,
                storages: Mapping[int, Buffer] | None = None,
                elsewhere: Mapping[str, Mapping[str, Compiled]] | None = None) -> ExecutionPlan:
-    """Make the plan that runs `unbound` with the given code per kernel key; `elsewhere`: the same by device, for calls that name one.
+    """Make the plan that runs `unbound` with the code of each kernel key; `elsewhere`: code by device and key, for calls that name one.
     `arrays`: host memory per buffer; None for intermediates, for inputs that are bound later, and for buffers on a device. `storages`: the
     tensors' memory, by buffer; packed copies of constants are shared with other plans. Raises LaunchError if `unbound` cannot be run with
     this code and memory."""

@@ -241,7 +241,7 @@ def _sum(index: str, offset: int) -> str:
 
 
 def load(w: WgslWriter, i: int, memory: PointerMemory) -> None:
-    """Write LOAD, LOADS and GATHER."""
+    """Write instruction i, a LOAD, LOADS or GATHER."""
     _, dtype, lanes, src, _ = w.code[i]
     whole = memory.is_whole(i) and (memory.is_vectors or memory.is_packed)
 
@@ -277,7 +277,7 @@ def _load_where(w: WgslWriter, dtype: DType, lanes: int, mask: str, alt: Sequenc
 
 
 def store(w: WgslWriter, i: int, memory: PointerMemory) -> None:
-    """Write STORE, STORES and SCATTER."""
+    """Write instruction i, a STORE, STORES or SCATTER."""
     _, _, lanes, src, _ = w.code[i]
     places, chunks = _lanes_at(w, i), w.value[src[2]]
     mask = w.value[src[3]] if len(src) == 4 else None

@@ -76,7 +76,7 @@ def _prefix(operator: str, of_bools: str = "") -> Core:
 
 
 def _shift(operator: str) -> Core:
-    """Write a shift, whose amount must be u32."""
+    """Return the writer of a shift, whose amount must be u32 in WGSL."""
     def core(w: WgslWriter, dtype: DType, width: int, x: list[str], i: int) -> str:
         amount = w.code[w.code[i].src[1]]
         by = word(amount.arg, width) if amount.op == "CONST" else f"{vector('u32', width)}({x[1]})"

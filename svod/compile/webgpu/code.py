@@ -30,7 +30,7 @@ class WgslPipeline:
                 if any(op == OTHER for op, _ in module.bindings):
                     self.other = made.wgpu.create_buffer(size=16, usage=package().BufferUsage.STORAGE | package().BufferUsage.COPY_SRC)
                 self._warm(made)
-            except Exception as error:      # wgpu's own, of several kinds
+            except Exception as error:      # wgpu raises exceptions of several classes
                 if made.is_lost_by(error):
                     raise
                 raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error

@@ -25,7 +25,7 @@ from svod.errors import DeviceError, LaunchError, SvodError
 # bytes: minimum distance between the addresses of two buffers, so that addresses beyond the end of a buffer are unused
 ADDRESS_STEP_BYTES = 1 << 20
 ADAPTER_ADDRESSES = 1 << 52               # number of addresses of an adapter; addresses below this are invalid
-STAGING = 32 << 20          # bytes of each piece of a copy
+STAGING = 32 << 20          # maximum bytes of the staging buffer, and of each piece of a copy
 MOST_BEGUN = 64             # maximum number of submissions without a wait: this limits the memory that they keep alive
 BUFFER_UNIT_BYTES = 16      # sizes of buffers are multiples of it, so the last vector of four elements is complete
 
@@ -62,7 +62,7 @@ class WebGpuDevice:
         self.process = os.getpid()
         self.lost = ""
         self._begun: dict[str, None] = {}       # names of kernels that were submitted and may not have finished
-        self._submissions = 0                   # number of those submissions
+        self._submissions = 0                   # number of submissions since the last wait
         self.lock = threading.Lock()            # reads by way of the staging buffer take turns
         self._usage = wgpu.BufferUsage
         self.first: int = (number + 1) * ADAPTER_ADDRESSES if lost is None else lost.next + ADDRESS_STEP_BYTES
@@ -71,11 +71,11 @@ class WebGpuDevice:
         self._table = threading.Lock()          # guards the lists of buffers
         self._unused: deque[int] = deque()      # addresses of buffers to be freed
         self._starts: list[int] = []
-        self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes) by start
+        self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes), in the order of `_starts`
         self._staging: Any = None
         self._layouts: dict[int, Any] = {}
         self._filling: Any = None               # buffer that is cleared between runs to fill the L2 cache
-        self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros: the bounds of empty launches
+        self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros, as bounds of empty launches
                         self.wgpu.create_buffer(size=256, usage=wgpu.BufferUsage.STORAGE))
 
     def _seconds_per_tick(self) -> float:
@@ -108,7 +108,8 @@ class WebGpuDevice:
 
     @contextlib.contextmanager
     def trying(self, what: str) -> Iterator[None]:
-        """Run operations on the device. Raises LaunchError if they fail, and records whether the device was lost."""
+        """Turn errors of wgpu inside the context into LaunchError, and record whether the device was lost. `what`: the operation, for
+        the message."""
         self.check_process()
         if self.lost:
             raise LaunchError(f"this plan's device {self.name} is gone: {self.lost}; prepare the plan again")

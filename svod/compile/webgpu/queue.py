@@ -66,7 +66,7 @@ class WebGpuQueue(LaunchRecords):
         super().__init__(kernels, variants, addresses)
         self.device = device
         self.numbers = {launch: n for n, launch in enumerate(self.ranges)}
-        self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
+        self._groups: dict[Launch, tuple[Any, Any]] = {}    # launch → (pipeline, bind group)
         usage = package().BufferUsage
         self._slot = max([SLOT, *[-(-launch_bytes(k.spec) // SLOT) * SLOT for k in kernels]])
         self._end = max(self._slot, self._slot * len(self.numbers))     # first byte after the launches' numbers, which nothing reads
@@ -87,8 +87,8 @@ class WebGpuQueue(LaunchRecords):
         self._submit(self.recorded[launches.first], times, wait=wait)
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
-        """See `LaunchQueue.run_timed`. If a device has no clock, the L2 cache is filled only once, before the first run, and the host's
-        clock starts afterwards."""
+        """Do `run`, and return its seconds (`LaunchQueue.run_timed`). If a device has no clock, the L2 cache is filled only once, before
+        the first run, and the host's clock starts afterwards."""
         phases = self.recorded[launches.first]
         with self.device.trying("runs were timed"):
             if self.device.has_timestamps:

@@ -31,7 +31,7 @@ from svod.errors import CompileError, UnsupportedError
 
 ENTRY, OTHER = "main", "OTHER"      # name of the entry point; name of the binding of the word described in `WgslPhase`
 SOFTWARE_ITERATIONS = 65535     # iterations of all loops of a thread after which Mesa's software driver ends them without an error
-MOST_ELEMENTS = (1 << 31) - (1 << 16)       # most elements of an argument: indices have 32 bits, and may be a little larger than the size
+MOST_ELEMENTS = (1 << 31) - (1 << 16)  # maximum elements of an argument: indices have 32 bits, and may be a little larger than the size
 
 
 _HEAD = re.compile(r"^//// .*, bound: ((?:\w+:\d+ ?)*)\n", re.M)
@@ -53,7 +53,7 @@ class PhaseModules(NamedTuple):
 
 
 def legal(program: Program, target: Target) -> Program:
-    """Reduce the program to instructions that can be printed here."""
+    """Reduce the program to instructions that `render` prints."""
     return legalize(program, WGSL_INSTRUCTIONS)
 
 

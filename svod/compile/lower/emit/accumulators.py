@@ -169,12 +169,13 @@ class Accumulators:
         return self._merged(carried, accs)
 
     def _guarded(self, value: int, acc: int, guard: int) -> int:
-        """Select the new value of an accumulator where `guard` holds, else the old one. `guard` -1: always the new one."""
+        """Select the new value of an accumulator where `guard` holds, otherwise the old one. `guard` -1: always the new one."""
         b = self.b
         return value if guard < 0 else b.alu("WHERE", b.dtype[acc], b.num_lanes[acc], guard, value, acc)
 
     def _add(self, red: ReduceNode, acc: list[int], guard: int, width: int) -> list[int]:
-        """Combine the accumulators of one position with the values there."""
+        """Combine the accumulators of one position with the values that the reduction reads there. `guard`: condition under which they
+        count; -1: always."""
         b, stage = self.b, self.stage
         combiner = get_combiner(red.combiner)
         if red.combiner == "ADD" and guard < 0 and red.dtypes[0].is_float:
@@ -201,8 +202,8 @@ class Accumulators:
         return b.alu(op.value, dtype, width, *args)
 
     def epilogue(self, accs: list[int], sink: Sink, barrier: bool) -> None:
-        """Combine the partial results of each position, within this thread and over the threads that share it, and hand the stage's value
-        to the sink. `barrier`: threads wait before they store partial results to shared memory."""
+        """Combine the partial results of each position, within this thread and over the threads that share it, and give the stage's
+        value to the sink. `barrier`: threads wait before they store partial results to shared memory."""
         stage, plan, accs = self.stage, self.plan, self._spread(accs)
         stage.memo.clear()
         if plan is not None and plan.dot.is_tile:
@@ -232,7 +233,7 @@ class Accumulators:
         stage.frame, stage.whole_vectors = frame, whole
 
     def _in_vectors(self, columns: int, width: int) -> None:
-        """Count the positions of the stage in vectors of neighbouring results along local axis `columns`."""
+        """Make each position of the stage a vector of `width` neighbouring results along local axis `columns`."""
         stage = self.stage
         stage.frame = stage.frame._replace(vector_axis=columns if width > 1 else -1, vector_stride=1)
         stage.whole_vectors = self.ctx.kernel.axes[stage.r.axes[columns]].extent % width == 0
@@ -314,8 +315,8 @@ class Accumulators:
                 cells.append(Cell(at, self._part(total, k, width)))
 
         def open_tile(scale: int, width: int) -> None:
-            """Count positions from this thread's first element, in vectors of `width`. `scale`: factor on the distance in columns between
-            the threads of a row."""
+            """Move the stage's start to this thread's first element of the tile, and make each position a vector of `width` columns.
+            `scale`: factor on the distance in columns between the threads of a row."""
             stage.base = list(base)
             for a, first, k in zip((plan.rows, plan.columns), origin, (1, scale), strict=True):
                 stage.base[a] = add_lins(base[a], first, k)

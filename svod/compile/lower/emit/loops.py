@@ -12,7 +12,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.kernel.required import sum_lins
 from svod.core.tree.nodes import Body, Ends, Loop, Span
 
-Inside = Callable[[Body], Any]          # emits a body
+Inside = Callable[[Body], Any]          # emits a body inside the open loops
 
 
 class LoopEmitter:

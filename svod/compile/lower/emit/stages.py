@@ -121,7 +121,7 @@ class Stages:
         self.ctx.keep(s, shared.pointer(self.facts.stored(s), offset), layout, base, node.is_read_beyond)
 
     def _emit_held(self, stage: OpenStage, body: Body, base: list[Lin]) -> None:
-        """Compute a stage whose tiles stay in registers: the elements that this thread holds."""
+        """Compute this thread's elements of a stage whose tiles stay in registers."""
         held: dict[tuple[int, ...], int] = {}
         starts: set[tuple[frozenset[tuple[int, int]], ...]] = set()
 
@@ -184,6 +184,6 @@ class Stages:
         whole = nest.region == stage.frame.bounds[:stage.frame.num_outs] and stage.frame.vector_stride == 1 and axis.bound is None
         (terms, const), _ = stage.of_group[a]
         apart = [axis.extent, const, *strides, *(c * self.b.multiple_of(v) for v, c in terms.items())]
-        if a not in stage.frame.fixed:     # a last tile that is moved back ends where the region does
+        if a not in stage.frame.fixed:     # a last tile that is moved back ends at the end of the region
             apart.append(stage.frame.bounds[a])
         return whole and len(widths) == 1 and all(n % width == 0 for width in widths for n in apart)

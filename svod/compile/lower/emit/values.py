@@ -173,7 +173,7 @@ class Values:
             gate = -1
         in_place = slot in self.kernel.written
         guards = [self.axes.guard(stage, node.deps)]
-        if in_place and (stage.results or not stage.r.reductions):     # Several threads hold one position; one of them reads and stores it.
+        if in_place and (stage.results or not stage.r.reductions):     # only the thread that stores a position reads it
             guards.append(stage.stores)
         for guard in guards:
             if guard >= 0:
@@ -208,8 +208,8 @@ class Values:
 
     def load(self, stage: OpenStage, dtype: DType, pointer: int, linear: LinearIndex, gate: int, alt: int, floor: int, ordered: bool,
               base: Base | None = None, slack: bool = False, version: int = 0) -> int:
-        """Emit a load at the current position. `gate`, `alt`: its condition and the value otherwise, or -1. `slack`: one vector past the
-        end of the area may be read, so that contiguous loads need no mask."""
+        """Emit a load at the current position. `gate`: its condition, -1 for none; `alt`: the value if that is false.
+        `slack`: one vector past the end of the area may be read, so that contiguous loads need no mask."""
         b = self.b
         start, const, lane, vector = self.address(stage, linear, base)
         w = stage.chunk.width
@@ -306,8 +306,8 @@ class Values:
         self.store(stage, value, pointer, self.addresses.in_layout(stage, pointer, layout, base), False, padded)
 
     def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool, padded: bool = False) -> None:
-        """Emit a store at an address. `padded`: the memory has room for positions beyond the extents, so they are stored as well,
-        unguarded."""
+        """Emit a store at an address. `padded`: the memory has room for positions beyond the extents, so these are stored as well,
+        without a guard."""
         b = self.b
         start, const, lane, vector = address
         w = stage.chunk.width if stage.frame.vector_axis >= 0 else 1

@@ -101,7 +101,7 @@ def shift(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...],
     if known and all(0 <= n < bits for n in known):
         return None
     kind = unsigned(b, dtype)
-    by = b.cast(kind, amount)       # a negative amount is a large one
+    by = b.cast(kind, amount)       # a negative amount becomes a large unsigned one
     if op == "SHR" and dtype.kind == "i":
         least = b.alu("MIN", kind, lanes, by, b.const(kind, lanes, bits - 1))
         return b.alu("SHR_BELOW", dtype, lanes, x, from_unsigned(b, dtype, least))

@@ -11,7 +11,7 @@ from svod.compile.lower.program import Program
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
-BLOCK_BYTES = 256        # bytes of a row that a core processes while it loops over positions
+BLOCK_BYTES = 256        # bytes of a row of columns that one core processes in its loop over positions
 
 
 def lower_scatter(node: UOp, target: Target) -> Program:

@@ -105,7 +105,7 @@ class PlanDevices:
         end = len(buffers) + sum(len(k.spec.temps) for k in kernels)
         place = self._places + [""] * (end - len(buffers))      # the device of each number
         addresses = [self._address_of(i, b) for i, b in enumerate(buffers)] + [0] * (end - len(buffers))
-        packed: set[int] = set()            # temporaries that plans share
+        packed: set[int] = set()            # numbers of temporaries with packed constants, which several plans share
         for number, (k, temps) in enumerate(zip(kernels, temporary_numbers(kernels, end), strict=True)):
             part = self.runner_of(number)
             for t in temps:

@@ -34,8 +34,9 @@ class Runs:
         self._devices, self._values, self._bindings = devices, values, bindings
         self._is_launching = False              # launches or segments are running
         self._calling = ""                      # the name of the Python function that is being called
-        self._closed: list[tuple[Buffer, np.ndarray[Any, Any] | None]] = []     # outputs not computed yet
-        # first of consecutive kernels of another device → its queue and the launches of all of them
+        # outputs that cannot be read before the first run: (Buffer, its host array)
+        self._closed: list[tuple[Buffer, np.ndarray[Any, Any] | None]] = []
+        # first of consecutive kernels of another device → that device's queue, and the launches of all these kernels
         self._elsewhere: dict[int, tuple[LaunchQueue, tuple[Launches, ...]]] = {}
         self._select(variants[-1])
 
@@ -84,7 +85,7 @@ class Runs:
         self.log, self.is_plain = log, False
 
     def close_until_run(self, buffers: Iterable[Buffer], reason: str) -> None:
-        """Close outputs of the plan, for `reason`, until it has run for the first time."""
+        """Make outputs of the plan unreadable, for `reason`, until it has run for the first time."""
         for buffer in buffers:
             self._closed.append((buffer, buffer.host))
             buffer.close(reason)
@@ -107,7 +108,7 @@ class Runs:
             self._refuse()
 
     def note_fork(self) -> None:
-        """Called in a child process: a run that was in progress in the parent will never finish here."""
+        """Handle a fork, in the child process: a run that was in progress in the parent will never finish here."""
         if self.is_going_on:
             self._is_launching = False
             self.poison("the process was forked while it ran")
@@ -242,7 +243,7 @@ class Runs:
             end = time.perf_counter()
             if seconds is None:
                 seconds = end - start
-            if not isinstance(kernel.loaded, BufferCopy):    # copies log themselves
+            if not isinstance(kernel.loaded, BufferCopy):    # a copy reports its time itself
                 device = HOST if kernel.is_host_item else self._devices.runner_of(number).backend.label
                 # the host notices the end of a device's kernel, not its start
                 log.add(kernel, device, max(start, end - seconds), seconds, values)

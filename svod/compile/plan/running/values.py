@@ -21,7 +21,8 @@ class PlanValues:
         self._devices = devices
         self._values: dict[str, int | None] = {name: None for k in kernels for name in names_of(k).values()}
         self.unset = set(self._values)
-        self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)     # kernels whose launches some values make impossible
+        # kernels whose launches are impossible for some values
+        self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)
         self._ranges = ranges_of(kernels)
         self._is_sliced = False             # whether a phase computes only part of its iterations
 

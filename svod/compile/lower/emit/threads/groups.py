@@ -28,7 +28,7 @@ from svod.core.machine.isa import Fragment
 from svod.core.tree.threads import held_sides
 
 INDEX, BOOL = dtypes.index, dtypes.bool
-Alu = Callable[..., int]      # elementwise operations
+Alu = Callable[..., int]      # emits an elementwise operation (`Accumulators.alu`)
 ONE_THREAD = StageThreads(1, 1, 1)
 NOWHERE: Lin = ({}, 0)
 
