@@ -52,7 +52,7 @@ def pending_tensors() -> list[TensorBase]:
         key = id(t)
         if base_of(t.uop).op is Ops.BUFFER:
             _computed[key] = t
-            # checked again now that both tables have it, because another thread may have assigned to it
+            # checked again while both tables have the tensor, because another thread may have assigned to it before that
             if base_of(t.uop).op is Ops.BUFFER:
                 _pending.pop(key, None)
         else:

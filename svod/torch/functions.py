@@ -57,8 +57,9 @@ class GraphFunction:
         # a forked child makes its own plans
         for name, make in (("weights", dict), ("_latest", lambda: None), ("_lock", threading.RLock)):
             remake_after_fork(self, name, make)
-        self.sizes = VaryingSizes.of(program.graph, {*static, *kept})      # None if all are constant, or if each has a plan of its own
-        self._why_many = ""         # the reason why there is no plan for all sizes, until it is told
+        # None if all sizes are constant, or if each set of sizes needs a plan of its own
+        self.sizes = VaryingSizes.of(program.graph, {*static, *kept})
+        self._why_many = ""         # the reason why one plan cannot serve all sizes, until a warning has given it
         self._split()
         share_cores()
         functions.add(self)

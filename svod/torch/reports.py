@@ -15,7 +15,7 @@ from svod.torch.translate import Missing
 @dataclass(frozen=True)
 class GraphReport:
     """One graph. `missing`: the operations that PyTorch runs inside plans; `refused`: the reasons of calls that were left to PyTorch.
-    `operations`, `weights`, `plans`, `kernels` and `calls` are numbers. `run_seconds`: the fastest run; `host_seconds`: the time of all
+    `operations`, `weights`, `plans`, `kernels` and `calls` are counts. `run_seconds`: the fastest run; `host_seconds`: the time of all
     runs in operations that PyTorch runs."""
 
     name: str

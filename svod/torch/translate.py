@@ -166,7 +166,7 @@ class _Walk:
         return made if parts is None else MergedAxes(made, parts)
 
     def _of_plain(self, node: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """The results of an operation of tensors without merged axes."""
+        """The results of an operation on tensors without merged axes."""
         target = node.target
         operation = _operation(name, args, node.meta.get("val"))
         if operation is None and name == "prims.convert_element_type.default":
@@ -206,7 +206,7 @@ class _Walk:
         return _with_dtypes(operation.function(*given, **named), wanted)
 
     def _item(self, node: Any, values: Any, index: int) -> Any:
-        """One of several results; if it is a function, that is called now."""
+        """Select one of several results. A result that is given as a function is computed here."""
         item = values[index]
         if not callable(item) or isinstance(item, Tensor):
             return item

@@ -43,7 +43,7 @@ class _NativePass(NamedTuple):
     """The native pass, and the addresses of PyTorch's functions that it calls."""
 
     unchanged: Callable[[int], int]
-    asked: tuple[int, ...]      # values of the attributes in _ASKED, compared in each pass
+    asked: tuple[int, ...]      # addresses of the functions named in _ASKED, by which the pass reads the address and the form of a tensor
     version_of: int
     code: object        # keeps the machine code alive
 

@@ -384,7 +384,7 @@ def report(runs: tuple[Path, ...], db: str | None, with_db: bool, output: Path, 
 
 
 def _write_at_last(path: Path, result: Run) -> None:
-    """Write the run to `path`. If that fails, save it in a temporary folder, and raise the OSError all the same."""
+    """Write the run to `path`. If that fails, save it in a temporary folder, then raise the OSError."""
     from svod.bench.results import write_run
 
     try:

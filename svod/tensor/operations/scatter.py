@@ -155,7 +155,7 @@ class Scatter(Ordered):
         return placed.pad(pads).where(self.full(region, True).pad(pads), self)
 
     def _placed(self, at: int, index: Self, values: Self, reduction: str) -> Self:
-        """Run the library kernel on (outer, n, inner)."""
+        """Run the scatter kernel on this tensor, viewed as (outer, n, inner)."""
         kind = accumulator(self.dtype) if self.dtype.is_float else dtypes.uint8 if self.dtype.kind == "b" else self.dtype
         if reduction not in ("ADD", "MUL") and self.dtype.is_float:
             kind = self.dtype

@@ -114,7 +114,8 @@ def matmul_n_bits(node: OnnxNode, a: Tensor, b: Tensor, scales: Tensor, zeros: T
 @operator("QGemm", domain=MICROSOFT)
 def quantised_gemm(node: OnnxNode, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
                    c: Tensor | None = None, scale: Tensor | None = None, zero: Tensor | None = None) -> Tensor:
-    """An exact product of integers plus int32 of the same scale; the result is floats, or integers of `scale`."""
+    """An exact product of integer matrices plus an int32 matrix `c`, which has the scale of the product. The result is floats, or, given
+    `scale` and `zero`, integers quantised by them."""
     turned = [shifted(t.transpose(0, 1) if node.get(f"trans{n}", 0) else t, None, -1) for t, n in ((a, "A"), (b, "B"))]
     wide = turned[0].sub(a_zero.cast("int32")).matmul(turned[1].sub(b_zero.cast("int32")))
     wide = wide if c is None else wide.add(c)
@@ -126,8 +127,8 @@ def quantised_gemm(node: OnnxNode, a: Tensor, a_scale: Tensor, a_zero: Tensor, b
 
 @operator("GatherBlockQuantized", domain=MICROSOFT, narrow=True, exact=True)
 def gather_block_quantised(node: OnnxNode, data: Tensor, index: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
-    """Rows of weights in blocks with a scale each. Integers of 4 bits have one element each; bytes have several elements of `bits` along
-    the last axis, the first in the lowest bits. An index out of range gives zeros."""
+    """Rows of weights that are quantised in blocks, each with its own scale. Integers of 4 bits have one element each; bytes have
+    several elements of `bits` along the last axis, the first in the lowest bits. An index out of range gives zeros."""
     rank, bits, block = data.ndim, node.get("bits", 4), node.get("block_size", 128)
     axis, along = axis_in(node.get("gather_axis", 0), rank), axis_in(node.get("quantize_axis", 1), rank)
     packed = data.dtype is dtypes.uint8 and bits < 8
