@@ -189,7 +189,7 @@ class Round:
     flops: float
 
     def rate(self, samples: int) -> float:
-        """Flops per second."""
+        """Flops per second of this round."""
         return self.flops / _settled(self.run, samples)
 
 

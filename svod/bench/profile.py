@@ -98,7 +98,7 @@ class LayerTime:
 
     @property
     def ceiling_share(self) -> float | None:
-        """The bound of all its kernels divided by its inclusive time."""
+        """The bound of all kernels of the layer divided by the layer's inclusive time."""
         return None if self.bound is None or not self.inclusive else self.bound / self.inclusive
 
 

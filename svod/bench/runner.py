@@ -198,14 +198,14 @@ class _CaseRun:
                 there[NEIGHBOUR] = prepared
 
     def add_beside(self, name: str, prepared: PreparedPeer) -> None:
-        """Add other work to the rounds, if any contestant is ready."""
+        """Add work that does not compete, such as the round neighbour's, to the rounds, if any contestant is ready."""
         if self.ready:
             for there in (self.ready, *self.moved):
                 there[name] = prepared
 
     def time(self, config: BenchConfig, rng: random.Random, *, clock: Clock, watch: Watch, pause: Callable[[], None],
              place: Place) -> CaseTiming | None:
-        """Samples of all ready contestants; None if none is left. If one fails, it is dropped and the others start again."""
+        """Time all ready contestants. Returns None if none is left. If one fails, it is dropped and the others start again."""
         while set(self.ready).difference(BESIDE):
             names = list(self.ready)
             lead = next((names.index(n) for n in reversed(SVOD) if n in self.ready), 0)

@@ -179,7 +179,8 @@ class _Runs:
             self.live.append((weakref.ref(plan), 1))
 
     def total(self) -> int:
-        """The runs so far. A plan counts at least one, as it may be deleted before it is counted again."""
+        """The number of runs so far of all these plans. Each plan counts as run at least once, as it may be deleted before its runs are
+        read."""
         live = []
         for ref, seen in self.live:
             plan = ref()
@@ -223,7 +224,7 @@ class _Recorder:
                 self._write([*kernel_lines(unbound, target.key, self._kernels), plan_line(unbound, seconds, target.key)])
 
     def flush(self) -> None:
-        """Write the counts that have changed. Never raises, as it runs at exit and in a thread of the captured script."""
+        """Write the numbers of runs that have changed. Never raises, as it runs at exit and in a thread of the captured script."""
         if os.getpid() != self.pid:
             return
         with self._lock:

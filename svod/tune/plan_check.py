@@ -78,7 +78,7 @@ class InPlan:
 
     @property
     def differs(self) -> bool:
-        """Whether its gain inside the plan is larger or smaller than the promised one, beyond noise."""
+        """Whether the kernel's gain inside the plan is larger or smaller than its promised gain, beyond noise."""
         slack = PROMISE_TOLERANCE * abs(self.promised)
         return self.high < self.promised - slack or self.low > self.promised + slack
 

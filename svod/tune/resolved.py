@@ -64,7 +64,8 @@ class Resolved:
         return self.compiler.target
 
     def target_of(self, device: str) -> Target:
-        """The target of another device, under the limits of the configuration. Raises UnsupportedError for an unknown device."""
+        """The target of `device`, under the limits of the options `threads` and `optimizer`. Raises UnsupportedError for an unknown
+        device."""
         return _target(device, self.config)
 
     def on(self, device: str) -> Resolved:

@@ -36,7 +36,7 @@ class BlockLayer:
 
     @property
     def given(self) -> Mapping[str, Value]:
-        """The parameters by name."""
+        """The layer's parameters by name."""
         return dict(self.values)
 
     def __str__(self) -> str:

@@ -93,7 +93,7 @@ class Investigation:
         return BlockFinding(case.name, verdict.kind, verdict.why, found, shown, self.judged)
 
     def _kernels(self, case: Case) -> tuple[KernelShare, ...]:
-        """The kernels of a block that svod runs; () if it does not."""
+        """The kernels that svod runs for a block, timed one by one; () if svod cannot run it."""
         with suppress(SvodError), self.alone.entered(case) as peers:
             own = next(p for p in peers if p.name == OWN).prepare(case, [])
             if own.explain is not None:

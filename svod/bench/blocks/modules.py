@@ -218,7 +218,7 @@ class TokenConv(nn.Module):  # type: ignore[misc]
         self.conv = nn.Conv1d(width, width, k, groups=width, padding=k - 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve, and leave out the positions behind the end."""
+        """Convolve with padding on both sides, and drop the positions behind the end of the input."""
         return self.conv(x.transpose(1, 2))[..., :x.shape[1]].transpose(1, 2)
 
 
@@ -410,7 +410,7 @@ def _plain(function: Function) -> Callable[[Shape, Values], Function]:
 
 
 def _times(step: Function) -> Callable[[Shape, Values], Function]:
-    """A layer that applies a step several times."""
+    """A layer that applies a step n times, where n is the layer's parameter."""
     def make(shape: Shape, v: Values) -> Function:
         def run(x: Tensor) -> Tensor:
             for _ in range(int(v["n"])):

@@ -134,7 +134,7 @@ class TunedKernel:
 
     @property
     def id(self) -> str:
-        """The HTML id of its part of the page."""
+        """The HTML id of the kernel's part of the page."""
         return f"kernel-{self.key[:16]}"
 
     @property

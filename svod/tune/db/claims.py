@@ -115,7 +115,7 @@ class Claim:
         return self.is_ours and (self.token is None or self._claims.renew(self))
 
     def release(self) -> None:
-        """Give the claim back; in a forked child nothing happens."""
+        """Give the claim back. Does nothing in a forked child, which does not own the claim."""
         if self.is_ours:
             self._claims.release(self)
 

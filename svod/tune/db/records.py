@@ -162,11 +162,11 @@ class Record:
 
     @cached_property
     def id(self) -> str:
-        """The digest of the content: the primary key."""
+        """The digest of the record's content: its primary key."""
         return digest(self.kind, self.content())
 
     def content(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, and the unknown ones, as JSON values."""
+        """The record's fields that differ from their defaults, and those unknown to this svod, as JSON values."""
         values = self.__dict__
         return {**self.extra, **{name: value for name, default in _defaults_or_none(self.kind) if (value := values[name]) != default}}
 

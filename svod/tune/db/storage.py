@@ -59,7 +59,7 @@ class Storage:
 
     @property
     def path(self) -> Path | None:
-        """The file that is written, whether or not it exists yet; None: memory only."""
+        """The file that records are written to, whether or not it exists yet; None: records are only kept in memory."""
         return None if self._unwritable is not None else self.plan.write
 
     def _trouble(self, text: str, advice: str = "") -> None:
@@ -68,7 +68,7 @@ class Storage:
         config.log_once(log, logging.WARNING, f"tuning database: {text}{advice and f'. {advice}'}")
 
     def open_own(self) -> None:
-        """Open the file that is written, if it exists: for writing where that is possible, else for reading."""
+        """Open the file that records are written to, if it exists: for writing where that is possible, else for reading."""
         path = self.plan.write
         if path is None or self.own is not None or self._unwritable:
             return

@@ -80,7 +80,7 @@ class TuningDB:
 
     @property
     def path(self) -> Path | None:
-        """The file that is written, whether or not it exists yet; None: memory only."""
+        """The file that records are written to, whether or not it exists yet; None: records are only kept in memory."""
         return self.storage.path
 
     @property

@@ -111,7 +111,7 @@ class Winner(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """Whether this is the heuristic's own chain: no chain is certainly better."""
+        """Whether the winner is the heuristic's own chain, because no other chain is certainly better."""
         return self.linear == self.baseline_linear
 
 

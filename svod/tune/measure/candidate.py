@@ -98,7 +98,7 @@ class Candidate:
 
     @property
     def fitness(self) -> float:
-        """Its seconds as races measured them, or as screening did if it was never raced."""
+        """The candidate's seconds by its last race, or by its screening if it was never raced."""
         return self.score if self.score < float("inf") else self.seconds
 
     def fail(self, status: Status, reason: str) -> None:

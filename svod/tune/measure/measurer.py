@@ -96,7 +96,7 @@ class Confirmed:
 
     @property
     def worst(self) -> float:
-        """The largest of the ratios at its sizes; 0 for a kernel without variables."""
+        """The largest ratio at any size of the kernel; 0 for a kernel without variables."""
         return max((ratio for _, _, ratio in self.sizes), default=0.0)
 
 

@@ -78,7 +78,7 @@ class InputSet(NamedTuple):
 
     @property
     def integers(self) -> int | None:
-        """The largest magnitude of the integers; None: reals."""
+        """The largest magnitude of the integers that are drawn; None if reals are drawn."""
         return int(max(abs(self.low), abs(self.high))) if self.kind == "integers" else None
 
 
@@ -150,7 +150,8 @@ def _poison_bytes(dtype: DType) -> int:
 
 def draw(dtype: DType, size: int, inputs: InputSet, rng: np.random.Generator, vmin: int | None = None, vmax: int | None = None,
          positive: bool = False) -> Array:
-    """Draw `size` values, in memory form. `vmin`/`vmax` bound integers; `positive`: integers are at least 1 (divisors, shift amounts)."""
+    """Draw `size` values, in memory form (bfloat16 as its bits in uint16). `vmin`/`vmax` bound integers; `positive`: integers are at
+    least 1 (divisors, shift amounts)."""
     if dtype.kind == "b":
         return rng.integers(0, 2, size).astype(np.bool_)
     if dtype.is_float:

@@ -35,9 +35,9 @@ FACTS_SECONDS = 10.0          # deadline of one call of `machine_facts`
 RACE_SECONDS = 60.0           # fixed part of the deadline of a race, per size
 CONFIRM_EXTRA = 30.0          # seconds of a confirmation's deadline beyond its timing
 CONFIRM_EXTRA_ALONE = 5.0     # CONFIRM_EXTRA for finalists that are confirmed one by one
-RESTLESS_REPEATS = 1          # repetitions of void rounds after a race in which repeating them did not help
+RESTLESS_REPEATS = 1          # repetitions of disturbed rounds after a race in which repeating them did not help
 LEAST_ROUNDS = 6              # least rounds of a confirmation: from fewer no 95 % interval can be computed
-REPEAT_SECONDS = 1.5          # most seconds for repeating void rounds: the end of a budget is planned for races of about equal length
+REPEAT_SECONDS = 1.5          # most seconds for repeating disturbed rounds: the end of a budget is planned for races of about equal length
 RACE_SLACK = 1.1              # a race has few rounds, so it drops only candidates this factor above WORST_RATIO
 GIVEN_UP = Outcome("lost", kind="budget", message="the budget was over before a worker answered")
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
@@ -224,8 +224,8 @@ class WorkerMeasurer:
         return len(self.sizes) if self.heuristic is None else sum(self.heuristic) / geometric_mean(self.heuristic)
 
     def race_rounds(self, seconds: Sequence[float]) -> tuple[int, int]:
-        """The number of rounds of the next race, and the most repetitions of void rounds. `seconds`: one run of each candidate, the
-        anchor first."""
+        """The number of rounds of the next race, and the most repetitions of rounds in which the machine is busy. `seconds`: one run of
+        each candidate, the anchor first."""
         longest = max(seconds)
         rounds = 4 if longest > 5e-3 else 6 if longest > 1e-3 else 8
         batch = self.size_factor * (rounds * math.fsum(seconds) + 2 * ANCHOR_SAMPLES * seconds[0])

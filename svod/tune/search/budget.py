@@ -36,12 +36,12 @@ class Budgeted(Protocol):
     def calls(self) -> float: ...
     @property
     def history(self) -> Sequence[float]:
-        """The best time after each round; infinite while nothing has been measured."""
+        """The kernel's best time after each round, in seconds of one call; infinite while nothing has been measured."""
     @property
     def bound(self) -> float: ...
     @property
     def spent(self) -> float:
-        """Wall seconds of search so far."""
+        """Wall seconds that the kernel's search has taken so far."""
     @property
     def widened(self) -> int:
         """The number of times that the search continued with a wider beam instead of ending."""
@@ -126,7 +126,7 @@ class ModelBudget:
 
     @property
     def until_end(self) -> float:
-        """Seconds that are left; negative after the end."""
+        """Seconds of the budget that are left; negative after its end."""
         return self.total - self.elapsed
 
     @property

@@ -52,7 +52,7 @@ class AnalyticCost:
     """Ranks by `Candidate.predicted`."""
 
     def learn(self, measured: Iterable[Candidate]) -> None:
-        """There is nothing to learn."""
+        """Does nothing: the analytic model has nothing to learn."""
 
     def predictions(self, candidates: Sequence[Candidate]) -> Sequence[float]:
         return [c.predicted for c in candidates]

@@ -139,12 +139,12 @@ class KernelSearch:
 
     @property
     def round_end(self) -> float:
-        """The expected seconds from the last chunk of the next round to its end."""
+        """The expected seconds from the last chunk of candidates in the next round to the round's end."""
         return self.pace.round_end
 
     # -- steps ------------------------------------------------------------------------------------------------------------
     def step(self, deadline: float = float("inf")) -> None:
-        """Run one round. After `deadline`, on `clock`, no further chunk begins. Raises the measurer's exceptions."""
+        """Run one round. After `deadline`, on `clock`, no further chunk of candidates is built. Raises the measurer's exceptions."""
         if self.finished:
             return
         started = self.clock()
@@ -157,7 +157,7 @@ class KernelSearch:
             self.spent += self.clock() - started
 
     def stop(self, why: str) -> None:
-        """End the search."""
+        """End the search for the reason `why`, unless it has ended for another."""
         self.finished, self.why = True, self.why or why
 
     def _time_baseline(self) -> None:
@@ -313,7 +313,8 @@ class KernelSearch:
         return kept
 
     def _build_in_chunks(self, candidates: Sequence[Candidate], deadline: float) -> list[Candidate]:
-        """Build and screen. Returns the candidates that the deadline left no time for, as they were before lowering."""
+        """Build and screen candidates, chunk by chunk. Returns those that the deadline left no time for, with the status they had before
+        lowering."""
         ordered = sorted(candidates, key=lambda c: c.origin not in SEEDS)
         start = 0
         while start < len(ordered):

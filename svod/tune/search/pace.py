@@ -37,7 +37,7 @@ class Pace:
         return max(self._round_ends, default=0.0)
 
     def end_round(self, seconds: float) -> None:
-        """Remember the seconds from the last chunk of a round to its end."""
+        """Remember the seconds from the last chunk of candidates in a round to the round's end."""
         self._round_ends.append(seconds)
 
     def chunk_size(self, seconds: float) -> int:

@@ -243,7 +243,7 @@ class Child:
         return self._pid
 
     def run(self, request: Request) -> Outcome:
-        """Run one item. Starts the process and makes its state first if needed."""
+        """Run one item. Starts the process, and makes the state that the item needs, if that has not been done."""
         if self._socket is None:
             self._start()
         if request.setup_key and request.setup_key != self._setup:

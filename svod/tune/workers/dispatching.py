@@ -105,7 +105,7 @@ class DispatchingExecutor(Executor):
         carrier.close()
 
     def _take(self, carrier: Carrier) -> list[Task]:
-        """The next items for a carrier, as soon as there are some. Empty when closing."""
+        """Wait for items that a carrier may run, and return them; [] when the executor closes."""
         with self._changed:
             while not self.closing:
                 if tasks := self._items.next_for(carrier):
@@ -131,7 +131,8 @@ class DispatchingExecutor(Executor):
         return [(t, CLOSED_OUTCOME if self.closing and o.status == "crash" else o) for t, o in zip(tasks, outcomes, strict=True)], []
 
     def _brought_up(self, carrier: Carrier) -> bool:
-        """Wait until a carrier's worker is up; the carrier has no items meanwhile. Returns False if that will never be."""
+        """Wait until a carrier's worker is up, without giving the carrier items. Returns False if the executor closes or no worker can
+        start."""
         while not self.closing and carrier.name not in self._fleet.aside:
             if carrier.name in self._fleet.up:
                 return True

@@ -115,7 +115,8 @@ class Batch(Iterator[tuple[int, Outcome]]):
         return outcome
 
     def poll(self, timeout: float | None = 0.0) -> tuple[int, Outcome] | None:
-        """The next (index, outcome); None when none completes within `timeout` seconds, or all were returned before (`finished`)."""
+        """Wait up to `timeout` seconds for the next (index, outcome). None: no item completed in that time, or all outcomes were
+        returned (`finished`)."""
         if self.finished:
             return None
         try:
@@ -259,7 +260,7 @@ class InlineExecutor(Executor):
         return [Activity("inline", kind, "", "busy" if job else "idle", time.monotonic() - since, job, int(bool(job)))]
 
     def wait_until_ready(self, seconds: float = math.inf) -> None:
-        """There is nothing to wait for."""
+        """Returns at once, as there is nothing to wait for."""
 
     def close(self) -> None:
         self.closed = True

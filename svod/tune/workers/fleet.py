@@ -36,7 +36,7 @@ class Carrier(Protocol):
         """Release exclusive resources, such as the machine lock. Called when no further item that this carrier may take is waiting."""
 
     def interrupt(self) -> None:
-        """Make `run` return soon. Called by another thread when the executor closes."""
+        """Make a running `run` return soon. Called by another thread when the executor closes."""
 
     def close(self) -> None:
         """End this carrier's worker. Called once, at the end of the thread that runs the carrier."""
@@ -112,7 +112,7 @@ class Fleet:
         self.note(carrier, "set aside", why)
 
     def why_hopeless(self, batch: Batch) -> str | None:
-        """Why no worker is left for a batch; None if there is one or may still be one."""
+        """Why no worker can run a batch; None if one can, or may be able to once its target is known."""
         left = self.left(batch.kind)
         if any(fits(c, batch) for c in left):
             return None

@@ -111,7 +111,7 @@ class ForkServer:
         return self._process.pid
 
     def wait_until_ready(self, seconds: float = START_DEADLINE) -> None:
-        """Wait for the server's hello. Raises TuneError where it does not come within `seconds`."""
+        """Wait for the server's first message, which says that it is ready. Raises TuneError where it does not come within `seconds`."""
         with self._lock:
             if not self._ready:
                 self._socket.settimeout(max(0.1, min(seconds, START_DEADLINE)))

@@ -79,7 +79,7 @@ class Items:
         return not self.active["bench"][carrier.host] and not any(self.wait_for(c) for c in timers if c.name in self._fleet.up)
 
     def next_for(self, carrier: Carrier) -> list[Task]:
-        """The next items for a carrier: one, or up to its chunk while there are enough for all carriers; [] if it has to wait."""
+        """The next items for a carrier: one, or up to `carrier.chunk` if many are waiting; [] if the carrier has to wait."""
         while self.wait_for(carrier) and self._has_cores(carrier):
             if taken := self._taken(carrier):
                 return self._hand_over(carrier, taken)
@@ -88,7 +88,7 @@ class Items:
         return self._hand_over(carrier, late) if late else []
 
     def _taken(self, carrier: Carrier) -> list[Task]:
-        """Items that a carrier may take, out of the queue. Cancelled ones end here."""
+        """Remove from the queue the next items for a carrier, and return them. The outcome of cancelled items is delivered here."""
         waiting, taken = self._queues[carrier.kind], list[Task]()
         for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * len(self._fleet.left(carrier.kind)))))):
             task = waiting.take(carrier.name, lambda t: self._may_take(carrier, t))
@@ -124,7 +124,7 @@ class Items:
 
     def take_back(self, carrier: Carrier, tasks: Sequence[Task], outcomes: Sequence[tuple[Task, Outcome]], retry: Sequence[Task],
                   closing: bool) -> None:
-        """End the items that a carrier has run. Those of `retry` wait again, unless the executor is closing."""
+        """End the items that a carrier has run. Items in `retry` are queued again, unless the executor is closing."""
         self.held.pop(carrier.name, None)
         for task in tasks:
             task.running -= 1
@@ -150,7 +150,7 @@ class Items:
             self._queues[kind] = Waiting(t for t in waiting if reasons[t.batch] is None)
 
     def drop_all(self, why: str) -> None:
-        """End all items, those too that workers have, after all workers were set aside."""
+        """End all items, including those that workers are running, after all workers were set aside."""
         for task in (t for _, tasks in self.held.values() for t in tasks):
             task.settle(Outcome("lost", kind="no worker", message=why, attempts=task.attempts))
         self.drop_hopeless("compile", "bench")

@@ -195,7 +195,7 @@ class _EmbeddedRay:
             raise RayUnavailable(f"Ray did not start: {type(self._error).__name__}: {self._error}") from self._error
 
     def _live(self, workers: int) -> None:
-        """Start Ray, wait for the end, stop it."""
+        """Start Ray, wait until `close` is called, then stop Ray. The body of a thread."""
         self._start(workers)
         self._up.set()
         self._over.wait()
@@ -276,7 +276,8 @@ class _RayCarrier:
         return outcomes
 
     def start(self) -> Any:
-        """The actor, after its identity was checked. Raises WorkerLost, or TuneError when another attempt would fail as well."""
+        """Start the actor if there is none, and check its identity. Returns it. Raises WorkerLost, or TuneError when another attempt
+        would fail."""
         return self._actor if self._actor is not None else self._start()
 
     def _start(self) -> Any:
@@ -497,7 +498,7 @@ class RayExecutor(DispatchingExecutor):
         return {n["NodeID"]: n.get("NodeManagerHostname", "?") for n in self._nodes if n["Alive"]}
 
     def _lost_with(self, node: str) -> str:
-        """Say which targets cannot be timed without this node; "" if other nodes time them all."""
+        """A clause that names the targets that cannot be timed without this node; "" if other nodes time them all."""
         there = self._places("bench")
         left = [c.target.key for c in self._of_kind("bench") if c.target is not None and c.node in there]
         lost = sorted({c.target.key for c in self._of_kind("bench") if c.node == node and c.target is not None
@@ -521,7 +522,7 @@ class RayExecutor(DispatchingExecutor):
 
     @property
     def embedded(self) -> bool:
-        """Whether this executor started Ray, on this machine only."""
+        """Whether this executor has started Ray itself, on this machine only."""
         return self._embedded is not None
 
     def wait_until_ready(self, seconds: float = math.inf) -> None:

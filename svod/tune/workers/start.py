@@ -96,7 +96,8 @@ class ExecutorStart:
         self._done.set()
 
     def result(self, seconds: float | None = None) -> Executor:
-        """The executor. Raises what `make_executor` raised, TuneError where it is not there after `seconds`."""
+        """Wait up to `seconds` for the executor and return it. Raises the error of `make_executor`, or TuneError if it is not there in
+        time."""
         if not self._done.wait(seconds):
             raise TuneError(f"the workers have not started within {seconds:.0f} s; a larger --budget, or a machine that is less busy, "
                             "helps")

@@ -26,7 +26,7 @@ VAIN_CHILDREN = 20     # most attempts to breed a child, per candidate of a roun
 
 
 class Evolution(Proposer):
-    """Breeds the fastest measured states."""
+    """Proposes children of the fastest measured states."""
 
     def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         super().__init__(base, config, model)
@@ -56,7 +56,7 @@ class Evolution(Proposer):
         return population[min(self.random.randrange(len(population)) for _ in range(TOURNAMENT))]
 
     def breed(self, population: Sequence[Candidate]) -> None:
-        """Queue one child if it is new."""
+        """Make one child of the population, and queue it if it is a new state."""
         draw = self.random.random()
         if not population:
             self.enqueue(self.step(self.step(self.base) or self.base) or self.base, Origin.WALK)

@@ -40,7 +40,7 @@ class RandomWalks(Proposer):
                 yield c
 
     def walk(self) -> None:
-        """Queue the end of one walk if it is new."""
+        """Make one random walk, and queue the state at its end if that is new."""
         state = self.random.choice([self.base, self.random.choice(self.starts)])
         for _ in range(self.random.randint(1, WALK_STEPS)):
             state = self.step(state) or state

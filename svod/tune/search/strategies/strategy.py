@@ -48,7 +48,7 @@ class Strategy(Protocol):
 
     @property
     def queued(self) -> int:
-        """Proposals that wait for a later round."""
+        """The number of proposals that wait for a later round."""
 
     def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Take the states that the search begins with. Returns the candidates to measure now."""
