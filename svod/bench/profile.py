@@ -191,7 +191,7 @@ def profile(what: ExecutionPlan | Planned, *arguments: Any, seconds: float = 1.0
 
 
 def _plan_of_call(function: Planned, arguments: Sequence[Any]) -> ExecutionPlan:
-    """The plan that the call runs."""
+    """The plan that the call `function(*arguments)` runs."""
     function(*arguments)                # captures the function, if it was not called before
     before = {id(plan): plan.runs for plan in function.plans}
     function(*arguments)

@@ -244,9 +244,9 @@ class SuiteResult:
 
 @dataclass(frozen=True)
 class KernelShare:
-    """A kernel of a block, timed alone: its seconds, and their share of all its kernels'. `why`: the reason for the chain. `bound`: the
-    least seconds that the ceilings allow; `cycles`: predicted by the cost model, whose terms `cost` has in words. Both are null if
-    unknown."""
+    """A kernel of a block, timed alone: its seconds, and their share of the seconds of all kernels of the block. `why`: the reason for
+    the chain. `bound`: the least seconds that the ceilings allow; `cycles`: predicted by the cost model, whose terms `cost` has in
+    words. Both are null if unknown."""
 
     name: str
     chain: str
@@ -284,8 +284,9 @@ class BlockFinding:
 
 @dataclass(frozen=True)
 class FamilyResult:
-    """The blocks of a family. `slower`: how many take more than each of `findings.LEVELS` times eager's time. `left_out`: blocks that eager
-    does not run, or only inexactly. `mean`: the geometric mean of the speed-ups over eager; `worst` is the least, of `worst_block`."""
+    """The figures of a family's blocks. `slower`: for each of `findings.LEVELS` the number of blocks that take more than this multiple
+    of eager's time. `left_out`: blocks that eager does not run, or only inexactly. `mean`: the geometric mean of the speed-ups over
+    eager; `worst` is the least, of `worst_block`."""
 
     name: str
     blocks: int

@@ -267,7 +267,7 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
 
 
 def load_of(load: MachineLoad) -> Load:
-    """Convert the machine's load to the class of the results."""
+    """Convert a MachineLoad to a Load, the class of the results."""
     return Load(load.load_average, load.steal, load.foreign, load.involuntary_switches, load.busy)
 
 
@@ -290,7 +290,7 @@ def _named(name: str, run: Callable[[int], object]) -> Callable[[int], None]:
 
 
 def _contestant(name: str, prepared: PreparedPeer) -> Contestant:
-    """The contestant to time, whose errors name it."""
+    """The contestant to time. An error that it raises names it."""
     if prepared.contestant is None:
         return Contestant(_named(name, prepared.run), name)
     return _Guarded(prepared.contestant, name)

@@ -97,8 +97,8 @@ def searches_interrupted() -> int:
 
 # -- checking ----------------------------------------------------------------------------------------------------------------
 def check_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], resolved: Resolved) -> None:
-    """Measure the chains that are proposed for kernels of a plan. The results are in the database. Never raises for a check that fails:
-    the log says why."""
+    """Measure the chains that are proposed for kernels of a plan, and store the results in the database. Never raises for a check that
+    fails: the log says why."""
     budget = resolved.config.check_budget
     with _lock:
         # another thread may have measured the same chains while this one waited for the lock
@@ -197,7 +197,7 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resol
 
 
 def _choices(result: SessionResult, unknown: Mapping[str, Kernel], resolved: Resolved) -> dict[str, Choice]:
-    """The chains to use after a search."""
+    """The chains to use for the kernels of a search after its end, by kernel key."""
     chosen: dict[str, Choice] = {}
     without = dict.fromkeys(result.pending, ("pending", "another process is searching this kernel"))
     without.update({key: ("heuristic", f"{_end_of(result)} before its turn") for key in result.unbegun})

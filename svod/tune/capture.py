@@ -380,7 +380,7 @@ def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
 
 
 class _Reader:
-    """Reads one file into `capture` and `plans`."""
+    """Reads one capture file, and adds its content to `capture` and `plans`."""
 
     def __init__(self, file: Path, capture: Capture, plans: dict[str, CapturedPlan]) -> None:
         self.file, self.capture, self.plans = file, capture, plans

@@ -99,7 +99,7 @@ NOT_CONSULTED = Known(None, "the tuning database is not consulted", ())
 
 
 def known_chains(kernel: Kernel, resolved: Resolved) -> Known:
-    """The chains of the database for a kernel."""
+    """The chains that the database has for a kernel."""
     target, unchecked, reasons = resolved.target.key, list[Chain](), list[str]()
     for winner in resolved.db.ranking(kernel.key, target):
         reason = objection(winner, kernel, resolved)

@@ -46,7 +46,7 @@ class BlockLayer:
 
 @dataclass(frozen=True)
 class Block:
-    """A chain of layers of the vocabulary of a family, on an input of the form `input`."""
+    """A chain of layers from the vocabulary of a family, on an input of the form `input`."""
 
     family: str
     input: Form
@@ -62,7 +62,7 @@ def chain_words(layers: tuple[BlockLayer, ...]) -> str:
 
 
 def every_layer(layers: tuple[BlockLayer, ...]) -> Iterator[BlockLayer]:
-    """The layers of a chain and those inside them."""
+    """The layers of a chain, each followed by the layers of its body."""
     for layer in layers:
         yield layer
         yield from every_layer(layer.body)

@@ -54,7 +54,7 @@ class Branch(nn.Module):  # type: ignore[misc]
 
 
 class Recurrent(nn.Module):  # type: ignore[misc]
-    """A recurrent layer without its last state."""
+    """A recurrent layer that returns its outputs only, not its last state."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

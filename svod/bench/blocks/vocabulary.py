@@ -54,7 +54,7 @@ def fit(condition: bool, why: str) -> None:
 
 
 def number(values: Values, name: str, default: int = 1, least: int = 1) -> int:
-    """The value of an integer parameter, at least `least`."""
+    """The value of an integer parameter. Raises MisfitError for a value below `least`."""
     value = values.get(name, default)
     fit(isinstance(value, int) and value >= least, f"{name}={value} is no integer from {least} on")
     return int(value)
@@ -68,7 +68,7 @@ def axis_of(shape: Shape, values: Values) -> int:
 
 
 def resized(shape: Shape, axis: int, extent: int) -> Shape:
-    """The shape with another extent of an axis."""
+    """The shape with `extent` along one of its axes."""
     return (*shape[:axis], extent, *shape[axis + 1:])
 
 

@@ -415,8 +415,8 @@ def course_charts(course: Course) -> list[Frame]:
 
 def _course(course: Course, trials: Sequence[Trial], x_of: Callable[[Trial], float], across: Scale, x_title: str,
             marked: Sequence[Trial]) -> Frame:
-    """The best time over `x_of`. `marked` are the trials to draw; if it is empty, only trials that were the best at their time are
-    drawn."""
+    """A chart of the best time over `x_of`. `marked` are the trials to draw; if it is empty, only trials that were the best at their
+    time are drawn."""
     times = [t.seconds for t in trials if marked or t.raced] or [t.seconds for t in trials]
     start = next((t.seconds for t in trials if t.kind == START), course.heuristic or max(times))
     top = max(min(max(times), SLOWEST_SHOWN * start), start * 1.15)

@@ -300,7 +300,7 @@ def _options(command: str) -> list[tuple[str, str]]:
 
 
 def cut_short(tuning: Tuning | None) -> list[TunedKernel]:
-    """The longest kernels for which a search of width `NEXT_WIDTH` has more candidates to try."""
+    """The kernels with the longest times among those for which a search of width `NEXT_WIDTH` has more candidates to try."""
     unfinished = [k for k in tuning.kernels if k.left is not None] if tuning is not None else []
     return sorted(unfinished, key=lambda k: -(k.seconds or 0.0))[:NEXT]
 

@@ -122,7 +122,7 @@ def _files_of(entry: Source) -> Sequence[Source]:
 
 
 class Layer(Protocol):
-    """A source of records. `name` is shown to people."""
+    """A source of records. `name`: its name in messages."""
 
     name: str
 

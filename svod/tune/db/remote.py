@@ -33,7 +33,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Remote(NamedTuple):
-    """A file on a server."""
+    """A .jsonl file of records on a server."""
 
     url: str
 
@@ -73,7 +73,8 @@ class Remote(NamedTuple):
 
 
 def _fetch(url: str, path: Path, etag: str) -> None:
-    """Bring the copy up to date. Raises OSError, HTTPException, ValueError, and DatabaseError for another kind of file."""
+    """Bring the copy at `path` up to date with the file at `url`. `etag`: the ETag of the copy, "" without one. Raises OSError,
+    HTTPException, ValueError, and DatabaseError for another kind of file."""
     import urllib.error  # imported here because this takes 50 ms, and few processes fetch a database
     import urllib.request
 

@@ -225,7 +225,7 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
 
 
 def _upper_median(measurements: Sequence[Measurement]) -> Measurement:
-    """The measurement that counts for several of one chain, by rule 5."""
+    """The measurement that counts among several of one chain, by rule 5: their upper median."""
     return sorted(measurements, key=lambda m: (m.ratio_high, m.id))[len(measurements) // 2]
 
 

@@ -48,7 +48,7 @@ class Setup:
 
 
 class KernelContext:
-    """A worker's state for one kernel."""
+    """A worker's state for one kernel: its programs, its buffers, and its reference results."""
 
     def __init__(self, setup: Setup) -> None:
         self.kernel = Kernel(data_to_ast(setup.ast))

@@ -283,8 +283,8 @@ def replacements(opt: Opt, state: Scheduler, lanes: int) -> Iterator[Opt]:
 
 
 def _tied_later(state: Scheduler, chain: Sequence[Opt], i: int) -> frozenset[int]:
-    """The indices after i of a chain at which its opt i, a split, is repeated with the same amount for a tied loop. `state`: the state that
-    the chain leads to."""
+    """The indices of the opts after opt i of a chain, a split, that repeat it with the same amount for a tied loop. `state`: the state
+    that the chain leads to."""
     opt = chain[i]
     if opt.op not in SPLITS:
         return frozenset()

@@ -56,7 +56,7 @@ SEED_ROUND = 8                 # With at least this many seeds, the first round 
 
 @dataclass
 class SearchTotals:
-    """Totals of one search."""
+    """The numbers of a search's candidates, by what happened to them."""
 
     proposed: int = 0
     limited: int = 0

@@ -20,7 +20,7 @@ CLOSED_OUTCOME = Outcome("lost", kind="closed")
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Task:
-    """An item of a batch on its way to an outcome."""
+    """An item of a batch, from its submission to its outcome."""
 
     batch: Batch
     index: int

@@ -30,7 +30,8 @@ def _preload(config: dict[str, Any]) -> None:
 
 
 def serve(fd: int, config: dict[str, Any]) -> None:
-    """Main of the fork server: preload modules, say hello, then fork, kill and reap on request until the other side closes."""
+    """The main function of the fork server: preload modules, report that it is ready, then fork, kill and reap on request until the
+    other side closes."""
     begin_as_worker()
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)
