@@ -255,7 +255,7 @@ class _Work:
         except KeyboardInterrupt:       # Ctrl-C came while the workers started; during the search the session itself handles it
             _interrupted += 1
             return "Ctrl-C"
-        except Exception as e:          # the border of an optional step: any error becomes the reason why there is no result
+        except Exception as e:          # the step is optional: any error becomes the reason why it has no result
             log.debug("no kernels are %s", self.verb, exc_info=True)
             return reason(e)
         finally:

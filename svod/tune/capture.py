@@ -403,7 +403,7 @@ class _Reader:
                     self._header(value)
                 else:
                     self._line(value)
-            except Exception as e:  # the border: an untrusted line may raise anything, and the others are still read
+            except Exception as e:  # an untrusted line may raise anything, and the others are still read
                 if number == 1:
                     raise FormatError(f"{self.file} is not a capture of svod that can be used: line 1{' is cut off' * cut}: {e}; "
                                       f"{MAKE_ONE}") from e

@@ -55,7 +55,7 @@ def seeds_of_relatives(base: Scheduler, db: TuningDB, backend: Backend, alike: C
     for digest, state in states.items():
         try:
             predicted.append((backend.cost(state).cycles, digest))
-        except KernelOptError:      # its opts are legal one by one, and not together
+        except KernelOptError:      # the chain's opts are legal one by one, but not together
             continue
     return [states[digest] for _, digest in sorted(predicted)[:MOST_SEEDS]]
 

@@ -80,7 +80,7 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
         winner = db.winner(key, target)
         own = [s for s in searches if s.kernel == key]
         evidence = next((m for m in by_kernel.get(key, ()) if winner is not None and m.id == winner.measurement), None)
-        if winner is not None and evidence is None:     # its measurement ships with svod
+        if winner is not None and evidence is None:     # the winner's measurement ships with svod
             evidence = next((m for m, _ in db.select(Measurement, key, target, shipped=True) if m.id == winner.measurement), None)
         found = _kernel(records.get(key) or KernelRecord(key), origins[key], winner, evidence, machine, ceilings)
         kernels.append(replace(found, courses=tuple(_courses(own, by_kernel.get(key, []))), left=what_is_left(own, asked),

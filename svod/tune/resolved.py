@@ -54,7 +54,7 @@ class Resolved:
         """A configuration with a target and a database that the caller has looked up already. Raises ConfigError for an unknown pass to
         dump, KernelOptError for an entry of `opts` that is not a valid chain."""
         if config.dump_after is not None:
-            from svod.compile.plan.dump import passes_of  # a module that renders all passes, and few programs dump any
+            from svod.compile.plan.dump import passes_of  # imported here, as it imports all that renders passes and few programs dump any
             passes_of(config)
         locked = {} if config.lock is None or config.noopt else locked_lines(config.lock)
         return cls(config, compiler_for(target, config), db, locked, {name: chain_of(given) for name, given in config.opts.items()})

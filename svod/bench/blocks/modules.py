@@ -358,7 +358,7 @@ def _nearest(shape: Shape, v: Values) -> tuple[tuple[Tensor, ...], Function]:
     return (torch.randn(int(v["n"]), shape[-1]),), run
 
 
-# layers with tensors of their own: (tensors, function of the input and of them)
+# layers with tensors of their own, each a function that returns (these tensors, a function of the input and of them)
 WEIGHTED_LAYERS: dict[str, Callable[[Shape, Values], tuple[tuple[Tensor, ...], Function]]] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

@@ -351,7 +351,7 @@ KINDS: dict[str, Kind] = {
     "se": Kind(_same, _one_of(r=(4, 16)), SPATIAL_RANKS),
     "reflect_pad": Kind(_reflected, _one_of(n=(1, 3)), SPATIAL_RANKS),
     "space_softmax": Kind(_same, ranks=SPATIAL_RANKS),
-    # along any axis
+    # layers along any axis
     "layer_norm": Kind(_along, _draw_axis),
     "rms_norm": Kind(_along, _draw_axis),
     "scale": Kind(_along, _draw_axis),
@@ -375,7 +375,7 @@ KINDS: dict[str, Kind] = {
     "variance": Kind(_dropped, _draw_axis, range(2, 6)),
     "logsumexp": Kind(_dropped, _draw_axis, range(2, 6)),
     "transpose": Kind(_turned, ranks=range(2, 6), integers=True),
-    # tokens
+    # layers that models apply to tokens
     "linear": Kind(_last, _draw_linear),
     "attention": Kind(_attention, _one_of(h=(1, 2, 4, 8), mask=(*MASKS, "none", "causal")), TOKEN_RANK),
     "swiglu": Kind(_last, _draw_linear, TOKEN_RANK),
@@ -389,7 +389,7 @@ KINDS: dict[str, Kind] = {
     "lstm_cell": Kind(_unrolled, _one_of(out=(32, 64, 100)), TOKEN_RANK),
     "gru_cell": Kind(_unrolled, _one_of(out=(32, 64, 100)), TOKEN_RANK),
     "moving_state": Kind(_unrolled, ranks=TOKEN_RANK),
-    # indices
+    # layers with indices
     "embedding": Kind(_added, _one_of(v=(100, 1000), out=(16, 64, 100)), range(1, 3), "only", "float32"),
     "one_hot": Kind(_added, _one_of(n=(8, 100)), range(1, 3), "only"),
     "gather": Kind(_picked, _draw_count(16, 500), range(2, 4), True),

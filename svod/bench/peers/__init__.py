@@ -22,7 +22,7 @@ from svod.bench.timer import Contestant
 from svod.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4       # malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4       # parameters of mallopt, from malloc.h
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ def _gelu(options: Mapping[str, Any], x: Array) -> Array:
 def _conv2d(options: Mapping[str, Any], x: Array, w: Array) -> Array:
     p, s, groups, k = options["padding"], options["stride"], options["groups"], w.shape[-1]
     padded = np.pad(x, ((0, 0), (0, 0), (p, p), (p, p)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (k, k), axis=(2, 3))[:, :, ::s, ::s]      # N C OH OW K K
+    # axes: image, channel, output row and column, kernel row and column
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (k, k), axis=(2, 3))[:, :, ::s, ::s]
     parts = []
     for window, weight in zip(np.split(windows, groups, axis=1), np.split(w, groups), strict=True):
         parts.append(np.tensordot(window, weight, ((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2))

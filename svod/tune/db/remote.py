@@ -59,7 +59,7 @@ class Remote(NamedTuple):
         state = _read_state(self.copy)
         if self.exists() and time.time() < state.get("ask_after", 0.0):
             return self.copy, None
-        from http.client import HTTPException  # as in `_fetch`
+        from http.client import HTTPException  # imported here for the reason given in `_fetch`
         try:
             _fetch(self.url, self.copy, state.get("etag", "") if self.exists() else "")
         except (OSError, HTTPException, ValueError, DatabaseError) as e:        # URLError and time-outs are OSErrors

@@ -50,7 +50,8 @@ class Storage:
         self._memory: layers.SqliteLayer | None = None
         self._read: list[layers.Layer] | None = None
         self._shipped: list[layers.Layer] | None = None
-        self._unwritable: str | None = "" if plan.write is None or read_only else None  # why no file is written; "": by request
+        # the reason why no file is written; "": none was asked for
+        self._unwritable: str | None = "" if plan.write is None or read_only else None
         self._told = 0
         self.exported = False       # whether the records in memory were written to a file of their own
         if plan.problem is not None and not read_only:

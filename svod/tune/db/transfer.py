@@ -43,7 +43,7 @@ def admit(read: Callable[[], R], source: str, record: str, skipped: list[Skipped
         return read()
     except RecordError as e:
         skipped.append(Skipped(source, str(e), record))
-    except Exception as e:  # the border: untrusted data
+    except Exception as e:  # untrusted data may raise any exception
         skipped.append(Skipped(source, f"it is no record: {type(e).__name__}: {e!s:.200}", record))
     return None
 

@@ -57,9 +57,9 @@ from svod.tune.measure.value_ranges import ValueRange, range_of
 
 UNIT = {dtypes.float16: 2.0**-11, dtypes.bfloat16: 2.0**-8, dtypes.float32: 2.0**-24, dtypes.float64: 2.0**-53}
 SMALLEST_NORMAL = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-126, dtypes.float32: 2.0**-126, dtypes.float64: 2.0**-1022}
-FUNCTION_ULPS = 8.0        # largest error of a function's expansion, in unit roundoffs: 4 ulp
+FUNCTION_ULPS = 8.0        # largest error of the code that replaces a function such as exp, in unit roundoffs: 4 ulp
 SAFETY = 2.0               # factor of every bound, as both the program and the reference round
-TINY = 1e-300              # the least divisor, instead of 0
+TINY = 1e-300              # least value of a divisor, so that none is 0
 FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # finite at -∞, the value of masked elements
 POLES = {Ops.RECIPROCAL: 0, Ops.FDIV: 1, Ops.LOG: 0, Ops.LOG2: 0, Ops.POW: 0}       # op → index of the operand with a pole at 0
 F64 = dtypes.float64

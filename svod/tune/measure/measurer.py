@@ -92,7 +92,7 @@ class Confirmed:
     high: float
     samples: tuple[float, ...] = ()
     sizes: tuple[tuple[tuple[int, ...], float, float], ...] = ()
-    noisy: bool = False         # whether the machine was busy: the ratio is valid, and the seconds may be too many
+    noisy: bool = False         # whether the machine was busy: the ratio is valid, and the seconds may be too large
 
     @property
     def worst(self) -> float:

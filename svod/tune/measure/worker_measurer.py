@@ -80,7 +80,7 @@ class WorkerMeasurer:
         self.compiled: dict[int, Outcome] = {}  # index in `begun` → outcome that `build` has not asked for yet
         self.baseline: Built | None = None
         self.races = 0
-        self.restless = False       # whether repeating void rounds did not help in the latest race that could repeat them
+        self.restless = False       # whether repeating disturbed rounds did not help in the latest race that could repeat them
         self.heuristic: tuple[float, ...] | None = None         # the heuristic's seconds per size
         self.heuristic_linear = ""
         self.timed_on: str | None = None        # the machine that timed the latest candidate; None: none has been timed
@@ -107,7 +107,7 @@ class WorkerMeasurer:
         try:
             for i in range(len(batch)):
                 yield self._outcome(batch, i, found)
-        finally:        # also if the caller does not take all outcomes
+        finally:        # runs also if the caller does not take all outcomes
             if not batch.finished:
                 batch.cancel()
 
@@ -191,7 +191,7 @@ class WorkerMeasurer:
         limit = sum(run_deadline(t) for t in limits or [None] * len(self.sizes)) + self.load_seconds
         outcomes = self._run("screen_candidate", [(c.built, limits, self.shrink) for c in candidates], "bench", limit)
         screened: list[Screened | Failure] = [o.value[0] if o.ok else failure_of(o) for o in outcomes]
-        seconds = {i: o.value[1] for i, o in enumerate(outcomes) if o.ok and o.value[1]}        # per size
+        seconds = {i: o.value[1] for i, o in enumerate(outcomes) if o.ok and o.value[1]}  # index of a candidate → its seconds per size
         for c, s in zip(candidates, screened, strict=True):
             if isinstance(s, Screened):
                 self.parts[c.linear] = s.part

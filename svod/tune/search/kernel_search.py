@@ -119,7 +119,7 @@ class KernelSearch:
         self.digests: set[str] = set()
         self.spent, self.finished, self.why = 0.0, False, ""
         self.widened = 0                           # the number of times that the strategy has widened
-        self.is_wider = False                      # the strategy has widened, and its `keep` has not been called since
+        self.is_wider = False                      # whether the strategy has widened and its `keep` has not been called since
 
     @property
     def key(self) -> str:

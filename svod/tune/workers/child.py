@@ -145,7 +145,7 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
                 seconds = time.perf_counter() - started
                 answer = encode(("ok", result, seconds))
                 del result
-        except BaseException as e:  # the border of the worker: any exception of a candidate becomes a record
+        except BaseException as e:  # any exception of a candidate becomes a record
             answer = encode(("error", type(e).__name__, _text_of(e), time.perf_counter() - started))
         _disarm()
         with contextlib.suppress(OSError, ValueError):     # the log is full, or a candidate closed the stream

@@ -36,7 +36,7 @@ class DispatchingExecutor(Executor):
         self._changed = threading.Condition()
         self._fleet = Fleet()
         self._items = Items(self._changed, self._fleet, shared_cores)
-        self.abandoned = False                  # all carriers are set aside, and `close` waits for none of them
+        self.abandoned = False                  # whether all carriers are set aside, and `close` waits for none of them
         self._threads: list[tuple[threading.Thread, Carrier]] = []
         self.closing = False
         self._ending, self._ended = threading.Event(), threading.Event()
@@ -95,7 +95,7 @@ class DispatchingExecutor(Executor):
             if last:
                 try:
                     carrier.idle()
-                except Exception as e:  # the border of a carrier: the carrier is given up
+                except Exception as e:  # any error of a carrier ends this carrier only
                     self._set_aside(carrier, reason(e))
             with self._changed:
                 self._items.active[carrier.kind][host] -= 1
@@ -124,7 +124,7 @@ class DispatchingExecutor(Executor):
             lost = {t: Outcome("lost", kind="worker", message=f"{t.attempts} workers lost under it, the last: {e}")
                     for t in tasks if t.attempts >= MAX_ATTEMPTS}
             return list(lost.items()), [t for t in tasks if t not in lost]
-        except Exception as e:  # the border of a carrier: the carrier is given up, and others get its items
+        except Exception as e:  # any error of a carrier ends this carrier only, and others get its items
             self._set_aside(carrier, reason(e))
             return [], list(tasks)
         # a worker that `close` has killed reports a crash: the item ends as closed
@@ -141,12 +141,12 @@ class DispatchingExecutor(Executor):
             except WorkerLost as e:
                 self._lose(carrier)
                 log.info("worker %s did not start (%s)", carrier.name, e)
-            except Exception as e:  # the border of a carrier
+            except Exception as e:  # any error of a carrier ends this carrier only
                 self._set_aside(carrier, reason(e))
             else:
                 with self._changed:
                     self._fleet.has_started(carrier)
-                    self._items.drop_hopeless(carrier.kind)       # its machine's target is known now, and may not fit waiting items
+                    self._items.drop_hopeless(carrier.kind)       # the carrier's target is known now, and waiting items may not fit it
                     self._changed.notify_all()
         return False
 
@@ -164,7 +164,7 @@ class DispatchingExecutor(Executor):
             others = self._fleet.left(carrier.kind)
             self._items.drop_hopeless(carrier.kind)
             self._changed.notify_all()
-        if others:      # without others, the batch's outcomes give the reason
+        if others:      # if no carrier is left, the outcomes of the items give the reason
             config.log_once(log, logging.WARNING, f"a worker is set aside: {why}")
 
     def _abandon(self, why: str) -> None:

@@ -246,7 +246,7 @@ class InlineExecutor(Executor):
             result = run(decode(request.item), self._state if request.setup_key else None)
             seconds = time.perf_counter() - started
             return Outcome("ok", decode(encode(result)), seconds=seconds, worker="inline")
-        except Exception as e:  # the border of a worker, as in svod.tune.workers.child
+        except Exception as e:  # any exception of a candidate becomes an outcome, as in svod.tune.workers.child
             return Outcome("error", None, type(e).__name__, str(e), time.perf_counter() - started, "inline")
         finally:
             self._lock.release()

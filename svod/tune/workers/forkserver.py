@@ -28,7 +28,7 @@ from svod.system.process.streams import above_standard
 from svod.tune.workers.jobs import WorkerConfig, identity, mismatch, package_roots
 
 CLOSED_DESCRIPTOR = -1    # stands for the descriptor of a file that was closed
-START_DEADLINE = 300.0    # seconds until the server must have said hello, also with a cold disk and on a very busy machine
+START_DEADLINE = 300.0    # seconds within which the server has to report that it is ready, also with a cold disk and on a very busy machine
 REQUEST_DEADLINE = 15.0   # seconds for one request; a fork takes milliseconds
 CLOSE_DEADLINE = 2.0      # seconds that a server has to end before it is killed
 REAP_DEADLINE = 5.0       # seconds that a killed process may take to end, as it may have gigabytes to unmap

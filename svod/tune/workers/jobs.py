@@ -155,7 +155,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         return _Decoder(io.BytesIO(data)).load()
     except FormatError:
         raise
-    except Exception as e:  # the border: damaged pickle data may raise any exception
+    except Exception as e:  # damaged pickle data may raise any exception
         raise FormatError(f"a damaged message of {len(data)} bytes: {type(e).__name__}: {e}") from e
 
 

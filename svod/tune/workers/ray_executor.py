@@ -243,7 +243,8 @@ class _RayCarrier:
         self._failures = 0
         self._hopeless: TuneError | None = None     # why another attempt to start would fail as well
         self._locked = False
-        self._lost = time.monotonic()               # time at which its last worker was lost; at first, its creation
+        # time at which the carrier's last worker was lost; before the first worker, the time of the carrier's creation
+        self._lost = time.monotonic()
         self.node: str | None = None                # id of the cluster node that this worker runs on
         self.host, self.cores = "", usable_cores()
         self.target: Target | None = None

@@ -42,7 +42,7 @@ def serve(fd: int, config: dict[str, Any]) -> None:
     try:
         _preload(config)
         hello = {"ready": identity()}
-    except Exception as e:  # the border of a worker: the exception becomes a TuneError on the other side
+    except Exception as e:  # any exception becomes a TuneError in the searching process
         reply({"error": f"{type(e).__name__}: {e}"})
         return
     gc.collect()
