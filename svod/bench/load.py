@@ -72,8 +72,8 @@ Watch = Callable[[], Callable[[], MachineLoad]]
 
 
 def read_machine(stat: Path = Path("/proc/stat"), processes: Sequence[int] = ()) -> MachineState:
-    """Read the counters now. The time of `processes`, children that work for this process, counts as its own. Without /proc/stat, stolen
-    time and the time of other processes count as 0."""
+    """Read the counters now. The time of `processes`, children that work for this process, counts as this process's own. Without
+    /proc/stat, stolen time and the time of other processes count as 0."""
     tick = 1.0 / os.sysconf("SC_CLK_TCK")
     usage, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     own = usage.ru_utime + usage.ru_stime + ended.ru_utime + ended.ru_stime + sum(_used_by(p, tick) for p in processes)

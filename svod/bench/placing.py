@@ -34,8 +34,8 @@ Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextMana
 
 @contextmanager
 def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iterator[None]:
-    """Pin the calling thread and each thread that works for one of `contestants` to a core within the context. The busiest thread is
-    placed first, each on the core with the least work for that contestant. A thread that works for several contestants keeps its first
+    """Pin the calling thread and each thread that works for one of `contestants` to a core within the context. Threads are placed
+    busiest first, each on the core with the least work for that contestant. A thread that works for several contestants keeps its first
     core; a thread that is pinned already keeps its core. On exit every thread gets its former cores back. `pause` waits until the
     threads of one contestant are idle, before the next one runs. Nothing is pinned on a single core, or if the system does not report
     the processor time of threads."""

@@ -37,8 +37,9 @@ SUSPICIOUS = 4.0        # most predicted time of a chain not measured here, as a
 
 
 def opts_by_key(opts: Mapping[str, Chain], unbound: UnboundPlan) -> dict[str, Chain]:
-    """The chains of `Resolved.opts` by full kernel key. Its keys are kernels' names in the plan or beginnings of kernel keys; for a kernel
-    that several of them fit, its name wins, then the longest beginning. Raises ConfigError for an entry that fits no kernel of the plan."""
+    """The chains of `opts` by full kernel key. `opts` maps kernels' names in the plan, or prefixes of kernel keys, to chains. If several
+    entries fit a kernel, its name wins over prefixes, and a longer prefix over a shorter one. Raises ConfigError for an entry that fits
+    no kernel of the plan."""
     kernels = [(name, c.kernel) for name, c in zip(unbound.names, unbound.calls, strict=True) if c.kernel in unbound.kernels]
     ranked: dict[str, tuple[float, Chain]] = {}
     for asked, chain in opts.items():

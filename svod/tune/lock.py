@@ -54,8 +54,8 @@ class Locked:
 
 def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None) -> int:
     """Write a lock file in a stable order, so that a diff shows only changes. `searched`: target → keys of the kernels that were to be
-    tuned for it. Lines of an existing file are kept if their target is not in `searched`, or if their kernel is in it but has no new line.
-    With `searched` None no old line is kept. Returns the number of lines. Raises OSError."""
+    tuned for it. A line of an existing file is kept if its target is not in `searched`, or if its kernel was to be tuned and has no new
+    line. With `searched` None no old line is kept. Returns the number of lines. Raises OSError."""
     lines = list(lines)
     if searched is not None and path.is_file():
         new = {(x.kernel, x.target) for x in lines}

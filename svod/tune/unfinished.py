@@ -69,8 +69,8 @@ def _left_by(search: Search, asked: BeamConfig) -> str | None:
 
 
 def _narrower(before: Any, asked: BeamConfig) -> str | None:
-    """The setting, in words, with which a recorded search (`before`: its settings) tried less than one with `asked` would; None if there is
-    none. A setting that the record lacks counts as equal."""
+    """The setting, in words, because of which a recorded search tried less than a search with the settings `asked` would; None if there
+    is none. `before`: the settings of the recorded search. A setting that the record lacks counts as equal."""
     for name in AMOUNTS:
         value, wanted = before.get(name), getattr(asked, name)
         if isinstance(value, int) and value < wanted:

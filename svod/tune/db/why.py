@@ -30,8 +30,8 @@ class Explanation(NamedTuple):
 
 
 def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure: str = "") -> Explanation:
-    """Explain the look-up of (kernel, target). `linear`: today's LINEAR digest of the winner's chain, if known, which shows a record of
-    another code generator. `structure`: the kernel's key without extents, which finds relatives of an unknown kernel."""
+    """Explain the look-up of (kernel, target). `linear`: today's LINEAR digest of the winner's chain, if known; a record with another
+    digest is of another code generator. `structure`: the kernel's key without extents, which finds relatives of an unknown kernel."""
     winner = db.winner(kernel, target)
     if winner is not None:
         at = f"{winner.speedup:.2f}x the heuristic, {LAYER_NAMES[winner.layer]} layer, code generator {winner.codegen}"
@@ -67,7 +67,7 @@ def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure:
 
 
 def no_winner_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verdict], searches: Sequence[Search]) -> str:
-    """Why a kernel that was searched or measured on a target has no winner: nothing was measured, every candidate failed (and of what), the
+    """Why a kernel that was searched or measured on a target has no winner: nothing was measured, every candidate failed (and why), the
     heuristic stayed best, or the reason against the nearest candidate."""
     if not measurements:
         last = max(searches, key=lambda s: s.ended_at or 0.0)

@@ -600,8 +600,8 @@ def terms(reduce: UOp) -> int:
 
 
 def read_as(ast: UOp) -> dict[int, DType]:
-    """Slot of an integer parameter → the float dtype as which the kernel reads its bits, for parameters that it only reads so. NumPy has no
-    bfloat16, so its users pass the bits as uint16."""
+    """Slot of an integer parameter → the float dtype as which the kernel reads its bits, for parameters that are read in no other way.
+    NumPy has no bfloat16, so its users pass the bits as uint16."""
     dtypes_of: dict[int, set[DType]] = {}
     for u in ast.toposort():
         for s in u.src:

@@ -50,9 +50,9 @@ def least_fraction(kernel: Kernel, target: Target) -> float:
 
 
 def wave_of(phase: PhaseSpec, target: Target, resources: Sequence[PhaseResources]) -> int:
-    """Iterations of a phase that run at the same time on all units of a target with groups of threads. `resources`: the program's, one
-    entry per phase. Where they do not say how many groups a unit holds, registers are assumed not to limit it. A software driver runs one
-    group on each core."""
+    """Iterations of a phase that run at the same time on all units of a target with groups of threads. `resources`: one entry for each
+    phase of the program. Where they do not say how many groups a unit holds, registers are assumed not to limit it. A software driver
+    runs one group on each core."""
     device = device_of(target)
     if device.is_software:
         return device.units

@@ -178,9 +178,9 @@ def sample_candidate(item: tuple[Built, float, Sequence[float], Sequence[int], i
 
 def race_candidates(item: tuple[Sequence[tuple[Built, float]], int, int, int], context: KernelContext) -> tuple[
         RaceResult, list[list[float]]]:
-    """Time candidates in interleaved rounds, size by size; the first candidate is the anchor. Item: candidates, each with the part of the
-    kernel that is timed; the number of rounds; the seed; the most repetitions of void rounds. Returns the result, and for each candidate
-    its ratio to the first at each size."""
+    """Time candidates in interleaved rounds, size by size; the first candidate is the anchor. Item: candidates, each with the part of
+    the kernel that is timed; the number of rounds; the seed; the most repetitions of disturbed rounds. Returns the result, and for each
+    candidate its ratio to the first at each size."""
     entries, rounds, seed, void_repeats = item
     runners = context.ready_for_timing([built for built, _ in entries])
     rng = random.Random(seed)

@@ -119,8 +119,8 @@ def lanes_of(kernel: Kernel, target: Target) -> int:
 
 
 def loop_rows(state: Scheduler) -> list[tuple[AxisLoop, str, int]]:
-    """(row, kind, stage) of every loop that an opt can change, in table order: loops with more than one iteration of stages that have
-    loops of their own, which are outputs and the reductions that are not inlined into their readers."""
+    """The loops that an opt can change, as (row, kind, stage), in table order. They have more than one iteration, and belong to outputs
+    or to reductions that are not inlined into their readers."""
     kernel, loops = state.kernel, []
     for row in state.rows:
         if row.role == LOOP and row.extent > 1:
@@ -228,11 +228,12 @@ _WHOLE_LISTED = frozenset((op, axis) for op, axis, n in REFERENCE_GRID if n == W
 
 
 def reference_actions(state: Scheduler, *, padto: bool = False) -> Iterator[Opt]:
-    """The reference systems' 193 actions (200 with `padto`). A position k means the k-th live row of its kind.
+    """The reference systems' 193 actions (200 with `padto`). A position k means the k-th loop with more than one iteration of the output
+    stage.
 
-    UNROLL and GROUP* count the live reduce rows of the output stage; all others count all its live rows, output loops first. An explicit
-    amount equal to the extent is skipped where the grid also lists the whole axis. A position beyond the state's rank gives no action. The
-    tensor-core entries are refused by a target without such instructions."""
+    UNROLL and GROUP* count only its reduce loops; all others count all its loops, output loops first. An explicit amount equal to the
+    extent is skipped where the grid also lists the whole axis. A position beyond the last loop gives no action. The tensor-core entries are
+    refused by a target without such instructions."""
     axes = state.kernel.axes
     rank = {("o", LOOP): 0, ("o", LOCAL): 1, ("r", GROUP): 1, ("o", UPCAST): 2, ("o", DOT): 2, ("r", LOOP): 3, ("r", UPCAST): 4,
             ("r", UNROLL): 5, ("r", DOT): 5}

@@ -32,8 +32,8 @@ class Pace:
 
     @property
     def round_end(self) -> float:
-        """The expected seconds from the last chunk of the next round to its end: the longest of the latest rounds, as races that are
-        repeated take several times as long as others."""
+        """The expected seconds from the last chunk of candidates in the next round to the round's end: as many as in the longest of the
+        latest rounds, because rounds whose races are repeated take several times as long as others."""
         return max(self._round_ends, default=0.0)
 
     def end_round(self, seconds: float) -> None:

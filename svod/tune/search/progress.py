@@ -37,7 +37,7 @@ class SearchGains:
 
     def judge(self, name: str, best: float, settled: float, *, proposed: bool) -> str:
         """The reason to end a search after a round, or "". `best`: seconds of the incumbent. `settled`: seconds of the incumbent that this
-        round began with, as its race measured them again. A round without proposals is never flat."""
+        round began with, as its race measured them again. A round without proposals never counts as one without a gain."""
         least = self._least
         if not self.strict and best < float("inf"):
             least = max(least, best * max(RELATIVE_PROGRESS, self.noise))

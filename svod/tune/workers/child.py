@@ -77,7 +77,7 @@ def send_frame(sock: socket.socket, payload: bytes) -> None:
 
 
 def receive_frame(sock: socket.socket, until: float | None = None) -> bytearray:
-    """The next frame. Raises EOFError at the end, TimeoutError when time.monotonic() passes `until`, FormatError for a bad length,
+    """Receive a frame. Raises EOFError at the end, TimeoutError when time.monotonic() passes `until`, FormatError for a bad length,
     WasStopped where this process did not run for a while before `until` passed."""
     (size,) = MESSAGE_HEADER.unpack(_receive(sock, MESSAGE_HEADER.size, until))
     if size > MAX_MESSAGE + 4096:

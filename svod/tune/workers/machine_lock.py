@@ -55,8 +55,8 @@ class MachineLock:
         return self._fd is not None
 
     def acquire(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until this process may time, with a message when that takes longer than ANNOUNCE_AFTER. False when `stop()` became true
-        first. Raises TuneError when the lock file cannot be opened at all."""
+        """Wait until this process may time. A wait longer than ANNOUNCE_AFTER is logged. False when `stop()` became true first. Raises
+        TuneError when the lock file cannot be opened at all."""
         if self._fd is not None:
             return True
         started = time.monotonic()
