@@ -129,8 +129,8 @@ class VaryingSizes:
 
 
 class SizeVariables:
-    """A variable for each symbol, bound to the value of one call. `same`: symbols with the symbol whose variable they have, too. `dims`:
-    the bound variables by symbol."""
+    """A variable for each symbol, bound to the value of one call. `same`: maps further symbols to the symbol whose variable they share.
+    `dims`: the bound variables by symbol."""
 
     def __init__(self, variables: Mapping[Any, Variable], values: Mapping[Any, int], same: Mapping[Any, Any]) -> None:
         self._bounds = {s: (v.min, v.max) for s, v in variables.items()}
@@ -138,8 +138,7 @@ class SizeVariables:
         self.dims |= {s: self.dims[one] for s, one in same.items()}
 
     def holds(self, values: Mapping[Any, int]) -> bool:
-        """A variable for each symbol, bound to the value of one call. `same`: maps further symbols to the symbol whose variable they
-        share. `dims`: the bound variables by symbol."""
+        """Whether the plan for these variables runs for these values."""
         return all(low <= values[s] <= high for s, (low, high) in self._bounds.items())
 
     def extent(self, size: Any) -> Any:
