@@ -22,7 +22,7 @@ HEADER_BYTES = 4096                                   # bytes of a file that are
 
 
 class Number(click.FloatRange):
-    """A finite number of a unit, such as "seconds", in a range. The refusal of another value says what is accepted."""
+    """A finite number of a unit, such as "seconds", in a range. The error for any other value gives the range."""
 
     def __init__(self, unit: str, **limits: Any) -> None:
         super().__init__(**limits)
@@ -37,7 +37,7 @@ class Number(click.FloatRange):
 
 
 class CountType(click.IntRange):
-    """An integer in a range. The refusal of another value says what is accepted."""
+    """An integer in a range. The error for any other value gives the range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         with contextlib.suppress(click.BadParameter):
@@ -47,7 +47,7 @@ class CountType(click.IntRange):
 
 
 def _limits(range: Number | CountType) -> str:
-    """The limits of a range in words. Each range here has a lower one."""
+    """The limits of a range in words. Every range has a lower limit."""
     return f"{'>' if range.min_open else '≥'} {range.min:g}" + ("" if range.max is None else f", at most {range.max:,.10g}")
 
 

@@ -56,7 +56,7 @@ def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | Non
 
 
 def values_of(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array], runtime: str) -> dict[str, Any]:
-    """Compute values by their names with another runtime. Makes each of them an output of `proto`."""
+    """Compute the values `names` with another runtime, after adding them to the outputs of `proto`."""
     have = {o.name for o in proto.graph.output}
     proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
     wanted = [o.name for o in proto.graph.output if o.name in names]

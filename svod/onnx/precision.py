@@ -24,7 +24,8 @@ from svod.tensor.precision import is_half, rounded, widened
 
 
 class Halves:
-    """The 16-bit floats of one translation. `device`: the name of the device that computes values on the CPU, if it is another one."""
+    """Decides for one translation where 16-bit floats are widened and rounded. `device`: the name of the device that computes the CPU's
+    tensors; None: the CPU."""
 
     def __init__(self, device: str | None = None) -> None:
         self._is_host = device is None or device.upper().partition(":")[0] == HOST

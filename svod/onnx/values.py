@@ -26,7 +26,7 @@ _FROM_NUMPY = {to_numpy(t): t for t in BY_NAME.values()      # keyed by NumPy's 
 
 class Undecided(Exception):
     """Raised for a branch that has to be chosen before the translation can continue. `branch`: its number in the translation;
-    `condition`: depends on data."""
+    `condition`: the tensor that decides, which is computed from data."""
 
     def __init__(self, branch: int, condition: Tensor) -> None:
         self.branch, self.condition = branch, condition

@@ -113,8 +113,8 @@ class Walk:
             number: Tensor | None = None, device: str | None = None) -> list[Value]:
         """Compute the values of the model's outputs, or of the named ones, from values of its inputs. `chosen`: for each branch with a
         computed condition, by its number in the translation, whether it is taken. `number`: the run's number, uint32 (1,), for nodes
-        with a seed. `device`: the device that computes values on the CPU, if it is another one. Raises Undecided for a branch that is
-        not chosen yet."""
+        with a seed. `device`: the device that computes the CPU's tensors; None: the CPU. Raises Undecided for a branch that is not
+        chosen yet."""
         graph = self.model.graph
         self._chosen, self._branches, self.known, self.halves = dict(chosen or {}), 0, Known(), Halves(device)
         self.run_number, self._draws = number, Counter()

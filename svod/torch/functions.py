@@ -153,8 +153,9 @@ class GraphFunction:
 
     def _planned(self, weights: Weights, key: Any, given: Sequence[Any], sizes: VaryingSizes | None,
                  values: Mapping[Any, int] | None) -> Plan | None:
-        """The plan for arguments of this form, made now if needed; None if PyTorch has to run them. `values`: the values of `sizes`, for a
-        plan for all sizes; if there is no such plan, `self.sizes` is another object afterwards."""
+        """The plan for arguments of this form, made now if needed; None if PyTorch has to run them. With `values`, the values of `sizes`
+        in this call, it is one plan for all sizes. If no such plan can be made, returns None and replaces `self.sizes`, and the caller
+        tries again."""
         if key in self.refused:
             return None
         with self._lock:

@@ -104,7 +104,8 @@ def _stand_in(t: Tensor) -> Tensor:
 
 
 def _in_own_layout(t: Tensor) -> Tensor:
-    """A result in the dense layout of its own shape: a view of an input with variable lengths may have strides of other upper bounds."""
+    """Copy a result to the dense layout of its own shape if it is a view of an input with variable lengths, which may have the strides
+    of other upper bounds."""
     view = is_symbolic(t.shape) and _is_stored(t) and not is_padding_view(t.uop)
     return Tensor.from_uop(graph.copy(t.uop, t.device)) if view else t
 

@@ -142,7 +142,8 @@ class Captured:
         return sum(memory.nbytes for memory in self.made.values())
 
     def let_go(self) -> None:
-        """Release the arguments and results of the last run, except while the plan runs, and if it keeps the arguments of its capture."""
+        """Release the arguments and results of the last run. Does nothing while the plan runs, or if the plan still keeps the arguments
+        of its capture."""
         if self._is_released and self.plan.lock.acquire(blocking=False):
             try:
                 if not self.plan.is_running:        # it is running if a function that the plan calls back called this

@@ -217,7 +217,7 @@ class OnePlan:
         return mapped(result, self._with_lengths)
 
     def _with_lengths(self, value: Any) -> Any:
-        """A result, as a tensor of the lengths of this run if it has variable ones."""
+        """Convert a result with variable lengths to a tensor with the lengths of this run; return any other value unchanged."""
         if not isinstance(value, Tensor) or not is_symbolic(value.shape):
             return value
         array = np.require(value._values(), None, ("C", "A"))

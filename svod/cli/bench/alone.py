@@ -40,7 +40,7 @@ def main(descriptor: str) -> None:
 
 
 def _prepare(pipe: Connection[Any, Any], order: Order) -> PreparedPeer | None:
-    """Prepare a case, run it and send the answer; None if that fails."""
+    """Prepare a case, run it once and send its outputs. Returns the prepared case; None if that fails."""
     try:
         peer, case = _contestant(order), _resolved(order)
         prepared = peer.prepare(case, [])
@@ -60,7 +60,7 @@ def _prepare(pipe: Connection[Any, Any], order: Order) -> PreparedPeer | None:
 
 
 def _serve(pipe: Connection[Any, Any], prepared: PreparedPeer) -> Order:
-    """Answer the messages about a case. Returns the order of the next one."""
+    """Answer the parent's messages about a prepared case until it orders the next case. Returns that order."""
     contestant = Contestant(prepared.run)
     while True:
         message = pipe.recv()
@@ -86,7 +86,7 @@ def _words(e: Exception) -> str:
 
 def _contestant(order: Order) -> Peer:
     keep_freed_memory()
-    warnings.simplefilter("ignore", FutureWarning)      # PyTorch's, about itself
+    warnings.simplefilter("ignore", FutureWarning)      # PyTorch warns about its own coming changes
     logging.getLogger("svod.torch").setLevel(logging.ERROR)
     if order.config is not None:
         from svod.cli.bench.contestants import SvodContestant

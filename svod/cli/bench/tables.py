@@ -46,7 +46,7 @@ def doubt(half: float | None) -> str:
 
 
 def times(value: Speedup, other: str) -> str:
-    """`1.04× onnxruntime ±0.5 %`, or `= onnxruntime ±0.5 %` for a difference below the spread."""
+    """Format a speed-up: `1.04× onnxruntime ±0.5 %`, or `= onnxruntime ±0.5 %` for a difference below the spread."""
     if value.low is None or value.high is None:
         return f"{value.median:.3g}× {other}, too few rounds"
     half = spread(half_width(value))
@@ -90,7 +90,7 @@ def _describe_outcome(case: CaseResult, o: ContestantResult) -> str:
 
 @dataclass(frozen=True)
 class _RunColumns:
-    """The columns of the table of kernels that a run has figures for and the terminal has room for."""
+    """The columns of the table of kernels for which a run has figures and the terminal has room."""
 
     contestants: tuple[str, ...]
     peers: tuple[str, ...]          # libraries with a column of their own

@@ -168,7 +168,7 @@ def _only_match(text: str, names: Mapping[str, set[str]], origins: Mapping[str, 
 
 
 def _with(texts: Mapping[str, Collection[str]], text: str, *, whole: bool) -> set[str]:
-    """The keys that have a text equal to `text`, or without `whole` one that contains it."""
+    """The keys of `texts` with an entry that equals `text`, or, without `whole`, with an entry that contains it."""
     return {key for key, own in texts.items() if (text in own if whole else any(text in x for x in own))}
 
 

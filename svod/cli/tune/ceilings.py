@@ -34,7 +34,8 @@ class MachineCeilings:
         return self._known
 
     def over(self, outcomes: Sequence[KernelReport], target: Target) -> Ceilings | None:
-        """The ceilings with which kernels are compared. They are measured again if the machine was busy, or a kernel exceeds quick ones."""
+        """The ceilings with which kernels are compared. They are measured again if the machine was busy, or if a kernel exceeds ceilings
+        that were measured quickly."""
         ceilings = self.of(target)
         shares = [rate_of(o.row, o.tuned, target, ceilings).share for o in outcomes if o.tuned]
         exceeded = max((s for s in shares if s is not None), default=0.0) > ABOVE_CEILING

@@ -101,8 +101,8 @@ def _time_plan(work: TargetWork, setting: Setting, plan: CapturedPlan) -> BothWa
 
 
 def gain_in(unbound: UnboundPlan, o: KernelReport) -> Gain | None:
-    """The times of one call of a kernel that promise its gain in a plan: the mean over its calls, each at the values that the plan check
-    uses. None if the kernel was not timed at the values of a call."""
+    """The gain that a kernel's own times promise inside a plan: the mean times of its calls with the heuristic's and with the tuned
+    chain, each call at the values of variables that the plan check uses. None if the kernel was not timed at the values of a call."""
     calls = unbound.variables_of(o.row.key)
     if not calls:
         return None if o.gain is None or not o.heuristic else Gain(o.heuristic, o.heuristic / o.gain)

@@ -228,7 +228,7 @@ def in_flight(workers: Sequence[Activity]) -> int:
 
 
 def workers_in_words(workers: Sequence[Activity]) -> str:
-    """`2 workers compile, 1 idle`: busy ones first."""
+    """Count workers by their activity, busy ones first: `2 workers compile, 1 idle`."""
     ranked = sorted(workers, key=lambda w: w.state != "busy")
     counted = Counter(doing(w).partition(":")[0] for w in ranked)
     parts = [f"{n} {what}" for what, n in counted.items()]

@@ -25,7 +25,7 @@ CHECKED_SECONDS = 0.3       # seconds of the confirmation of one kernel's chains
 
 
 class Searches:
-    """The searches of a command and their results. `has_failed`: one of several targets could not be searched."""
+    """The searches of a command and their results. `has_failed`: whether one of several targets could not be searched."""
 
     def __init__(self, setting: Setting, works: Sequence[TargetWork], workers: Workers, ceilings: MachineCeilings) -> None:
         self.has_failed = False

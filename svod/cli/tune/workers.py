@@ -17,7 +17,8 @@ RAY_BUDGET = 20.0           # budgets of fewer seconds use local workers, unless
 
 
 def kind_of(options: TuneOptions) -> str:
-    """The workers to start. For a small budget these are local ones, as an embedded Ray takes seconds to start and to stop."""
+    """The kind of workers to start, as --workers names it. For a small budget it is "local" instead of "ray", because an embedded Ray
+    takes seconds to start and to stop."""
     return "local" if options.workers == "ray" and options.address is None and options.budget < RAY_BUDGET else options.workers
 
 

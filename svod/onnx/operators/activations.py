@@ -26,7 +26,7 @@ def _number(value: float) -> float:
 
 
 def with_numbers(name: str, function: Callable[..., Tensor], since: int = 1, **defaults: float) -> None:
-    """Register an operator that passes its float attributes on, in the order of `defaults`."""
+    """Register an operator that calls `function` with the node's operands and then its float attributes, in the order of `defaults`."""
     @operator(name, since)
     def compute(node: OnnxNode, *operands: Tensor) -> Tensor:
         return function(*operands, *(_number(node.get(attribute, value)) for attribute, value in defaults.items()))

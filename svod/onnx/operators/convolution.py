@@ -215,7 +215,8 @@ def deform_conv(node: OnnxNode, x: Tensor, w: Tensor, offset: Tensor, bias: Tens
 
 
 def neighbours(at: Tensor, n: int) -> Taps:
-    """The two elements next to positions along an axis of extent n, and their weights for linear interpolation; 0 outside the axis."""
+    """The two elements around each position along an axis of extent n, and their weights for linear interpolation. Elements outside the
+    axis have the weight 0."""
     first = at.floor()
     share = at.sub(first)
     return [(place.clamp(0, n - 1).cast("int64"), part.mul(place.ge(0).logical_and(place.lt(n)).cast(part.dtype)))

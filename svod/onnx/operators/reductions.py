@@ -52,7 +52,7 @@ def average(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def real(x: Tensor) -> Tensor:
-    """Convert an operand of a function of real numbers to a float; float64 represents integers up to 2⁵³."""
+    """Convert integers to float64, which represents them up to 2⁵³, for a function of real numbers; floats stay unchanged."""
     return x.cast(dtypes.float64) if x.dtype.is_int else x
 
 

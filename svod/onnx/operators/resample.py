@@ -93,8 +93,8 @@ def resized(node: OnnxNode, x: Tensor, sizes: Sequence[int] | None, scales: Sequ
 
 
 def source_positions(mode: str, old: int, at: Array, scale: float, length: float, area: tuple[float, float]) -> Any:
-    """The positions in the operand, of `old` elements, for the elements `at` of the result, in the type of `at`: (new,). `length`: the
-    extent of the result used to align corners."""
+    """The positions (new,) in an operand of `old` elements that correspond to the elements `at` of the result, in the dtype of `at`.
+    `length`: the extent of the result by which corners are aligned."""
     kind: Any = at.dtype.type
     new = len(at)
     factor = kind(scale)
@@ -304,7 +304,7 @@ def roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
 
 
 def _edge_taps(at: Tensor, n: int) -> Taps:
-    """The two elements next to positions, which are clamped to the axis first, and their weights."""
+    """The two elements around each position, which is first clamped to the axis, and their weights for linear interpolation."""
     held = at.clamp(0.0, float(n - 1))
     low = held.floor()
     part = held.sub(low)

@@ -51,7 +51,7 @@ def min_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tenso
 
 
 def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a variance or deviation of Tensor, to take ATen's options. The default correction is 1."""
+    """Wrap a method of Tensor for a variance or a standard deviation, so that it takes ATen's options. The default correction is 1."""
     def compute(x: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None) -> Any:
         return method(x, axes(dim), int(unbiased) if correction is None else correction, keepdim)
     return compute

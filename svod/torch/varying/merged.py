@@ -74,9 +74,9 @@ def _runs(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, ...]] | Non
 
 
 def through(name: str, operation: Any, args: Sequence[Any]) -> tuple[Sequence[Any], tuple[int, ...] | None]:
-    """The operands of an operation with merged axes replaced by ordinary tensors. Returns also the `parts` of the result's axes if they
-    stay merged: for a product whose rows are merged, and for an elementwise operation whose operands are merged in the same way. For
-    other operations, returns copies of the operands, and None."""
+    """Replace operands with merged axes by ordinary tensors. Returns the operands, and the `parts` of the result's axes if these stay
+    merged: in a product whose rows are merged, and in an elementwise operation whose operands are merged in the same way. For other
+    operations, returns copies of the operands, and None."""
     merged = [a for a in args if isinstance(a, MergedAxes)]
     if name in _ROWS and merged == [args[_ROWS[name]]] and merged[0].parts[1:] == (1,):
         stays = True

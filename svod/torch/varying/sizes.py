@@ -194,6 +194,7 @@ def _bytes_of(example: Any) -> Any:
 
 
 def _range_of(known: Any, is_extent: bool) -> tuple[int, int | None]:
-    """The range of a symbol as ints, from 1 for an extent and from 0 for another number; None: it has no end."""
+    """The range of a symbol as ints. It begins at 1 or above for an extent, at 0 or above for another number; an end of None means no
+    limit."""
     low = int(is_extent)
     return (low if known.lower < low else int(known.lower)), (int(known.upper) if known.upper < NO_END else None)

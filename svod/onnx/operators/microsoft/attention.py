@@ -34,8 +34,8 @@ def multi_head(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | N
 
 
 def mask_bias(node: OnnxNode, mask: Tensor | None, batch: int, total: int) -> Tensor | None:
-    """Convert a mask, 1 for visible keys, (N, S) or with axes in between, or numbers of visible keys, (N,), to numbers to add to the
-    scores."""
+    """Convert a mask to numbers that are added to the scores. The mask is 1 for visible keys, (N, S) or with axes in between, or it has
+    the number of visible keys, (N,)."""
     if mask is None:
         return None
     if mask.shape[0] != batch or (mask.ndim > 1 and mask.shape[-1] != total):

@@ -49,7 +49,7 @@ qlinear_binary("QLinearMul", Tensor.mul)
 
 
 def quantised_softmax(node: OnnxNode, x: Tensor) -> Tensor:
-    """Softmax by the rules of the node's operator set: before the 13th, a row extends from the axis to the tensor's end."""
+    """Softmax by the rules of the node's operator set: before version 13, a row extends from the axis to the tensor's end."""
     axis = axis_in(node.get("axis", -1), max(1, x.ndim))
     if node.need("opset") >= 13:
         return x.softmax(axis)
