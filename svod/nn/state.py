@@ -32,7 +32,7 @@ _DTYPES: dict[str, DType] = {
     "I32": dtypes.int32, "U64": dtypes.uint64, "I64": dtypes.int64, "F16": dtypes.float16, "BF16": dtypes.bfloat16, "F32": dtypes.float32,
     "F64": dtypes.float64}
 _NAMES = {d.name: name for name, d in _DTYPES.items()}
-MOST_HEADER = 100_000_000      # bytes; the format's own limit
+MOST_HEADER = 100_000_000      # most bytes of a header, by the format
 ALIGNMENT = 64
 
 PathLike = str | os.PathLike[str]

@@ -165,7 +165,7 @@ class GraphFunction:
             if plan is not None and (values is None or plan.holds(values)):
                 return plan
             start = time.perf_counter()
-            if self.bound is not None:      # a tensor of another form may also be a replaced buffer
+            if self.bound is not None:      # arguments of an unknown form may include a buffer that was replaced
                 self.bound()
             try:
                 variables = None if values is None or sizes is None else sizes.variables(values)

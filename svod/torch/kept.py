@@ -38,7 +38,7 @@ class TensorPlaces:
         self._tensors = list(tensors)
         self._watch = TensorWatch(tensors, numbers=False)
         self.is_unchanged: Callable[[], object] = self._watch.is_unchanged
-        # compared in each call, because another thread may change a tensor in the meantime
+        # part of the key of plans and so compared in each call: another thread may change a tensor in the meantime
         self.form = TensorForms(tuple(self._watch.forms))
         self.can_stay = not any(map(gpu_of, tensors))
 

@@ -84,7 +84,7 @@ class Result(NamedTuple):
     value: Any = None
     is_argument: bool = False
     dtype: Any = None
-    order: tuple[int, ...] = ()     # axes of the run's array, as axes of the output
+    order: tuple[int, ...] = ()     # axis i of the output is axis order[i] of the run's array; (): no permutation
     shape: tuple[int, ...] | None = None        # the final shape, if axes of extent 1 are expanded
     parts: tuple[int, ...] | None = None        # each axis of the output merges this number of consecutive axes of the run's array
     strides: tuple[Any, ...] | None = None      # strides, in elements, of an output with gaps, which is filled by a copy
@@ -197,7 +197,7 @@ class Plan:
             known, address, array = self._seen[k]
             if t is not known or t.data_ptr() != address:
                 array = read(t)
-                if order is not None and t.grad_fn is None:     # neither a copy, nor a tensor that keeps its gradient's graph alive
+                if order is not None and t.grad_fn is None:  # remembered, unless it is a copy or would keep the graph of a gradient alive
                     self._seen[k] = t, t.data_ptr(), array
             memory[k] = array
         if not stay:

@@ -22,7 +22,7 @@ from svod.system.process.streams import tell
 
 USAGE = "usage: python -m svod.torch.run [--modules] SCRIPT [ARGS] | -m MODULE [ARGS] | PROGRAM.pt2"
 BACKEND_NAME = "svod"
-MOST_MODULES = 256      # limit of Dynamo's compilations: outermost modules, times the sizes of their arguments
+MOST_MODULES = 256      # most compilations by Dynamo: one for each outermost module and each set of argument sizes
 
 
 def main(words: Sequence[str]) -> int:

@@ -29,7 +29,7 @@ class Settings:
     config: PrepareConfig | None = None       # None: from the environment
     strict: bool = False
     freeze: bool = True
-    given: Mapping[str, Any] = field(default_factory=dict)      # for reports
+    given: Mapping[str, Any] = field(default_factory=dict)      # the options that the user gave, for reports
 
     @classmethod
     def of(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Settings:

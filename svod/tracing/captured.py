@@ -43,7 +43,7 @@ class Captured:
     def __init__(self, prepared: Prepared, inputs: Sequence[UOp], structure: Any, results: Sequence[UOp], draws: int = 0) -> None:
         self.prepared, self.plan, self.structure = prepared, prepared.plan, structure
         self.draws = draws              # number of random keys that a run consumes
-        self.changed: Callable[[], str] = lambda: ""    # the name of a watched value that has changed since; "" if none
+        self.changed: Callable[[], str] = lambda: ""    # the name of a watched value that has changed since the capture; "" if none
         numbers = [prepared.numbers.get(u) for u in inputs]      # buffer number of each input; None if the function does not read it
         self.reads = [(i, n) for i, n in enumerate(numbers) if n is not None]
         made = {prepared.nodes[i]: i for i in prepared.unbound.outputs if prepared.is_new(i)}
@@ -55,7 +55,7 @@ class Captured:
             given = inputs.index(node) if node in inputs else None
             self.results.append(_Result(shape_of(u), made.get(node), given, node))
         self.made = {number: self._memory_for(number) for number in dict.fromkeys(made.values())}
-        # memory that stays the same from run to run: neither of arguments nor of results
+        # memory of the plan that stays the same from run to run, unlike that of arguments and results
         bound = {number for _, number in self.reads} | self.made.keys()
         self._fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
                        and (array := b.storage.host if b.storage is not None else b.array) is not None}

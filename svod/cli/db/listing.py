@@ -40,7 +40,7 @@ class WinnerRow(NamedTuple):
     layer: str
     measurements: int
     searches: int
-    why: str            # why it has no winner; empty where it has one
+    why: str            # the reason why the kernel has no winner; "" if it has one
     measurement: str    # the measurement that confirmed the winner
     sizes: tuple[str, ...]      # the values of its variables in that measurement
     latest: float

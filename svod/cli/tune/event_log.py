@@ -59,5 +59,5 @@ class EventLog:
 
     def close(self) -> None:
         if self._file is not None and self.path != "-":
-            with contextlib.suppress(OSError):      # reported by `write`
+            with contextlib.suppress(OSError):      # `write` has reported the error
                 self._file.close()

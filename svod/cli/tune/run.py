@@ -176,7 +176,7 @@ class _TuneRun:
             return
         obstacle, path = db.storage.obstacle(), db.plan.write
         if obstacle is not None:
-            known = "the database cannot be written" if db.problem is not None else obstacle     # a problem was logged
+            known = "the database cannot be written" if db.problem is not None else obstacle     # the problem has been logged
             say(f"svod-tune: warning: {known}; tuning goes on, and what cannot be stored there goes to a file that svod-db import reads")
         elif self.setting.config.db is not None and path is not None and not path.exists():
             say(f"svod-tune: the results go to {path}, a new database")

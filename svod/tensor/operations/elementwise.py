@@ -183,7 +183,7 @@ class Elementwise(Movement):
     def _power(self, x: Operand, y: Operand) -> Self:
         a, b, dtype = self._pair("pow", x, y)
         if is_half(dtype):
-            return rounded(self._power(*widened((a, b))), dtype)        # numbers are not rounded
+            return rounded(self._power(*widened((a, b))), dtype)        # Python numbers are not rounded to 16 bits
         if dtype.kind == "b":
             dtype = dtypes.int8
         if dtype.is_int and is_scalar(b) and b < 0:

@@ -40,7 +40,7 @@ def arange(start: float, end: float | None = None, step: float = 1, *, dtype: DT
     """The numbers start, start + step, … below `end`; with a single argument, 0, 1, … below it."""
     whole = all(isinstance(v, int | None) for v in (start, end, step))
     if dtype is not None and dtype.is_int and not whole:
-        raise UnsupportedError("integers by steps that are none")       # PyTorch rounds each of the three differently for each dtype
+        raise UnsupportedError("integers by steps that are none")       # PyTorch rounds start, end and step differently for each dtype
     return Tensor.arange(start, end, step, dtype or (dtypes.int64 if whole else dtypes.float32))
 
 

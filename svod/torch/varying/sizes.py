@@ -49,7 +49,7 @@ class VaryingSizes:
         self.varying = frozenset(p.argument for found in places.values() for p in found)
         self._varying_axes = {p for found in places.values() for p in found}
         self._bytes = list(bytes_of_tensors)
-        self._seen: dict[Any, int] = dict.fromkeys(places, 0)      # the largest value so far
+        self._seen: dict[Any, int] = dict.fromkeys(places, 0)      # symbol → its largest value so far
 
     @classmethod
     def of(cls, graph: Any, fixed: Collection[int]) -> Self | None:
