@@ -12,8 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from svod.system import process as _process  # noqa: F401 remembers the current directory, which relative paths in the environment refer to
-from svod.system import source as _source  # noqa: F401 records the state of svod's files before other modules are imported from them
+from svod.system import process as _process  # noqa: F401 this import records the current directory, to which relative paths in the environment refer
+from svod.system import source as _source  # noqa: F401 this import records the state of svod's files before other modules are imported from them
 
 __version__ = "0.1.0"
 

@@ -121,7 +121,8 @@ class Option(NamedTuple):
 
 
 def _option(variable: str | None, default: Any, accept: Accept, help: str, *, default_env: Any = MISSING) -> Any:
-    """A dataclass field that carries its declaration. `default_env`: the value of `from_env` for an unset variable, if not `default`."""
+    """Make a dataclass field that carries an option's declaration. `default_env`: the option's value in `from_env` if the variable is
+    unset; if missing: `default`."""
     metadata = {"option": Option(variable, accept, help)}
     if default_env is not MISSING:
         metadata["default_env"] = default_env
@@ -146,7 +147,7 @@ def _show(value: Any) -> str:
 
 
 class _Config:
-    """The base of the four configurations: checks values and reads the environment."""
+    """Base class of the four configurations; checks values and reads the environment."""
 
     __slots__ = ()
 
@@ -189,7 +190,7 @@ class _Config:
 
 @dataclass(frozen=True)
 class OptimizerConfig(_Config):
-    """The optimisation of one kernel without a search, and the opts that are allowed in general."""
+    """Options of the optimisation of a kernel without a search, and the kinds of opts that are allowed with and without one."""
 
     noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel without any opt; wins over BEAM and the database")
     nolocals: bool = _option("NOLOCALS", False, _SWITCH, "groups of one thread: no LOCAL and no GROUP; CPUs have no groups")
@@ -244,7 +245,7 @@ class BeamConfig(_Config):
 
 @dataclass(frozen=True)
 class BenchConfig(_Config):
-    """The timing protocol of measurements that decide: the confirmation of a search, and svod-bench."""
+    """The timing protocol of decisive measurements: the confirmation of a search's results, and svod-bench."""
 
     rounds: int = _option("SVOD_BENCH_ROUNDS", 15, _integer(3),
                           "least interleaved rounds of a comparison; of long kernels a search may take fewer, six at least")
@@ -388,7 +389,7 @@ def unknown_variables() -> list[str]:
     for name in sorted(os.environ):
         if name in known or not name.startswith(("SVOD", "BEAM")):
             continue
-        import difflib  # this import takes 4 ms, which processes without such a variable save
+        import difflib  # imported late: it takes 4 ms, and processes without such a variable do not need it
 
         near = difflib.get_close_matches(name, known, 1, 0.8)
         if near:
@@ -449,20 +450,20 @@ def changed_environment(**values: str) -> Iterator[None]:
 
 @contextmanager
 def default_environment(**defaults: str) -> Iterator[None]:
-    """Like `changed_environment`, but only for variables that the user has not set."""
+    """Set environment variables that the user has not set, within the context."""
     with changed_environment(**{name: value for name, value in defaults.items() if name not in os.environ}):
         yield
 
 
 def set_default_environment(**defaults: str) -> None:
-    """Like `default_environment`, but for the rest of the process."""
+    """Set environment variables that the user has not set, for the rest of the process."""
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
 
 # -- directories --------------------------------------------------------------------------------------------------------
 
-LOCAL_DIR = Path(".svod")  # used if the user's own directories cannot be written
+LOCAL_DIR = Path(".svod")  # the directory used if the user's own ones cannot be written
 _said: set[str] = set()
 
 

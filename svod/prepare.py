@@ -105,7 +105,7 @@ def complete_config(config: PrepareConfig | None) -> PrepareConfig:
     try:
         return PrepareConfig.of_environment() if config is None else config.in_environment()
     except ConfigError as e:
-        raise e.with_traceback(None) from None      # without this function's traceback, which says nothing about the variable that is wrong
+        raise e.with_traceback(None) from None      # without this function's traceback, which says nothing about the wrong variable
 
 
 # -- the pipeline -----------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     plan.bindings.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
-        from svod.compile.plan.dump import dump  # a module that renders all passes, and few programs dump any
+        from svod.compile.plan.dump import dump  # imported late: the module imports the renderers of all passes, and few programs dump any
         dump(config, sink, constants, plan)
     observe(plan, config, main.compiler.pair)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 Kind = Literal["same", "moved", "changed", "gone", "come", "left out"]
 
 SIGNS: dict[Kind, str] = {"same": " ", "moved": "⇥", "changed": "~", "gone": "−", "come": "+", "left out": "⋯"}
-ALIKE = 0.5             # least similarity (0 to 1) of two lines shown as one changed line, not as one removed and one added
+ALIKE = 0.5             # minimum similarity (0 to 1) of two lines shown as one changed line, not as one removed and one added
 MOST_PAIRS = 4096       # maximum of removed × added lines searched for changed lines; larger blocks are shown as removed and added
 CONTEXT = 3             # unchanged lines shown before and after each change
 SHORT = 60              # maximum number of lines of a text that is shown without omissions

@@ -22,7 +22,7 @@ from svod.steps.steps import NEST, UNCHANGED, PassStep, as_text
 from svod.system import quantities as q
 from svod.system.pages import environment, write_page
 
-MOST_LINES = 4000       # most lines shown of one text; the page says how many are left out
+MOST_LINES = 4000       # maximum number of lines shown of one text; the page says how many are left out
 OPEN_KERNELS = 1        # number of kernels whose steps are unfolded when the page opens
 NOTEBOOK_PIXELS = 640   # height in pixels of the page in a notebook
 

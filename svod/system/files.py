@@ -25,7 +25,7 @@ ADVICE = {
     errno.EISDIR: "name a file in it", errno.ENOSPC: "make room, or name a place on another disk",
     errno.EDQUOT: "make room, or name a place on another disk", errno.ENAMETOOLONG: "give it a shorter name"}
 ADVICE_TO_READ = ADVICE | {errno.ENOENT: "name a file that exists; a relative path counts from the current directory"}
-REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)      # errors that refuse a new file, or renaming it
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)      # errors: creating or renaming a file is refused
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -80,7 +80,7 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             if not replaced:
                 _write_in_place(path, f)
     finally:
-        with suppress(FileNotFoundError):       # it has been renamed
+        with suppress(FileNotFoundError):       # the temporary file has been renamed
             os.unlink(temporary)
 
 

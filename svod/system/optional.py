@@ -12,7 +12,7 @@ from svod.errors import SvodError
 
 
 def reason(error: BaseException) -> str:
-    """An error as one line of text: svod's errors as they are, others after the name of their class."""
+    """Describe an error in one line: the text of svod's errors; for others, the name of the class and the text."""
     text = " ".join(str(error).split())
     return text if isinstance(error, SvodError) and text else f"{type(error).__name__}: {text}" if text else type(error).__name__
 

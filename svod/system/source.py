@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 MODULES = tuple(importlib.machinery.all_suffixes())     # suffixes of modules: sources, bytecode without a source, compiled extensions
-SUFFIXES = (*MODULES, ".ll", ".json")      # also the data files that code generation reads
+SUFFIXES = (*MODULES, ".ll", ".json")      # suffixes of modules, and of the data files that code generation reads
 UNCHECKED_FLAG = 0b01    # flag bit of bytecode that is not compared with its source (PEP 552)
 PYC_HEADER_BYTES = 16    # bytes before the code in a .pyc file: magic number, flags, time and size of the source
 

@@ -15,7 +15,7 @@ from svod.system.process.streams import is_terminal
 
 # Replaces control characters except newlines: a terminal would obey escape sequences in text from other people's files.
 _CONTROL = {n: "\ufffd" for n in (*range(32), *range(127, 160)) if n != 10}
-LEAST_COLUMN = 10       # least width in characters of a column that may shrink
+LEAST_COLUMN = 10       # minimum width in characters of a column that may shrink
 
 
 def printable(text: str) -> str:
@@ -37,8 +37,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collecti
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), shrink: Collection[str] = (),
                width: int) -> list[str]:
-    """The lines of a table. Columns in `right` are right-aligned. If lines would exceed `width`, columns in `shrink` are cut to at least
-    `LEAST_COLUMN` characters."""
+    """Return the lines of a table. Columns in `right` are right-aligned. If lines would exceed `width`, columns in `shrink` are cut to
+    at least `LEAST_COLUMN` characters."""
     widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
     least = sum(min(w, LEAST_COLUMN) if name in shrink else w for name, w in zip(header, widths, strict=True)) + 2 * (len(header) - 1)
     out = io.StringIO()

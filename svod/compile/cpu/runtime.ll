@@ -1,7 +1,7 @@
 
 ${DECLARE}
 
-; Claim chunks of the job that `latest` names and run them until none is left; the number of chunks run. The thread's own share first.
+; Claim chunks of the job that `latest` names and run them until none is left, those of the thread's own share first. Returns their number.
 define internal i64 @take(ptr %pool, i64 %latest, i64 %index, ptr %scratch) nounwind {
 entry:
   %p.entry = getelementptr i8, ptr %pool, i64 ${JOB_ENTRY}
@@ -55,14 +55,14 @@ run:
   %remainder = load i64, ptr %p.remainder, align 8
   %j.share = load i64, ptr %p.share, align 8
   %j.longer = load i64, ptr %p.longer, align 8
-  ; the share ends where the next one begins, at (v + 1) · share + min(v + 1, longer); `left` chunks before that is the chunk
+  ; the share ends where the next one begins, at (v + 1) · share + min(v + 1, longer); the claimed chunk is `left` chunks before that
   %v.1 = add i64 %v, 1
   %v.long = icmp ult i64 %v.1, %j.longer
   %v.extra = select i1 %v.long, i64 %v.1, i64 %j.longer
   %v.q = mul i64 %v.1, %j.share
   %v.end = add i64 %v.q, %v.extra
   %k = sub i64 %v.end, %left
-  ; chunk k begins at k · quotient + ⌈k · remainder / chunks⌉: those with one iteration more are spread over all shares
+  ; chunk k begins at k · quotient + ⌈k · remainder / chunks⌉: chunks with one more iteration are spread over all shares
   %t.share = mul i64 %threads, %j.share
   %chunks = add i64 %t.share, %j.longer
   %up = sub i64 %chunks, 1
@@ -86,7 +86,7 @@ end:
   ret i64 %total
 }
 
-; Life of a worker: run chunks, spin, sleep, until stopped.
+; The loop of a worker: run chunks, spin, sleep, until the pool is stopped.
 define void @svod_worker(ptr %pool, i64 %index) nounwind {
 entry:
   %p.pending = getelementptr i8, ptr %pool, i64 ${PENDING}
@@ -171,7 +171,7 @@ end:
   ret void
 }
 
-; Wake the sleeping ones of the workers 1 … threads-1.
+; Wake the workers among 1 … threads-1 that sleep.
 define internal void @wake(ptr %pool, i64 %threads) nounwind {
 entry:
   %p.sleepers = getelementptr i8, ptr %pool, i64 ${SLEEPERS}
@@ -206,7 +206,7 @@ end:
   ret void
 }
 
-; Move the calling thread off a worker's core, then give it back its affinity mask: it stays where it was moved to.
+; Move the calling thread off a worker's core, then restore its affinity mask: the thread stays on the core that it was moved to.
 define internal void @leave_worker_core(ptr %pool) nounwind {
 entry:
   %mask = alloca [${CORES_BYTES} x i8], align 8
@@ -267,7 +267,7 @@ end:
   ret void
 }
 
-; Share a launch out over the workers; the pool's lock is held by the caller.
+; Distribute a launch to the workers. The caller holds the pool's lock.
 define internal void @launch(ptr %pool, ptr %rec, ptr %scratch) nounwind noinline {
 entry:
   %p.pending = getelementptr i8, ptr %pool, i64 ${PENDING}
@@ -449,7 +449,7 @@ end:
   ret void
 }
 
-; Entry of a launch whose iterations are launch records (args): independent single-core launches as one parallel loop.
+; Entry of a launch whose iterations are launch records (args): it runs independent single-core launches as one parallel loop.
 define void @svod_run_group(ptr %records, ptr %vars, ptr %scratch, i64 %begin, i64 %end) nounwind {
 entry:
   br label %next
@@ -484,7 +484,7 @@ define void @svod_stop(ptr %pool, i64 %threads) nounwind {
   ret void
 }
 
-; n turns of the worker's waiting loop, to find out how long one takes.
+; Run n iterations of the worker's waiting loop, to measure how long one takes.
 define void @svod_spin(ptr %pool, i64 %n) nounwind {
 entry:
   br label %next

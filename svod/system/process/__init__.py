@@ -16,4 +16,4 @@ def current_directory() -> str | None:
         return None
 
 
-STARTED_IN = current_directory()        # the current directory when svod was imported
+STARTED_IN = current_directory()        # the current directory when svod was imported, or None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from svod.system.process import STARTED_IN, current_directory
 
-COMMON = "/tmp"     # shared by all users of a machine, independent of TMPDIR
+COMMON = "/tmp"     # a directory shared by all users of a machine, whatever TMPDIR is
 
 
 def working_directory() -> Path | None:
@@ -58,7 +58,7 @@ def takes_files(directory: Path) -> bool:
 
 def user_data() -> Path | None:
     """The platform's directory for the user's data of svod, which may be missing or read-only. None for a user without a home."""
-    import platformdirs  # this import takes 5 ms, which processes save that are given all directories
+    import platformdirs  # imported late: it takes 5 ms, and a process with configured directories does not need it
 
     return _absolute_or_none(platformdirs.user_data_dir)
 
@@ -143,12 +143,12 @@ def split_paths(text: str) -> list[str]:
 
 
 def is_address(entry: str) -> bool:
-    """Whether an entry of such a list is the address of a server (http or https)."""
+    """Whether an entry of a list of paths and addresses is the address of a server (http or https)."""
     return entry.lower().startswith(("http://", "https://"))
 
 
 def paths_from_start(text: str) -> str:
-    """A list of paths with relative ones made absolute, as `from_start` does."""
+    """Make the relative paths of a list of paths and addresses absolute, as `from_start` does."""
     return os.pathsep.join(e if is_address(e) else from_start(e) for e in split_paths(text))
 
 

@@ -51,7 +51,7 @@ def python() -> str:
     except OSError:             # no /proc
         return named
     if not os.access(running, os.X_OK) or (os.path.exists(named) and os.path.samefile(named, running)):
-        return named            # `named` may be a link to it, as in a virtual environment; or an update has replaced the running file
+        return named            # `named` may link to the running file, as in a virtual environment; or an update has replaced that file
     return running
 
 
