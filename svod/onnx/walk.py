@@ -92,8 +92,8 @@ class Walk:
         return {i.name for i in self.model.graph.input if i.name in deciding and _may_decide(i, i.name in direct)}
 
     def _collect_deciding(self, nodes: Sequence[onnx.NodeProto], deciding: set[str], direct: set[str]) -> None:
-        """Collect in `deciding` the names of values that must be known, from the last node to the first, and in `direct` those of them
-        that an operator reads itself, not only a node that computes such an operand."""
+        """Collect in `deciding` the names of the values that must be known, from the last node to the first. `direct` gets those that an
+        operator names in `known`; the others are only needed to compute these."""
         for node in reversed(nodes):
             for sub in subgraphs(node):
                 self._collect_deciding(self._in_order(sub), deciding, direct)
