@@ -40,7 +40,7 @@ class CacheLevel(NamedTuple):
 
 class Anchor(NamedTuple):
     """A measured cache, from which others are extrapolated: because of longer wires, latency grows with the square root of the size, and
-    bandwidth shrinks likewise."""
+    bandwidth shrinks by the same factor."""
 
     size_bytes: int
     latency_cycles: float
@@ -254,7 +254,7 @@ def steps_of(a: Access) -> list[tuple[int, int]]:
 
 
 def _print(a: Access, moves: list[tuple[int, int]], extents: Sequence[float], sets2: int) -> CacheFootprint:
-    """The footprint of an access whose axes have these extents. `moves`: its `steps_of`."""
+    """The footprint of an access whose axes have these extents. `moves`: the result of `steps_of`."""
     steps = [(step, extents[axis]) for axis, step in moves if extents[axis] > 1]
     if a.tile is not None and extents[a.tile.axis] > a.tile.positions:
         steps = [(step, extents[x]) for x, step in a.coefs if extents[x] > 1 and x != a.tile.axis]

@@ -23,7 +23,8 @@ class CostPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """A predicted cost, good for ranking states but not as a time. `cycles`: of the whole kernel, on all its cores or on the device."""
+    """A predicted cost, good for ranking states but not as a time. `cycles`: cycles of the whole kernel, on all its cores or on the
+    device."""
 
     cycles: float = 0.0
     accumulators: int = 0       # registers that live through the reduce loops; the largest number of any stage
@@ -43,7 +44,7 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 
 def tiling_family(state: Scheduler) -> tuple[Any, ...]:
-    """A key that is equal for states that tile the same axes at the same levels and stage the same values, whatever the amounts."""
+    """A key that is equal for states that tile the same axes at the same levels and stage the same values, with any amounts."""
     rows = state.rows
     levels = tuple(tuple(rows[r].role for r in ids if rows[r].extent > 1) for ids in state.axis_rows)
     place = tuple(rows[p].axis if isinstance(p, int) else p for p in state.place)

@@ -47,7 +47,7 @@ class Cpu:
     # price, in loads, of one lane from a staged area: its rows mostly are a power of two apart and share cache sets
     staged_lane_loads: float = 8.0
     transposed_lane_loads: float = 0.5  # price, in loads, of one lane if squares are transposed in registers
-    transposed_positions: int = 4       # positions side by side from which on stores of separate lanes are transposed in registers
+    transposed_positions: int = 4       # least positions side by side for which separately stored lanes are transposed in registers
     lane_store_cycles: float = 3.0      # one lane that is extracted from a vector and stored separately
     # cycles to store one lane if the lanes are multiples of a page apart, of half a page, or of a quarter, so that they evict each other
     evicting_store_cycles: tuple[float, float, float] = (40.0, 12.0, 4.0)
@@ -233,8 +233,8 @@ class IssuePricer:
         return ANYWHERE_BYTES if gathered else linear.coef(vector), is_aligned(linear.coefs, linear.const, vector, lanes)
 
     def _is_wide(self, a: int, lanes: int) -> bool:
-        """Whether a whole vector of positions along axis `a` is computed side by side, so that these and the lanes form squares, which are
-        transposed in registers."""
+        """Whether a whole vector of positions along axis `a` is computed side by side, so that the positions and the lanes form squares,
+        which are transposed in registers."""
         region = self.stage.region
         return self.work.positions[a] >= lanes or (is_derived(self.r.stage) and a < len(region) and region[a] >= lanes)
 

@@ -90,8 +90,8 @@ def lane_granules(steps: Steps, lanes: int, width: int, granule: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def line_turns(steps: Steps, lanes: int, width: int, line: int) -> int:
-    """The number of turns in which a cache serves one access of `width` bytes by each of `lanes` threads. It serves as many neighbouring
-    threads at a time as together access a line's worth of bytes; each line that they touch takes one turn."""
+    """The number of turns in which a cache serves one access of `width` bytes by each of `lanes` threads. It serves the neighbouring
+    threads that together access a line's worth of bytes at a time; each line that they touch takes one turn."""
     offsets, together = lane_offsets(steps, lanes), max(1, line // width)
     return sum(_granules(offsets[k:k + together], width, line) for k in range(0, len(offsets), together))
 

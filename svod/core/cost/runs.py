@@ -6,8 +6,8 @@
       Reduction
         Loop r0 by 4 (17), Tail of 2
 
-Stages are counted in the bodies of whole iterations; a tail is one more iteration of its loop. A loop that skips iterations has as many as
-run on average over the iterations around it."""
+Stages are counted in the bodies of whole iterations; a tail is one more iteration of its loop. A loop that skips iterations counts with the
+average number of iterations that run."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,5 +146,5 @@ class _Counter:
 
 
 def _ends(iterations: float, sizes: tuple[int, ...]) -> int:
-    """How many blocks of these sizes end in so many iterations."""
+    """The number of blocks, over all levels, that end in `iterations` iterations. `sizes`: iterations of a block on each level."""
     return sum([ceil(iterations / size) for size in sizes])

@@ -94,8 +94,7 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
     """The axes along which vectors of a stage may run. The first is the best one, or -1 if there is none. A stage without reductions
     adds the axis along which it stores contiguously. A stage with reductions adds one if the best axis is shorter than a vector: the
-    best output axis if that is a reduce axis (the columns of a window), else the best axis that is long enough (instead of the
-    coordinates of points)."""
+    best output axis if the first is a reduce axis (the columns of a window), else the best of the axes that are long enough."""
     best = _best_vector_axis(state, r)
     if not r.reductions:
         return list(dict.fromkeys([best, *[a for a in range(len(r.axes)) if r.store is not None and r.store.coef(a) == 1

@@ -172,7 +172,8 @@ def is_constant(state: Scheduler, s: int) -> bool:
 
 
 def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
-    """Amounts for a vector axis, best first: those that waste the fewest lanes, at most `vectors` vectors. A short axis is taken whole."""
+    """Amounts for a vector axis, of at most `vectors` vectors; the amounts that waste the fewest lanes come first. A short axis is taken
+    whole."""
     if extent <= width:
         return [extent]
     options = [v * width for v in range(1, vectors + 1) if v * width <= extent]

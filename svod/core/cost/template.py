@@ -208,7 +208,7 @@ class Template(_Group):
 
 
 def schedule(steps: Steps, state: Scheduler, s: int | None = None) -> Iterator[Scheduler]:
-    """The states that templates produce, in order. They schedule the loops of stage `s`; None: of the output."""
+    """The states that templates produce, in order. They schedule the loops of stage `s`; None: the loops of the output stage."""
     start = Point(state, resolved(state, state.kernel.output if s is None else s), before=made_by(state))
     for p in _Interpreter().follow(steps, start):
         if p.state is not state and not made_by(p.state):

@@ -78,7 +78,7 @@ class Access(NamedTuple):
     times: float            # instructions in one iteration of the loops around the stage
     depth: int              # number of outermost loops that the access is inside of, loops around the stage included
     limit: int              # bytes of the whole array
-    gathered: tuple[int, ...] = ()      # local axes whose positions are looked up by another load
+    gathered: tuple[int, ...] = ()      # local axes whose positions another load reads from memory
     fixed: int = 0          # number of outermost loops that compute the data anew in each iteration, so they do not move the access
     is_made_inside: bool = False        # the data are computed in the nest, so they do not come from memory
     tile: Tile | None = None

@@ -32,7 +32,7 @@ from svod.errors import DeviceError
 from svod.system.forksafe import remake_after_fork
 
 ALIGNMENT = 64          # bytes
-PIECE = 32 << 20        # bytes that are copied to a device at a time; no more than this of a mapped file is in memory meanwhile
+PIECE = 32 << 20        # bytes that are copied to a device at a time; during the copy, no more than this of a mapped file is in memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -6,10 +6,10 @@ LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. There are three 
                     many threads as share its largest reduction. If n threads share a reduction whose result is the same for n
                     neighbouring positions, these are the threads of the n positions, and no further ones are needed
     together        stages in shared memory, and values that are the same for all positions: all threads of the group compute them
-    alone           values of one thread, without GROUP loops: every thread computes those that it reads
+    alone           values of one thread, without GROUP loops: every thread computes the values that it reads
 
     y[i] = Σ x[i, k],  LOCAL(o0, 8) GROUP(r0, 4)      32 threads; thread t has row t // 4 of the 8 and every fourth k from t % 4
-    c = a·b,  TC(r0, (mma_f16,o0,o1)) LOCAL(o0, 4)    128 threads; those of subgroup t // 32 hold its tiles together
+    c = a·b,  TC(r0, (mma_f16,o0,o1)) LOCAL(o0, 4)    128 threads; the 32 threads of a subgroup hold its tiles together
     softmax of a row,  LOCAL(o1, 32) GROUP(s1.r0, 32) GROUP(s3.r0, 32)     32 threads share the maximum, the sum and the row
 """
 from __future__ import annotations

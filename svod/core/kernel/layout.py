@@ -327,8 +327,8 @@ def left_out(lines: int, parts: int) -> int:
 
 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:
-    """The layout of `extents` in a given order. `dim`, `tile`: the dim in tiles, or -1. `apart`: if a row is a multiple of so many
-    elements, it is padded by a cache line, so that rows use different cache sets; 0: no padding."""
+    """The layout of `extents` in a given order. `dim`, `tile`: the dim in tiles, or -1. `apart`: elements; rows whose length is a
+    multiple of this are padded by a cache line, so that they use different cache sets; 0: no padding."""
     strides = [0] * len(extents)
     if dim >= 0 and tile < extents[dim]:
         size = tile

@@ -422,7 +422,7 @@ class LoopNestMaker:
         return a in self.cuts.get(s, {}) or self.state.kernel.axes[r.axes[a]].bound is not None
 
     def _cut_to(self, s: int, a: int, positions: int) -> int:
-        """The positions of a local axis; in a tail, those that its shorter loops span."""
+        """`positions`, the positions of a local axis; in a tail, the positions that the axis' shorter loops span."""
         cuts = self.cuts.get(s, {})
         return cuts[a].bound if a in cuts else positions
 

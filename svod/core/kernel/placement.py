@@ -314,8 +314,8 @@ def vector_row(state: Scheduler, r: ResolvedStage) -> int:
     return best
 
 
-# Scores of an access along a vector axis: of unit stride; of scratch memory, which is laid out as it is read; of one value in all lanes; of
-# any other kind.
+# Scores of accesses along a vector axis: with unit stride; from scratch memory, which is laid out as it is read; of one value for all
+# lanes; any other access.
 UNIT_STRIDE, FROM_SCRATCH, SAME_VALUE, SCATTERED = 1.0, 0.8, 0.3, -0.5
 REDUCED = 4.0      # factor on the scores of accesses inside reductions, which run more often than the store
 

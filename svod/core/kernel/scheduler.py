@@ -264,7 +264,7 @@ class Scheduler:
 
 
 def cores_of(state: Scheduler) -> int:
-    """The number of cores that share a state's work: that of THREAD, or the parts of a split reduction."""
+    """The number of cores that share a state's work: the cores of THREAD, or the parts of a split reduction; else 1."""
     return state.thread.cores if state.thread else state.split_reduce.parts if state.split_reduce else 1
 
 

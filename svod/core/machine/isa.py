@@ -202,7 +202,7 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
         "llvm.x86.avx512.vpdpwssd"),
     Dot("bf16", "x86_64", ("avx512f", "bf16"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
         "llvm.x86.avx512bf16.dpbf16ps"),
-    # 16 cycles for 16 rows of 16 columns of 64 bytes, whatever their type
+    # 16 cycles for a product of 16 rows and 16 columns of 64 bytes each, for all types
     *(Dot("amx8" + suffix, "x86_64", ("amx", "avx512f"), dtypes.int32, (a, b), (a, b), 4, f"llvm.x86.tdpb{suffix or 'ss'}d",
           rows=16, columns=16, depth=16, base_cost=32.0)
       for suffix, a, b in (("", _I8, _I8), ("uu", _U8, _U8), ("su", _I8, _U8), ("us", _U8, _I8))),

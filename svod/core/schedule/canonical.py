@@ -7,7 +7,7 @@ Two ASTs that differ only in RANGE ids, PARAM slots, the order of commutative op
 RANGE counts as its position in its stage ("output axis 1") and a PARAM as its type and size. Operands are ordered by the axes they depend
 on, then by a digest of their form without extents, then by the full digest. So operands, and with them the stages that opt chains name,
 keep their order if only extents change. Index sums are ordered by axis. Then RANGEs and PARAMs are numbered in topological order; RANGEs of
-a stage follow those of the stages it reads, and outputs come first among PARAMs.
+a stage follow the RANGEs of the stages it reads, and outputs come first among PARAMs.
 """
 from __future__ import annotations
 

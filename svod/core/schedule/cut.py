@@ -38,7 +38,7 @@ CHEAP_COST = 4            # largest number of operations of a value that is reco
 CHEAP_BUFFERS = 3         # largest number of buffers that such a value reads
 MAX_WALKS = 3             # most repetitions of the visit, to find shared values that have become cheap
 MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
-REPEATED = 4              # number of reads through a GATHER per element from which on a value that is not cheap gets a buffer
+REPEATED = 4              # reads through a GATHER per element; a value with at least so many that is not cheap gets a buffer
 MAX_READS = 8             # largest number of places at which one kernel computes an elementwise value
 MAX_POSITIONS = 64        # MAX_READS for a value that reads no memory, such as a mask or a table of angles
 
@@ -76,9 +76,9 @@ def made_of(coordinates: Sequence[Coordinate], *movement: Any) -> Coordinate:
 
 
 class Use(NamedTuple):
-    """One way in which a kernel reads a node. `active`: all ranges around the read. `rows`: those of them that belong to reductions.
-    `entries`: range dropped by a broadcast → the node below the first such broadcast. `barrier`: the node below the nearest WINDOW, PAD or
-    GATHER. `reduced`: the operand of the nearest reduction on the way from the output."""
+    """One way in which a kernel reads a node. `active`: all ranges around the read. `rows`: the ranges among them that belong to
+    reductions. `entries`: range dropped by a broadcast → the node below the first such broadcast. `barrier`: the node below the nearest
+    WINDOW, PAD or GATHER. `reduced`: the operand of the nearest reduction on the way from the output."""
 
     kernel: UOp
     place: Place
@@ -90,8 +90,8 @@ class Use(NamedTuple):
 
 
 def operations(u: UOp) -> int:
-    """How many operations a node adds to the longest chain of an expression: its own, or those of its index arithmetic. A RESHAPE of memory
-    adds no more than one."""
+    """How many operations a node adds to the longest chain of an expression: its own operation, or the operations of its index
+    arithmetic. A RESHAPE of memory adds no more than one."""
     if u.op is Ops.GATHER:
         return 8        # a position counted from the end, two bounds checks, two loads
     if u.op is not Ops.RESHAPE or u.src[0].op is Ops.BUFFER:
@@ -351,9 +351,9 @@ class Cut:
 
     # -- one walk -----------------------------------------------------------------------------
     def walk(self) -> None:
-        """Visit all nodes once, with buffers for the nodes in `hard`. Sets `why`, all nodes that need a buffer, and `shared`, those of them
-        that are only too expensive to recompute in several kernels. If a rule needs a buffer for a node visited before, the visit restarts
-        from that node."""
+        """Visit all nodes once, with buffers for the nodes in `hard`. Sets `why`, all nodes that need a buffer, and `shared`, the nodes
+        among them that are only too expensive to recompute in several kernels. If a rule needs a buffer for a node visited before, the
+        visit restarts from that node."""
         self.why: dict[UOp, str] = dict(self.hard)
         self.shared: set[UOp] = set()
         self.uses: dict[UOp, dict[Use, int]] = {}     # node → use → number of readers with this use

@@ -18,7 +18,7 @@ def specialize(ast: UOp, values: Mapping[str, int]) -> UOp:
 
 
 def with_bounds(ast: UOp, limits: Mapping[str, tuple[int, int]]) -> UOp:
-    """A kernel AST with other bounds of its variables: those of the plan that calls it."""
+    """A kernel AST whose variables have the bounds `limits`, such as the bounds in the plan that calls it."""
     if not limits:
         return ast
     return _with_variables(ast, {u: u.replace(arg=(u.arg[0], *limits[u.arg[0]])) for u in ast.walk(Ops.DEFINE_VAR) if u.arg[0] in limits})

@@ -332,7 +332,8 @@ class _Builder:
         return n.op is Ops.BUFFER or n.op is Ops.AFTER or (n is not root and n in self.buffer_of and not is_constant(n))
 
     def origin(self, root: UOp, value: UOp) -> str:
-        """The origin of a kernel: that of its contraction, which takes most of the time; without one, that of the stored value."""
+        """The origin of a kernel: the origin of its contraction, which takes most of the time; without one, the origin of the stored
+        value."""
         nodes = value.toposort(gate=lambda n: not self.ends(n, root))
         heavy = next((n for n in nodes if n.op is Ops.REDUCE_AXIS and not self.ends(n, root) and is_contraction(n)), None)
         return (origin_of(heavy) if heavy is not None else None) or origin_of(root) or origin_of(value) or ""

@@ -3,7 +3,7 @@
     0: a → x    1: x → y, deps (0,)                 in order
     0: x → y, deps (1,)    1: a → x                 refused: call 0 waits for call 1, which comes after it
     0: a → x, deps (1,)    1: x → y, deps (0,)      refused: a cycle
-    0: a → x    1: x → y                            refused: call 1 reads what call 0 writes, and does not wait for it
+    0: a → x    1: x → y                            refused: call 1 reads the buffer that call 0 writes, and does not wait for it
 
 The check is one pass over the calls. Calls run level by level, so of two calls that depend on each other, the later one must not be on an
 earlier level. Whether two calls of one level write the same part of a buffer is checked by the plan.

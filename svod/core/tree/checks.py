@@ -24,7 +24,7 @@ class Checks(NamedTuple):
     fixed: frozenset[int]           # axes whose last tile must not be moved back
 
     def fixing(self, extents: Mapping[int, int]) -> Checks:
-        """Add axes that must not compute any position twice, with their extents: positions beyond these are masked."""
+        """Add axes that must not compute any position twice, with their extents: positions beyond the extents are masked."""
         return Checks({**self.unsafe, **extents}, self.below, self.fixed.union(extents))
 
 

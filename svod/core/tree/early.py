@@ -6,7 +6,7 @@
       Accumulate, 16 products              between: after 12: Load of products 12…16, Wait, Load of products 0…4 of 1 further
                                            Accumulate, 16 products
 
-During the barrier and the loads behind it no thread would multiply; so some products are left to do meanwhile. Before the barrier, copies
+During the barrier and the loads behind it no thread would multiply, so some products are left for that time. Before the barrier, copies
 are committed, and the iteration has read all that it reads of shared memory. The loop carries the operands. The last iteration loads some
 that are never used, from a buffer that an earlier copy has filled. An operand that the loop does not copy may end with its last iteration,
 so a loop with such an operand loads nothing early."""

@@ -146,7 +146,7 @@ class Frame(NamedTuple):
         return self._cut(a, shorter)._replace(bounds=(*self.bounds[:a], rest, *self.bounds[a + 1:]))
 
     def positions(self, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
-        """The expanded positions of the loops with these roles on these local axes, except the vector: (index per loop, axis → offset)."""
+        """All positions of the loops with these roles on these local axes, except the vector: (index per loop, axis → offset) each."""
         rows = [(a, p) for a in axes for p in self.pieces[a]
                 if p.role in kinds and not (a == self.vector_axis and p.row == self.vector_row)]
         out = []

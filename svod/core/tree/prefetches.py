@@ -110,7 +110,7 @@ class _Prefetches:
         return 0
 
     def _moved(self, frame: Frame, nest: StageNest | None, around: Around, number: int) -> dict[int, int]:
-        """Local axis of a stage → how many positions further it is in the next iteration of loop `number` of those around it."""
+        """Local axis of a stage → how many positions it advances in one iteration of loop number `number` of `around`."""
         loop, s = around[number], around[number].frame.r.stage.index
         if s == frame.r.stage.index or nest is None:
             return {loop.axis: loop.step}

@@ -27,8 +27,8 @@ def skips(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 
 def _skipping(maker: TreeMaker, split: Split | None, node: Loop) -> Loop:
-    """Let a loop skip the iterations that add nothing to any position of the tile. Comes back unchanged if these are too few, or if the
-    loop's bounds must not vary."""
+    """Let a loop skip the iterations that add nothing to any position of the tile. The loop comes back unchanged if such iterations are
+    too few, or if its bounds must not vary."""
     frame, a, on_grid = node.frame, node.axis, maker.state.target.has_groups
     if a < frame.num_outs or frame.r.combines or node.span is not Span.ALL or is_split(split, node):
         return node

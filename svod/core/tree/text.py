@@ -147,7 +147,7 @@ class _Text:
         yield from self._body(node.body, depth + 1)
 
     def _tile(self, frame: Frame) -> str:
-        """The extents of the tile by axis, upcast and unrolled loops alike; "" if there are none."""
+        """The extents of the tile by axis, of both upcast and unrolled loops; "" if there are none."""
         sizes = [f"{self._axis(frame, a)} {p.extent}" for a, own in enumerate(frame.pieces) for p in own
                  if p.extent > 1 and p.role in (UPCAST, UNROLL)]
         return f" {' × '.join(sizes)}" if sizes else ""

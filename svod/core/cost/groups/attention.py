@@ -123,7 +123,7 @@ def _instruction(state: Scheduler, part: _Part) -> Dot | None:
 
 
 def _power_below(n: int) -> int:
-    """The largest power of two up to n. Full rounds of so many threads cover positions that readers touch past an axis' end."""
+    """The largest power of two up to n. Full rounds of this many threads also cover positions past an axis' end that readers touch."""
     return 1 << (n.bit_length() - 1)
 
 

@@ -125,8 +125,8 @@ def device_of(target: Target) -> Device:
 
 
 def resident_groups(device: Device, threads: int, registers: int, shared: int) -> int:
-    """How many groups a unit runs at a time; at least 1. `threads`: of a group; `registers`: of a thread; `shared`: bytes of shared memory
-    of a group."""
+    """How many groups a unit runs at a time; at least 1. `threads`: threads of a group; `registers`: registers of a thread; `shared`:
+    bytes of shared memory of a group."""
     whole = device.whole(threads)
     allotted = -(-min(registers, device.registers_per_thread) // device.register_portion) * device.register_portion
     subgroups = device.unit_parts * (device.unit_registers // device.unit_parts // (device.subgroup * allotted))

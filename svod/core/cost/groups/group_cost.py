@@ -334,7 +334,7 @@ def phase_cost(device: Device, phase: Phase, name: str = "") -> CostPart:
     second = max(phase.groups * phase.second / (device.second_bytes * device.units), per_unit * phase.second / device.alone_bytes)
     memory = max(phase.memory / (device.memory * device.units), phase.memory / (device.alone_bytes * busy))
     rounds = -(-per_unit // at_once)
-    # a software device runs on a CPU, which goes on with the next access meanwhile
+    # a software device runs on a CPU, which overlaps accesses
     latency = 0.0 if device.is_software else rounds * phase.latency
     block = device.far_cycles + at_once * phase.block / device.second_bytes      # cycles until the copies of one iteration have arrived
     copied = 0.0 if device.is_software else rounds * phase.blocks * block / phase.copied_ahead
@@ -342,7 +342,7 @@ def phase_cost(device: Device, phase: Phase, name: str = "") -> CostPart:
     ends = rounds * _ends(device, phase, block)
     parts = (arithmetic, first, second, memory, latency)
     longest = max(parts)
-    # starting all groups takes at least this long; earlier groups run meanwhile
+    # starting all groups takes at least this long, while groups that have started run already
     begun = 0.0 if device.is_software else phase.groups * device.begin_cycles
     cycles = device.launch_cycles + max(begun, ends + max(longest, copied) + device.unhidden_share * (sum(parts) - longest))
     return CostPart(name, cycles, tuple(zip(TERMS, (*parts, copied, ends, begun, device.launch_cycles), strict=True)))

@@ -58,7 +58,7 @@ def _places(shape: StageShape, linear: LinearIndex) -> Hashable:
 
 
 def _in_order(steps: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Sort loops by their steps, and merge loops of which one continues where the other ends."""
+    """Sort loops by their steps, and merge two loops if one continues where the other ends."""
     out = list[tuple[int, int]]()
     for step, count in sorted(steps):
         if out and step == out[-1][0] * out[-1][1]:

@@ -48,7 +48,7 @@ class GroupPrices:
         found, limit = list[tuple[float, int]](), float("inf")
         while bounds and bounds[0][0] <= limit:
             bound, i = heappop(bounds)
-            # a phase got its price meanwhile, so the bound is higher now
+            # a phase of this state has got its price since, so the bound is higher now
             if len(place_stages(candidates[i]).roots) > 1 and self.least(candidates[i]) > bound:
                 self._push(bounds, candidates[i], i)
                 continue
@@ -222,7 +222,7 @@ def _whole_key(state: Scheduler, key: tuple[Any, ...], root: int) -> tuple[Any, 
 
 
 class _LeastCounter(StageCounter):
-    """Counts the resources that a stage uses at least, whatever it costs to compute the stages inside it."""
+    """Counts the resources that a stage uses at least, without the costs of the stages computed inside it."""
 
     def _read(self, n: Node, operand: int) -> None:
         work = self.work

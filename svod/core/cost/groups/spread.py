@@ -1,6 +1,6 @@
 """Templates that spread the loops of one phase over the threads of a group: elementwise stages, transposes, reductions.
 
-    UPCAST(o1, 4) LOCAL(o1, 256)                          16 bytes a thread, neighbouring threads beside each other
+    UPCAST(o1, 4) LOCAL(o1, 256)                          16 bytes a thread, neighbouring threads at neighbouring positions
     UPCAST(r0, 4) GROUP(r0, 256)                          a group a row
     UPCAST(r0, 4) GROUP(r0, 32) LOCAL(o0, 8)              a subgroup a row, eight rows a group
     LOCAL(o1, 64) GROUP(r0, 4)                            sums of columns: 64 threads along memory, four share the rows of a column
@@ -160,8 +160,8 @@ def _side(p: Point) -> int:
 _READ = fact(_read_axis)
 _SHORT = Hole("", _short_axes)
 
-# A group covers whole sectors along both axes. With squares of vectors, transposed in registers, as many neighbouring threads access a
-# sector as fill it.
+# A group covers whole sectors along both axes. If squares of vectors are transposed in registers, neighbouring threads together access
+# whole sectors.
 TRANSPOSE = Template(
     "TRANSPOSE", STORED, _READ, Choose(
         [THREADS, Choose(

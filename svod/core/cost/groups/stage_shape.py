@@ -1,4 +1,4 @@
-"""Sorts the loops of a stage by what runs them: the grid, the threads of a group, iterations of one thread, positions side by side.
+"""Sorts the loops of a stage: loops of the grid, of the threads of a group, of iterations in one thread, of positions side by side.
 
     y[i] = Σ x[i, k], UPCAST(r0, 4) GROUP(r0, 32) LOCAL(o0, 8), 1024 × 4096
         grid      128 groups, 8 rows apart

@@ -18,7 +18,7 @@ from svod.core.kernel.required import Lin
 ASYNC_BYTES = (4, 8, 16)     # bytes that a thread may copy asynchronously at once
 UNROLLED_TURNS = 8      # most turns of a copy that are emitted as straight-line code
 BULK_BYTES = 16         # bytes; addresses and lengths of bulk copies are multiples of this
-MOST_BULK = 1 << 20     # limit, in bytes and in copies, of what one counter of arrivals can count
+MOST_BULK = 1 << 20     # most bytes, and most copies, that one counter of arrivals can count
 
 
 class GroupCopy(NamedTuple):
@@ -62,8 +62,8 @@ def _step(r: ResolvedStage, linear: LinearIndex, d: int, width: int) -> int:
 
 
 def evenly(r: ResolvedStage, linear: LinearIndex) -> LinearIndex | None:
-    """Replace the divisions in an index by coefficients: the usual step from one position to the next. None if the index depends on values
-    that are looked up."""
+    """Replace the divisions in an index by coefficients: the usual step from one position to the next. None if the index depends on
+    loaded values."""
     if not linear.atoms:
         return linear
     coefs = dict(linear.coefs)
@@ -124,7 +124,7 @@ def along_vector(r: ResolvedStage, d: int, width: int) -> dict[int, Along]:
 
 
 def _along(n: Node, src: list[Along], nodes: list[Node], width: int) -> Along | None:
-    """`Along` of an operation, from those of its operands; None if its value does not grow evenly."""
+    """Compute the `Along` of an operation from the `Along` of each operand; None if the operation's value does not grow evenly."""
     if n.op in ("ADD", "SUB"):
         sign = 1 if n.op == "ADD" else -1
         return Along(src[0].step + sign * src[1].step, gcd(src[0].multiple, src[1].multiple))

@@ -1,5 +1,5 @@
-"""Decides which values stay in registers, spread over threads in tiles: results of matrix instructions, and stages that HOLD lays out like
-these.
+"""Decides which values stay in registers, spread over threads in tiles: results of matrix instructions, and stages to which HOLD gives the
+layout of such results.
 
     s2[q, k] = Σ …              TC(s2.r0, (mma_bf16,s2.o1,s2.o2)) LOCAL(s2.o1, 4)
     s3[q] = max over k of s2    HOLD(s3, (mma_bf16,s3.o1,s3.r0)) LOCAL(s3.o1, 4)        each thread reads the elements that it has itself

@@ -39,10 +39,11 @@ def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def group(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Let n threads of a group share a reduction; neighbouring threads take neighbouring positions. Threads of a subgroup combine their
-    partial results by shuffles, in a tree; those of several subgroups, or of a target without shuffles, through shared memory. All n have
-    the result. A reduction that no LOCAL loop indexes is shared by all threads; one that is constant over n neighbouring threads, such as
-    the maximum of a row for its elements, by those n. Else each position of LOCAL loops has n threads of its own.
+    """Let n threads of a group share a reduction; neighbouring threads take neighbouring positions. Threads of one subgroup combine their
+    partial results by shuffles, in a tree; threads of several subgroups, or of a target without shuffles, combine them through shared
+    memory. All n have the result. A reduction that no LOCAL loop indexes is shared by all threads; one that is constant over n neighbouring
+    threads, such as the maximum of a row for its elements, is shared by those n threads. Else each position of LOCAL loops has n threads of
+    its own.
 
         for r in K: acc += f(r)     threads t in n: for r in K/n: acc += f(r*n + t);  p[t] = acc;  barrier;  acc = Σ p
     """
