@@ -1,7 +1,7 @@
 """The steps of a plan: the result of each pass for the graph and for each distinct kernel, as data.
 
-Passes and their order are those of dumps (`svod.compile.plan.dump.PASSES`). A pass's text about the whole plan goes into the plan's part,
-its text about a kernel into the kernel's part. A kernel that occurs several times is shown once.
+Passes and their order are the same as in dumps (`svod.compile.plan.dump.PLAN_PASSES`). A pass's text about the whole plan goes into the
+plan's part, its text about a kernel into the kernel's part. A kernel that occurs several times is shown once.
 """
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A measurement of the time of dot instructions on this machine, in units of vector multiply-adds. Processors with the same instruction
-set differ by a factor of four.
+"""A measurement of the time of dot instructions on this machine, in units of vector multiply-adds. It differs by a factor of four between
+processors with the same instruction set.
 
     a_0, a_1, … += x · y        40,000 iterations, once with multiply-adds, once with the instruction
 

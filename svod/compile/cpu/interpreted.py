@@ -4,7 +4,7 @@
 
 The functions have the signature of compiled phases, and the same runtime calls them from the same threads, so plans need no other code.
 They help to locate a wrong result: if the interpreter gives another result than compiled code, LLVM or the printer of its text is wrong; if
-it gives the same wrong result, lowering is.
+it gives the same wrong result, lowering is wrong.
 """
 from __future__ import annotations
 

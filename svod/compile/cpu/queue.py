@@ -2,10 +2,11 @@
 
     words    header | records by kernel | launches by variant | arguments by kernel | variables by kernel
 
-    variant    records once more in order of level, a group's record for kernels that run at the same time | records inside groups
+    variant    copies of the records in order of level, a group's record for kernels that run at the same time | records inside groups
 
 The native runtime reads the block (layout: `svod.compile.cpu.runtime`). Binding an address or setting a variable writes into it.
-Single-core kernels of one level run at the same time: they become one launch whose iterations are the kernels.
+A level is a set of kernels that do not depend on each other. Its single-core kernels run at the same time: they become one launch, a
+group, whose iterations are the kernels.
 """
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class CompileOnly(_Nvidia):
         return _NoAddresses(nbytes)
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
-        """Do nothing: there is no device memory, but plans are still made."""
+        """Do nothing: plans are made without a device, so there is no memory to copy to."""
 
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
         self.check_runs()

@@ -143,7 +143,7 @@ for _name, _call in list(vars(PycudaDriver).items()):
 
 
 def _bytes_at(address: int, nbytes: int) -> Any:
-    """Return a buffer over host memory."""
+    """Return a buffer over `nbytes` bytes at a host address."""
     return (ctypes.c_ubyte * nbytes).from_address(address)
 
 

@@ -3,7 +3,7 @@
 No operation may become a call of a library function, trap, or have undefined behaviour:
 
 * float → integer truncates; a float outside the range of the integer type becomes an unspecified value of that type (LLVM's poison,
-frozen). A conversion that has to wrap goes through a wider type in LINEAR (`Builder.cast`);
+  frozen). A conversion that has to wrap goes through a wider type in LINEAR (`Builder.cast`);
 * a shift by the width or more is poison, and a select discards it;
 * MAX and MIN return NaN if one operand is NaN: one instruction if an operand is a constant, otherwise an ordered select and a correction;
 * 16-bit floats are only converted from and to float32. On x86 the conversion to bfloat16 is done in integer arithmetic, because the

@@ -12,12 +12,12 @@ What the cache promises:
 
 * An entry belongs to the code that made it: keys contain `generator_digest`, and a process whose files have changed since it imported them
   stores nothing.
-* A wrong entry is never used: the digest covers every byte, and the JSON repeats the key. A damaged one is removed and counts as a miss.
+* A wrong entry is never used: the digest covers every byte, and the JSON repeats the key. A damaged entry is removed and counts as a miss.
 * Entries appear whole or not at all, even if several processes write at once: each is written to a temporary file, which is renamed.
 * It never raises: if the directory is missing, read-only or full, entries are not stored, and the log says so once.
 * Entries are readable by everyone whom the umask permits, and a read-only directory works too. Because an entry is code, it is loaded only
   if nobody but the user and root may write to its file or to a folder above it; the log says once why other entries are skipped.
-* It stays below its size: the entries unused for longest go first. Reading one marks it as used.
+* It stays below its size: the entries unused for longest go first. Reading an entry marks it as used.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The part of a plan on one device: the queue of its kernels, the memory that they share, and the tensors' memory that they use.
 
     a device that reads host memory    addresses are addresses of arrays; nothing is copied
-    any other                        addresses are in Buffers' memory on the device: copied before a run, if the host's copy is newer
+    any other device                   addresses are of Buffers' memory on the device, which is updated before a run if the host's is newer
 
 Most plans have one part. In a plan with several parts, the queue of the plan's main device makes the lists of launches; kernels of other
 devices, copies between devices and Python functions are host items between them.

@@ -113,7 +113,7 @@ class UnboundPlan:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Kernel key → number of calls in one run."""
+        """The number of calls of each kernel in one run, by kernel key."""
         out: dict[str, int] = {}
         for c in self.calls:
             out[c.kernel] = out.get(c.kernel, 0) + 1

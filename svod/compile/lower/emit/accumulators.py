@@ -1,6 +1,6 @@
 """Accumulators of a stage's reductions: initial values, the code of one iteration, and the combination of partial results.
 
-    (m, s, a) = EXPSUM over b of (p[i, b], t[i, b], y[i, n, b]), 4 × 8 results a thread:  4 of m, 4 of s, 32 of a
+    (m, s, a) = EXPSUM over b of (p[i, b], t[i, b], y[i, n, b]), 4 × 8 results a thread:  4 accumulators of m, 4 of s, 32 of a
 
 If a component of a reduction is the same at several positions of the tile, a loop carries only one accumulator for it."""
 from __future__ import annotations

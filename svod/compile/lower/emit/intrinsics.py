@@ -74,7 +74,7 @@ class Intrinsics:
         return self.b.pure("DOT", plan.dot.accumulator, width, (acc, a, c), plan.dot.group)
 
     def dot_correction(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
-        """Add to `acc` the correction for an operand whose sign bits are flipped: the error of the groups at the current position."""
+        """Correct `acc` for the flipped sign bits of one operand: add the error that they cause in the groups at the current position."""
         at = plan.corrects
         p = plan.packed[1 - at]
         bits = self.b.const(p.dtype, width * p.group, SIGN if p.dtype.kind == "u" else -SIGN)

@@ -4,8 +4,8 @@ Along an inner axis a vector holds neighbouring columns, and the loop over posit
 
     for each row and block of columns:   acc = identity;   for i:  acc = acc ∘ x[i, block];  y[i, block] = acc
 
-Long rows of columns are processed in strips, along which memory is read, with the carried values in scratch memory: a page of each row
-holds many columns.
+If rows of columns are long, a core processes a strip of many neighbouring columns, position by position. Memory is then read along the
+strip (one page holds many columns), and the carried values of the strip are in scratch memory.
 
 A contiguous axis is scanned by vectors: inside a vector by log2(lanes) shifted combinations (Hillis and Steele, CACM 29(12), 1986). The
 total of a vector is carried to the next one, so the dependent chain has one combination per vector.

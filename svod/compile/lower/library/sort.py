@@ -3,9 +3,9 @@
 Elements are first converted to integers that compare like the elements (`sort_key`). ARGSORT is a bottom-up merge sort; keys and positions
 alternate between two halves of memory:
 
-    for w in 1, 2, 4, …:  for each pair of sorted runs of w:  for t:  out[t] = the smaller head of both, the left one of equals
+    for w in 1, 2, 4, …:  for each pair of sorted runs of w:  for t:  out[t] = the smaller of both heads, the left one if they are equal
 
-TOPK keeps the k best so far in a heap whose root is the worst of them; an element that is better takes its place:
+TOPK keeps the k best elements so far in a heap whose root is the worst of them; a better element takes the root's place:
 
     heap = the first k, sorted;   for the others:  if better than the root: put it there and let it sink;   sort the heap
 

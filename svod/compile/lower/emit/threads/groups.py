@@ -2,7 +2,7 @@
 
     LOCAL(o0, 8) GROUP(r0, 4)           t = LOCAL_ID;  o0 starts at t // 4;  r0 starts at t % 4
     the sum over the four of a row      lanes of a subgroup: acc += SHFL_XOR acc [2];  acc += SHFL_XOR acc [1]
-    over more, or an odd number         p[t] = acc;  BARRIER;  acc = p[t - t % 5];  LOOP k in 1…5: acc += p[t - t % 5 + k]
+    over five: not a power of two       p[t] = acc;  BARRIER;  acc = p[t - t % 5];  LOOP k in 1…5: acc += p[t - t % 5 + k]
     over several subgroups              shuffles in each;  its first lane: p[t // 32] = acc;  BARRIER;  acc = Σ p
 
 All threads run the same loops: the ones that no opt has bound to threads. A thread beyond the last position repeats the work of another

@@ -98,7 +98,7 @@ class PipelinedLoop:
         return self.loaded.get(tuple(stage.offsets))
 
     def _take(self, steps: Iterable[Step]) -> None:
-        """Emit steps of the loop."""
+        """Emit steps of the loop, in order."""
         for step in steps:
             if isinstance(step, Fetch):
                 self._fetch(step)
