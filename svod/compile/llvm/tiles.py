@@ -29,7 +29,7 @@ class _Lifetimes:
         self.last: dict[int, int] = {}          # tile → the last instruction that needs it
         self.changes: dict[int, int] = {}       # value → number of instructions that add to it
         self.around: list[list[int]] = []       # per instruction: the loops it is in, outermost first
-        self.ends: dict[int, int] = {}          # loop → its end
+        self.ends: dict[int, int] = {}          # LOOP → its ENDLOOP
         open_loops: list[int] = []
         for i, (op, dtype, lanes, src, arg) in enumerate(w.code):
             self.around.append(list(open_loops))

@@ -25,7 +25,7 @@ from svod.core.machine.target import HOST
 
 
 class DevicePart:
-    """A device of a plan. `is_remote`: whether it cannot read host memory. `queue`: None if it runs no kernels."""
+    """A plan's part on one device. `is_remote`: whether the device cannot read host memory. `queue`: None if it runs no kernels."""
 
     def __init__(self, device: str) -> None:
         self.device, self.backend = device, backend_named(device)

@@ -45,7 +45,7 @@ class PlanBuffer:
     nbytes: int
     kind: BufferKind
     array: np.ndarray[Any, Any] | None = None
-    dtype: DType | None = None          # None: any
+    dtype: DType | None = None          # None: any dtype
     storage: Buffer | None = None
     device: str = ""
 

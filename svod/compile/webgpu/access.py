@@ -120,7 +120,7 @@ class PointerMemory:
         return index if index.isalnum() or not named else self.w.let(index)
 
     def read(self, index: str) -> str:
-        """Return one element, as an expression."""
+        """Return an expression that reads one element."""
         at, dtype = self.place(index, self.is_packed or self.is_vectors), self.dtype
         let = self.w.let if self.stored or self.op not in GLOBAL else self.w.let_once
         if self.is_packed:
@@ -134,8 +134,8 @@ class PointerMemory:
         return let(self._widened(f"{self.name}[{at}]", 1))
 
     def read_part(self, i: int) -> str:
-        """Return the element that scalar load i reads. If it is known which vector contains the element, the whole vector is read, so that
-        loads of its neighbours read nothing again."""
+        """Return an expression for the element that scalar load i reads. If it is known which vector contains the element, the whole
+        vector is read, so that loads of its neighbours read nothing again."""
         w, part = self.w, self.part_of(i) if self.is_vectors else None
         if part is None:
             return self.read(_lanes_at(w, i)[0])
@@ -157,7 +157,7 @@ class PointerMemory:
         return f"u32({text})" if self.dtype.kind == "b" and not self.is_packed else text
 
     def write(self, index: str, text: str) -> None:
-        """Write one element."""
+        """Write code that stores the value `text` to one element."""
         w, dtype, at = self.w, self.dtype, self.place(index, self.is_packed)
         if not self.is_packed:
             w.line(f"{self.name}[{at}] = {self._narrowed(text, 1)};")

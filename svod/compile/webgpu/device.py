@@ -51,7 +51,7 @@ class WebGpuDevice:
         limits = {name: self.adapter.limits[name] for name in LIMITS if name in self.adapter.limits}
         try:
             self.wgpu = self.adapter.request_device_sync(required_features=wished, required_limits=limits)
-        except Exception as error:      # wgpu's own, of several kinds
+        except Exception as error:      # wgpu raises exceptions of several classes
             raise DeviceError(f"{self.name}: the adapter {self.adapter.info['device']} gives no device: {error_text(error)}") from error
         self.queue = self.wgpu.queue
         self.has_timestamps = "timestamp-query" in wished
@@ -63,7 +63,7 @@ class WebGpuDevice:
         self.lost = ""
         self._begun: dict[str, None] = {}       # names of kernels that were submitted and may not have finished
         self._submissions = 0                   # number of submissions since the last wait
-        self.lock = threading.Lock()            # reads by way of the staging buffer take turns
+        self.lock = threading.Lock()            # lets one read at a time use the staging buffer
         self._usage = wgpu.BufferUsage
         self.first: int = (number + 1) * ADAPTER_ADDRESSES if lost is None else lost.next + ADDRESS_STEP_BYTES
         self.before = "" if lost is None else lost.lost
@@ -117,7 +117,7 @@ class WebGpuDevice:
             yield
         except SvodError:
             raise
-        except Exception as error:      # wgpu's own, of several kinds
+        except Exception as error:      # wgpu raises exceptions of several classes
             again = "; prepare the plan again, on a device that is opened anew" if self.is_lost_by(error) else ""
             begun = ", ".join(name for name in list(self._begun)[:8] if name not in what)
             raise LaunchError(f"{self.name} failed while {what}{f', after {begun} had begun' if begun else ''}: {error_text(error)}{again}"

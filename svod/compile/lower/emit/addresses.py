@@ -23,7 +23,7 @@ class Address(NamedTuple):
     start: int                      # an index value
     const: int
     lane: int                       # elements from one lane to the next; 0: all lanes read the same
-    vector: int                     # a vector of indices, one per lane, or -1
+    vector: int                     # a vector of indices, one per lane; -1: none
 
 
 class Addresses:
