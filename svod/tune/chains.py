@@ -6,7 +6,7 @@ A chain that is given for a kernel (PrepareConfig.opts) goes before all of them 
 
 A chain from the records of other machines is used only after it was measured on this one (`svod.tune.checks`), or with
 SVOD_IMPORTED=trust. A chain that was not measured here, from a lock file or from such records, is not used if the cost model predicts that
-it takes more than SUSPICIOUS times as long as the heuristic's: it would be a mistake or a forgery.
+it takes more than SUSPICIOUS times as long as the heuristic's: such a chain is a mistake or a forgery.
 """
 from __future__ import annotations
 

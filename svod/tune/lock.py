@@ -4,8 +4,8 @@
     {"chain": "UPCAST(o0, 8) LANES(o1.in)", "from": "fc", "gain": 1.3, "kernel": "1e0aeffe…", "name": "gemm", "target": "x86_64/…"}
 
 `svod-tune -o model.lock.jsonl` writes a lock file; SVOD_LOCK and `PrepareConfig(lock=…)` name the file to use. A file may have lines of
-several targets. It is data, never executed: a malformed line is skipped with a warning, and so is a whole file that is missing or no lock
-file. A chain is replayed by `apply_opt`, which gives correct code or an error.
+several targets. It is data, never executed: a malformed line is skipped with a warning, and so is a whole file that is missing or not a
+lock file. A chain is replayed by `apply_opt`, which gives correct code or an error.
 """
 from __future__ import annotations
 

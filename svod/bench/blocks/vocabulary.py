@@ -1,4 +1,4 @@
-"""The layers that blocks are made of: the parameters that each may have, and the form of what it returns. No library is imported.
+"""The layers that blocks are made of: the parameters that each may have, and the form of its result. No library is imported.
 
     KINDS["conv"].draw(source, form)          parameters for an input of that form
     form_after(form, BlockLayer("conv", …))        the form of its result; raises MisfitError where the layer does not fit the form

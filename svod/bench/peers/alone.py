@@ -7,7 +7,7 @@
     ("sample", n, warm)           →      untimed runs for `warm` seconds, then n timed ones
                                   ←      their seconds, by the child's own clock
     ("explain",)                  →      time its kernels one by one
-                                  ←      what they are and take (`results.KernelShare`)
+                                  ←      a `results.KernelShare` for each
     Order                         →      drop the case, prepare the next one
 
 All children of a case exist at the same time and wait for messages without using a core, so that rounds interleave as they do in one

@@ -1,4 +1,4 @@
-"""The suite random: kernels of the kinds of the suite core, with extents drawn from a seed. A seed gives the same kernels everywhere.
+"""The suite random: kernels of the kinds of the suite core, with extents drawn from a seed. A seed gives the same kernels on every machine.
 
 Each kind is as frequent as in core: kinds are dealt from a shuffled deck, which is reshuffled when it is used up. Extents are spread evenly
 on a logarithmic scale: a third are primes, a third are multiples of 16, a third stay as drawn. A case whose time at nominal rates is

@@ -50,8 +50,9 @@ Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements w
 
 
 class DatabasePaths(NamedTuple):
-    """The files that a spec names. `write`: the file to write (None: memory only); `wal`: whether it uses SQLite's write-ahead log; `read`:
-    the team's files; `shipped`: the files that ship with svod; `problem`: what is wrong with the spec, or None."""
+    """The files that a spec (the value of SVOD_TUNE_DB) names. `write`: the file to write (None: memory only); `wal`: whether it uses
+    SQLite's write-ahead log; `read`: the team's files; `shipped`: the files that ship with svod; `problem`: what is wrong with the spec,
+    or None."""
 
     write: Path | None
     wal: bool

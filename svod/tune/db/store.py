@@ -7,7 +7,7 @@ Guarantees
 * Many processes and threads may use one database at once. A writer waits up to 30 s for its turn. A handle survives a fork: the child
   opens its own connections.
 * A database that cannot be opened, read or written never stops a search or a `prepare`. All layers that can be read are read. New
-  records are kept in memory, and `storage.store_again` and `close` offer them to the file again. `problem` holds the reason, which is
+  records are kept in memory, and `storage.store_again` and `close` try again to write them. `problem` holds the reason, which is
   logged once.
 * Records are validated when they are read: an invalid one is skipped, listed in `skipped`, and logged once per file.
 * A look-up never creates a file and never imports sqlite-utils, which only the creation of tables needs.

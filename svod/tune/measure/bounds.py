@@ -7,7 +7,7 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
     a ± b                   rel = u, abs = E(a) + E(b)
     a · b                   rel = rel_a + rel_b + u, or the first-order product rule where an operand has an abs part
     a / b, 1/a, √a, e^a …   the derivative's bound at the worst point of [a - E, a + E], plus the function's own rounding
-    max, min, |a|, -a       the operands' largest E: these do not round
+    max, min, |a|, -a       the operands' largest E, as these operations do not round
     Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(m, 6·√m + 8)·u, m additions between a term and the sum
     Σ of a · b, TF32        g + 2^-11 for each factor that may be rounded to 11 bits; integers below 2^11 are exact
     cast                    rel = rel + u of the narrower type
@@ -27,8 +27,8 @@ may give any value. These values are undecidable:
     anything else           an operand is undecidable
 
 An argument whose whole interval is outside of the domain gives a NaN for certain. An argument that cannot leave the domain, such as a sum
-of squares, has an interval that ends at 0 (value_ranges.py). The bound of a comparison with a float32 or float64 sum uses that sums round
-to nearest: u = 1 + x is certainly 1 where x is small enough. log1p relies on that.
+of squares, has an interval that ends at 0 (value_ranges.py). The bound of a comparison with a float32 or float64 sum assumes that sums are
+rounded to nearest: u = 1 + x is certainly 1 where x is small enough. log1p relies on that.
 
 g covers any order of summation, vectors, partial sums and fused multiply-adds, in chains as long as lowering makes them
 (`svod.core.ir.summation`): up to some length all additions in a row, for longer sums in blocks. The deterministic bound of m additions in a

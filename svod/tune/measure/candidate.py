@@ -22,7 +22,7 @@ class Status(StrEnum):
     """The last step that a candidate reached, or the reason why it was dropped. The values are stored: never rename one."""
 
     QUEUED = "queued"          # proposed, not lowered yet
-    LIMIT = "limit"            # exceeds a limit (BEAM_UPCAST_MAX …), or has far more operations than the leanest of its round
+    LIMIT = "limit"            # exceeds a limit (BEAM_UPCAST_MAX …), or has far more operations than others of its round
     DUPLICATE = "duplicate"    # its LINEAR was seen before
     ERROR = "error"            # lowering, compiling or running raised; the reason holds the message
     CRASH = "crash"            # the worker died; the reason names the signal

@@ -1,4 +1,4 @@
-"""The values of its variables that a kernel is timed and verified at.
+"""The values of its variables at which a kernel is timed and verified.
 
     v0 in 1 … 512, hints ()          timed at 1, 256, 512;    with hints (64, 100): timed at 64, 100
     o0 = v0, split by 8 and by 64    verified at 1, 512 and next to the amounts: 7, 8, 9 and 63, 64, 65

@@ -134,7 +134,7 @@ class Expected:
     slot: int
     want: Array                   # the right values, in memory form
     tolerance: Array | None       # float64 per element, ∞ where any value is right; None: values must be equal
-    flat: Array | None            # positions of the sampled points
+    flat: Array | None            # positions of the sampled points; None: the whole output
 
     @property
     def compared(self) -> int:

@@ -24,7 +24,7 @@ Loops of several stages may run over one dimension of a tensor: in softmax the m
 Such loops are *tied*: an opt that splits one of them (`SPLITS`) is proposed twice, for that loop alone and with the same amount for all.
 
 The amount 0 stands for the whole extent. The reference grid (`--actions reference`) is that of tinygrad and of Svod in Rust: 193
-positional opts, whose positions become names when the action is generated.
+opts on positions of axes. The axis's name replaces the position when an action is generated.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executor whose workers run beside this process: the base of the local and the Ray executor.
+"""The base of the local and the Ray executor, whose workers run outside of this process.
 
 It hands the items that wait (`Items`) to the workers that are up (`Fleet`), and runs items again after a worker was lost. The handle
 of each worker, its `Carrier`, has a thread of its own.

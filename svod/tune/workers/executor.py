@@ -20,8 +20,8 @@ Guarantees (`InlineExecutor` names its exceptions):
 * A worker takes items only while it is up. A worker that cannot work (it does not start, or runs another version of svod) gets no more
   items, with a warning. If no worker of a kind is left, the waiting items are `lost`, kind "no worker", and `submit` raises TuneError.
 * A machine has one bench worker, which runs one item at a time. It holds the machine-wide lock of its device (`machine_lock.py`) while it
-  has items. All bench items of a batch run on one worker while it is up, whose machine can time programs for the batch's target. Compile
-  workers take items for any target.
+  has items. All bench items of a batch run on one worker while it is up: one on a machine that can time programs for the batch's target.
+  Compile workers take items for any target.
 * Where compilers and kernels share cores (`shared_cores`: by default where the bench worker's machine has fewer than 8), a bench item
   starts only when no compile item is running on that machine, and no compile item starts while a bench item is running or waiting there,
   or, for at most YIELD_SECONDS, while another svod process times there.

@@ -14,7 +14,7 @@ from svod.tune.workers.jobs import Outcome
 from svod.tune.workers.waiting import Waiting
 
 MAX_ATTEMPTS = 3            # an item is `lost` after this many workers were lost while they ran it
-OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
+OVERDUE = 3.0               # seconds past the deadlines of a compile worker's items after which idle workers run these items as well
 CLOSED_OUTCOME = Outcome("lost", kind="closed")
 
 
