@@ -33,14 +33,14 @@ class Cpu:
     combined_operations: tuple[float, ...] = (0.0, 1.0, 6.0, 30.0)
     issued_per_cycle: float = 2.0
     contention_share: float = 0.15      # unhidden share of the loads or the arithmetic, whichever are fewer, as one queue issues both
-    latency_cycles: float = 4.0         # latency of a multiply-add or an addition
+    latency_cycles: float = 4.0         # cycles until the result of a multiply-add or an addition can be used
     lookahead_operations: float = 400.0 # operations that a core looks ahead: sums that end within them overlap with the next ones
-    loop_cycles: float = 1.5            # bookkeeping of one iteration
-    block_end_cycles: float = 2.0       # an accumulator at the end of a block of a long sum, which is added to another one and set to zero
-    spill_cycles: float = 5.0           # an accumulator in memory, per iteration: it is stored, and loaded again
-    mask_operations: float = 2.0        # making the mask of a load, if its lanes differ from one iteration to the next
-    spread_mask_operations: float = 4.0 # spreading a mask to the lanes of one of several wide loads
-    wide_mask_operations: float = 2.0   # a wide load under a mask that is shuffled after the load
+    loop_cycles: float = 1.5            # cycles for the bookkeeping of one iteration
+    block_end_cycles: float = 2.0  # cycles to add an accumulator to another one and set it to zero, at the end of a block of a long sum
+    spill_cycles: float = 5.0           # cycles per iteration for an accumulator in memory, which is stored and loaded again
+    mask_operations: float = 2.0        # price of making the mask of a load, if its lanes differ from one iteration to the next
+    spread_mask_operations: float = 4.0 # price of spreading a mask to the lanes of one of several wide loads
+    wide_mask_operations: float = 2.0   # price of a wide load under a mask that is shuffled after the load
     shuffled_step: int = 4              # largest distance of lanes, in elements, at which whole vectors are loaded and shuffled
     lane_loads: float = 1.5             # price, in loads, of one lane that is loaded separately
     masked_lane_loads: float = 6.0      # price, in loads, of one lane that is loaded separately under a mask
@@ -48,7 +48,7 @@ class Cpu:
     staged_lane_loads: float = 8.0
     transposed_lane_loads: float = 0.5  # price, in loads, of one lane if squares are transposed in registers
     transposed_positions: int = 4       # least positions side by side for which separately stored lanes are transposed in registers
-    lane_store_cycles: float = 3.0      # one lane that is extracted from a vector and stored separately
+    lane_store_cycles: float = 3.0      # cycles to extract one lane from a vector and store it separately
     # cycles to store one lane if the lanes are multiples of a page apart, of half a page, or of a quarter, so that they evict each other
     evicting_store_cycles: tuple[float, float, float] = (40.0, 12.0, 4.0)
     launch_cycles: float = 2000.0       # cycles to wake the other cores for a phase

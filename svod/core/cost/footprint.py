@@ -35,8 +35,8 @@ class Footprint(NamedTuple):
 
 
 def touched(steps: Iterable[tuple[int, float]], itemsize: int, granule: int) -> Footprint:
-    """The footprint of loops with these steps, given in any order. A step that stays inside the run, or reaches the next granule, makes the
-    run longer. A step that stays inside the windows so far makes them overlap, and adds only the new ones."""
+    """The footprint of loops with these steps, given in any order. A step that stays inside the run, or reaches the next granule, makes
+    the run longer. A step that stays inside the windows so far makes windows overlap, and adds only windows that are new."""
     run, windows = float(itemsize), list[tuple[int, float]]()
     for step, count in sorted([(abs(step), count) for step, count in steps if step and count > 1]):
         if windows:

@@ -103,7 +103,7 @@ def _weighted_axes(state: Scheduler, stage: int) -> frozenset[int]:
 
 def _register_tile(p: Point) -> Scheduler:
     """Choose a register tile for the sums of a block, with vectors along the output's vector axis. Each weight is broadcast to all
-    lanes, so the weights keep their layout of rows."""
+    lanes, so rows of weights stay contiguous."""
     state, (lane, tile), queries = p.state, p[_AXES], p[_QUERIES]
     r = resolved(state, p.stage.nodes[p.stage.reductions[0].values[2]].arg)
     width = vector_width(state, r)
@@ -117,7 +117,7 @@ def _register_tile(p: Point) -> Scheduler:
 
 
 def _near(p: Point) -> Scheduler:
-    """STAGE the values of a block at the loop over blocks: its sums, its weights, as two stages read them, and loads under a mask."""
+    """STAGE values of a block at the loop over blocks: its sums, its weights (two stages read them), and loads under a mask."""
     state, kernel, loop = p.state, p.state.kernel, p.name(len(p.stage.stage.outs))
     inside = place_stages(state).paths
     for s in kernel.stages:

@@ -12,7 +12,7 @@ _WORTH = 0.75       # a loop skips iterations only if at most this share of them
 
 
 def product_of(r: ResolvedStage) -> Node | None:
-    """The product that a stage sums, behind any conversions; None if the stage is not one sum of products."""
+    """The product that a stage sums, without conversions around it; None if the stage is not one sum of products."""
     if len(r.reductions) != 1 or r.reductions[0].combiner != "ADD":
         return None
     node, = through_casts(r, r.reductions[0].values)

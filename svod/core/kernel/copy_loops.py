@@ -39,7 +39,7 @@ def copy_step(extent: int, width: int) -> int:
 
 
 def exact_step(extent: int, width: int) -> int:
-    """Like `copy_step`, but always divides the row: several vectors, one vector, or single positions."""
+    """Like `copy_step`, but the step always divides the row: several vectors, one vector, or a single position."""
     return next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if extent % (k * width) == 0), 1)
 
 

@@ -183,7 +183,7 @@ def phase_of(placement: Placement, stage: int) -> int:
 class Positions(NamedTuple):
     """How the value of a stage differs between the threads of a group."""
 
-    owner: int              # the stage whose LOCAL loops index the value; -1 if they do not: all threads have the same
+    owner: int              # the stage whose LOCAL loops index the value; -1 if no stage's do: all threads have the same value
     by_reducers: bool       # The value differs between threads that share a reduction, as each reads another part.
     axes: frozenset[int] = frozenset()      # the axes of the owner that index the value
     by_tiles: bool = False  # The value differs between the threads that hold a tile of a reader, as each reads its own elements.

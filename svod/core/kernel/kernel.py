@@ -249,8 +249,8 @@ class ResolvedStage:
 
     @property
     def combines(self) -> bool:
-        """Whether this is the reduction of partial results, over an axis that is not in the kernel. Its loops do not depend on the
-        state's."""
+        """Whether this stage is the reduction of the partial results of a split reduction. Its last axis is not in the kernel, and its
+        loops do not depend on the state."""
         return bool(self.axes) and self.axes[-1] < 0
 
     def reads_with_axes(self) -> Iterable[tuple[Node, tuple[frozenset[int], ...]]]:

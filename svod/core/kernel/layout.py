@@ -185,8 +185,8 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
     tiled = uses.pop() if len(uses) == 1 else UNTILED
     packed = layouts.packed.get(s)
     if dims and max(rank) < VECTOR and (packed is not None or plan.paths[s] == ()):
-        # Each read takes one value for all lanes: rows along the sum then give few streams through memory, as the source mostly lies that
-        # way.
+        # Each read takes one value for all lanes: rows along the sum then give few streams through memory, as the source is mostly laid out
+        # like that.
         along = _summed_dim(state, plan, s) if packed is None else _innermost(here, packed)
         if along >= 0:
             rank[along] = VECTOR

@@ -118,7 +118,7 @@ def stores_whole_vectors(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequ
 
 
 def _steps_by_vectors(output: _OutputRow, a: int) -> bool:
-    """Whether the loops of an output axis, its last tile included, move the store by whole vectors."""
+    """Whether all loops of an output axis, and its last tile, move the stored address by multiples of a vector."""
     state, width, own = output.state, output.width, tuple(output.axes[a])
     assert output.store is not None
     axis, step, extent = output.r.axes[a], output.store.coef(a), state.axis_extent(output.r.axes[a])

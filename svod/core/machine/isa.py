@@ -220,4 +220,4 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
       for kind, accumulator, operand in (("bf16", dtypes.float32, dtypes.bfloat16), ("f16", dtypes.float32, dtypes.float16),
                                          ("s8", dtypes.int32, _I8))),
 )}
-TILE_REGISTERS = 8           # tile registers
+TILE_REGISTERS = 8           # tile registers of a CPU core

@@ -36,7 +36,7 @@ from svod.core.schedule.rangeify import is_tuple_reduce, reads_memory, reduce_ex
 ROW_LIMIT = 1 << 16       # largest row, in elements, that a kernel may read twice
 CHEAP_COST = 4            # largest number of operations of a value that is recomputed in each kernel
 CHEAP_BUFFERS = 3         # largest number of buffers that such a value reads
-MAX_WALKS = 3             # most repetitions of the visit, to find shared values that have become cheap
+MAX_WALKS = 3             # most visits of the whole graph; repeated ones find shared values that have become cheap
 MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
 REPEATED = 4              # reads through a GATHER per element; a value with at least so many that is not cheap gets a buffer
 MAX_READS = 8             # largest number of places at which one kernel computes an elementwise value
@@ -257,7 +257,7 @@ def converts_floats(u: UOp) -> bool:
 
 
 def _before_widening(u: UOp) -> UOp:
-    """The value before conversions to a wider type: the narrow value is stored, and readers convert it."""
+    """The value under conversions to a wider type: the narrow value is stored, and readers convert it."""
     while widens(u):
         u = compute_node(u.src[0])
     return u
@@ -322,7 +322,7 @@ class Cut:
         return deep
 
     def settle(self) -> None:
-        """Repeat the visit until each shared value is judged with the final set of buffers below it."""
+        """Repeat the visit until the decision on each shared value has been made with the final set of buffers below it."""
         for _ in range(MAX_WALKS):
             self.walk()
             # shared values were judged before the nodes below them, so judge them again from the sources up

@@ -158,8 +158,8 @@ def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
 
 
 def reached_sizes(ast: UOp) -> dict[UOp, int]:
-    """PARAM → number of elements, from the first, that a kernel accesses by the bounds of its indices. PARAMs without indices are left
-    out."""
+    """PARAM → number of elements, counted from its first, that a kernel may access by the bounds of its indices. PARAMs without indices
+    are left out."""
     return {p: max(map(sy.vmax, indices)) + 1 for p, indices in _indices(ast).items() if indices}
 
 

@@ -78,7 +78,7 @@ class _Blocks:
         return nest if nest.is_cut else None
 
     def _cut(self, node: Inner, nest: BlockedNest | None) -> Inner:
-        """Give the loops of a reduction, and the stages computed inside them, their blocks."""
+        """Set the blocks of the loops of a reduction, and of the stages computed inside these loops."""
         if isinstance(node, Accumulate):
             return node if nest is None else node._replace(blocks=nest.positions.sizes)
         if isinstance(node, Update):

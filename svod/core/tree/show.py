@@ -244,7 +244,7 @@ class _Printer:
         return f" into shared memory, by {node.turns.threads} threads{vectors}{pad}{swizzle}{ahead}"
 
     def _loop(self, nest: StageNest, node: Loop, word: str = "for") -> str:
-        """A loop as one line: its positions and step, and how it ends. `word`: the keyword of a loop that is no row of the state."""
+        """A loop as one line: its positions and step, and how it ends. `word`: the keyword for an output loop of a copy."""
         piece, a = node.loop.piece, node.axis
         step = f" by {piece.stride}" if piece.stride > 1 else ""
         if piece.row < 0:

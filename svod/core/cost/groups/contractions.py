@@ -19,7 +19,7 @@ from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, 
 from svod.core.kernel.placement import is_derived, place_stages
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
-THREAD_TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # rows × columns along memory
+THREAD_TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # rows × columns of contiguous memory
 UNROLLED = 4            # unrolled iterations of the innermost reduce loop
 SHORT_SUM = 4           # iterations; a shorter reduce loop becomes straight-line code
 BLOCK_POSITIONS = (16, 32)     # positions of the sum whose operands are in shared memory at a time

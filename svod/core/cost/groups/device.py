@@ -87,7 +87,7 @@ class Device:
     # Mesa's software driver runs the lanes of an access one by one and checks bounds for each: 10 to 20 ns for 8 lanes, twice as much for
     # four elements a lane; a multiply-add takes 0.5 ns (Zen 5). It runs the vectors of a group one after the other. If threads share a row,
     # each vector then reads with gaps, which the processor prefetches less well. Sums of rows of 16 KB on two cores of an EPYC: 40 ns for 8
-    # lanes with a row each, 64 with one row, 130 with a part of one.
+    # lanes if each lane has a row, 64 ns if they share a row, 130 ns if they share a part of a row.
     software_access_operations: float = 20.0    # price of an access
     software_element_operations: float = 10.0   # additional price of each element of an access
     software_barrier_operations: float = 20.0   # price of a barrier for each thread: 10 ns for 8 lanes

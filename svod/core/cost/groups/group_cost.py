@@ -313,7 +313,8 @@ def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
 
 def _ends(device: Device, phase: Phase, block: float) -> float:
     """Cycles in which none of the resident groups multiplies, in a phase that multiplies tiles: before the first block has arrived and
-    after the last one. If no copy runs ahead, all waiting counts. `block`: cycles until the copies of one iteration have arrived."""
+    after the last one. If no copy runs ahead, the whole latency of the phase counts. `block`: cycles until the copies of one iteration
+    have arrived."""
     if not phase.last:
         return 0.0
     return (block if phase.blocks else phase.latency) + device.far_cycles + phase.last / device.second_bytes

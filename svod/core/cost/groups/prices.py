@@ -215,7 +215,7 @@ def _key(state: Scheduler, maker: LoopNestMaker | None, root: int) -> tuple[Any,
 
 
 def _whole_key(state: Scheduler, key: tuple[Any, ...], root: int) -> tuple[Any, ...]:
-    """`key` with SPLITK and PIPELINE, if they belong to this phase."""
+    """The key of the price of the phase that stores stage `root`: `key`, with SPLITK and PIPELINE if they apply to that phase."""
     ahead = state.pipeline
     is_own = ahead is not None and phase_of(place_stages(state), state.stage_of_row(ahead.row)) == root
     return key, cut_of(state, root), ahead if is_own else None

@@ -216,7 +216,7 @@ def _unrolled(p: Point) -> Scheduler:
 
 
 def _cuts(p: Point) -> list[int]:
-    """Numbers of parts for a sum whose phase has too few groups for the units; some are multiples of a subgroup."""
+    """Numbers of parts for a sum whose phase has too few groups for the units; some of them are multiples of a subgroup's threads."""
     if p[_SUMMED] < 0 or not p.stage.stage.is_output:
         return []
     wanted = WANTED_GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))

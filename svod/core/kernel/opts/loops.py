@@ -63,7 +63,7 @@ def tile(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     order = state.order[stage]
     at = len(order) if is_reduce(state, row) else max(first_reduce(state, stage), order.index(row) + 1)
     inner = new.axis_rows[state.rows[row].axis]
-    # an axis that was split before: the parts of one axis keep their nesting
+    # if the axis was split before, its loops keep their nesting
     at = min([at, *(order.index(r) for r in inner[inner.index(len(state.rows)) + 1:] if r in order)])
     return with_order(new, stage, (*order[:at], len(state.rows), *order[at:]))
 
