@@ -36,7 +36,7 @@ class Cpu:
     latency_cycles: float = 4.0         # cycles until the result of a multiply-add or an addition can be used
     lookahead_operations: float = 400.0 # operations that a core looks ahead: sums that end within them overlap with the next ones
     loop_cycles: float = 1.5            # cycles for the bookkeeping of one iteration
-    block_end_cycles: float = 2.0  # cycles to add an accumulator to another one and set it to zero, at the end of a block of a long sum
+    block_end_cycles: float = 2.0       # cycles at the end of a block of a long sum: one accumulator is added to another, and set to zero
     spill_cycles: float = 5.0           # cycles per iteration for an accumulator in memory, which is stored and loaded again
     mask_operations: float = 2.0        # price of making the mask of a load, if its lanes differ from one iteration to the next
     spread_mask_operations: float = 4.0 # price of spreading a mask to the lanes of one of several wide loads

@@ -72,7 +72,8 @@ def _fills_units(state: Scheduler, arg: Any) -> bool:
 
 
 def _stores_lines(state: Scheduler, r: ResolvedStage, arg: Any) -> bool:
-    """Whether the columns of tiles are contiguous in the output; also true if no axis that is long enough for columns is."""
+    """Whether the columns of tiles are contiguous in the output; also true if no axis that is long enough for columns is contiguous
+    there."""
     axes, (name, _, columns) = state.kernel.axes, arg
     at = next(a for a, axis in enumerate(r.axes) if axes[axis].name == columns)
     return r.store is None or r.store.coef(at) == 1 or not any(

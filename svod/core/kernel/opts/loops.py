@@ -50,7 +50,7 @@ def unroll(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def tile(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Split a loop for cache blocking. The inner loop goes inside the other output loops (reduce tiles: innermost).
+    """Split a loop for cache blocking. The inner loop goes inside the other output loops; of a reduce axis, it becomes the innermost.
 
         for a in N: for b in M: …   for a in N/n: for b in M: for a.in in n: …
     """
