@@ -10,7 +10,7 @@ estimate is the lower bound from the machine's ceilings plus the cost of the lau
 
     dependencies    data: the kernel reads memory that the other writes.  control: it writes memory that the other used before.
                     Intermediates that the planner placed in the same memory are not listed: their kernels are of different levels
-    callbacks       Python functions among the kernels. Their work is unknown; their bytes are those of their arrays
+    callbacks       Python functions among the kernels. Their work is unknown; their bytes are the sizes of their arrays
     critical path   the chain of dependent kernels with the largest sum of estimates: no schedule on any number of cores is shorter
     memory          the most bytes alive at once (the lower bound), and the bytes that the planner allocates (the peak)
     fusions         for each intermediate: why its producer and its consumers were not fused into one kernel, and the cost of that
@@ -41,7 +41,7 @@ class KernelAnalysis:
     """One kernel of the plan, at position `index`. Kernels of the same `level` may run at the same time. `why` names the rule by which the
     schedule made it a separate kernel.
 
-    `flops`, `bytes_read` and `bytes_written` are None if the work is unknown; for a Python function, bytes are those of its arrays.
+    `flops`, `bytes_read` and `bytes_written` are None if the work is unknown; for a Python function, bytes are the sizes of its arrays.
     `scratch_bytes` is the sum over all workers, `temporary_bytes` the memory between phases, `kept_bytes` temporaries written once, at
     prepare. `threads` is the largest number of threads of a phase, `launches` the number of launches in one run. `seconds` is estimated;
     `bound_by` is compute, memory, launch, or host callback. `resources`: the resources of each phase on a device with groups of threads;

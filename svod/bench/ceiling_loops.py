@@ -114,7 +114,7 @@ def measure_flops(loops: CeilingLoops, counts: Sequence[int], samples: int, fma:
     flops = {dtype.name: _both([loops.fma_round(dtype, n).rate(samples) for n in counts]) for dtype in fma}
     for name in DOT_INSTRUCTIONS:
         if tried := [_both([r.rate(samples) for r in rounds]) for rounds in zip(*(loops.rounds_of(name, n) for n in counts), strict=True)]:
-            # bfloat16 converted to float32 runs at float32's rate, which on some processors exceeds that of the dot instruction
+            # bfloat16 converted to float32 runs at float32's rate, which on some processors exceeds the dot instruction's rate
             one, many = zip(*tried, flops["float32"] if name == "bfloat16" else (0.0, 0.0), strict=True)
             flops[name] = max(one), max(many)
     return flops
@@ -135,7 +135,7 @@ def kinds_of(level: str) -> tuple[str, ...]:
 
 
 def curve_sizes(target: Target, threads: int) -> list[int]:
-    """Bytes per thread of the curve's working sets between those of the levels: twice L1, L2, 2·L2, 4·L2, …."""
+    """Bytes per thread of the curve's working sets that lie between the working sets of the levels: twice L1, L2, 2·L2, 4·L2, …."""
     last = working_set(target, "memory", threads)
     sizes = [2 * target.l1, target.l2]
     while 2 * sizes[-1] < last:

@@ -223,7 +223,7 @@ class Searching:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a suite's cases divided by those of their round neighbours: the geometric mean, and the lowest with its case."""
+    """The rates of a suite's cases divided by the rates of their round neighbours: the geometric mean, and the lowest with its case."""
 
     cases: int
     mean: float
@@ -261,7 +261,7 @@ class KernelShare:
 
 @dataclass(frozen=True)
 class Shown:
-    """A block with a fault, as it was found or made smaller. `ratio`: svod's time over that of eager, null without a time. `kernels`: in
+    """A block with a fault, as it was found or made smaller. `ratio`: svod's time over eager's time, null without one. `kernels`: in
     the order of their times."""
 
     block: str

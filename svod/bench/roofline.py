@@ -116,9 +116,9 @@ class Ceilings:
               threads: int | None = None) -> Bound:
         """The roofline: the least time of a kernel with these operations, by type, on these operands. Every tool uses this bound.
 
-        The operands are warm, because a previous run used them. Their rate is that of a working set of their size, or of half the L2 caches
-        if that is larger, for `threads` of the machine's threads. The cache sizes of `target` determine the level's name; a level that is
-        no faster than memory is called memory."""
+        The operands are warm, because a previous run used them. Their rate is the curve's for a working set of their size, or of half the
+        L2 caches if that is larger, for `threads` of the machine's threads. The cache sizes of `target` determine the level's name; a level
+        that is no faster than memory is called memory."""
         operations = tuple(arithmetic)
         dtype = next((dtype for dtype, _ in operations), dtypes.float32)
         flops, compute = sum(count for _, count in operations), self.compute_seconds(operations, threads)

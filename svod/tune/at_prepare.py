@@ -133,7 +133,7 @@ class Searched(NamedTuple):
 
 
 def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], resolved: Resolved, beam: BeamConfig) -> Searched:
-    """Search those of `kernels` whose search is not complete. Never raises for a search that fails: the log says why."""
+    """Search each of `kernels` that has no complete search. Never raises for a search that fails: the log says why."""
     with _lock:
         # another thread may have searched the kernels while this one waited for the lock
         now = choose_each(kernels, resolved)

@@ -262,7 +262,7 @@ class HandKernel:
         return measurer, candidates
 
     def _record(self, timed: list[tuple[Candidate, Confirmed]]) -> None:
-        """Store confirmed times and verdicts. `timed`: first the heuristic's candidate, then that of this kernel's chain."""
+        """Store confirmed times and verdicts. `timed`: the heuristic's candidate, then the candidate of this kernel's chain."""
         db, target, kernel = self._db, self.state.target, self.kernel
         pair = device_named(target.device).pair
         against = timed[0][1]

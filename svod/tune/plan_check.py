@@ -149,7 +149,7 @@ class PlanCheck:
 def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
     """Whether the promised gain is outside of the interval of the measured gain, by more than 15 % of the promise and more than 2 % of the
     plan's time."""
-    if ratio.low <= 0.0:        # too few rounds for an interval say nothing
+    if ratio.low <= 0.0:        # too few rounds for an interval
         return False
     least, most = heuristic * (1.0 - ratio.high), heuristic * (1.0 - ratio.low)
     return max(least - promised, promised - most) > max(PROMISE_TOLERANCE * abs(promised), WORTH_EXPLAINING * heuristic)
@@ -228,7 +228,7 @@ def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence
     calls = unbound.counts[key]
     low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
     inside = Gain(statistics.median(g.heuristic for g in passes), statistics.median(g.tuned for g in passes))
-    timed = [g for g in passes if g.heuristic > 0.0]        # a time below that of an empty call says nothing
+    timed = [g for g in passes if g.heuristic > 0.0]        # a time below the time of an empty call is noise
     ratio = paired_ratio([g.tuned for g in timed], [g.heuristic for g in timed]) if timed else UNKNOWN_RATIO
     comparison = InPlan(key, calls, alone, inside, calls * low, calls * high, ratio=ratio)
     return replace(comparison, reason=_reason(unbound, comparison, touched, target))

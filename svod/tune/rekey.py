@@ -19,8 +19,8 @@ from svod.tune.db.records import Record, changed
 
 
 class Rekeyed(NamedTuple):
-    """`kernels`, `records`: the numbers of kernels whose key has changed and of records added for them. `failed`: the kernels for which no
-    key can be computed, each with the reason."""
+    """The result of `rekey`. `kernels`, `records`: the numbers of kernels whose key has changed and of records added for them. `failed`:
+    the kernels for which no key can be computed, each with the reason."""
 
     kernels: int
     records: int

@@ -1,4 +1,4 @@
-"""`read_tuning`: reads the tuning database and returns the plain data that a report shows.
+"""Reads the tuning database and returns the plain data that a report shows (`read_tuning`).
 
 It is in a module of its own because `svod.bench`, which draws reports, must not import `svod.tune`. Winning chains are replayed with
 today's opts to show their loop nests; a chain that does not apply any more is shown with the reason.
@@ -151,7 +151,7 @@ def _share(kernel: Kernel, sizes: Sequence[Size], machine: Target | None, ceilin
 
 
 def _courses(searches: Sequence[Search], measurements: Sequence[Measurement]) -> list[Course]:
-    """The searches of one kernel, oldest first. A search may have two records, from its start and from its end: the latter is used."""
+    """The searches of one kernel, oldest first. A search may have two records, from its start and from its end: then the second is used."""
     ids: dict[str, Search] = {}
     for s in searches:
         if s.search not in ids or s.ended_at is not None:

@@ -46,7 +46,8 @@ def was_cut_short(db: TuningDB, kernel: str, target: str) -> bool:
 
 
 def left_to_search(db: TuningDB, kernel: str, target: str, asked: BeamConfig) -> str | None:
-    """`what_is_left` for the searches in `db` of a kernel on a target, given by their keys."""
+    """The reason to search a kernel further, as `what_is_left` finds it from the searches in `db`. The kernel and the target are given
+    by their keys."""
     return what_is_left([s for s, _ in db.select(Search, kernel, target)], asked)
 
 

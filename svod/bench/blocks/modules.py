@@ -206,7 +206,7 @@ class SwiGlu(nn.Module):  # type: ignore[misc]
         self.gate, self.up = nn.Linear(width, out), nn.Linear(width, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """silu(gate) · up."""
+        """The product silu(gate) · up of two linear layers."""
         return functional.silu(self.gate(x)) * self.up(x)
 
 

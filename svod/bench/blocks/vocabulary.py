@@ -38,7 +38,7 @@ class MisfitError(SvodError):
 @dataclass(frozen=True)
 class Kind:
     """A kind of layer. `rule`: a function that returns the shape of the result. `ranks`: the ranks of the input. `integers`: whether it
-    takes integers, or nothing else ("only"). `result`: the dtype of the result; "": that of the input."""
+    takes integers, or nothing else ("only"). `result`: the dtype of the result; "": the input's dtype."""
 
     rule: Callable[[Shape, Values], Shape]
     draw: Callable[[Draw, Shape], Mapping[str, Value]] = lambda d, s: {}

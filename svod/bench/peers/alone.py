@@ -12,7 +12,7 @@
 
 All children of a case exist at the same time and wait for messages without using a core, so that rounds interleave as they do in one
 process. If a child ends, hangs or sends an unexpected answer, only its own contestant fails. Children of small cases (`LASTING`) stay for
-the next case, unless they failed or have had `MOST_ORDERS`; those of other cases end with their case.
+the next case, unless they failed or have had `MOST_ORDERS`; children of other cases end with their case.
 """
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ NEXT_WIDTH = 8
 @dataclass(frozen=True)
 class TimedSize:
     """A kernel at one size: `at` has the values of its variables in words, "" for a kernel without variables. At this size, `seconds` is
-    the winner's time, `heuristic` that of the heuristic's chain, and `flops` and `bytes` are the kernel's work."""
+    the winner's time, `heuristic` the time of the heuristic's chain, and `flops` and `bytes` are the kernel's work."""
 
     at: str
     seconds: float
@@ -186,8 +186,8 @@ def kind_of_step(chain: Sequence[OptText], earlier: Iterable[Sequence[OptText]])
 
 
 def fates_of(counts: Mapping[str, int], ended: Mapping[str, int]) -> dict[str, int]:
-    """The numbers of candidates by names of FATES. `counts` has the search's numbers of candidates not built, `ended` those of measured
-    candidates."""
+    """The numbers of candidates by names of FATES. `counts` has the search's numbers of candidates not built, `ended` the numbers of
+    measured candidates."""
     fates = {name: int(ended.get(name, 0)) for name, _ in FATES}
     fates["over a limit"] = int(counts.get("limited", 0))
     fates["duplicate"] = int(counts.get("duplicate", 0))

@@ -71,7 +71,7 @@ def warnings(view: Overview, tuning: Tuning | None) -> Iterator[str]:
 
 
 def ceilings_of(view: Overview, tuning: Tuning | None) -> Ceilings | None:
-    """The ceilings that a report shows: the latest run's, else those of the database's machine."""
+    """The ceilings that a report shows: of the latest run, else of the database's machine."""
     return view.ceilings or (tuning.ceilings if tuning is not None else None)
 
 

@@ -55,7 +55,7 @@ def is_prime(n: int) -> bool:
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
-    """`count` different cases of the suite random. Raises ConfigError for a count below 1."""
+    """Draw `count` different cases of the suite random. Raises ConfigError for a count below 1."""
     if count < 1:
         raise ConfigError(f"{count} random kernels were requested; at least one is needed")
     draw = Draw(seed)

@@ -132,7 +132,7 @@ class Layer(Protocol):
         ...
 
     def all_deciding(self) -> Deciding:
-        """`deciding` for all kernels and targets at once."""
+        """The records that may decide about any kernel and target; `deciding` returns them for one pair."""
         ...
 
     def tally(self, record: type[Record], columns: Sequence[str]) -> Counter[tuple[Any, ...]]:

@@ -238,10 +238,10 @@ Sizes = Annotated[tuple[SizeTime, ...], Meta(max_length=100)]
 class Measurement(Record):
     """The measurement of one candidate in one search.
 
-    Times are seconds of one run at full size. `ratio` is candidate ÷ baseline, paired within the same run (below 1: faster), with its
-    95 % interval `ratio_low … ratio_high`. `baseline` is the heuristic's time in that run, `baseline_linear` its LINEAR digest. The
-    heuristic itself is confirmed with the ratio 1 and the interval [1, 1]. `anchor` is the incumbent's time in the same batch. `codegen`
-    is the revision of svod's code generator, `protocol` that of the timing rules. `host` holds what may explain a time (load, steal,
+    Times are seconds of one run at full size. `ratio` is candidate ÷ baseline, paired within the same run (below 1: faster), with its 95 %
+    interval `ratio_low … ratio_high`. `baseline` is the heuristic's time in that run, `baseline_linear` its LINEAR digest. The heuristic
+    itself is confirmed with the ratio 1 and the interval [1, 1]. `anchor` is the incumbent's time in the same batch. `codegen` is the
+    revision of svod's code generator, `protocol` the revision of the timing rules. `host` holds facts that may explain a time (load, steal,
     governor…). `taken_at` is seconds since 1970. For a kernel with variables `time`, `samples` and `ratio` are geometric means over the
     sizes, which are in `host`, as are the names of the variables. `strategy` is CHECK or TRANSFER if the chain was not proposed by a search
     of this kernel, else "". `inside`: the digest of the plan inside which the chain and the heuristic's were timed; "" if the kernel was

@@ -114,7 +114,7 @@ class Storage:
         self.give_up(f"{self.plan.write} cannot be written: {error}", f"What was stored is still there. {IN_MEMORY}")
 
     def after_fork(self) -> None:
-        """In a forked child, leave the inherited connections alone and open new ones."""
+        """Leave inherited connections alone and open new ones, if this is a forked child."""
         if self._pid == os.getpid():
             return
         _abandoned.append((self.own, self._read))

@@ -118,8 +118,8 @@ class TuningDB:
         return self.storage.each(self.storage.all_layers(), lambda layer: layer.deciding(kernel, target))
 
     def all_rankings(self, *, alone: bool = False) -> dict[tuple[str, str], list[Winner]]:
-        """(kernel, target) → its `ranking`, for each pair that the user's records have measurements of. `alone`: rank by the user's
-        records alone, without those that ship with svod."""
+        """The `ranking` of each (kernel, target) that the user's records have measurements of. `alone`: rank by the user's records
+        alone, without those that ship with svod."""
         with self.storage.lock:
             ranks: dict[str, int] = {}
             places: dict[tuple[str, str], tuple[list[Measurement], list[Verdict]]] = {}

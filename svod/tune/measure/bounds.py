@@ -162,7 +162,7 @@ class _Analysis:
         return _add(None if b.rel == 0.0 else self._finite(v) * _const(b.rel), b.abs)
 
     def _finite(self, v: UOp) -> UOp:
-        """|v|, or 0 where v is infinite, because an infinity does not round."""
+        """The magnitude |v|, or 0 where v is infinite, because an infinity does not round."""
         size = _abs64(v)
         return (size < _const(math.inf)).alu(Ops.WHERE, size, _const(0.0)) if v in self.infinite else size
 
@@ -585,7 +585,7 @@ def _steps(x: UOp, e: UOp, op: Ops) -> UOp:
 
 
 def _magnitude(x: UOp) -> UOp:
-    """|x|, with the absolute value of a product taken on its factors: the evaluator then sees a contraction."""
+    """The magnitude |x|; for a product the product of its factors' magnitudes, in which the evaluator sees a contraction."""
     if x.op is Ops.MUL:
         return _abs(x.src[0]) * _abs(x.src[1])
     return _abs(x)
@@ -611,8 +611,9 @@ def read_as(ast: UOp) -> dict[int, DType]:
 
 
 def error_bounds(ast: UOp, integers: int | None = None, significand: int = 0) -> list[UOp | None]:
-    """For each STORE of a kernel AST a STORE of 2·E of its value, in float64, at the same coordinates; None where E is 0. A bound of ∞
-    means that the element is undecidable. A bound of NaN means that E is unknown, except for an element that is itself NaN and certain.
+    """The error bounds of a kernel AST: for each STORE, a STORE of 2·E of its value, in float64, at the same coordinates; None where E is
+    0. A bound of ∞ means that the element is undecidable. A bound of NaN means that E is unknown, except for an element that is itself NaN
+    and certain.
 
     `integers`: all float inputs hold integers of at most this magnitude; None: any reals. `significand`: bits to which factors of float32
     in sums of products may be rounded; 0: they are not rounded. The i-th bound is stored to a PARAM of its own, at slot (number of

@@ -2,7 +2,7 @@
 
 The search (`svod.tune.search`) makes the decisions. A `Measurer` does the work: it lowers, builds, times and verifies, in worker processes
 (`svod.tune.measure.worker_measurer.WorkerMeasurer`) or from a table of recorded measurements (the tests). Every answer is a record.
-A candidate that fails gives a `Failure`, never an exception. Answers are in the order of the candidates, except those of `lower`.
+A candidate that fails gives a `Failure`, never an exception. Answers are in the order of the candidates, except the answers of `lower`.
 """
 from __future__ import annotations
 

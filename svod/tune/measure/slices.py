@@ -40,7 +40,7 @@ def _only_phase(spec: ProgramSpec) -> int | None:
 
 
 def least_fraction(kernel: Kernel, target: Target) -> float:
-    """The smallest fraction of a kernel whose buffers are in the same cache level as those of the whole kernel; 1 if no smaller one is."""
+    """The smallest fraction of a kernel whose buffers are in the same cache level as the whole kernel's buffers; 1 if no smaller one is."""
     size = kernel.nbytes
     levels = [target.l1, target.l2]
     if count_operations(kernel.ast).flops < COMPUTE_BOUND * size:

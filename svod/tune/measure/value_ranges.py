@@ -22,7 +22,7 @@ from svod.core.spec.values import round_to
 
 
 class ValueRange(NamedTuple):
-    """low ≤ v ≤ high, or v is NaN."""
+    """The interval of a value v: low ≤ v ≤ high, or v is NaN."""
 
     low: float = -math.inf
     high: float = math.inf

@@ -355,7 +355,7 @@ class Reference:
 
 
 def _with_room(args: list[Array], bound: UOp) -> list[Array]:
-    """`args`, extended by a float64 buffer at the slot that the STORE `bound` writes."""
+    """A new list of `args` and, at the slot that the STORE `bound` writes, a float64 buffer."""
     param = bound.src[0].src[0].arg
     room: list[Array] = [*args]
     while len(room) < param.slot:

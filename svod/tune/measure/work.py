@@ -63,8 +63,8 @@ def lower_candidate(item: tuple[Sequence[Any], int], context: KernelContext) -> 
 
 
 def compile_candidate(item: tuple[Sequence[Any], bool], context: KernelContext) -> Built:
-    """Generate machine code for a chain. `passes`: with LLVM's pass pipeline. Code without passes may only be run with buffers
-    aligned like those of `GuardedBuffers`, as its streaming stores fault on others."""
+    """Generate machine code for a chain. `passes`: with LLVM's pass pipeline. Code without passes may only be run with buffers that are
+    aligned as in `GuardedBuffers`, as its streaming stores fault on others."""
     chain, passes = item
     program = context.program(chain)
     started = time.perf_counter()
@@ -299,7 +299,7 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, floa
 
 
 def against_first(times: Sequence[Sequence[float]], running: Sequence[int]) -> list[Ratio]:
-    """For each contestant the ratio of its time to the first's. A contestant that left the race early has fewer rounds than those of
+    """The ratio of each contestant's time to the first's. A contestant that left the race early has fewer rounds than the contestants in
     `running`, and in these rounds the first may have been faster or slower than later. So its ratio is a product: its ratio to the
     fastest of `running` in the rounds that it has, times the ratio of the fastest to the first in all rounds. The ends of its interval
     are computed in the same way."""
@@ -316,7 +316,7 @@ def against_first(times: Sequence[Sequence[float]], running: Sequence[int]) -> l
 
 
 def may_win(times: Sequence[Sequence[float]], running: Sequence[int], tie: float) -> list[int]:
-    """The first contestant, and those of `running` that the database's rules (`svod.tune.db.winners`) may still choose: a contestant that
+    """The first contestant, and each of `running` that the database's rules (`svod.tune.db.winners`) may still choose: a contestant that
     is not certainly slower than the first, and not certainly slower, beyond a tie, than the fastest so far. `times[i]`: seconds of
     contestant i in each round; all of `running` took part in the same rounds. Contestants are compared directly with the fastest, because
     unsteady times of the first would blur the ratios to it."""

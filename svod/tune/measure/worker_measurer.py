@@ -183,7 +183,7 @@ class WorkerMeasurer:
         return _chain(candidate), passes
 
     def _homes(self, candidates: Sequence[Candidate]) -> list[str]:
-        """For each candidate the name of the worker that lowered it, which may still have the program; "" if none did."""
+        """For each candidate, the name of the worker that lowered it and may still have its program; "" if none did."""
         return [self.lowered_by.get(c.digest, "") for c in candidates]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
@@ -269,8 +269,8 @@ class WorkerMeasurer:
         return RaceResult(tuple(judged), result.anchor, result.noise, result.noisy)
 
     def _heuristic_in(self, candidates: Sequence[Candidate], ratios: Sequence[Sequence[float]]) -> tuple[float, ...] | None:
-        """For each size the heuristic's time over that of the first candidate of a race: as timed in the race if the heuristic took part,
-        else by the first candidate's last ratios to the heuristic. None if these are unknown."""
+        """The heuristic's time over the first candidate's time in a race, for each size: as timed in the race if the heuristic took
+        part, else by the first candidate's last ratios to the heuristic. None if these are unknown."""
         for c, column in zip(candidates, ratios, strict=True):
             if c.linear == self.heuristic_linear:
                 return tuple(column)

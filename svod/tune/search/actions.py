@@ -167,7 +167,7 @@ def default_actions(state: Scheduler, lanes: int) -> Iterator[Opt]:
 
 
 def _placements(state: Scheduler, loops: list[tuple[AxisLoop, str, int]]) -> Iterator[Opt]:
-    """For each stage propose the loops in which it may be computed, and for outputs that exceed the caches non-temporal stores."""
+    """Propose for each stage the loops in which it may be computed, and non-temporal stores for outputs that exceed the caches."""
     for s in state.kernel.stages:
         if s.is_output:
             if outgrows_caches(state):

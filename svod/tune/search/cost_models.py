@@ -30,8 +30,8 @@ TREES, LEAVES, LEAST_LEAF, RATE = 60, 8, 8, 0.08
 
 @dataclass(frozen=True)
 class Evidence:
-    """One measured state of some kernel. `features`: relative to those of the heuristic's chain; `ratio`: its time over that chain's time;
-    `error`: log(ratio / the ratio that the analytic model predicts)."""
+    """One measured state of some kernel. `features`: relative to the features of the heuristic's chain; `ratio`: the state's time over
+    that chain's time; `error`: log(ratio / the ratio that the analytic model predicts)."""
 
     features: tuple[float, ...]
     ratio: float

@@ -48,7 +48,7 @@ class BaselineTimed(SearchEvent):
 
 @dataclass(frozen=True)
 class RoundFinished(SearchEvent):
-    """A round has ended. The counts are those of the round's candidates; `best` and `chain` are the time and the chain of the incumbent."""
+    """A round has ended. The counts are of the round's candidates; `best` and `chain` are the time and the chain of the incumbent."""
 
     round: int
     proposed: int

@@ -1,8 +1,8 @@
 """The features of a kernel's state that a learned cost model reads: a vector of the same length for every kernel and device.
 
-The first NUM_COST_FEATURES features are predicted costs, which grow with the kernel: a model reads them relative to those of the
-heuristic's chain. Then come numbers of loops and operations of the stage with the most work, per core or thread, and numbers
-of the decisions that the state has made.
+The first NUM_COST_FEATURES features are predicted costs, which grow with the kernel: a model reads them relative to the same
+features of the heuristic's chain. Then come numbers of loops and operations of the stage with the most work, per core or thread, and
+numbers of the decisions that the state has made.
 """
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def setup_key(job: str, payload: bytes) -> str:
 
 
 class WasStopped(TimeoutError):
-    """No answer came in time, and this process was stopped for a while, so that the item may have kept its deadline."""
+    """The error for an answer that did not come in time while this process was stopped, so that the item may have kept its deadline."""
 
 
 def send_frame(sock: socket.socket, payload: bytes) -> None:
@@ -157,7 +157,7 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
 
 
 def _result_of(run: Callable[[Any, Any], Any], item: Any, state: Any) -> Any:
-    """Run a job on an item and return its result. After a MemoryError garbage is collected, as that of earlier items may fill the memory,
+    """Run a job on an item and return its result. After a MemoryError garbage is collected, which earlier items may have left,
     and the job runs once more."""
     with contextlib.suppress(MemoryError):
         return run(item, state)

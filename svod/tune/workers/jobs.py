@@ -136,7 +136,7 @@ class _Decoder(pickle.Unpickler):
 
 
 def encode(value: Any) -> bytes:
-    """`value` as bytes. Raises FormatError for a value that is not plain data, nested too deeply, or above MAX_MESSAGE bytes."""
+    """Encode `value` as bytes. Raises FormatError for a value that is not plain data, nested too deeply, or above MAX_MESSAGE bytes."""
     out = io.BytesIO()
     try:
         _Encoder(out, protocol=5).dump(value)

@@ -231,7 +231,7 @@ class _EmbeddedRay:
 
 # -- carrying ----------------------------------------------------------------------------------------
 class _RayCarrier:
-    """Runs requests in an actor. The actor is started early, in parallel with those of other carriers, and replaced when it dies."""
+    """Runs requests in an actor. The actor is started early, in parallel with the actors of other carriers, and replaced when it dies."""
 
     def __init__(self, owner: RayExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind
@@ -314,7 +314,7 @@ class _RayCarrier:
         return self._actor
 
     def _check_version(self, theirs: dict[str, str]) -> None:
-        """If the actor runs another version of svod, drop it and raise TuneError. `theirs`: its identity."""
+        """Drop the actor and raise TuneError if it runs another version of svod. `theirs`: the actor's identity."""
         if different := mismatch(identity(), theirs):
             self._drop()
             todo = "start this program again" if self._owner.embedded else "install the same version on every node"

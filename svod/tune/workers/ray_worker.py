@@ -23,8 +23,8 @@ class RayWorker:
     """The class of the Ray actors, which are synchronous: an actor runs one method at a time."""
 
     def __init__(self, config: WorkerConfig, device: str, times: bool, yields: bool) -> None:
-        """`times`: this is a bench worker, which takes the lock of `device` to time. `yields`: a compile worker waits while another process
-        holds that lock."""
+        """Make a worker. `times`: it is a bench worker, which takes the lock of `device` to time. `yields`: a compile worker waits while
+        another process holds that lock."""
         self._config, self._device = config, device
         self._machine = machine_name()
         self._server = ForkServer(config)

@@ -101,7 +101,8 @@ class OptunaStudy(Proposer):
         return state
 
     def changes_of(self, state: Scheduler) -> dict[str, dict[str, Scheduler]]:
-        """For each opt of the state's chain, as text: its possible replacements, as text → the state after the replacement."""
+        """The changes that a trial may make to a state: opt of the state's chain, as text → (its replacement, as text → the state after
+        it)."""
         if state.digest not in self.changes:
             chain, found = state.applied_opts, dict[str, dict[str, Scheduler]]()
             for changed in self.mutate(chain):

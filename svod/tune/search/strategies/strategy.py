@@ -169,14 +169,14 @@ class Proposer(ABC):
 
     # -- moves ------------------------------------------------------------------------------------------------------------
     def after(self, state: Scheduler, opt: Opt) -> Scheduler | None:
-        """`state` after `opt`; None where it does not apply."""
+        """The state after `opt`; None where it does not apply."""
         try:
             return apply_opt(state, opt)
         except KernelOptError:
             return None
 
     def after_tied(self, state: Scheduler, opt: Opt) -> Scheduler | None:
-        """`state` after `opt` on its loop and on all tied loops; None where no loop is tied, or it does not apply."""
+        """The state after `opt` on its loop and on all tied loops; None where no loop is tied, or `opt` does not apply."""
         after = self.after(state, opt)
         return None if after is None else apply_tied(state, opt, after)
 
@@ -185,8 +185,8 @@ class Proposer(ABC):
         return mutations(self.base, chain, self.lanes)
 
     def step(self, state: Scheduler) -> Scheduler | None:
-        """`state` after one random opt of the default grid, all kinds of opts being equally likely; None if STEP_TRIES opts in a row do not
-        apply."""
+        """The state after one random opt of the default grid, all kinds of opts being equally likely; None if STEP_TRIES opts in a row
+        do not apply."""
         kinds: dict[str, list[Opt]] = {}
         for opt in default_actions(state, self.lanes):
             kinds.setdefault(opt.op, []).append(opt)
