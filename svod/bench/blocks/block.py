@@ -96,7 +96,7 @@ def _parse_chain(tokens: list[str]) -> tuple[tuple[BlockLayer, ...], list[str]]:
             found = _VALUE.fullmatch(tokens[0])
             if found is None:
                 raise ConfigError(f"{tokens[0]!r} in the layer {op} is no parameter such as k=3")
-            values.append((found[1], int(found[2]) if re.fullmatch(r"-?\d+", found[2]) else found[2]))
+            values.append((found[1], parsed_value(found[2])))
             tokens = tokens[1:]
         if tokens and tokens[0] == "{":
             body, tokens = _parse_chain(tokens[1:])
@@ -107,3 +107,8 @@ def _parse_chain(tokens: list[str]) -> tuple[tuple[BlockLayer, ...], list[str]]:
         if tokens and tokens[0] == ";":
             tokens = tokens[1:]
     return tuple(layers), tokens
+
+
+def parsed_value(text: str) -> Value:
+    """The value of a parameter: an integer, or a word."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else text

@@ -171,6 +171,12 @@ def block_named(name: str) -> Block | None:
     block = parse_block(name)
     try:
         check_block(block)
+        kinds = FAMILIES.get(block.family)
+        if kinds is None:
+            raise MisfitError(f"there is no family {block.family!r}; the families are {', '.join(FAMILIES)}")
+        ranks = sorted({len(parts) for parts in kinds.shapes})
+        fit(len(block.input.shape) in ranks, f"an input of the family {block.family} has {' or '.join(map(str, ranks))} axes, not those of "
+                                             f"{block.input}")
     except MisfitError as e:
         raise ConfigError(f"{name!r} is no block: {e}") from e
     return block

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from svod.bench.blocks.block import Block, BlockLayer, Form
-from svod.bench.blocks.vocabulary import INTEGER_TYPES, POINTWISE, Shape, Values, axis_of, form_after
+from svod.bench.blocks.vocabulary import INTEGER_TYPES, POINTWISE, Shape, Values, axis_of, form_after, parameters_of
 
 Tensor = Any        # stands for torch.Tensor, because mypy also runs without torch
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -134,11 +134,11 @@ def _chain(form: Form, layers: tuple[BlockLayer, ...]) -> nn.Module:
 
 
 def _layer(form: Form, layer: BlockLayer) -> nn.Module:
-    v = layer.given
+    v = parameters_of(layer)
     if layer.op in ("residual", "gate", "concat"):
-        axis = axis_of(form.shape, v)
         joins: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-            "residual": lambda x, y: x + y, "gate": lambda x, y: x * y.sigmoid(), "concat": lambda x, y: torch.cat([x, y], axis)}
+            "residual": lambda x, y: x + y, "gate": lambda x, y: x * y.sigmoid(),
+            "concat": lambda x, y: torch.cat([x, y], axis_of(form.shape, v))}
         return Branch(joins[layer.op], _chain(form, layer.body))
     if layer.op in MODULE_LAYERS:
         return MODULE_LAYERS[layer.op](form.shape, v)
@@ -155,8 +155,8 @@ def _by_rank(names: str) -> Callable[[Shape], Any]:
 
 
 def _conv(shape: Shape, v: Values) -> nn.Module:
-    k, d = int(v["k"]), int(v.get("d", 1))
-    return _by_rank("Conv")(shape)(shape[1], v["out"], k, stride=v.get("s", 1), padding=d * (k // 2), dilation=d, groups=v.get("g", 1))
+    k, d = int(v["k"]), int(v["d"])
+    return _by_rank("Conv")(shape)(shape[1], v["out"], k, stride=v["s"], padding=d * (k // 2), dilation=d, groups=v["g"])
 
 
 def _conv_row(shape: Shape, v: Values) -> nn.Module:
@@ -171,7 +171,7 @@ def _transposed(shape: Shape, v: Values) -> nn.Module:
 
 def _avg_pool(shape: Shape, v: Values) -> nn.Module:
     k = int(v["k"])
-    return _by_rank("AvgPool")(shape)(k, v["s"], k // 2 if k % 2 else 0, count_include_pad=bool(v.get("border", 1)))
+    return _by_rank("AvgPool")(shape)(k, v["s"], k // 2 if k % 2 else 0, count_include_pad=bool(v["border"]))
 
 
 def _max_pool(shape: Shape, v: Values) -> nn.Module:
@@ -181,8 +181,8 @@ def _max_pool(shape: Shape, v: Values) -> nn.Module:
 
 def _resample(shape: Shape, v: Values) -> nn.Module:
     modes = {"nearest": "nearest", "cubic": "bicubic", "linear": ("linear", "bilinear", "trilinear")[len(shape) - 3]}
-    mode = modes[str(v.get("mode", "nearest"))]
-    return nn.Upsample(scale_factor=int(v.get("percent", 200)) / 100, mode=mode)
+    mode = modes[str(v["mode"])]
+    return nn.Upsample(scale_factor=int(v["percent"]) / 100, mode=mode)
 
 
 class Squeeze(nn.Module):  # type: ignore[misc]
@@ -234,14 +234,14 @@ MODULE_LAYERS: dict[str, Callable[[Shape, Values], Any]] = {
     "avg_pool": _avg_pool,
     "adaptive_pool": lambda s, v: _by_rank("AdaptiveAvgPool")(s)(v["n"]),
     "resample": _resample,
-    "pixel_shuffle": lambda s, v: nn.PixelShuffle(v.get("f", 2)),
-    "pixel_unshuffle": lambda s, v: nn.PixelUnshuffle(v.get("f", 2)),
+    "pixel_shuffle": lambda s, v: nn.PixelShuffle(v["f"]),
+    "pixel_unshuffle": lambda s, v: nn.PixelUnshuffle(v["f"]),
     "reflect_pad": lambda s, v: _by_rank("ReflectionPad")(s)(v["n"]),
     "se": lambda s, v: Squeeze(s[1], max(4, s[1] // int(v["r"]))),
     "linear": lambda s, v: nn.Linear(s[-1], v["out"]),
     "swiglu": lambda s, v: SwiGlu(s[-1], int(v["out"])),
     "token_conv": lambda s, v: TokenConv(s[-1], int(v["k"])),
-    "attention": lambda s, v: Attention(s[-1], int(v["h"]), str(v.get("mask", "none")), s[1]),
+    "attention": lambda s, v: Attention(s[-1], int(v["h"]), str(v["mask"]), s[1]),
     "lstm": lambda s, v: Recurrent(nn.LSTM(s[-1], v["out"], v["layers"], batch_first=True, bidirectional=bool(v["both"]))),
     "gru": lambda s, v: Recurrent(nn.GRU(s[-1], v["out"], v["layers"], batch_first=True, bidirectional=bool(v["both"]))),
     "rnn": lambda s, v: Recurrent(nn.RNN(s[-1], v["out"], v["layers"], batch_first=True, bidirectional=bool(v["both"]))),

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from svod.bench.blocks.block import Block, BlockLayer, Form, Value
+from svod.bench.blocks.block import Block, BlockLayer, Form, Value, parsed_value
 from svod.bench.suites.random_kernels import Draw
 from svod.errors import SvodError
 
@@ -29,6 +30,9 @@ SELF_EINSUMS = ("abc.adc.abd", "abc.abd.acd", "abc.adc.adb", "abc.ade.abe")
 STEPPED = ("quantised", "quantised_channels", "int8_product", "histogram")     # a rounding may change their results by a step
 OPENING = ("bucketize", "nearest", "sort_others")       # discontinuous layers, which only take a block's input
 MASKS = ("none", "causal", "padding", "band", "bias")
+WORDS = ("mode", "mask", "e")       # parameters that are words; others are integers
+MOST_AXES = 5
+LEAST = {"axis": -MOST_AXES, "both": 0, "border": 0}        # the least values of parameters; of others 1
 
 
 class MisfitError(SvodError):
@@ -37,14 +41,22 @@ class MisfitError(SvodError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of layer. `rule`: a function that returns the shape of the result. `ranks`: the ranks of the input. `integers`: whether it
-    takes integers, or nothing else ("only"). `result`: the dtype of the result; "": the input's dtype."""
+    """A kind of layer. `rule`: a function that returns the shape of the result. `takes`: its parameters, as "out k s=1"; those with a value
+    may be left out. `ranks`: the ranks of the input. `integers`: whether it takes integers, or nothing else ("only"). `result`: the dtype
+    of the result; "": the input's dtype."""
 
     rule: Callable[[Shape, Values], Shape]
-    draw: Callable[[Draw, Shape], Mapping[str, Value]] = lambda d, s: {}
-    ranks: range = range(1, 6)
+    takes: str = ""
+    draw: Callable[[Draw, Shape], Values] = lambda d, s: {}
+    ranks: range = range(1, MOST_AXES + 1)
     integers: bool | str = False
     result: str = ""
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Value | None]:
+        """The parameters by name; those without a default are None."""
+        parts = (word.partition("=") for word in self.takes.split())
+        return {name: parsed_value(value) if equals else None for name, equals, value in parts}
 
 
 def fit(condition: bool, why: str) -> None:
@@ -53,17 +65,33 @@ def fit(condition: bool, why: str) -> None:
         raise MisfitError(why)
 
 
-def number(values: Values, name: str, default: int = 1, least: int = 1) -> int:
-    """The value of an integer parameter. Raises MisfitError for a value below `least`."""
-    value = values.get(name, default)
-    fit(isinstance(value, int) and value >= least, f"{name}={value} is no integer from {least} on")
-    return int(value)
+def parameters_of(layer: BlockLayer) -> Values:
+    """The parameters of a layer, with those that are left out. Raises MisfitError for a layer or a parameter that is not there, one that is
+    missing, and a value that is none for it."""
+    kind = KINDS.get(layer.op)
+    if kind is None:
+        raise MisfitError(f"there is no layer {layer.op!r}; the layers are {', '.join(KINDS)}")
+    parameters, has = {**kind.defaults}, f"{layer.op} has {', '.join(kind.takes.split()) or 'no parameters'}"
+    for name, value in layer.values:
+        fit(name in parameters, f"{layer.op} has no parameter {name}; {has}")
+        least = LEAST.get(name, 1)
+        fit(name in WORDS or (isinstance(value, int) and value >= least), f"{name}={value} is no integer from {least} on")
+        parameters[name] = value
+    missing = [name for name, value in parameters.items() if value is None]
+    fit(not missing, f"{layer.op} needs {', '.join(missing)}; {has}")
+    fit(len(layer.given) == len(layer.values), f"{layer.op} gives a parameter twice")
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def number(values: Values, name: str) -> int:
+    """The value of an integer parameter of a layer."""
+    return int(values[name])
 
 
 def axis_of(shape: Shape, values: Values) -> int:
-    """The axis that a layer works along, counted from 0; the last one if none is given."""
-    axis = number(values, "axis", -1, -len(shape))
-    fit(axis < len(shape), f"there is no axis {axis}")
+    """The axis that a layer works along, counted from 0."""
+    axis = number(values, "axis")
+    fit(-len(shape) <= axis < len(shape), f"there is no axis {axis}")
     return axis % len(shape)
 
 
@@ -74,9 +102,8 @@ def resized(shape: Shape, axis: int, extent: int) -> Shape:
 
 def form_after(form: Form, layer: BlockLayer) -> Form:
     """The form of a layer's result. Raises MisfitError."""
-    kind, values = KINDS.get(layer.op), layer.given
-    if kind is None:
-        raise MisfitError(f"there is no layer {layer.op!r}; the layers are {', '.join(KINDS)}")
+    values = parameters_of(layer)
+    kind = KINDS[layer.op]
     fit(len(form.shape) in kind.ranks, f"{layer.op} does not take {form}")
     takes = kind.integers in (True, "only") if form.dtype in INTEGER_TYPES else kind.integers != "only"
     fit(takes, f"{layer.op} does not take {form.dtype}")
@@ -125,7 +152,6 @@ def _along(shape: Shape, values: Values) -> Shape:
 def _conv(shape: Shape, values: Values) -> Shape:
     batch, channels, *space = shape
     out, k, s, g = (number(values, name) for name in ("out", "k", "s", "g"))
-    number(values, "d")
     fit(k % 2 == 1, "a padded convolution has an odd kernel")
     fit(channels % g == 0 and out % g == 0, f"{channels} channels and {out} outputs have no {g} groups")
     return (batch, out, *((n - 1) // s + 1 for n in space))
@@ -150,8 +176,8 @@ def _adaptive(shape: Shape, values: Values) -> Shape:
 
 
 def _resample(shape: Shape, values: Values) -> Shape:
-    fit(values.get("mode", "nearest") in ("nearest", "linear", *(["cubic"] if len(shape) == 4 else [])), "there is no such mode")
-    return (*shape[:2], *(n * number(values, "percent", 200) // 100 for n in shape[2:]))
+    fit(values["mode"] in ("nearest", "linear", *(["cubic"] if len(shape) == 4 else [])), "there is no such mode")
+    return (*shape[:2], *(n * number(values, "percent") // 100 for n in shape[2:]))
 
 
 def _grouped(shape: Shape, values: Values) -> Shape:
@@ -165,13 +191,13 @@ def _instance(shape: Shape, values: Values) -> Shape:
 
 
 def _pixel_shuffle(shape: Shape, values: Values) -> Shape:
-    f = number(values, "f", 2)
+    f = number(values, "f")
     fit(shape[1] % (f * f) == 0, f"{shape[1]} channels have no squares of {f}")
     return (shape[0], shape[1] // (f * f), shape[2] * f, shape[3] * f)
 
 
 def _pixel_unshuffle(shape: Shape, values: Values) -> Shape:
-    f = number(values, "f", 2)
+    f = number(values, "f")
     fit(shape[2] % f == 0 and shape[3] % f == 0, f"an image has no squares of {f}")
     return (shape[0], shape[1] * f * f, shape[2] // f, shape[3] // f)
 
@@ -193,7 +219,7 @@ def _last(shape: Shape, values: Values) -> Shape:
 
 
 def _attention(shape: Shape, values: Values) -> Shape:
-    fit(shape[-1] % number(values, "h") == 0 and values.get("mask", "none") in MASKS, "no such heads or mask")
+    fit(shape[-1] % number(values, "h") == 0 and values["mask"] in MASKS, "no such heads or mask")
     return shape
 
 
@@ -203,8 +229,7 @@ def _even(shape: Shape, values: Values) -> Shape:
 
 
 def _recurrent(shape: Shape, values: Values) -> Shape:
-    number(values, "layers")
-    return (*shape[:-1], number(values, "out") * (2 if number(values, "both", 0, 0) else 1))
+    return (*shape[:-1], number(values, "out") * (2 if number(values, "both") else 1))
 
 
 def _unrolled(shape: Shape, values: Values) -> Shape:
@@ -242,7 +267,7 @@ def _added(shape: Shape, values: Values) -> Shape:
 
 
 def _einsum(shape: Shape, values: Values) -> Shape:
-    equation = str(values.get("e", ""))
+    equation = str(values["e"])
     fit(equation in (*EINSUMS, *SELF_EINSUMS), f"there is no einsum {equation!r}")
     first, second, result = equation.split(".")
     sizes = dict(zip(first, shape, strict=True))
@@ -278,17 +303,16 @@ def _written_out(count: int, shape: Shape) -> Shape:
 
 def _stencil(shape: Shape, values: Values) -> Shape:
     fit(min(shape[-2:]) >= 3, "a stencil of 3 does not fit")
-    number(values, "n")
     return shape
 
 
 # -- parameters -------------------------------------------------------------------------------------------
 
-def _draw_axis(d: Draw, shape: Shape) -> Mapping[str, Value]:
+def _draw_axis(d: Draw, shape: Shape) -> Values:
     return {"axis": d.choice(*range(1, len(shape)), *range(len(shape)))}
 
 
-def _draw_conv(d: Draw, shape: Shape) -> Mapping[str, Value]:
+def _draw_conv(d: Draw, shape: Shape) -> Values:
     channels, rank = shape[1], len(shape) - 2
     k = d.choice(*{1: (1, 3, 5, 9, 15), 2: (1, 3, 3, 3, 5, 7), 3: (1, 3, 3)}[rank])
     g = d.choice(1, 1, 1, 1, 2, 4, channels)
@@ -297,30 +321,30 @@ def _draw_conv(d: Draw, shape: Shape) -> Mapping[str, Value]:
     return {"out": out, "k": k, **{name: n for name, n in others.items() if n > 1}}
 
 
-def _draw_transposed(d: Draw, shape: Shape) -> Mapping[str, Value]:
+def _draw_transposed(d: Draw, shape: Shape) -> Values:
     k, s = d.choice((2, 2), (4, 2), (3, 2), (3, 1), (4, 4), (5, 2))
     return {"out": d.choice(shape[1], shape[1] // 2 or 1, 16), "k": k, "s": s}
 
 
-def _draw_linear(d: Draw, shape: Shape) -> Mapping[str, Value]:
+def _draw_linear(d: Draw, shape: Shape) -> Values:
     return {"out": d.choice(shape[-1], 4 * shape[-1], 64, 200, 256)}
 
 
-def _draw_recurrent(d: Draw, shape: Shape) -> Mapping[str, Value]:
+def _draw_recurrent(d: Draw, shape: Shape) -> Values:
     return {"out": d.choice(shape[-1], 64, 100, 128), "layers": d.choice(1, 1, 2), "both": d.choice(0, 0, 1)}
 
 
-def _draw_count(low: int, high: int) -> Callable[[Draw, Shape], Mapping[str, Value]]:
+def _draw_count(low: int, high: int) -> Callable[[Draw, Shape], Values]:
     return lambda d, shape: {**_draw_axis(d, shape), "n": d.extent(low, high)}
 
 
-def _draw_part(d: Draw, shape: Shape) -> Mapping[str, Value]:
+def _draw_part(d: Draw, shape: Shape) -> Values:
     """Draw an axis, and a number of positions along it."""
     axis = d.choice(*range(len(shape)))
     return {"axis": axis, "n": min(shape[axis], d.extent(1, max(16, shape[axis])))}
 
 
-def _one_of(**choices: tuple[Value, ...]) -> Callable[[Draw, Shape], Mapping[str, Value]]:
+def _one_of(**choices: tuple[Value, ...]) -> Callable[[Draw, Shape], Values]:
     return lambda d, shape: {name: d.choice(*values) for name, values in choices.items()}
 
 
@@ -332,101 +356,103 @@ KINDS: dict[str, Kind] = {
     **{name: Kind(_same) for name in POINTWISE},
     "residual": Kind(_same, integers=True),
     "gate": Kind(_same),
-    "concat": Kind(_along, lambda d, s: {"axis": 1 if len(s) > 3 else -1}, integers=True),
+    "concat": Kind(_along, "axis=-1", lambda d, s: {"axis": 1 if len(s) > 3 else -1}, integers=True),
     # convolutions, and layers that are used with them, over 1 to 3 spatial axes
-    "conv": Kind(_conv, _draw_conv, SPATIAL_RANKS),
-    "conv_row": Kind(_conv, lambda d, s: {"out": s[1], "k": d.choice(3, 7, 11)}, SPATIAL_RANKS),
-    "transposed": Kind(_transposed, _draw_transposed, SPATIAL_RANKS),
+    "conv": Kind(_conv, "out k s=1 d=1 g=1", _draw_conv, SPATIAL_RANKS),
+    "conv_row": Kind(lambda s, v: _conv(s, {**v, "s": 1, "g": 1}), "out k",
+                     lambda d, s: {"out": s[1], "k": d.choice(3, 7, 11)}, SPATIAL_RANKS),
+    "transposed": Kind(_transposed, "out k s=1", _draw_transposed, SPATIAL_RANKS),
     "batch_norm": Kind(_same, ranks=SPATIAL_RANKS),
-    "group_norm": Kind(_grouped, _one_of(g=(1, 2, 4)), SPATIAL_RANKS),
+    "group_norm": Kind(_grouped, "g", _one_of(g=(1, 2, 4)), SPATIAL_RANKS),
     "instance_norm": Kind(_instance, ranks=SPATIAL_RANKS),
-    "max_pool": Kind(_pool, lambda d, s: dict(zip("ks", d.choice((2, 2), (3, 1), (3, 2), (5, 1)), strict=True)), SPATIAL_RANKS),
-    "avg_pool": Kind(_pool, lambda d, s: {**dict(zip("ks", d.choice((2, 2), (3, 1), (3, 2), (7, 1)), strict=True)),
-                                          "border": d.choice(0, 1)}, SPATIAL_RANKS),
-    "adaptive_pool": Kind(_adaptive, _one_of(n=(1, 4, 7, 12)), SPATIAL_RANKS),
-    "resample": Kind(_resample, _one_of(percent=(200, 200, 150, 50), mode=("nearest", "linear", "linear", "cubic")), SPATIAL_RANKS),
-    "pixel_shuffle": Kind(_pixel_shuffle, _one_of(f=(2, 4)), range(4, 5)),
-    "pixel_unshuffle": Kind(_pixel_unshuffle, _one_of(f=(2,)), range(4, 5)),
-    "channel_shuffle": Kind(_grouped, _one_of(g=(2, 4, 8)), SPATIAL_RANKS),
-    "se": Kind(_same, _one_of(r=(4, 16)), SPATIAL_RANKS),
-    "reflect_pad": Kind(_reflected, _one_of(n=(1, 3)), SPATIAL_RANKS),
+    "max_pool": Kind(_pool, "k s=1", lambda d, s: dict(zip("ks", d.choice((2, 2), (3, 1), (3, 2), (5, 1)), strict=True)), SPATIAL_RANKS),
+    "avg_pool": Kind(_pool, "k s=1 border=1", lambda d, s: {
+        **dict(zip("ks", d.choice((2, 2), (3, 1), (3, 2), (7, 1)), strict=True)), "border": d.choice(0, 1)}, SPATIAL_RANKS),
+    "adaptive_pool": Kind(_adaptive, "n", _one_of(n=(1, 4, 7, 12)), SPATIAL_RANKS),
+    "resample": Kind(_resample, "percent=200 mode=nearest",
+                     _one_of(percent=(200, 200, 150, 50), mode=("nearest", "linear", "linear", "cubic")), SPATIAL_RANKS),
+    "pixel_shuffle": Kind(_pixel_shuffle, "f=2", _one_of(f=(2, 4)), range(4, 5)),
+    "pixel_unshuffle": Kind(_pixel_unshuffle, "f=2", _one_of(f=(2,)), range(4, 5)),
+    "channel_shuffle": Kind(_grouped, "g", _one_of(g=(2, 4, 8)), SPATIAL_RANKS),
+    "se": Kind(_same, "r", _one_of(r=(4, 16)), SPATIAL_RANKS),
+    "reflect_pad": Kind(_reflected, "n", _one_of(n=(1, 3)), SPATIAL_RANKS),
     "space_softmax": Kind(_same, ranks=SPATIAL_RANKS),
     # layers along any axis
-    "layer_norm": Kind(_along, _draw_axis),
-    "rms_norm": Kind(_along, _draw_axis),
-    "scale": Kind(_along, _draw_axis),
-    "offset": Kind(_along, _draw_axis),
-    "softmax": Kind(_along, _draw_axis),
-    "log_softmax": Kind(_along, _draw_axis),
-    "standardise": Kind(_along, _draw_axis),
-    "unit_length": Kind(_along, _draw_axis),
-    "center": Kind(_along, _draw_axis),
-    "cumsum": Kind(_along, _draw_axis, integers=True),
-    "cummax": Kind(_along, _draw_axis, integers=True),
-    "logcumsumexp": Kind(_along, _draw_axis),
-    "flip": Kind(_along, _draw_axis, integers=True),
-    "roll": Kind(_along, _draw_count(1, 16), integers=True),
-    "shift": Kind(_along, _draw_count(1, 16), integers=True),
-    "glu": Kind(_halved, _draw_axis),
-    "repeat": Kind(_repeated, lambda d, s: {**_draw_axis(d, s), "n": d.choice(2, 3)}, integers=True),
-    "diff": Kind(lambda s, v: _windowed(s, {**v, "n": 2}), _draw_axis, integers=True),
-    "sum": Kind(_dropped, _draw_axis, range(2, 6)),
-    "max": Kind(_dropped, _draw_axis, range(2, 6), integers=True),
-    "variance": Kind(_dropped, _draw_axis, range(2, 6)),
-    "logsumexp": Kind(_dropped, _draw_axis, range(2, 6)),
+    "layer_norm": Kind(_along, "axis=-1", _draw_axis),
+    "rms_norm": Kind(_along, "axis=-1", _draw_axis),
+    "scale": Kind(_along, "axis=-1", _draw_axis),
+    "offset": Kind(_along, "axis=-1", _draw_axis),
+    "softmax": Kind(_along, "axis=-1", _draw_axis),
+    "log_softmax": Kind(_along, "axis=-1", _draw_axis),
+    "standardise": Kind(_along, "axis=-1", _draw_axis),
+    "unit_length": Kind(_along, "axis=-1", _draw_axis),
+    "center": Kind(_along, "axis=-1", _draw_axis),
+    "cumsum": Kind(_along, "axis=-1", _draw_axis, integers=True),
+    "cummax": Kind(_along, "axis=-1", _draw_axis, integers=True),
+    "logcumsumexp": Kind(_along, "axis=-1", _draw_axis),
+    "flip": Kind(_along, "axis=-1", _draw_axis, integers=True),
+    "roll": Kind(_along, "n axis=-1", _draw_count(1, 16), integers=True),
+    "shift": Kind(_along, "n axis=-1", _draw_count(1, 16), integers=True),
+    "glu": Kind(_halved, "axis=-1", _draw_axis),
+    "repeat": Kind(_repeated, "n axis=-1", lambda d, s: {**_draw_axis(d, s), "n": d.choice(2, 3)}, integers=True),
+    "diff": Kind(lambda s, v: _windowed(s, {**v, "n": 2}), "axis=-1", _draw_axis, integers=True),
+    "sum": Kind(_dropped, "axis=-1", _draw_axis, range(2, 6)),
+    "max": Kind(_dropped, "axis=-1", _draw_axis, range(2, 6), integers=True),
+    "variance": Kind(_dropped, "axis=-1", _draw_axis, range(2, 6)),
+    "logsumexp": Kind(_dropped, "axis=-1", _draw_axis, range(2, 6)),
     "transpose": Kind(_turned, ranks=range(2, 6), integers=True),
     # layers that models apply to tokens
-    "linear": Kind(_last, _draw_linear),
-    "attention": Kind(_attention, _one_of(h=(1, 2, 4, 8), mask=(*MASKS, "none", "causal")), TOKEN_RANK),
-    "swiglu": Kind(_last, _draw_linear, TOKEN_RANK),
-    "token_conv": Kind(_same, _one_of(k=(3, 4, 7)), TOKEN_RANK),
+    "linear": Kind(_last, "out", _draw_linear),
+    "attention": Kind(_attention, "h mask=none", _one_of(h=(1, 2, 4, 8), mask=(*MASKS, "none", "causal")), TOKEN_RANK),
+    "swiglu": Kind(_last, "out", _draw_linear, TOKEN_RANK),
+    "token_conv": Kind(_same, "k", _one_of(k=(3, 4, 7)), TOKEN_RANK),
     "rotary": Kind(_even, ranks=TOKEN_RANK),
     "interleave": Kind(_even, ranks=TOKEN_RANK),
     # recurrences: layers of torch.nn, and loops over steps that are written out
-    "lstm": Kind(_recurrent, _draw_recurrent, TOKEN_RANK),
-    "gru": Kind(_recurrent, _draw_recurrent, TOKEN_RANK),
-    "rnn": Kind(_recurrent, _draw_recurrent, TOKEN_RANK),
-    "lstm_cell": Kind(_unrolled, _one_of(out=(32, 64, 100)), TOKEN_RANK),
-    "gru_cell": Kind(_unrolled, _one_of(out=(32, 64, 100)), TOKEN_RANK),
+    "lstm": Kind(_recurrent, "out layers=1 both=0", _draw_recurrent, TOKEN_RANK),
+    "gru": Kind(_recurrent, "out layers=1 both=0", _draw_recurrent, TOKEN_RANK),
+    "rnn": Kind(_recurrent, "out layers=1 both=0", _draw_recurrent, TOKEN_RANK),
+    "lstm_cell": Kind(_unrolled, "out", _one_of(out=(32, 64, 100)), TOKEN_RANK),
+    "gru_cell": Kind(_unrolled, "out", _one_of(out=(32, 64, 100)), TOKEN_RANK),
     "moving_state": Kind(_unrolled, ranks=TOKEN_RANK),
     # layers with indices
-    "embedding": Kind(_added, _one_of(v=(100, 1000), out=(16, 64, 100)), range(1, 3), "only", "float32"),
-    "one_hot": Kind(_added, _one_of(n=(8, 100)), range(1, 3), "only"),
-    "gather": Kind(_picked, _draw_count(16, 500), range(2, 4), True),
-    "select": Kind(_picked, _draw_count(16, 500), range(1, 4), True),
-    "scatter_add": Kind(_picked, _draw_count(16, 500), range(2, 4), True),
-    "index_add": Kind(_picked, _draw_count(16, 500), range(2, 4), True),
-    "put_rows": Kind(_same, _one_of(n=(3, 20)), range(2, 4), True),
-    "sort": Kind(_along, _draw_axis, range(1, 4), True),
-    "sort_others": Kind(_along, _draw_axis, range(2, 4), True),
-    "topk": Kind(_largest, _draw_part, range(1, 4), True),
+    "embedding": Kind(_added, "v out", _one_of(v=(100, 1000), out=(16, 64, 100)), range(1, 3), "only", "float32"),
+    "one_hot": Kind(_added, "n", _one_of(n=(8, 100)), range(1, 3), "only"),
+    "gather": Kind(_picked, "n axis=-1", _draw_count(16, 500), range(2, 4), True),
+    "select": Kind(_picked, "n axis=-1", _draw_count(16, 500), range(1, 4), True),
+    "scatter_add": Kind(_picked, "n axis=-1", _draw_count(16, 500), range(2, 4), True),
+    "index_add": Kind(_picked, "n axis=-1", _draw_count(16, 500), range(2, 4), True),
+    "put_rows": Kind(_same, "n", _one_of(n=(3, 20)), range(2, 4), True),
+    "sort": Kind(_along, "axis=-1", _draw_axis, range(1, 4), True),
+    "sort_others": Kind(_along, "axis=-1", _draw_axis, range(2, 4), True),
+    "topk": Kind(_largest, "n axis=-1", _draw_part, range(1, 4), True),
     "masked_fill": Kind(_same, integers=True),
     "tril": Kind(_same, ranks=range(2, 4), integers=True),
-    "bucketize": Kind(_same, _one_of(n=(7, 60)), ranks=range(1, 4), result="int64"),
+    "bucketize": Kind(_same, "n", _one_of(n=(7, 60)), ranks=range(1, 4), result="int64"),
     # sums of products
-    "einsum": Kind(_einsum, lambda d, s: {"e": d.choice(*EINSUMS), "out": d.extent(16, 200)}, TOKEN_RANK),
-    "einsum_self": Kind(_einsum, _one_of(e=SELF_EINSUMS), TOKEN_RANK),
+    "einsum": Kind(_einsum, "e out=1", lambda d, s: {"e": d.choice(*EINSUMS), "out": d.extent(16, 200)}, TOKEN_RANK),
+    "einsum_self": Kind(_einsum, "e", _one_of(e=SELF_EINSUMS), TOKEN_RANK),
     # quantised values: rounded to steps and scaled back, or products of quantised weights
-    "quantised": Kind(_same, _one_of(bits=(8, 8, 4))),
-    "quantised_channels": Kind(_along, _draw_axis),
-    "int8_linear": Kind(_last, _draw_linear),
-    "int4_linear": Kind(lambda s, v: _last(_even(s, v), v), _draw_linear),
-    "int8_product": Kind(_last, lambda d, s: {"out": 8 * d.extent(8, 64)}, MATRIX_RANK),
+    "quantised": Kind(_same, "bits=8", _one_of(bits=(8, 8, 4))),
+    "quantised_channels": Kind(_along, "axis=-1", _draw_axis),
+    "int8_linear": Kind(_last, "out", _draw_linear),
+    "int4_linear": Kind(lambda s, v: _last(_even(s, v), v), "out", _draw_linear),
+    "int8_product": Kind(_last, "out", lambda d, s: {"out": 8 * d.extent(8, 64)}, MATRIX_RANK),
     # plain programs on matrices and points
-    "stencil5": Kind(_stencil, _one_of(n=(1, 1, 4)), MATRIX_RANK, True),
-    "stencil9": Kind(_stencil, _one_of(n=(1, 1, 3)), MATRIX_RANK),
+    "stencil5": Kind(_stencil, "n=1", _one_of(n=(1, 1, 4)), MATRIX_RANK, True),
+    "stencil9": Kind(_stencil, "n=1", _one_of(n=(1, 1, 3)), MATRIX_RANK),
     "edges": Kind(_stencil, ranks=MATRIX_RANK),
-    "life": Kind(_stencil, _one_of(n=(1, 2)), MATRIX_RANK, "only"),
-    "moving_mean": Kind(_windowed, _draw_count(2, 16), MATRIX_RANK),
-    "moving_max": Kind(_windowed, _draw_count(2, 16), MATRIX_RANK, True),
-    "window_product": Kind(_windowed, _draw_count(2, 32), MATRIX_RANK),
+    "life": Kind(_stencil, "n=1", _one_of(n=(1, 2)), MATRIX_RANK, "only"),
+    "moving_mean": Kind(_windowed, "n axis=-1", _draw_count(2, 16), MATRIX_RANK),
+    "moving_max": Kind(_windowed, "n axis=-1", _draw_count(2, 16), MATRIX_RANK, True),
+    "window_product": Kind(_windowed, "n axis=-1", _draw_count(2, 32), MATRIX_RANK),
     "n_body": Kind(_points, ranks=MATRIX_RANK),
     "distances": Kind(_pairs, ranks=MATRIX_RANK),
     "gram": Kind(lambda s, v: (s[0], s[0]), ranks=MATRIX_RANK),
-    "nearest": Kind(_nearest, _one_of(n=(4, 16, 60)), MATRIX_RANK),
-    "histogram": Kind(lambda s, v: (number(v, "n"),), _one_of(n=(16, 100, 256)), range(1, 3)),
-    "bin_counts": Kind(lambda s, v: (number(v, "n"),), _one_of(n=(100, 256)), range(1, 3), "only"),
-    "polynomial": Kind(_same, _one_of(n=(3, 8, 20))),
-    "logistic": Kind(_same, _one_of(n=(4, 12))),
+    "nearest": Kind(_nearest, "n", _one_of(n=(4, 16, 60)), MATRIX_RANK),
+    "histogram": Kind(lambda s, v: (number(v, "n"),), "n", _one_of(n=(16, 100, 256)), range(1, 3)),
+    "bin_counts": Kind(lambda s, v: (number(v, "n"),), "n", _one_of(n=(100, 256)), range(1, 3), "only"),
+    "polynomial": Kind(_same, "n", _one_of(n=(3, 8, 20))),
+    "logistic": Kind(_same, "n", _one_of(n=(4, 12))),
     "black_scholes": Kind(_same),
 }

@@ -36,6 +36,14 @@ def test_a_text_is_read_back() -> None:
     ("image float32 1x8x9x9: residual {conv out=9 k=3}", "the body of residual returns float32 1x9x9x9"),
     ("image int32 1x8: gelu", "gelu does not take int32"), ("image float32 8: softmax axis=1", "there is no axis 1"),
     ("image float32 8: softmax axis=x", "axis=x is no integer"), ("image float32 8: residual", "residual has a body"),
+    ("image float32 8: softmax axis=-2", "there is no axis -2"), ("image float32 1x8x9x9: conv out=0 k=3", "out=0 is no integer from 1 on"),
+    ("image float32 1x8x9x9: conv out=8 k=3 stride=2", "conv has no parameter stride; conv has out, k, s=1, d=1, g=1"),
+    ("image float32 1x8x9x9: relu k=3", "relu has no parameter k; relu has no parameters"),
+    ("tokens float32 1x8x9: lstm layers=2", "lstm needs out; lstm has out, layers=1, both=0"),
+    ("tokens float32 1x8x9: linear out=3 out=4", "linear gives a parameter twice"),
+    ("picture float32 1x8x9x9: relu", "there is no family 'picture'; the families are image, signal"),
+    ("image float32 1x8: relu", "an input of the family image has 4 axes, not those of float32 1x8"),
+    ("program float32 8x8x8: relu", "an input of the family program has 1 or 2 axes"),
 ])
 def test_a_text_that_is_no_block_says_why(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("{", r"\{").replace("}", r"\}")):
