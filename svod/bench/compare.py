@@ -55,16 +55,15 @@ class Comparison:
         return any(c.verdict in ("slower", "broken") for c in self.changes)
 
 
-def check_comparable(before: Run, after: Run) -> None:
-    """Raise FormatError, naming the differences, if times of the two runs cannot be compared."""
+def check_comparable(before: Run, after: Run, remedy: str = "measure both on one machine") -> None:
+    """Raise FormatError, naming the differences and a remedy, if times of the two runs cannot be compared."""
     facts = [("target", before.machine.target, after.machine.target), ("processor", before.machine.cpu, after.machine.cpu),
              ("threads", before.machine.threads, after.machine.threads),
              ("protocol of measuring", before.versions.get("protocol"), after.versions.get("protocol")),
              ("seed of the operands", before.settings.seed, after.settings.seed)]
     different = [f"{name}: {a} and {b}" for name, a, b in facts if a != b]
     if different:
-        raise FormatError(f"the runs cannot be compared, they differ in {'; '.join(different)}; measure both on one machine, or add "
-                          "--force to compare them anyway")
+        raise FormatError(f"the runs cannot be compared, they differ in {'; '.join(different)}; {remedy}")
 
 
 def compare_runs(before: Run, after: Run) -> Comparison:

@@ -75,6 +75,10 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     (["measure"], ["No such command"]),
     (["run", "--suite", "core", "--count", "3"], ["--count 3 applies to the suites random and blocks"]),
     (["run", "--suite", "core", "--limit", "1.2"], ["--limit applies to the suite blocks"]),
+    *((["run", "--suite", "blocks", "--limit", limit], [f"{limit!r} is not usable; accepted: a number of times ≥ 1"])
+      for limit in ("nan", "inf", "0.5", "-1", "much")),
+    *((["run", "--suite", suite, "--peers", peers], ["the suite blocks is compared with torch; add it to --peers"])
+      for suite, peers in (("blocks", "none"), ("core,blocks", "numpy,jax"))),
     (["run", "--suite", "blocks", "--kernels", "image float32 8: nonsuch"], ["there is no layer 'nonsuch'"]),
     (["run", "--kernels", "gemm_256", "--dump-after", "nonsuch"], ["there is no pass 'nonsuch'", "rangeify"]),
     (["report", "--db", "typo.db"], ["there is no database at", "typo.db"]),
@@ -89,6 +93,17 @@ def test_results_of_another_version(call: Call, tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text(json.dumps(data | {"version": 0}))
     result = call("compare", "old.json", str(DATA / "run.json"))
     assert result.exit_code == 2 and "version 0" in result.stderr and "measure again" in result.stderr
+
+
+def test_a_resumed_run_has_the_seed_of_its_file(call: Call, tmp_path: Path) -> None:
+    data = json.loads((DATA / "run.json").read_text())
+    data["settings"]["seed"] = 7
+    (tmp_path / "run.json").write_text(json.dumps(data))
+    resumed = ("run", "--suite", "blocks", "--count", "1", "--resume", "--json", "run.json")
+    assert "block_image_7_0" in call(*resumed, "--list").stdout and "block_image_8_0" in call(*resumed, "--list", "--seed", "8").stdout
+    other = call(*resumed, "--seed", "8")
+    said = "seed of the operands: 7 and 8; name another file with --json for a run of its own"
+    assert other.exit_code == 2 and other.stderr.endswith(said) and "--force" not in other.stderr
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -187,8 +202,9 @@ def test_blocks_are_found_and_made_smaller(call: Call, tmp_path: Path, monkeypat
     """Every block is slower than almost nothing."""
     pytest.importorskip("torch")
     monkeypatch.setattr("svod.bench.blocks.findings.LEAST_EXCESS_SECONDS", -1.0)
+    monkeypatch.setattr("svod.bench.blocks.families.SLOWNESS_LIMIT", 1e-9)
     block = "tokens float32 1x1x2: linear out=2; relu"
-    result = call("run", "--suite", "blocks", "--kernels", block, "--limit", "1e-9", "--seed", "5", "--json", "run.json")
+    result = call("run", "--suite", "blocks", "--kernels", block, "--seed", "5", "--json", "run.json")
     found = read_run(tmp_path / "run.json")
     finding = found.findings[0]
     assert result.exit_code == 0 and finding.kind == "slow" and finding.found.block == block and finding.found.kernels[0].nest

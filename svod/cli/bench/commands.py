@@ -109,7 +109,7 @@ class _RunCommand(click.Command):
 @click.option("--seed", type=CountType(min=0),
               help="Seed of the operands and of the suites random and blocks; default: 0, and with these suites a number drawn now.")
 @click.option("--count", type=CountType(min=1), metavar="N", help="How many cases the suites random and blocks have; default: 20 and 100.")
-@click.option("--limit", type=click.FloatRange(min=0.0, min_open=True), metavar="FACTOR",
+@click.option("--limit", type=Number("times", min=1.0), metavar="FACTOR",
               help="Of the suite blocks: report what takes more than FACTOR times as long as eager; default: 1.1.")
 @click.option("--dump-after", metavar="PASSES", help="Print each plan of svod after these passes, like SVOD_DUMP_AFTER.")
 @click.option("--list", "only_list", is_flag=True, help="Only show the kernels of the suite.")
@@ -122,6 +122,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     from svod.bench.blocks.families import BLOCK_SUITE
     from svod.bench.peers import parse_peers
     from svod.bench.results import FORMAT, RunSettings
+    from svod.bench.suites.cases import REFERENCE
     from svod.bench.suites.suites import parse_suites
     from svod.compile.plan.dump import passes_of
     from svod.system.tables import print_table
@@ -130,8 +131,13 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     mode, width = _mode(beam, only_heuristic, db_only, fresh)
     check_database(db if mode == "beam" else None)
     prepare = config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device)
+    before = _begun(json_path) if resume else None
+    if seed is None and before is not None:
+        seed = before.settings.seed
     cases, seed, count = _selected(suite, kernels, seed, count, limit, prepare)
     names = parse_peers(peers)
+    if BLOCK_SUITE in parse_suites(suite) and REFERENCE[BLOCK_SUITE] not in names:
+        raise click.UsageError(f"the suite {BLOCK_SUITE} is compared with {REFERENCE[BLOCK_SUITE]}; add it to --peers")
     if only_list:
         print_table(("kernel", "what", "group", "dtype", "operands"), [(c.name, c.title, c.group, c.dtype, c.shapes) for c in cases],
                     fold=frozenset({"operands"}))
@@ -144,7 +150,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     passes_of(prepare)
     settings = RunSettings(shlex.join(["svod-bench", *arguments()]), suite, kernels, mode, width, fresh, seed,
                            datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count)
-    known = _known(json_path, settings, _target(prepare)) if resume else []
+    known = [] if before is None else _known(before, settings, _target(prepare))
     result = _run_cases(cases, names, settings, prepare, db, json_path, budget, known)
     sys.exit(_conclude(result, len({c.name for c in cases} | {k.name for k in known}), json_path))
 
@@ -200,22 +206,25 @@ def _installed(cases: Sequence[Case]) -> list[Case]:
     return found
 
 
-def _known(path: Path | None, settings: RunSettings, target: Target) -> list[CaseResult]:
-    """The results in the file that --resume continues. Raises FormatError if they are of another machine or seed, click.UsageError without
-    a file."""
-    from svod.bench.compare import check_comparable
-    from svod.bench.load import MachineLoad
-    from svod.bench.machine import machine_of, versions
-    from svod.bench.results import Run, read_run
-    from svod.bench.runner import load_of
+def _begun(path: Path | None) -> Run | None:
+    """The run in the file that --resume continues, or None before there is one. Raises click.UsageError without a file."""
+    from svod.bench.results import read_run
 
     if path is None:
         raise click.UsageError("--resume goes on with the file of --json; give one")
-    if not path.exists():
-        return []
-    before = read_run(path)
+    return read_run(path) if path.exists() else None
+
+
+def _known(before: Run, settings: RunSettings, target: Target) -> list[CaseResult]:
+    """The results of the run that --resume continues. Raises FormatError if they are of another machine or seed."""
+    from svod.bench.compare import check_comparable
+    from svod.bench.load import MachineLoad
+    from svod.bench.machine import machine_of, versions
+    from svod.bench.results import Run
+    from svod.bench.runner import load_of
+
     now = Run(settings, machine_of(target), versions(target.device), load_of(MachineLoad()), None, (), (), ())
-    check_comparable(before, now)
+    check_comparable(before, now, "name another file with --json for a run of its own")
     return list(before.cases)
 
 
@@ -334,7 +343,7 @@ def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
 
     a, b = read_run(before), read_run(after)
     if not force:
-        check_comparable(a, b)
+        check_comparable(a, b, "measure both on one machine, or add --force to compare them anyway")
     for path, r in ((before, a), (after, b)):
         if r.load.busy is not None:
             _say(f"{path}: {r.load.busy} during the run")
