@@ -5,7 +5,7 @@
 
 `svod-tune -o model.lock.jsonl` writes a lock file; SVOD_LOCK and `PrepareConfig(lock=…)` name the file to use. A file may have lines of
 several targets. It is data, never executed: a malformed line is skipped with a warning, and so is a whole file that is missing or not a
-lock file. A chain is replayed by `apply_opt`, which gives correct code or an error.
+lock file; `svod-db bake` refuses them. A chain is replayed by `apply_opt`, which gives correct code or an error.
 """
 from __future__ import annotations
 
@@ -80,29 +80,40 @@ def check_replaceable(path: Path) -> None:
 
 def locked_lines(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Locked]:
     """The lines of a lock file by (kernel, target). Raises nothing: a file or line that cannot be used is reported once, as a warning."""
+    lines, problem = _lines_and_problem(path)
+    if problem:
+        config.log_once(log, logging.WARNING, f"{problem}; what can be read of it is used" if lines else problem)
+    return lines
+
+
+def check_whole(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError for a lock file that cannot be used, or of which a line cannot be."""
+    _, problem = _lines_and_problem(path)
+    if problem:
+        raise ConfigError(problem)
+
+
+def _lines_and_problem(path: str | os.PathLike[str]) -> tuple[Mapping[tuple[str, str], Locked], str]:
+    """The lines of a lock file that can be used, by (kernel, target), and in words what is wrong with the file, or ""."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no file")       # reading a pipe might never end
         return _read(os.fspath(path), status.st_mtime_ns, status.st_size)
     except (OSError, ValueError) as e:      # ValueError: a null character in the path
-        config.log_once(log, logging.WARNING, f"the lock file {path} cannot be read and is not used: {e}")
-        return {}
+        return {}, f"the lock file {path} cannot be read and is not used: {e}"
 
 
 @lru_cache(maxsize=8)
-def _read(path: str, changed: int, size: int) -> Mapping[tuple[str, str], Locked]:
-    """Parse a lock file; cached by path, modification time (`changed`, ns) and size. Raises OSError."""
+def _read(path: str, changed: int, size: int) -> tuple[Mapping[tuple[str, str], Locked], str]:
+    """Parse a lock file, as `_lines_and_problem` returns it; cached by path, modification time (`changed`, ns) and size. Raises OSError."""
     if size > MOST_LOCK_BYTES:
-        config.log_once(log, logging.WARNING,
-                        f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_LOCK_BYTES >> 20} are read")
-        return {}
+        return {}, f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_LOCK_BYTES >> 20} are read"
     header, *rest = Path(path).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     try:
         _check_header(header)
     except ValueError as e:
-        config.log_once(log, logging.WARNING, f"the lock file {path} is not used: {e}")
-        return {}
+        return {}, f"the lock file {path} is not used: {e}"
     lines: dict[tuple[str, str], Locked] = {}
     problems: list[str] = []
     for number, text in enumerate(rest, 2):
@@ -112,10 +123,8 @@ def _read(path: str, changed: int, size: int) -> Mapping[tuple[str, str], Locked
                 lines[line.kernel, line.target] = line
         except (ValueError, RecursionError, SvodError) as e:
             problems.append(f"line {number}: {e!s:.200}")
-    if problems:
-        more = f", and {len(problems) - 1} lines more" if len(problems) > 1 else ""
-        config.log_once(log, logging.WARNING, f"the lock file {path}: {problems[0]}{more}; what can be read of it is used")
-    return lines
+    more = f", and {len(problems) - 1} lines more" if len(problems) > 1 else ""
+    return lines, f"the lock file {path}: {problems[0]}{more}" if problems else ""
 
 
 def _parsed(data: Any) -> Locked:

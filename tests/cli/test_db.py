@@ -23,6 +23,7 @@ from svod.cli.db.commands import cli
 from svod.compile.cpu.host import host_target
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
+from svod.config import PrepareConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -33,6 +34,7 @@ from svod.system.quantities import seconds
 from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, layers
 from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
+from svod.tune.resolved import resolve
 from tests.patience import NEVER, wait_until
 from tests.plans import canonical
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
@@ -314,6 +316,8 @@ def test_baked_objects_are_used_by_another_user_from_a_read_only_copy(tmp_path: 
     done = CliRunner().invoke(cli, ["--db", ":none:", "bake", str(script), "-o", str(objects), "--", "it broke"])
     assert done.exit_code == 1 and "it ended with status 1" in done.output and not isinstance(done.exception, DatabaseError)
     assert f"for {host_target().key}, " in done.output and done.output.count("fits here") == 2
+    made = len(list(objects.rglob("*.obj")))
+    assert f"{script}: {made} objects made, 0 of the objects that it uses were there already" in done.output
     shutil.copytree(objects, copy)
     for place in (*copy.rglob("*"), copy):
         place.chmod(0o555 if place.is_dir() else 0o444)
@@ -325,6 +329,55 @@ def test_baked_objects_are_used_by_another_user_from_a_read_only_copy(tmp_path: 
     listed = json.loads(CliRunner().invoke(cli, ["list", "--objects", "--json", str(copy)]).output)
     assert {r["target"] for r in listed} == {host_target().key, host_target().key.rpartition("/")[0]}
     assert sum(r["objects"] for r in listed) == len(there) and not any(r["unfit"] for r in listed)
+
+
+def test_a_bake_counts_its_own_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of other programs in the directory are no objects of this one, whether they were there before or not."""
+    (tmp_path / "model.py").write_text(BAKED_MODEL)
+    (tmp_path / "none.py").write_text("import svod")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    bake = ["--db", ":none:", "bake", "-o", "objects"]
+    assert "0 of the objects that it uses were there already" in CliRunner().invoke(cli, [*bake, "model.py"]).output
+    made = len(list(tmp_path.glob("objects/??/*.obj")))
+    (tmp_path / "objects" / "ab").mkdir(exist_ok=True)
+    (tmp_path / "objects" / "ab" / "another.obj").touch()
+    again = CliRunner().invoke(cli, [*bake, "-m", "model"])
+    assert again.exit_code == 0 and f"model: 0 objects made, {made} of the objects that it uses were there already" in again.output
+    none = CliRunner().invoke(cli, [*bake, "none.py"])
+    assert isinstance(none.exception, DatabaseError) and str(none.exception) == "none.py compiled no kernel"
+
+
+@pytest.mark.parametrize("content", [None, "", "nonsense", '{"format": "svod-lock", "version": 1}\n{"kernel": 3}\n'])
+def test_a_bake_with_a_lock_file_that_cannot_be_used_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
+    script, lock = tmp_path / "model.py", tmp_path / "model.lock.jsonl"
+    script.write_text("")
+    if content is not None:
+        lock.write_text(content)
+    bake = ["bake", str(script), "-o", str(tmp_path / "objects")]
+    with pytest.raises(ConfigError, match=f"the lock file {lock}"):
+        CliRunner().invoke(cli, [*bake, "--lock", str(lock)], catch_exceptions=False)
+    monkeypatch.setenv("SVOD_LOCK", str(lock))
+    with pytest.raises(ConfigError, match=f"the lock file {lock}"):
+        CliRunner().invoke(cli, bake, catch_exceptions=False)
+    assert not (tmp_path / "objects").exists()
+
+
+def test_objects_that_are_not_loaded_here_are_listed_with_the_reason(tmp_path: Path) -> None:
+    here = resolve(PrepareConfig.from_env(db=":none:")).compiler.build
+    for name in "ab":
+        assert ObjectCache(tmp_path / "objects").put(ObjectKey(name, "", here), CachedObject(ProgramSpec("", (), (), (), ()), b"code"))
+    (tmp_path / "empty").mkdir()
+    listed = ["list", "--objects", str(tmp_path / "objects"), str(tmp_path / "empty")]
+    done = CliRunner().invoke(cli, listed)
+    assert "2 objects, " in done.output and ": fits here" in done.output and f"{tmp_path / 'empty'} has no objects; " in done.output
+    damaged = next(tmp_path.glob("objects/??/*.obj"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    done = CliRunner().invoke(cli, listed)
+    assert ": 1 object, " in done.output and f"{tmp_path / 'objects'}: 1 of 2 objects is damaged and not used" in done.output
+    (tmp_path / "objects").chmod(0o777)
+    done = CliRunner().invoke(cli, listed)
+    assert f"does not fit here: not loaded, as {tmp_path / 'objects'} may be written by everybody" in done.output
 
 
 def test_objects_for_other_machines_are_listed_with_their_differences(tmp_path: Path) -> None:
@@ -390,7 +443,13 @@ def test_export_import_merge_retract_gc(path: Path, tmp_path: Path) -> None:
     (["why", "nothing.py"], "does not exist"),
     (["bake", "nothing.py", "-o", "objects"], "does not exist"),
     (["bake", "README.md", "-o", "/proc/nothing"], "objects cannot be kept in /proc/nothing"),
-    (["list", "--objects", "/nowhere"], "there is no directory /nowhere"),
+    (["bake", "-o", "objects"], "no script was given; give SCRIPT or -m MODULE"),
+    (["bake", "docs", "-o", "objects"], "docs is a directory without a __main__.py"),
+    (["bake", "-m", "no.such.module", "-o", "objects"], "there is no module 'no'"),
+    *(([command, "README.md", "--dim", "n=2", *out], "--dim: only for ONNX files")
+      for command, out in (("bake", ["-o", "objects"]), ("why", []))),
+    *((["list", "--objects", directory], f"there are no objects in {ROOT / directory}: {why}")
+      for directory, why in (("/nowhere", "No such file or directory"), ("README.md", "Not a directory"))),
     (["export", "-o", "/proc/nothing/x.jsonl"], "/proc/nothing"),
 ])
 def test_bad_input_is_one_line_and_status_2(path: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch,

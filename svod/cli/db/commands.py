@@ -18,9 +18,10 @@ from click.shell_completion import CompletionItem
 from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.db.objects import bake as bake_objects
-from svod.cli.db.objects import described_objects, object_rows
+from svod.cli.db.objects import described_objects, object_rows, problems_of
 from svod.cli.db.scripts import CapturedKernel, captured_kernels
 from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
+from svod.cli.tune.command import check_program, options_of
 from svod.cli.tune.command import cli as svod_tune
 from svod.cli.tune.options import TuneOptions
 from svod.compile.backend import backend_named, target_with
@@ -50,6 +51,7 @@ from svod.tune.db import (
 )
 from svod.tune.db.transfer import EXPORT_FORMAT
 from svod.tune.db.why import describe_searches, explain
+from svod.tune.lock import check_whole
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
 # the options of svod-tune that say how a program is run, by parameter
@@ -217,16 +219,14 @@ def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | N
 
 
 def _list_objects(directories: Sequence[Path], as_json: bool) -> None:
-    for directory in directories:
-        if not directory.is_dir():
-            raise DatabaseError(f"there is no directory {directory}")
     rows = object_rows(directories)
+    problems = problems_of(directories, rows)
     if as_json:
         _print_json([r._asdict() for r in rows])
     elif rows:
         _say("\n".join(described_objects(rows)))
-    else:
-        _say(f"no objects in {', '.join(map(str, directories)) or config.NONE}; svod-db bake -o DIRECTORY SCRIPT makes some", err=True)
+    for problem in problems if directories else [f"SVOD_OBJECT_CACHE is {config.NONE}; name a directory"]:
+        _say(problem, err=True)
 
 
 def _say_empty(db: TuningDB, has_kernels: bool) -> None:
@@ -320,13 +320,15 @@ def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
         return [f"loops     cannot be shown by this svod: {e}"]
 
 
-def _runs_programs(command: click.Command) -> click.Command:
-    """Give a command the options of svod-tune that say how a script or an ONNX file is run."""
-    command.params += [p for p in svod_tune.params if p.name in OF_PROGRAMS]
-    return command
+def _runs_programs(*others: str) -> Callable[[click.Command], click.Command]:
+    """Give a command the parameters of svod-tune that say how a script or an ONNX file is run, and `others` of its parameters."""
+    def extended(command: click.Command) -> click.Command:
+        command.params += [p for p in svod_tune.params if p.name in (*OF_PROGRAMS, *others)]
+        return command
+    return extended
 
 
-@_runs_programs
+@_runs_programs()
 @cli.command()
 @click.argument("what", metavar="SCRIPT|KERNEL")
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
@@ -338,7 +340,9 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
     db = _open(context)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
-        wanted, failure = captured_kernels(TuneOptions(what, args, **program))
+        options = TuneOptions(what, args, **program)
+        check_program(options)
+        wanted, failure = captured_kernels(options)
         if failure:
             _say(f"{what}: {failure}; these are the kernels up to there", err=True)
     elif args or any(program.values()):
@@ -355,27 +359,30 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
     _report(db.skipped)
 
 
-@_runs_programs
+@_runs_programs("script", "args", "module")
 @cli.command()
-@click.argument("script", metavar="SCRIPT")
-@click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("-o", "--output", metavar="DIRECTORY", type=click.Path(file_okay=False, path_type=Path), required=True,
               help="Where the objects are kept; those that it has stay.")
-@click.option("--lock", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A lock file of svod-tune -o instead of SVOD_LOCK.")
+@click.option("--lock", metavar="FILE", type=click.Path(path_type=Path), help="A lock file of svod-tune -o instead of SVOD_LOCK.")
 @click.pass_context
-def bake(context: click.Context, /, script: str, args: tuple[str, ...], output: Path, lock: Path | None, **program: Any) -> None:
+def bake(context: click.Context, /, output: Path, lock: Path | None, **given: Any) -> None:
     """Fill a directory with the compiled kernels of SCRIPT, which may be an ONNX or a .pt2 file, to be shipped with it: run it once, with
     the chains that it has with today's lock file and database, and keep the objects in DIRECTORY.
 
     SVOD_OBJECT_CACHE names the directory where the program is used. The exit status is 1 where the script failed."""
     if context.obj is not None:
         _open(context, missing=False)
+    options = options_of(**given)
+    check_program(options)
+    used = lock or config.PrepareConfig.env_value("lock")
+    if used:
+        check_whole(used)
     variables = {name: str(value) for name, value in (("SVOD_LOCK", lock and lock.absolute()), ("SVOD_TUNE_DB", context.obj)) if value}
-    failure = bake_objects(TuneOptions(script, args, **program), output, **variables)
+    baked = bake_objects(options, output, **variables)
     _say("\n".join(described_objects(object_rows([output.absolute()]))))
-    if failure:
-        _say(f"{script}: {failure}; these are the objects up to there", err=True)
+    _say(f"{options.subject}: {count(baked.made, 'object')} made, {baked.known} of the objects that it uses were there already")
+    if baked.failure:
+        _say(f"{options.subject}: {baked.failure}; these are the objects up to there", err=True)
         sys.exit(EXIT_SKIPPED)
 
 

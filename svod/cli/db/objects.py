@@ -1,13 +1,15 @@
 """Compiled objects that are shipped with a model: `svod-db bake` and `svod-db list --objects`."""
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from svod.cli.db.scripts import run_script
 from svod.cli.tune.options import TuneOptions
-from svod.compile.plan.object_cache import BAKED, stored_builds
+from svod.compile.plan.object_cache import BAKED, object_files, stored_builds
 from svod.config import NONE, PrepareConfig
 from svod.core.machine.target import threads_of
 from svod.errors import DatabaseError
@@ -20,7 +22,8 @@ MARK = "Compiled objects that svod-db bake has made. svod-db list --objects with
 
 
 class ObjectRow(NamedTuple):
-    """The objects of one build in a directory. `unfit`: the differences from this machine and svod, () where the objects fit."""
+    """The objects of one build in a directory. `unfit`: why they are not used here, such as differences from this machine and svod; ()
+    where they fit."""
 
     directory: str
     target: str
@@ -33,9 +36,27 @@ class ObjectRow(NamedTuple):
 def object_rows(directories: Sequence[Path]) -> list[ObjectRow]:
     """A row for each build with objects in the directories, those that fit this process first."""
     here = resolve(PrepareConfig.from_env(db=NONE, beam=None)).compiler.build
-    rows = [ObjectRow(str(d), build.target, build.compiler, *stored, tuple(build.differences(here)))
+    rows = [ObjectRow(str(d), build.target, build.compiler, stored.objects, stored.bytes,
+                      (*build.differences(here), *([f"not loaded, as {stored.writers}"] if stored.writers else [])))
             for d in directories for build, stored in stored_builds(d).items()]
     return sorted(rows, key=lambda r: (r.directory, len(r.unfit), r.target))
+
+
+def problems_of(directories: Sequence[Path], rows: Sequence[ObjectRow]) -> list[str]:
+    """A line for each directory that has no objects, or damaged ones. Raises DatabaseError for one that cannot be read."""
+    problems = []
+    for directory in directories:
+        try:
+            os.listdir(directory)
+        except OSError as e:
+            raise DatabaseError(f"there are no objects in {directory}: {e.strerror}") from e
+        files = len(object_files(directory))
+        damaged = files - sum(r.objects for r in rows if r.directory == str(directory))
+        if damaged:
+            problems.append(f"{directory}: {damaged} of {count(files, 'object')} {'are' if damaged != 1 else 'is'} damaged and not used")
+        elif not files:
+            problems.append(f"{directory} has no objects; svod-db bake -o {shlex.quote(str(directory))} SCRIPT makes some")
+    return problems
 
 
 def described_objects(rows: Sequence[ObjectRow]) -> list[str]:
@@ -44,14 +65,30 @@ def described_objects(rows: Sequence[ObjectRow]) -> list[str]:
             + f", {r.compiler}: {'does not fit here: ' + '; '.join(r.unfit) if r.unfit else 'fits here'}" for r in rows]
 
 
-def bake(options: TuneOptions, directory: Path, **variables: str) -> str:
-    """Run a program with `directory` as its object cache, and mark it. Returns the program's failure in words, or "". Raises DatabaseError
-    where the directory cannot be filled, or was not."""
+class Baked(NamedTuple):
+    """The objects that a program has used, and its failure in words, or ""."""
+
+    made: int
+    known: int      # objects that were there before
+    failure: str
+
+
+def bake(options: TuneOptions, directory: Path, **variables: str) -> Baked:
+    """Run a program with `directory` as its object cache, and mark it. Raises DatabaseError where the directory cannot be filled, or the
+    program has used none of it."""
     directory = directory.absolute()
     if not is_writable(directory):
         raise DatabaseError(f"objects cannot be kept in {directory}: name a directory that can be written")
+    before = _last_uses(directory)
     failure = run_script(options, ["bake", "-o", str(directory)], shown=True, SVOD_OBJECT_CACHE=str(directory), **variables)
-    if not stored_builds(directory):
+    used = [path for path, last in _last_uses(directory).items() if before.get(path) != last]
+    if not used:
         raise DatabaseError(f"{options.subject} compiled no kernel" + (f"; {failure}" if failure else ""))
     write_text(directory / BAKED, MARK)
-    return failure
+    known = sum(path in before for path in used)
+    return Baked(len(used) - known, known, failure)
+
+
+def _last_uses(directory: Path) -> dict[Path, int]:
+    """The times at which objects were last written or read, in ns."""
+    return {path: path.stat().st_mtime_ns for path in object_files(directory)}

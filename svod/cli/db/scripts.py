@@ -30,10 +30,7 @@ class CapturedKernel(NamedTuple):
 
 def run_script(options: TuneOptions, command: Sequence[str], *, shown: bool = False, **variables: str) -> str:
     """Run a program to its end, with changes to its environment. Returns its failure in words, or "". `command`: the command of svod-db,
-    with its options, that messages about missing sizes of an ONNX file repeat. `shown`: whether the user sees its output. Raises
-    DatabaseError where there is no such file."""
-    if options.script is not None and not Path(options.script).exists():
-        raise DatabaseError(f"{options.script} does not exist")
+    with its options, that messages about missing sizes of an ONNX file repeat. `shown`: whether the user sees its output."""
     asked = [f"--command={program('svod-db')} {shlex.join([*command, options.subject])}"] if options.is_onnx else []
     try:
         done = subprocess.run([python(), *options.launched, *asked], env=config.child_environment(**variables), stdin=subprocess.DEVNULL,

@@ -70,7 +70,7 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 @click.option("--optuna-storage", metavar="URL", help="Also write the studies of --strategy optuna here, for optuna-dashboard; for example "
               "sqlite:///studies.db.")
 @click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Of an ONNX file: the size of a free dimension, or a range, as in "
-              "sequence=1..512, for which one plan serves.")
+              "sequence=1..512, for which one plan serves. A free first axis that is called batch, or has no name, is 1 without it.")
 @click.option("--shape", multiple=True, metavar="INPUT=1x3x224x224", help="Of an ONNX file: the shape of an input.")
 @click.option("--inputs", metavar="FILE.npz", type=click.Path(exists=True, dir_okay=False),
               help="Of an ONNX file: its inputs, by their names.")
@@ -98,14 +98,8 @@ def cli(beam: int | None, **given: Any) -> NoReturn:
     Options may stand before and after SCRIPT; everything after -- is the script's own."""
     if beam is None:
         beam = config.BeamConfig.env_value("width") or DEFAULT_BEAM
-    if given["module"] is not None and given["script"] is not None:     # then `script` is the first argument of the module
-        given["script"], given["args"] = None, (given["script"], *given["args"])
-    options = TuneOptions(beam=beam, **given)
+    options = options_of(beam=beam, **given)
     check(options)
-    if not options.is_onnx and options.of_onnx:
-        raise click.UsageError(f"{', '.join(options.of_onnx)}: only for ONNX files, as in svod-tune model.onnx --dim batch=1")
-    if options.is_onnx and options.torch:
-        raise click.UsageError("--torch: only for scripts, which may import PyTorch; an ONNX file does not")
     logging.getLogger("svod").addHandler(_log_handler(options.verbose))
     say(first_line(options))
     from svod.cli.tune.run import tune
@@ -119,11 +113,15 @@ def first_line(options: TuneOptions) -> str:
     return f"svod-tune: running {options.subject} to capture its kernels (Ctrl-C ends the script and tunes what it has prepared)"
 
 
-def check(options: TuneOptions) -> None:
-    """Raise click.UsageError for options that exclude each other, and another error for options that cannot be used."""
-    if options.beam < 1:
-        raise click.BadParameter(f"{options.beam}: a beam of at least 1 is needed to search; to see what would be tuned use --dry-run",
-                                 param_hint="--beam")
+def options_of(**given: Any) -> TuneOptions:
+    """The options that click's parameters give. The first argument behind a module is the module's own."""
+    if given["module"] is not None and given["script"] is not None:
+        given["script"], given["args"] = None, (given["script"], *given["args"])
+    return TuneOptions(**given)
+
+
+def check_program(options: TuneOptions) -> None:
+    """Raise click.UsageError unless there is one program or capture, which the options fit."""
     if options.source is not None:
         if options.program:
             raise click.UsageError(f"both a program ({options.script or options.module}) and a capture (--from {options.source}) were "
@@ -134,9 +132,21 @@ def check(options: TuneOptions) -> None:
     elif options.module is not None:
         _check_module(options.module)
     elif options.script is None:
-        raise click.UsageError("no script was given; use svod-tune SCRIPT, svod-tune -m MODULE, or svod-tune --from FILE for a capture")
+        raise click.UsageError("no script was given; give SCRIPT or -m MODULE; svod-tune also takes a capture, as --from FILE")
     else:
         _check_script(options.script, options.is_onnx)
+    if not options.is_onnx and options.of_onnx:
+        raise click.UsageError(f"{', '.join(options.of_onnx)}: only for ONNX files, as in model.onnx --dim sequence=128")
+    if options.is_onnx and options.torch:
+        raise click.UsageError("--torch: only for scripts, which may import PyTorch; an ONNX file does not")
+
+
+def check(options: TuneOptions) -> None:
+    """Raise click.UsageError for options that exclude each other, and another error for options that cannot be used."""
+    if options.beam < 1:
+        raise click.BadParameter(f"{options.beam}: a beam of at least 1 is needed to search; to see what would be tuned use --dry-run",
+                                 param_hint="--beam")
+    check_program(options)
     check_output("--json", options.json_path, options.script, options.source, stdout=True, format=REPORT_FORMAT)
     if options.compile_only and options.dry_run:
         raise click.UsageError("--compile-only compiles, and --dry-run only looks; give one")

@@ -152,6 +152,14 @@ def pack(key: ObjectKey, entry: CachedObject) -> bytes:
 
 def unpack(key: ObjectKey, raw: bytes) -> CachedObject:
     """Read the entry from a file's bytes. Raises ValueError if they are damaged, of another format, or of another key."""
+    meta, code = _unpacked(raw)
+    if meta.get("key") != key.name:
+        raise ValueError(f"belongs to the key {meta.get('key')!r}")
+    return CachedObject(spec_from_json(meta["spec"]), code, meta["remarks"])
+
+
+def _unpacked(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """The JSON and the code of an entry. Raises ValueError if they are damaged or of another format."""
     if len(raw) < ENTRY_HEADER.size:
         raise ValueError(f"{len(raw)} bytes are too few for an entry")
     magic, digest, length = ENTRY_HEADER.unpack_from(raw)
@@ -162,32 +170,33 @@ def unpack(key: ObjectKey, raw: bytes) -> CachedObject:
     meta = json.loads(raw[ENTRY_HEADER.size:ENTRY_HEADER.size + length])
     if not isinstance(meta, dict) or not isinstance(meta.get("spec"), dict) or not isinstance(meta.get("remarks"), dict):
         raise ValueError("lacks a description of the program")
-    if meta.get("key") != key.name:
-        raise ValueError(f"belongs to the key {meta.get('key')!r}")
-    return CachedObject(spec_from_json(meta["spec"]), raw[ENTRY_HEADER.size + length:], meta["remarks"])
+    return meta, raw[ENTRY_HEADER.size + length:]
 
 
 class Stored(NamedTuple):
-    """The objects of one build in a directory: their number, and the bytes of their files."""
+    """The objects of one build in a directory: their number, and the bytes of their files. `writers`: who, besides the user and root, may
+    change one of them, so that it is not loaded; "": nobody."""
 
-    objects: int
-    bytes: int
+    objects: int = 0
+    bytes: int = 0
+    writers: str = ""
+
+
+def object_files(directory: Path) -> list[Path]:
+    """The files of a directory's objects."""
+    return sorted(directory.glob("??/*.obj"))
 
 
 def stored_builds(directory: Path) -> dict[Build, Stored]:
-    """Count the objects in a directory by build. The builds are taken from the files' headers, without checking their digests. Files
-    that cannot be read, or that name no build, are left out."""
+    """Count the objects in a directory by build. Files that cannot be read, are damaged or name no build are left out."""
     found: dict[Build, Stored] = {}
-    for path in sorted(directory.glob("??/*.obj")):
+    for path in object_files(directory):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            with open(path, "rb") as file:
-                magic, _, length = ENTRY_HEADER.unpack(file.read(ENTRY_HEADER.size).ljust(ENTRY_HEADER.size))
-                if magic != ENTRY_MAGIC:
-                    continue
-                target, revision, compiler, code = json.loads(file.read(length))["build"]
+            raw = path.read_bytes()
+            target, revision, compiler, code = _unpacked(raw)[0]["build"]
             build = Build(str(target), int(revision), str(compiler), str(code))
-            n, size = found.get(build, (0, 0))
-            found[build] = Stored(n + 1, size + path.stat().st_size)
+            n, size, others = found.get(build, Stored())
+            found[build] = Stored(n + 1, size + len(raw), others or writers(path.resolve()))
     return found
 
 
