@@ -30,9 +30,9 @@ SELF_EINSUMS = ("abc.adc.abd", "abc.abd.acd", "abc.adc.adb", "abc.ade.abe")
 STEPPED = ("quantised", "quantised_channels", "int8_product", "histogram")     # a rounding may change their results by a step
 OPENING = ("bucketize", "nearest", "sort_others")       # discontinuous layers, which only take a block's input
 MASKS = ("none", "causal", "padding", "band", "bias")
-WORDS = ("mode", "mask", "e")       # parameters that are words; others are integers
+WORD_PARAMETERS = ("mode", "mask", "e")       # parameters that are words; others are integers
 MOST_AXES = 5
-LEAST = {"axis": -MOST_AXES, "both": 0, "border": 0}        # the least values of parameters; of others 1
+LEAST_VALUES = {"axis": -MOST_AXES, "both": 0, "border": 0}        # the least values of parameters; of others 1
 
 
 class MisfitError(SvodError):
@@ -74,8 +74,8 @@ def parameters_of(layer: BlockLayer) -> Values:
     parameters, has = {**kind.defaults}, f"{layer.op} has {', '.join(kind.takes.split()) or 'no parameters'}"
     for name, value in layer.values:
         fit(name in parameters, f"{layer.op} has no parameter {name}; {has}")
-        least = LEAST.get(name, 1)
-        fit(name in WORDS or (isinstance(value, int) and value >= least), f"{name}={value} is no integer from {least} on")
+        least = LEAST_VALUES.get(name, 1)
+        fit(name in WORD_PARAMETERS or (isinstance(value, int) and value >= least), f"{name}={value} is no integer from {least} on")
         parameters[name] = value
     missing = [name for name, value in parameters.items() if value is None]
     fit(not missing, f"{layer.op} needs {', '.join(missing)}; {has}")
