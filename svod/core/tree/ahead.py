@@ -2,8 +2,9 @@
 
     Loop r0                             Loop r0, s0 and s1 ahead
       Compute s0                          prologue: Fetch 0
-      Compute s1                  →       body: Wait, Fetch 1, Begin
+      Compute s1                  →       body: Wait, Barrier, Fetch 1, Begin
       Reduction …                         Reduction …
+                                          epilogue: Wait
 
 Such a copy has several buffers: while an iteration reads one of them, copies for later iterations fill the others. There is one barrier per
 iteration: after it the data of this iteration is in place, and no thread reads the buffer that is filled next. Copies for iterations past
@@ -14,7 +15,8 @@ Instructions that read both operands from shared memory run asynchronously. With
 waited for only after the next iteration has issued its own, and copies start one iteration later.
 
 If the target has bulk copies, each copy moves a whole row, provided that all rows of the stage are long enough, lie inside an argument, and
-begin at multiples of 16 bytes on both sides."""
+begin at multiples of 16 bytes on both sides. Shared memory then has a counter per buffer for the rows that have arrived. Threads wait once
+the counters are set up, and before these are released."""
 from __future__ import annotations
 
 from functools import partial
@@ -25,8 +27,10 @@ from svod.core.kernel.layout import is_exact
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import (
     AheadCopy,
+    Barrier,
     Begin,
     Compute,
+    Counters,
     Ends,
     Fetch,
     Loop,
@@ -60,9 +64,12 @@ def _ahead(maker: TreeMaker, node: Loop) -> Loop:
     copies, late = tuple([_copy(maker, node, c) for c in found]), _products_under_way(maker, node, chosen.buffers)
     further = chosen.buffers - 1 - late
     begins = any(c.turns.is_loop or (c.is_async and c.is_guarded) for c in copies)
-    steps: tuple[Step, ...] = (Wait(further - 1), Fetch(further, begins))
-    pipeline = Pipeline(copies, further, late, tuple([Fetch(k, True) for k in range(further)]),
-                        steps if begins else (*steps, Begin()))
+    first: tuple[Step, ...] = tuple([Fetch(k, True) for k in range(further)])
+    steps: tuple[Step, ...] = (Wait(further - 1), Barrier(), Fetch(further, begins))
+    last: tuple[Step, ...] = (Wait(0),)
+    if any(copy.is_bulk for copy in copies):
+        first, last = (Counters(), Barrier(), *first), (*last, Barrier(), Counters(ends=True))
+    pipeline = Pipeline(copies, further, late, first, steps if begins else (*steps, Begin()), last)
     return node._replace(body=node.body._replace(stages=tuple([c for c in node.body.stages if c not in found])), pipeline=pipeline)
 
 

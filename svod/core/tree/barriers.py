@@ -22,6 +22,7 @@ from svod.core.kernel.placement import is_derived
 from svod.core.machine.levels import MemorySpace
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import (
+    Barrier,
     Body,
     Compute,
     Fetch,
@@ -35,7 +36,6 @@ from svod.core.tree.nodes import (
     Split,
     Step,
     Update,
-    Wait,
     with_bodies,
 )
 from svod.core.tree.tails import is_split
@@ -82,10 +82,10 @@ class _Barriers:
         """Record a barrier, at which all threads wait."""
         self.stored, self.read, self.loops = set(), set(), self.here
 
-    def before_storing(self, area: Hashable) -> bool:
-        """Decide whether a store to an area needs a barrier before it; if so, record the barrier."""
+    def before_storing(self, areas: Areas) -> bool:
+        """Decide whether stores to some areas need a barrier before them; if so, record the barrier."""
         since = self.read | self.stored if self.loops == self.here else self.touched
-        waits = self.here not in (self.loops, self.launch) or area in since
+        waits = self.here not in (self.loops, self.launch) or not areas.isdisjoint(since)
         if waits:
             self.barrier()
         return waits
@@ -144,7 +144,7 @@ class _Barriers:
         waits = self.before_reading(self.shared([c.stage for c in before]))
         is_shared = node.nest.space is MemorySpace.SHARED
         if is_shared:
-            waits = self.before_storing(s) or waits
+            waits = self.before_storing({s}) or waits
         body = self.body(body)
         if is_shared:
             self.store(s)
@@ -173,7 +173,7 @@ class _Barriers:
                 through = exchanging_threads(self.target, own, self.threads) != own.reducers
             if through:
                 parts = ("parts", s)
-                waits = self.before_storing(parts)
+                waits = self.before_storing({parts})
                 self.store(parts)
                 self.before_reading({parts})
             self.read |= self.read_by(r.after_reduce)
@@ -195,33 +195,30 @@ class _Barriers:
 
     # -- pipelined loops --------------------------------------------------------------------------------
     def pipelined(self, node: Loop, found: Pipeline) -> tuple[Pipeline, Body]:
-        """Put barriers into a pipelined loop; returns its copies and its body."""
-        if found.is_bulk:
-            self.barrier()
-        copies = tuple([copy._replace(compute=self.first_copy(copy.compute)) for copy in found.copies])
-        self.steps(node, found, found.prologue)
+        """Follow a pipelined loop; returns its steps, with their barriers, and its body."""
+        prologue = self.steps(node, found, found.prologue)
         with self.looped(1):
             self.steps(node, found, found.body)
             body = self.body(node.body)
-            self.steps(node, found, [step for _, step in found.between])
-        if found.is_bulk:
+            self.steps(node, found, found.later)
+        self.steps(node, found, found.epilogue)
+        return found._replace(prologue=prologue), body
+
+    def steps(self, node: Loop, found: Pipeline, steps: Iterable[Step]) -> tuple[Step, ...]:
+        """Follow steps of a pipelined loop; returns them with their barriers."""
+        return tuple([self.step(node, found, step) for step in steps])
+
+    def step(self, node: Loop, found: Pipeline, step: Step) -> Step:
+        """Follow one step. Only the first copies may need a barrier: later ones fill other buffers, or come after barriers of the loop."""
+        if isinstance(step, Barrier):
             self.barrier()
-        return found._replace(copies=copies), body
-
-    def first_copy(self, node: Compute) -> Compute:
-        """Put a barrier, if needed, before the first copy of a stage, which stands before a pipelined loop. Later copies fill other
-        buffers, or stand behind the loop's own barriers."""
-        waits = self.before_storing(node.stage)
-        self.touched.add(node.stage)
-        self.read |= self.read_by(node.nest.r.reads)
-        return node._replace(barrier_to_store=waits)
-
-    def steps(self, node: Loop, found: Pipeline, steps: Iterable[Step]) -> None:
-        """Follow steps of a pipelined loop. A Wait is a barrier itself."""
-        for step in steps:
-            if isinstance(step, Wait):
-                self.barrier()
-            elif isinstance(step, Fetch):
-                self.read = self.read.union(*[self.read_by(copy.compute.nest.r.reads) for copy in found.copies])
-            elif isinstance(step, Load):
-                self.read |= self.read_by(node.frame.r.reads)
+        elif isinstance(step, Fetch):
+            copies = [copy.compute for copy in found.copies]
+            if not step.ahead:
+                areas: Areas = {c.stage for c in copies}
+                step = step._replace(barrier=self.before_storing(areas))
+                self.touched |= areas
+            self.read = self.read.union(*[self.read_by(c.nest.r.reads) for c in copies])
+        elif isinstance(step, Load):
+            self.read |= self.read_by(node.frame.r.reads)
+        return step

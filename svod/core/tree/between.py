@@ -1,7 +1,7 @@
 """Between: asynchronous copies begin between the products of an iteration.
 
     Loop r0                                    Loop r0
-      body: Wait, Fetch 1, Begin         →       body: Wait, Fetch 1
+      body: Wait, Barrier, Fetch 1, Begin   →    body: Wait, Barrier, Fetch 1
       Accumulate, 16 products                    between: Begin 1 of 2 after 5 products, Begin 2 of 2 after 8
                                                  Accumulate, 16 products
 

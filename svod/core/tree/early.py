@@ -1,9 +1,9 @@
 """Early: the first operands of the next iteration are loaded before the last products of this one.
 
     Loop r0                              Loop r0
-      prologue: Fetch 0                    prologue: Fetch 0, Wait, Load of products 0…4
-      body: Wait, Fetch 1            →     body: Fetch 1
-      Accumulate, 16 products              between: after 12: Load of products 12…16, Wait, Load of products 0…4 of 1 further
+      prologue: Fetch 0                    prologue: Fetch 0, Wait, Barrier, Load of products 0…4
+      body: Wait, Barrier, Fetch 1   →     body: Fetch 1
+      Accumulate, 16 products              between: after 12: Load of products 12…16, Wait, Barrier, Load of products 0…4 of 1 further
                                            Accumulate, 16 products
 
 During the barrier and the loads behind it no thread would multiply, so some products are left for that time. Before the barrier, copies
@@ -13,10 +13,11 @@ so a loop with such an operand loads nothing early."""
 from __future__ import annotations
 
 from functools import partial
+from itertools import filterfalse
 
 from svod.core.tree.between import products, straight_sums
 from svod.core.tree.build import TreeMaker
-from svod.core.tree.nodes import Accumulate, AheadCopy, Body, Load, Loop, Phase, with_bodies, with_loops
+from svod.core.tree.nodes import Accumulate, AheadCopy, Barrier, Body, Load, Loop, Phase, Step, Wait, with_bodies, with_loops
 
 
 def early(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
@@ -38,10 +39,16 @@ def _early(maker: TreeMaker, node: Loop) -> Loop:
     if not made or count < 2 * own or given != given[:own] * (count // own) \
             or any(o.stage not in copied for o in maker.layouts.dots[frame.r.stage.index].operands):
         return node
-    wait, places = found.body[0], tuple([p.offsets for p in made])
-    steps = [(count - own, step) for step in (Load(0, places[-own:]), wait, Load(1, places[:own]))]
-    return node._replace(pipeline=found._replace(prologue=(*found.prologue, wait, Load(0, places[:own])), body=found.body[1:],
+    waits, places = tuple(filter(_is_wait, found.body)), tuple([p.offsets for p in made])
+    steps = [(count - own, step) for step in (Load(0, places[-own:]), *waits, Load(1, places[:own]))]
+    return node._replace(pipeline=found._replace(prologue=(*found.prologue, *waits, Load(0, places[:own])),
+                                                 body=tuple(filterfalse(_is_wait, found.body)),
                                                  between=(*found.between, *steps)))
+
+
+def _is_wait(step: Step) -> bool:
+    """Whether threads wait for data, or for each other."""
+    return isinstance(step, (Wait, Barrier))
 
 
 def _is_sum_alone(body: Body) -> bool:

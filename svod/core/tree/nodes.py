@@ -236,10 +236,11 @@ class Prefetch(NamedTuple):
 class Fetch(NamedTuple):
     """Prepare the copies for the iteration `ahead` further: compute their addresses, and load the data that threads cannot copy
     asynchronously into registers. In the loop, the present iteration reads its own buffers from here on. `begins`: asynchronous copies
-    begin at once."""
+    begin at once. `barrier`: all threads wait before the first of them."""
 
     ahead: int
     begins: bool
+    barrier: bool = False
 
 
 class Begin(NamedTuple):
@@ -250,9 +251,19 @@ class Begin(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait for all threads, and until all copies but those of the last `left` commits have arrived."""
+    """Wait until all copies but those of the last `left` commits have arrived."""
 
     left: int
+
+
+class Barrier(NamedTuple):
+    """Let all threads of a group wait for each other."""
+
+
+class Counters(NamedTuple):
+    """Set up the counters of the rows that arrive in bulk, or release them (`ends`)."""
+
+    ends: bool = False
 
 
 class Load(NamedTuple):
@@ -262,12 +273,12 @@ class Load(NamedTuple):
     products: tuple[tuple[int, ...], ...]
 
 
-Step = Fetch | Begin | Wait | Load
+Step = Fetch | Begin | Wait | Barrier | Counters | Load
 
 
-def waits_of(steps: Iterable[Step]) -> int:
-    """The number of steps that wait, each at a barrier."""
-    return sum(isinstance(step, Wait) for step in steps)
+def barriers_of(steps: Iterable[Step]) -> int:
+    """The number of barriers that some steps have."""
+    return sum([isinstance(step, Barrier) or (isinstance(step, Fetch) and step.barrier) for step in steps])
 
 
 class Turns(NamedTuple):
@@ -312,25 +323,21 @@ class AheadCopy(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """The copies of a pipelined loop, and its steps: before the loop, at the beginning of an iteration, and after given numbers of its
-    products. Data that an iteration has loaded into registers is stored at its end."""
+    """The copies of a pipelined loop, and its steps: before the loop, at the beginning of an iteration, after given numbers of its
+    products, and behind the loop. Data that an iteration has loaded into registers is stored at its end."""
 
     copies: tuple[AheadCopy, ...]
     ahead: int                  # iterations between the start of a copy and the one that reads it
     under_way: int              # iterations whose products may still run when a later iteration begins
     prologue: tuple[Step, ...]
     body: tuple[Step, ...]
+    epilogue: tuple[Step, ...]
     between: tuple[tuple[int, Step], ...] = ()
 
     @property
-    def is_bulk(self) -> bool:
-        """Whether rows are copied in bulk. All threads then wait once the counters of rows are set up, and before these are released."""
-        return any(copy.is_bulk for copy in self.copies)
-
-    @property
-    def barriers_before(self) -> int:
-        """The number of barriers before the loop."""
-        return self.is_bulk + sum(copy.compute.barrier_to_store for copy in self.copies) + waits_of(self.prologue)
+    def later(self) -> tuple[Step, ...]:
+        """The steps between the products of an iteration."""
+        return tuple([step for _, step in self.between])
 
     @property
     def buffers(self) -> int:

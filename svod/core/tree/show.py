@@ -49,7 +49,7 @@ from svod.core.tree.nodes import (
     Reduction,
     Span,
     Update,
-    waits_of,
+    barriers_of,
 )
 from svod.core.tree.passes import loop_tree
 from svod.system import quantities
@@ -157,17 +157,17 @@ class _Printer:
         """Write a loop and its body. If the loop has no whole iteration, the body of its tail is shown instead."""
         outer, pipeline = depth, node.pipeline
         if pipeline is not None:
-            self._barriers(depth, pipeline.barriers_before)
+            self._barriers(depth, barriers_of(pipeline.prologue))
         if node.loop.piece.extent > 1:
             self._line(depth, self._loop(nest, node))
             depth += 1
         if pipeline is not None:
-            self._barriers(depth, waits_of(pipeline.body))
-            self._stages(tuple([copy.compute._replace(barrier_to_store=False) for copy in pipeline.copies]), depth, pipeline)
+            self._barriers(depth, barriers_of(pipeline.body))
+            self._stages(tuple([copy.compute for copy in pipeline.copies]), depth, pipeline)
         inside(node.tails[0].body if node.span is Span.NEVER else node.body, depth)
         if pipeline is not None:
-            self._barriers(depth, waits_of([step for _, step in pipeline.between]))
-            self._barriers(outer, pipeline.is_bulk)
+            self._barriers(depth, barriers_of(pipeline.later))
+            self._barriers(outer, barriers_of(pipeline.epilogue))
 
     def _reduction(self, node: Reduction, nest: StageNest, depth: int, target: str) -> None:
         """Write the accumulators, the loops that add to them, and the store of the result."""

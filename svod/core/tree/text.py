@@ -11,15 +11,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import UNROLL, UPCAST
 from svod.core.tree.nodes import (
     Accumulate,
+    Barrier,
     Begin,
     Body,
     Compute,
+    Counters,
     Ends,
     Fetch,
     Frame,
@@ -36,7 +40,6 @@ from svod.core.tree.nodes import (
     Turns,
     Update,
     When,
-    waits_of,
 )
 
 INDENT = "  "
@@ -131,14 +134,13 @@ class _Text:
         if node.pipeline is not None:
             for copy in node.pipeline.copies:
                 how = " in bulk" if copy.is_bulk else " by way of registers" if not copy.is_async else ""
-                yield from self._compute(copy.compute._replace(barrier_to_store=False), depth + 1, f", ahead{how}")
-            first = ["barrier"] * (node.pipeline.barriers_before - waits_of(node.pipeline.prologue))
-            yield depth + 1, f"prologue, i = 0: {', '.join([*first, *map(_step, node.pipeline.prologue)])}"
+                yield from self._compute(copy.compute, depth + 1, f", ahead{how}")
+            yield depth + 1, f"prologue, i = 0: {', '.join(map(_step, node.pipeline.prologue))}"
             yield depth + 1, f"each iteration i: {', '.join(map(_step, node.pipeline.body))}"
-            for count, step in node.pipeline.between:
-                yield depth + 1, f"after {count} products: {_step(step)}"
+            for count, steps in groupby(node.pipeline.between, itemgetter(0)):
+                yield depth + 1, f"after {count} products: {', '.join([_step(step) for _, step in steps])}"
+            yield depth + 1, f"epilogue: {', '.join(map(_step, node.pipeline.epilogue))}"
         yield from self._body(node.body, depth + 1)
-        yield from [(depth, "barrier")] * (node.pipeline is not None and node.pipeline.is_bulk)
         for tail in node.tails:
             yield from self._tail(tail, depth)
 
@@ -168,12 +170,14 @@ def _when(when: When) -> str:
 def _step(step: Step) -> str:
     """A step of a pipelined loop."""
     if isinstance(step, Fetch):
-        return f"{'copy' if step.begins else 'prepare copies'} for i{_plus(step.ahead)}"
+        return f"{'barrier, ' * step.barrier}{'copy' if step.begins else 'prepare copies'} for i{_plus(step.ahead)}"
     if isinstance(step, Load):
         return f"load operands of {len(step.products)} products of i{_plus(step.ahead)}"
     if isinstance(step, Begin):
         return "begin copies" + f", part {step.part + 1} of {step.parts}" * (step.parts > 1)
-    return f"wait for all commits but {step.left}, barrier"
+    if isinstance(step, Counters):
+        return f"{'release' if step.ends else 'set up'} counters"
+    return "barrier" if isinstance(step, Barrier) else f"wait for all commits but {step.left}"
 
 
 def _plus(ahead: int) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from svod import Variable
 from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -20,10 +21,11 @@ from svod.core.machine.target import Target
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Loop, Phase, Reduction, with_bodies, with_loops
 from svod.core.tree.passes import PASSES, TreePass, loop_tree
+from svod.core.tree.show import print_nest
 from svod.core.tree.text import format_tree
 from svod.errors import KernelOptError
 from svod.tensor import Tensor
-from tests.chains import group_state
+from tests.chains import group_state, try_opts
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm
 from tests.compile.native import AVX2, AVX512
@@ -148,6 +150,7 @@ def test_copies_ahead() -> None:
                 copy s1[8, 4], shared, 8 parts by 32 threads in 1 turn, ahead
                 prologue, i = 0: copy for i
                 each iteration i: wait for all commits but 0, barrier, copy for i + 1
+                epilogue: wait for all commits but 0
                 loop r0 (4)
                   accumulate""")
 
@@ -171,9 +174,7 @@ def test_copies_begin_between_products_and_operands_are_loaded_early() -> None:
     assert f"each iteration i: wait for all commits but 0, barrier, prepare copies for i + 1{begins}" in between
     assert "prologue, i = 0: copy for i, wait for all commits but 0, barrier, load operands of 4 products of i\n" in early
     assert f"each iteration i: prepare copies for i + 1{begins}" + """\
-        after 12 products: load operands of 4 products of i
-        after 12 products: wait for all commits but 0, barrier
-        after 12 products: load operands of 4 products of i + 1
+        after 12 products: load operands of 4 products of i, wait for all commits but 0, barrier, load operands of 4 products of i + 1
 """ in early
 
 
@@ -219,18 +220,63 @@ def test_barriers_of_parts_of_a_sum() -> None:
               barrier""")
 
 
-def test_linear_has_the_barriers_that_the_tree_tells() -> None:
-    told = []
-    for name in list(CORPUS)[::3]:
-        state = group_state(random.Random(name), Scheduler(Kernel(CORPUS[name]()), TOY), 8)
-        try:
-            program = lower(state)
-        except KernelOptError:      # too much shared memory
-            continue
-        text = format_tree(state.kernel, loop_tree(state))
-        told.append(text.count("barrier"))
-        assert sum(i.op == "BARRIER" for code in program.code for i in code) == told[-1], (name, text)
-    assert sum(n > 0 for n in told) > len(told) // 8
+def pipelined_state(rng: random.Random, state: Scheduler) -> Scheduler:
+    """Copy all stages into shared memory in one loop of a sum, some iterations ahead, as far as that is legal."""
+    out = state.kernel.stages[state.kernel.output]
+    if not out.reds:
+        return state
+    loop = state.kernel.axes[rng.choice(out.reds)].name
+    opts = [Opt("LOCAL", state.kernel.axes[a].name, rng.choice((2, 4, 8))) for a in out.outs]
+    opts += [Opt("TILE", loop, rng.choice((2, 4, 8))), *[Opt("STAGE", s.name, loop) for s in state.kernel.stages if not s.is_output]]
+    return try_opts(state, *opts, Opt("PIPELINE", loop, rng.choice((2, 3))))
+
+
+def depths(nest: str) -> list[list[int]]:
+    """Per phase of a printed nest: the number of loops around each barrier, except loops over the grid."""
+    found, around = list[list[int]](), list[tuple[int, bool]]()     # around: (indentation, whether the line is a loop)
+    for line in nest.splitlines():
+        indent, word = len(line) - len(line.lstrip()), line.split()[0]
+        around = [] if word == "phase" else [one for one in around if one[0] < indent]
+        if word == "phase":
+            found.append([])
+        elif word == "barrier":
+            found[-1].append(sum(is_loop for _, is_loop in around))
+        around.append((indent, word in ("for", "reduce")))
+    return found
+
+
+def depths_in_linear(program: Program) -> list[list[int]]:
+    """Per phase: the number of loops around each BARRIER, except the loop over the launch."""
+    found = []
+    for code in program.code:
+        opened, own = -1, list[int]()
+        for i in code:
+            opened += (i.op == "LOOP") - (i.op == "ENDLOOP")
+            own += [opened] * (i.op == "BARRIER")
+        found.append(own)
+    return found
+
+
+@pytest.mark.parametrize(("target", "how"), [(TOY, "ahead\n"), (replace(TOY, bulk_row=16), "ahead in bulk\n"),
+                                             (replace(TOY, subgroup=0, has_async_copies=False), "ahead by way of registers\n")])
+def test_linear_has_the_barriers_that_the_tree_and_the_nest_tell(target: Target, how: str) -> None:
+    """The tree has as many barriers as LINEAR. The printed nest has each in the same loops, where it has all loops that are emitted: it
+    shows no tails and no blocks, and no loops over accumulators in memory. `how`: the way of some copies that run ahead."""
+    told, shown = list[int](), list[str]()
+    for name in dict.fromkeys([*list(CORPUS)[::3], *[name for name in CORPUS if name.startswith("gemm")]]):
+        base, rng = Scheduler(Kernel(CORPUS[name]()), target), random.Random(name)
+        for state in (group_state(rng, base, 8), *[pipelined_state(rng, base) for _ in range(2)]):
+            try:
+                program = lower(state)
+            except KernelOptError:      # too much shared memory
+                continue
+            text = format_tree(state.kernel, loop_tree(state))
+            told.append(text.count("barrier"))
+            assert sum(i.op == "BARRIER" for code in program.code for i in code) == told[-1], (name, text)
+            if not any(part in text for part in ("tail of", "in blocks", "in memory")):
+                assert depths(print_nest(state)) == depths_in_linear(program), (name, text)
+                shown += [text] * (told[-1] > 0)
+    assert sum(n > 0 for n in told) > len(told) // 8 and len(shown) > len(told) // 16 and any(how in text for text in shown)
 
 
 def test_prefetches() -> None:

@@ -1,5 +1,5 @@
 """Emits loops whose copies into shared memory start some iterations before they are read (PIPELINE). The loop tree has the steps and their
-order (`svod.core.tree.ahead`, `between`, `early`).
+order (`svod.core.tree.ahead`, `between`, `early`, `barriers`).
 
     fill p[0];  COMMIT;  for i: WAIT 0;  BARRIER;  start to fill p[(i + 1) % 2] for i + 1;  COMMIT;  … p[i % 2] …
 
@@ -24,7 +24,7 @@ from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.layout import Layout, area_bytes, area_start
 from svod.core.kernel.required import Lin
-from svod.core.tree.nodes import AheadCopy, Begin, Compute, Fetch, Load, Loop, Step, Wait
+from svod.core.tree.nodes import AheadCopy, Barrier, Begin, Compute, Counters, Fetch, Load, Loop, Step, Wait
 
 INDEX = dtypes.index
 COUNT_BYTES = 8
@@ -51,9 +51,10 @@ class PipelinedLoop:
         self.start, self.stop = bounds
         self.last = self.b.index((node.whole - 1) * node.stride)
         self.is_async = self.ctx.state.target.has_async_copies
-        self.counts = self._begin_bulk()        # pointer to the counters of rows that have arrived; -1: there are none
+        self.counts = -1                        # pointer to the counters of rows that have arrived; -1: there are none
         # -- the current position in the loop
         self.index = -1                         # the loop's index; -1: before the loop
+        self.is_over = False                    # whether the loop is closed
         self.kept: list[Instruction] = []       # instructions of prepared copies that are not written yet
         self.products = 0                       # products of this iteration that were emitted so far
         self.left = list(self.pipeline.between)     # steps between products that were not emitted in this iteration yet
@@ -83,9 +84,8 @@ class PipelinedLoop:
         out = b.close(self.index, (*following, *[later[v] for v in carried[sums:]]))[:sums]
         out = self._wait_products(out, 0) if found.under_way else out
         self.stage.memo.clear()
-        self._async("WAIT", 0)
-        if self.counts >= 0:
-            self._end_bulk(self._iterations(b.alu("MAX", INDEX, 1, self.start, self.stop)))
+        self.is_over = True
+        self._take(found.epilogue)
         return out
 
     # -- steps ---------------------------------------------------------------------------------------------
@@ -108,6 +108,10 @@ class PipelinedLoop:
                 self._write(begun[step.part * size:(step.part + 1) * size])
             elif isinstance(step, Wait):
                 self._wait(step.left)
+            elif isinstance(step, Barrier):
+                self.ctx.group.shared.barrier()
+            elif isinstance(step, Counters):
+                self._count(step)
             else:
                 self._load(step)
 
@@ -118,7 +122,7 @@ class PipelinedLoop:
         buffer = self._buffer(step.ahead)
         for copy in self.pipeline.copies:
             b.kept_ops = (frozenset() if in_prologue or copy.turns.is_loop else STORE_OPS) | (frozenset() if step.begins else _BEGIN)
-            self._fill(copy, buffer, first=in_prologue and not step.ahead)
+            self._fill(copy, buffer, step.barrier and copy is self.pipeline.copies[0])
         self._async("COMMIT")
         self.kept, b.kept, b.kept_ops = b.kept, [], frozenset()
         self.stage.close_row(self.node.axis)
@@ -132,13 +136,15 @@ class PipelinedLoop:
             self.b.store(op, dtype, lanes, src, arg)
 
     def _wait(self, left: int) -> None:
-        """Wait until the current iteration's data has arrived and no thread reads the buffer that is filled next. `left`: number of
-        groups of copies that may be unfinished."""
+        """Wait until the current iteration's data has arrived; behind the loop, wait for the copies that no iteration reads. `left`: number
+        of groups of copies that may be unfinished."""
         self._async("WAIT", left)
+        if self.is_over:
+            self._wait_past()
+            return
         number = self._number()
         if self.counts >= 0:
             self._wait_bulk(number)
-        self.ctx.group.shared.barrier()
 
     def _load(self, step: Load) -> None:
         """Load operands of products: of the current iteration, or of the next one, for which the loop carries them."""
@@ -188,17 +194,16 @@ class PipelinedLoop:
             self.b.store(op, dtypes.void, 1, (), arg)
 
     # -- bulk copies ---------------------------------------------------------------------------------------
-    def _begin_bulk(self) -> int:
-        """Set up the counters of rows; returns the pointer to them, or -1 if nothing is copied in bulk."""
-        rows, buffers = sum([copy.turns.parts for copy in self.pipeline.copies if copy.is_bulk]), self.pipeline.buffers
-        if not rows:
-            return -1
-        shared = self.ctx.group.shared
+    def _count(self, step: Counters) -> None:
+        """Set up the counters of rows, or release them."""
+        b, shared, buffers = self.b, self.ctx.group.shared, self.pipeline.buffers
+        if step.ends:
+            b.store("BULK_END", dtypes.void, 1, (self.counts,), buffers)
+            return
         offset = shared.area(("counts", self.stage.index, self.node.loop.point), COUNT_BYTES * buffers)
-        counts = shared.pointer(dtypes.int64, offset)
-        self.b.store("BULK_BEGIN", dtypes.void, 1, (counts,), (buffers, rows))
-        shared.barrier()
-        return counts
+        self.counts = shared.pointer(dtypes.int64, offset)
+        rows = sum([copy.turns.parts for copy in self.pipeline.copies if copy.is_bulk])
+        b.store("BULK_BEGIN", dtypes.void, 1, (self.counts,), (buffers, rows))
 
     def _wait_bulk(self, number: int) -> None:
         """Wait until all rows of iteration `number` have arrived."""
@@ -206,12 +211,12 @@ class PipelinedLoop:
         of, turn = (b.alu(op, INDEX, 1, number, b.index(count)) for op in ("MOD", "IDIV"))
         b.store("BULK_WAIT", dtypes.void, 1, (self.counts, of, b.alu("MOD", INDEX, 1, turn, b.index(2))), None)
 
-    def _end_bulk(self, iterations: int) -> None:
-        """Wait for the copies that were started past the last iteration, then release the counters."""
-        for k in range(self.pipeline.ahead):
-            self._wait_bulk(self.b.add(iterations, self.b.index(k)))
-        self.ctx.group.shared.barrier()
-        self.b.store("BULK_END", dtypes.void, 1, (self.counts,), self.pipeline.buffers)
+    def _wait_past(self) -> None:
+        """Wait for the rows of the copies that were started past the last iteration."""
+        if self.counts >= 0:
+            iterations = self._iterations(self.b.alu("MAX", INDEX, 1, self.start, self.stop))
+            for k in range(self.pipeline.ahead):
+                self._wait_bulk(self.b.add(iterations, self.b.index(k)))
 
     # -- buffers -------------------------------------------------------------------------------------------
     def _buffers(self, node: Compute) -> Buffers:
@@ -222,12 +227,12 @@ class PipelinedLoop:
         offset = self.ctx.group.shared.area(s, size * nest.buffers, area_start(layout))
         return Buffers(base, layout, offset, size // self.facts.stored(s).itemsize)
 
-    def _fill(self, ahead: AheadCopy, number: int, first: bool) -> None:
-        """Emit a copy into buffer `number`, an index value. `first`: it is the loop's first copy."""
+    def _fill(self, ahead: AheadCopy, number: int, barrier: bool) -> None:
+        """Emit a copy into buffer `number`, an index value. `barrier`: all threads wait before it."""
         node, turns, values = ahead.compute, ahead.turns, self.intrinsics.values
         s, buffers, shared = node.stage, self._buffers(node), self.ctx.group.shared
         assert node.body is not None
-        if first and node.barrier_to_store:
+        if barrier:
             shared.barrier()
         pointer = shared.pointer(self.facts.stored(s), buffers.offset)
         stage = self.copies.open(node.body, turns, buffers.base)
