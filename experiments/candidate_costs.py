@@ -84,7 +84,7 @@ def costs_of(kernel: Kernel, target: Target, count: int, rng: random.Random) -> 
         lowering.append(seconds)
         seconds, ir = timed(lambda program=program: render(program, target, aligned=True))  # type: ignore[misc]
         rendering.append(seconds)
-        compiling.append(timed(lambda ir=ir: compile_object(ir, target, passes=False))[0])  # type: ignore[misc]
+        compiling.append(timed(lambda ir=ir: compile_object(ir, target, final=False))[0])  # type: ignore[misc]
         instructions.append(sum(len(code) for code in program.code))
     each = [s / n for s, n in zip(lowering, instructions, strict=True)]
     return Costs(*map(statistics.median, (

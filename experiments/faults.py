@@ -130,7 +130,7 @@ class RecordingMeasurer(ToldMeasurer):
 
     def recorded(self, candidate: Candidate) -> float:
         if candidate.linear not in self.table.seconds:
-            [made] = WorkerMeasurer.build(self, [candidate], passes=False, deadline=patience.NEVER)
+            [made] = WorkerMeasurer.build(self, [candidate], final=False, deadline=patience.NEVER)
             self.table.add(candidate.linear, self._timed(candidate, made) if isinstance(made, Built) else UNTIMED)
         return self.table(candidate)
 

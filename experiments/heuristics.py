@@ -137,7 +137,7 @@ class Machine:
 
     def contestant(self, state: Scheduler) -> Contestant:
         program = lower(state)
-        code = LoadedProgram(compile_object(render(program, self.target), self.target, passes=True),
+        code = LoadedProgram(compile_object(render(program, self.target), self.target, final=True),
                              [p.symbol for p in program.spec.phases])
         plan = ExecutionPlan.of_kernel(program.spec, code, self.buffers.arrays, threads=self.target.threads, constants=self.constants)
         return Contestant(plan.repeat)

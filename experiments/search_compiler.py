@@ -1,5 +1,5 @@
-"""Savings and cost of the search's way of compiling: without LLVM's passes, for aligned buffers alone, and either with loop
-strength reduction, or without the fences between levels of shuffles (`svod.compile.llvm.alu`).
+"""Savings and cost of the search's way of compiling (without loop strength reduction, for aligned buffers alone), of the same without the
+fences between levels of shuffles (`svod.compile.llvm.alu`), and of LLVM's passes before code generation, which svod leaves out.
 
     python experiments/search_compiler.py                                   # 8 sketches of each kernel of the core suite
     python experiments/search_compiler.py --kernels 'gemm_512,softmax*' --states 16
@@ -10,7 +10,6 @@ the states, and the largest), least of interleaved samples. The last line has me
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import statistics
 import time
@@ -34,22 +33,22 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 
-WAYS = ("search", "with reduction", "without fences", "final")
+WAYS = ("search", "without fences", "with passes", "final")
 
 
 def text_for(way: str, program: Program, target: Target) -> str:
     """The module of a program."""
     with mock.patch.object(llvm_alu, "FENCED_LEVELS", 99 if way == "without fences" else llvm_alu.FENCED_LEVELS):
-        return render(program, target, aligned=way != "final")
+        return render(program, target, aligned=way not in ("final", "with passes"))
 
 
 def compile_as(way: str, ir: str, target: Target) -> bytes:
-    """The object of a module: as the search compiles, the same with LLVM's loop strength reduction, or as finalists are compiled."""
-    if way != "with reduction":
-        return compile_object(ir, target, passes=way == "final")
-    compile_object("", target, passes=True)      # switches the reduction on, which LLVM keeps until a search switches it off
-    with mock.patch.object(codegen._reduction, "switched", lambda on: contextlib.nullcontext()):
-        return compile_object(ir, target, passes=False)
+    """The object of a module: as the search compiles, as finalists are compiled, or the same after LLVM's passes."""
+    if way != "with passes":
+        return compile_object(ir, target, final=way == "final")
+    with codegen._module_for(ir, target, final=True) as (module, generator):
+        module.optimize(generator)
+        return module.emit(generator)
 
 
 def compare(kernel: Kernel, target: Target, count: int, rounds: int, rng: random.Random) -> tuple[dict[str, float], dict[str, list[float]]]:

@@ -125,12 +125,12 @@ class _Guarded:
         return bool(np.all(self.raw[:self.start] == PATTERN) and np.all(self.raw[self.stop:] == PATTERN))
 
 
-def run_native(case: Case, program: Program, target: Target, slices: int, passes: bool = False) -> None:
+def run_native(case: Case, program: Program, target: Target, slices: int, final: bool = False) -> None:
     """Run machine code, each phase in `slices` parts with scratch full of garbage. Writes beyond a buffer are detected in its borders."""
     args = [_Guarded(a) for a in case.fresh()]
     temps = [_Guarded(np.full(n, 0xA5, np.uint8)) for n in program.spec.temps]
     symbols = tuple(p.symbol for p in program.spec.phases)
-    with LoadedProgram(compile_object(render(program, target), target, passes), symbols) as loaded:
+    with LoadedProgram(compile_object(render(program, target), target, final), symbols) as loaded:
         for phase, address in zip(program.spec.phases, loaded.addresses, strict=True):
             for begin, end in parts_of(phase.extent, min(slices, phase.extent)):
                 scratch = _Guarded(np.full(phase.scratch_bytes, 0xFF, np.uint8))

@@ -165,8 +165,7 @@ def test_a_search_from_there(database: str) -> None:
 def test_code(tmp_path: Path) -> None:
     k = svod.kernel(product()).heuristic()
     assert "phase svod_p0" in k.linear()
-    raw, passed = k.llvm(), k.llvm(optimized=True)
-    assert "define void @svod_p0" in raw and "define void @svod_p0" in passed and raw != passed
+    assert "define void @svod_p0" in k.llvm()
     assert "svod_p0:" in k.asm()
     file = k.object(tmp_path / "k.o")
     assert file.read_bytes()[:4] == b"\x7fELF"

@@ -166,7 +166,7 @@ def measure(states: list[Scheduler], measurer: WorkerMeasurer, linear: set[str],
         known.add(lowered.digest)
         new.append(c)
     built = []
-    for c, code in zip(new, measurer.build(new, passes=False, deadline=CONFIG.timeout_sec), strict=True):
+    for c, code in zip(new, measurer.build(new, final=False, deadline=CONFIG.timeout_sec), strict=True):
         if not fails(c, code):
             c.built = code
             facts[c]["compiled"] = code.seconds
@@ -248,7 +248,7 @@ def record_again(name: str, count: int, executor: Executor) -> None:
         states = [apply_opts(base, [Opt.from_json(o) for o in r.chain]) for r in chunk]
         candidates = {r.digest: Candidate(s, s.applied_opts, Origin.ACTION, linear=r.linear) for r, s in zip(chunk, states, strict=True)}
         built = []
-        for c, code in zip(candidates.values(), measurer.build([*candidates.values()], passes=False, deadline=10.0), strict=True):
+        for c, code in zip(candidates.values(), measurer.build([*candidates.values()], final=False, deadline=10.0), strict=True):
             if not isinstance(code, Failure):
                 c.built = code
                 built.append(c)

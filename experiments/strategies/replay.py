@@ -152,7 +152,7 @@ class RecordedMeasurer:
     def expect(self, candidate: Candidate, deadline: float) -> None:
         """There is nothing to prepare."""
 
-    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+    def build(self, candidates: Sequence[Candidate], *, final: bool, deadline: float) -> list[Built | Failure]:
         answers: list[Built | Failure] = []
         for c in candidates:
             row = self.space.measured.get(c.linear)
@@ -161,7 +161,7 @@ class RecordedMeasurer:
                 answers.append(Failure(Status(failed.status) if failed.status in ("timeout", "crash") else Status.ERROR, failed.reason))
             else:
                 self.seconds += row.compiled
-                answers.append(Built(b"", (), None, c.linear, row.compiled, passes))
+                answers.append(Built(b"", (), None, c.linear, row.compiled, final))
         return answers
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:

@@ -202,7 +202,7 @@ class HandKernel:
 
     # -- numbers and times --------------------------------------------------------------------------
     def time(self) -> Timing:
-        """Time the kernel in a worker process: the median of at least `BenchConfig.rounds` runs, compiled with LLVM's passes, with operands
+        """Time the kernel in a worker process: the median of at least `BenchConfig.rounds` runs of its final code, with operands
         that may be in the caches. Raises TuneError for a kernel that cannot be timed."""
         measurer, (mine,) = self._built(self)
         screened = measurer.screen([mine], None)[0]
@@ -247,13 +247,13 @@ class HandKernel:
         return self._timing(found.seconds, measurer)
 
     def _built(self, *kernels: HandKernel) -> tuple[WorkerMeasurer, list[Candidate]]:
-        """A measurer of the kernel, and a candidate for each of `kernels`, compiled with passes. Raises DeviceError where none can run."""
+        """A measurer of the kernel, and a candidate for each of `kernels`, compiled to final code. Raises DeviceError if none can run."""
         backend_named(self.state.target.device).check_runs()
         measurer = WorkerMeasurer(self.kernel, self.state.target, _worker(), BeamConfig(), BenchConfig.from_env(), shrink=False)
         candidates = [Candidate(k.state, k.opts, Origin.ACTION) for k in kernels]
         answers = dict(measurer.lower(candidates, 0))
         lowered = [answers[c] for c in candidates]
-        built = measurer.build(candidates, passes=True, deadline=BUILD_SECONDS)
+        built = measurer.build(candidates, final=True, deadline=BUILD_SECONDS)
         for c, low, code in zip(candidates, lowered, built, strict=True):
             if isinstance(low, Failure) or isinstance(code, Failure):
                 reason = low.reason if isinstance(low, Failure) else code.reason       # type: ignore[union-attr]
@@ -299,7 +299,7 @@ class HandKernel:
 
     def llvm(self, optimized: bool = False) -> str:
         """The LLVM IR that svod generates, or with `optimized` the IR after LLVM's passes. Raises UnsupportedError for a device whose code
-        is not made by LLVM."""
+        is not made by LLVM, or with `optimized` without these passes."""
         return self._form.llvm(optimized)
 
     def asm(self) -> str:

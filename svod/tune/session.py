@@ -452,7 +452,7 @@ class TuneSession:
                                              samples=t.samples, anchor=against.seconds, baseline=against.seconds, ratio=t.ratio,
                                              ratio_low=t.low, ratio_high=t.high, noisy=t.noisy))
             records.append(self._verdict(search, c))
-        # a candidate that was right without passes and wrong with them is recorded by its own status
+        # a candidate that was right in the search and wrong with final code is recorded by its own status
         records += [self._verdict(search, c) for c in finding.refuted]
         self.result.rows += self.db.record(records)
         if search.why in UNFINISHED and search.lead.best < float("inf"):

@@ -90,13 +90,13 @@ def aligned(nbytes: int, alignment: int = 64) -> np.ndarray[Any, Any]:
 
 
 def run(code: Code, arrays: Sequence[np.ndarray[Any, Any]], begin: int = 0, end: int = 1, variables: dict[str, int] | None = None,
-        scratch: int = 0, target: Target | None = None, passes: bool = False) -> None:
+        scratch: int = 0, target: Target | None = None, final: bool = False) -> None:
     """Compile the phase and run it in place on `arrays`, the arguments by slot."""
     values = variables or {}
     target = target or host_target()
     built = program(code, arrays, tuple(values), scratch)
     private = aligned(max(64, scratch))
-    with LoadedProgram(compile_object(render(built, target), target, passes), ("phase",)) as loaded:
+    with LoadedProgram(compile_object(render(built, target), target, final), ("phase",)) as loaded:
         call_phase(loaded.addresses[0], [a.ctypes.data for a in arrays], list(values.values()), private.ctypes.data, begin, end)
 
 

@@ -78,16 +78,16 @@ class ReplayedMeasurer:
     def expect(self, candidate: Candidate, deadline: float) -> None:
         """There is nothing to prepare."""
 
-    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+    def build(self, candidates: Sequence[Candidate], *, final: bool, deadline: float) -> list[Built | Failure]:
         self.note("build", candidates)
         self.deadlines.append(deadline)
         found: list[Built | Failure] = []
         for c in candidates:
-            if not passes:
+            if not final:
                 assert c.linear not in self.built, f"{c.chain} is compiled a second time"
                 self.built.append(c.linear)
             self.clock(0.05)
-            found.append(self.building(c) or Built(b"", (), None, c.linear, 0.05, passes))
+            found.append(self.building(c) or Built(b"", (), None, c.linear, 0.05, final))
         return found
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:

@@ -312,8 +312,8 @@ class Late(ReplayedMeasurer):
     def _late(self, candidates: Sequence[Candidate]) -> list[Any] | None:
         return [Failure(Status.LATE, "the budget was over") for _ in candidates] if self.end() <= time.monotonic() else None
 
-    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Any]:
-        return self._late(candidates) or super().build(candidates, passes=passes, deadline=deadline)
+    def build(self, candidates: Sequence[Candidate], *, final: bool, deadline: float) -> list[Any]:
+        return self._late(candidates) or super().build(candidates, final=final, deadline=deadline)
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Any]:
         self.screened += 1

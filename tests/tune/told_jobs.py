@@ -39,10 +39,10 @@ def commit(fault: str) -> None:
 
 def compile_or_fail(item: tuple[str, Any, bool], context: KernelContext) -> Built:
     """Commit the item's fault, if it names one, then compile its chain. A fault that hangs ends at the deadline."""
-    fault, chain, passes = item
+    fault, chain, final = item
     if fault:
         FAULTS[fault]()
-    return compile_candidate((chain, passes), context)
+    return compile_candidate((chain, final), context)
 
 
 def screen_or_fail(item: tuple[str, Any], context: KernelContext) -> Any:

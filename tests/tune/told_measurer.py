@@ -99,12 +99,12 @@ class FaultyMeasurer(WorkerMeasurer):
     def _submit(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> Batch:
         return super()._submit(job, items, kind, NEVER if kind == "compile" and deadline != HANG_SECONDS else deadline, homes)
 
-    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+    def build(self, candidates: Sequence[Candidate], *, final: bool, deadline: float) -> list[Built | Failure]:
         """Build the candidates; those that hang are built separately, with a short deadline."""
         self.note("build", candidates)
-        hang = [c for c in candidates if not passes and planted(c) == ("compile", HANG)]
-        outcomes = self._run(self.compile_job, [self._compile_item(c, passes) for c in hang], "compile", HANG_SECONDS)
-        others = iter(super().build([c for c in candidates if c not in hang], passes=passes, deadline=NEVER))
+        hang = [c for c in candidates if not final and planted(c) == ("compile", HANG)]
+        outcomes = self._run(self.compile_job, [self._compile_item(c, final) for c in hang], "compile", HANG_SECONDS)
+        others = iter(super().build([c for c in candidates if c not in hang], final=final, deadline=NEVER))
         failures = iter(outcomes)
         return [failure_of(next(failures)) if c in hang else next(others) for c in candidates]
 
@@ -112,9 +112,9 @@ class FaultyMeasurer(WorkerMeasurer):
         if planted(candidate) != ("compile", HANG):
             super().expect(candidate, NEVER)
 
-    def _compile_item(self, candidate: Candidate, passes: bool) -> Any:
+    def _compile_item(self, candidate: Candidate, final: bool) -> Any:
         where, fault = planted(candidate)
-        return (fault if where == "compile" and not passes else "", *super()._compile_item(candidate, passes))
+        return (fault if where == "compile" and not final else "", *super()._compile_item(candidate, final))
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         """Screen the candidates in batches; each candidate whose first run fails is screened alone."""
@@ -146,12 +146,12 @@ class ToldMeasurer(FaultyMeasurer):
         items = list(zip(faults or [""] * len(values), values, strict=True))
         return self._run("told", items, "bench", NEVER)
 
-    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+    def build(self, candidates: Sequence[Candidate], *, final: bool, deadline: float) -> list[Built | Failure]:
         if self.faults:
-            return super().build(candidates, passes=passes, deadline=deadline)
+            return super().build(candidates, final=final, deadline=deadline)
         self.note("build", candidates)
-        return [Failure(STATUS[fault], "the table says so") if where == "compile" and not passes
-                else Built(b"", (), None, c.linear, 0.05, passes) for c in candidates for where, fault in [planted(c)]]
+        return [Failure(STATUS[fault], "the table says so") if where == "compile" and not final
+                else Built(b"", (), None, c.linear, 0.05, final) for c in candidates for where, fault in [planted(c)]]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         self.note("screen", candidates)

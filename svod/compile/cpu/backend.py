@@ -11,7 +11,7 @@ from svod.compile.cpu.interpreted import InterpretedProgram
 from svod.compile.cpu.pool import Arena
 from svod.compile.cpu.queue import CpuQueue
 from svod.compile.cpu.runtime import runtime
-from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, after_passes, assembly, compile_object
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, assembly, compile_object
 from svod.compile.llvm.render import legal, render
 from svod.compile.lower.linear_text import encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
@@ -37,10 +37,7 @@ class Llvm(CompilerPair):
         return render(program, target, aligned=not optimize)
 
     def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
-        return compile_object(source, target, passes=optimize)
-
-    def optimize(self, source: str, target: Target) -> str:
-        return after_passes(source, target)
+        return compile_object(source, target, final=optimize)
 
     def assemble(self, source: str, target: Target) -> str:
         return assembly(source, target)

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -24,10 +25,13 @@ def _machine(arch: str) -> Any:
     return llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=known.llvm_cpu, features=f"+ptx{known.ptx}", opt=3)
 
 
-def _module(ir: str, arch: str) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:
-    """Parse LLVM IR for an architecture and run LLVM's passes; returns the context that `module_of` makes."""
+@contextmanager
+def _module(ir: str, arch: str) -> Iterator[tuple[LlvmModule, CodeGenerator]]:
+    """Parse LLVM IR for an architecture and run LLVM's passes; yields the pair that `module_of` yields."""
     check_intrinsics(ir, arch)
-    return module_of(ir, lambda: _machine(arch), (TRIPLE, arch), True, arch)
+    with module_of(ir, lambda: _machine(arch), (TRIPLE, arch), True, arch) as (module, generator):
+        module.optimize(generator)
+        yield module, generator
 
 
 def emit_ptx(ir: str, arch: str) -> str:

@@ -29,7 +29,7 @@ from svod.errors import CompileError, LaunchError
 from svod.system.forksafe import remake_after_fork
 from svod.system.process.processor import may_use_tiles
 
-CODEGEN_REVISION = 8
+CODEGEN_REVISION = 9
 """Version of the generated code, increased when lowering, renderer, passes or attributes change it: older objects are not used again."""
 
 COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"
@@ -95,10 +95,10 @@ _idle: dict[tuple[Any, ...], list[CodeGenerator]] = {}       # code generators t
 
 
 @contextmanager
-def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], passes: bool,
+def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], reduction: bool,
               what: str) -> Iterator[tuple[LlvmModule, CodeGenerator]]:
-    """Yield (the module of LLVM IR; a code generator that no other thread uses meanwhile). `passes`: LLVM's passes have run on the
-    module, and loop strength reduction is on inside the context. `kind` identifies the machines that `make_machine` makes. Raises
+    """Yield (the module of LLVM IR; a code generator that no other thread uses meanwhile). `reduction`: loop strength reduction is on
+    inside the context. `kind` identifies the machines that `make_machine` makes. Raises
     CompileError, also for errors of LLVM inside the context. `what`: the target's name in messages."""
     try:
         module = LlvmModule(ir)
@@ -112,9 +112,7 @@ def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], p
             generator = CodeGenerator(make_machine())
         module.verify()  # takes 0.1 ms
         module.aim(generator)
-        if passes:
-            module.optimize(generator)
-        with _reduction.switched(on=passes):
+        with _reduction.switched(on=reduction):
             yield module, generator
         idle.append(generator)
     except RuntimeError as error:
@@ -123,19 +121,19 @@ def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], p
         module.close()
 
 
-def _module_for(ir: str, target: Target, passes: bool) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:
+def _module_for(ir: str, target: Target, final: bool) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:
     """Parse LLVM IR for a CPU target; returns the context that `module_of` makes."""
-    kind = target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT
-    return module_of(ir, lambda: _new_machine(*kind), kind, passes, target.key)
+    kind = target.arch, llvm_features(target.arch, target.features), FINAL_OPT if final else SEARCH_OPT
+    return module_of(ir, lambda: _new_machine(*kind), kind, final, target.key)
 
 
-def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
-    """Compile a module to an ELF object; several threads may do so at once. `passes`: run LLVM's passes first, as for the finalists of a
-    search. Without them, and without loop strength reduction, as during a search, compilation takes half the time and the code is within
-    about 5 % of the same speed: LINEAR's addresses are already a base plus a constant (`experiments/search_compiler.py` measures both).
+def compile_object(ir: str, target: Target, final: bool = False) -> bytes:
+    """Compile a module to an ELF object; several threads may do so at once. `final`: with loop strength reduction, as for the finalists of
+    a search. Without it, as during a search, compilation takes three quarters of the time, and the code is 2 to 4 % slower, convolutions up
+    to 25 % (`experiments/search_compiler.py`).
 
     Raises CompileError if LLVM rejects the module, or if the object needs an external symbol."""
-    with _module_for(ir, target, passes) as (module, generator):
+    with _module_for(ir, target, final) as (module, generator):
         code = module.emit(generator)
     outside = undefined_symbols(code)
     if outside:
@@ -143,14 +141,8 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
     return code
 
 
-def after_passes(ir: str, target: Target) -> str:
-    """Return the module of a search's finalist after LLVM's passes, as LLVM IR. Raises CompileError."""
-    with _module_for(ir, target, True) as (module, _):
-        return str(module)
-
-
 def assembly(ir: str, target: Target) -> str:
-    """Return the assembly of the object that `compile_object(ir, target, passes=True)` makes. Raises CompileError."""
+    """Return the assembly of the object that `compile_object(ir, target, final=True)` makes. Raises CompileError."""
     with _module_for(ir, target, True) as (module, generator):
         return module.emit(generator, assembly=True).decode()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -43,13 +44,16 @@ class CodeGenerator:
 
     def __init__(self, machine: Any) -> None:
         self.machine, self.triple, self.layout = machine, machine.triple.encode(), str(machine.target_data).encode()
-        # without vectorisers and unrolling, because LINEAR is already vectorised and unrolled
+
+    @cached_property
+    def builder(self) -> Any:
+        """LLVM's builder of passes: without vectorisers and unrolling, because LINEAR is already vectorised and unrolled."""
         options = llvm.create_pipeline_tuning_options(SPEED_LEVEL)
         options.loop_vectorization = False
         options.slp_vectorization = False
         options.loop_unrolling = False
         options.loop_interleaving = False
-        self.builder = llvm.create_pass_builder(machine, options)
+        return llvm.create_pass_builder(self.machine, options)
 
 
 class LlvmModule:
@@ -70,7 +74,8 @@ class LlvmModule:
         _told(lambda said: _verify(self._module, said))
 
     def optimize(self, generator: CodeGenerator) -> None:
-        """Run the passes before code generation."""
+        """Run the passes before code generation, for GPUs. On CPUs they would double the time of compilation for equal code: LINEAR has
+        equal expressions and loads once, and outside of loops where it can (`experiments/search_compiler.py`)."""
         passes = _make_passes(generator.builder, SPEED_LEVEL)       # LLVM's passes can be run once
         try:
             _run_passes(passes, self._module, generator.builder)

@@ -108,7 +108,7 @@ class KernelContext:
 
     def load(self, built: Built) -> Runner:
         """A program in executable memory, from the cache if it is there."""
-        opening, key = self.device.backend.opening, (built.digest, built.passes)
+        opening, key = self.device.backend.opening, (built.digest, built.final)
         if opening != self._opening:        # an earlier candidate broke the device, which was opened anew
             self.loaded.clear()
             self._opening = opening
@@ -142,7 +142,7 @@ class KernelAtSize:
         self._kept_bytes = KEPT_BYTES // (KEPT_SIZES if size else 1)
         self._significand = TF32 if context.target.rounds_factors else 0
         self.buffers = context.buffers.for_size(self._kernel)
-        self.baseline: tuple[tuple[str, bool], Baseline] | None = None      # (digest, passes) of a verified program and its outputs
+        self.baseline: tuple[tuple[str, bool], Baseline] | None = None      # (digest, final) of a verified program and its outputs
 
     @cached_property
     def reference(self) -> Reference:

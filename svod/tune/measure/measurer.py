@@ -41,7 +41,7 @@ class Built:
     spec: ProgramSpec
     digest: str
     seconds: float         # seconds that the compilation took
-    passes: bool           # whether it was compiled with LLVM's pass pipeline
+    final: bool           # whether it is final code, as plans run it: compiled with more effort than during a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ class Measurer(Protocol):
         is proposed. The lowering of a candidate that has `limit` instructions or more is abandoned with the status LIMIT; 0: no limit."""
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
-        """Announce that `build` will be called for this candidate, without passes, so that its compilation may begin. A compilation that
-        has not ended when the next race begins is abandoned."""
+        """Announce that `build` will be called for this candidate, without `final`, so that its compilation may begin. A compilation
+        that has not ended when the next race begins is abandoned."""
 
-    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+    def build(self, candidates: Sequence[Candidate], *, final: bool, deadline: float) -> list[Built | Failure]:
         """Compile the candidates; each has `deadline` seconds."""
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:

@@ -4,7 +4,7 @@ A job is called as `function(item, context)`. The context is made from the setup
 process, a few kernels at a time, so that jobs of different names and kernels may alternate. Items and results are plain data
 (`svod.tune.workers.jobs`): chains as JSON, machine code as bytes. No arrays are sent: inputs are drawn from a seed.
 
-    compile child    lower_candidate((chain, limit)) → Lowered   compile_candidate((chain, passes)) → Built
+    compile child    lower_candidate((chain, limit)) → Lowered   compile_candidate((chain, final)) → Built
     bench child      screen_candidate, sample_candidate, race_candidates, verify_candidate, confirm_candidates, machine_facts
 
 A kernel with variables has one code for all its sizes (`svod.tune.measure.sizes`). Each size is timed in races of its own, so that no
@@ -63,14 +63,14 @@ def lower_candidate(item: tuple[Sequence[Any], int], context: KernelContext) -> 
 
 
 def compile_candidate(item: tuple[Sequence[Any], bool], context: KernelContext) -> Built:
-    """Generate machine code for a chain. `passes`: with LLVM's pass pipeline. Code without passes may only be run with buffers that are
-    aligned as in `GuardedBuffers`, as its streaming stores fault on others."""
-    chain, passes = item
+    """Generate machine code for a chain. `final`: as plans run it, with more effort. Other code may only be run with buffers
+    that are aligned as in `GuardedBuffers`, as its streaming stores fault on others."""
+    chain, final = item
     program = context.program(chain)
     started = time.perf_counter()
-    code = context.device.pair.binary_of(program, context.target, optimize=passes)
+    code = context.device.pair.binary_of(program, context.target, optimize=final)
     symbols = tuple(p.symbol for p in program.spec.phases)
-    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, passes)
+    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, final)
 
 
 def executed_operations(program: Program) -> float | None:
@@ -230,7 +230,7 @@ def _verify_at(context: KernelContext, built: Built, baseline: Built | None, siz
     if at.reference.full:
         return _run_and_compare(context, built, size, None, None, limit)
     first = baseline or built
-    key = first.digest, first.passes
+    key = first.digest, first.final
     known, outputs = at.baseline or (None, Baseline([]))
     if known != key or baseline is None:
         outputs = Baseline([])

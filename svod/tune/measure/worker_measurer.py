@@ -163,12 +163,12 @@ class WorkerMeasurer:
         self.begun.deadline = deadline
         [self.expected[candidate.linear]] = self.executor.add(self.begun, [self._compile_item(candidate, False)], self._homes([candidate]))
 
-    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
-        begun = {} if passes else {i: self.expected.pop(c.linear) for i, c in enumerate(candidates) if c.linear in self.expected}
+    def build(self, candidates: Sequence[Candidate], *, final: bool, deadline: float) -> list[Built | Failure]:
+        begun = {} if final else {i: self.expected.pop(c.linear) for i, c in enumerate(candidates) if c.linear in self.expected}
         rest = [i for i in range(len(candidates)) if i not in begun]
         outcomes: dict[int, Outcome] = {}
         if rest:
-            batch = self._submit(self.compile_job, [self._compile_item(candidates[i], passes) for i in rest], "compile", deadline,
+            batch = self._submit(self.compile_job, [self._compile_item(candidates[i], final) for i in rest], "compile", deadline,
                                  self._homes([candidates[i] for i in rest]))
             outcomes = dict(zip(rest, self._outcomes(batch), strict=True))
         if self.begun is not None:
@@ -178,9 +178,9 @@ class WorkerMeasurer:
                 del self.compiled[index]        # its machine code is kept by the candidate
         return [o.value if o.ok else failure_of(o) for _, o in sorted(outcomes.items(), key=lambda entry: entry[0])]
 
-    def _compile_item(self, candidate: Candidate, passes: bool) -> Any:
+    def _compile_item(self, candidate: Candidate, final: bool) -> Any:
         """The item of `compile_job` for a candidate."""
-        return _chain(candidate), passes
+        return _chain(candidate), final
 
     def _homes(self, candidates: Sequence[Candidate]) -> list[str]:
         """For each candidate, the name of the worker that lowered it and may still have its program; "" if none did."""

@@ -1,4 +1,4 @@
-"""The end of a kernel's search: the best candidates are raced side by side once more, compiled with LLVM's passes, verified, and timed at
+"""The end of a kernel's search: the best candidates are raced side by side once more, compiled to their final code, verified, and timed at
 full size together with the heuristic's chain and stored winners. The database's rules choose the winner (`svod.tune.db.winners`)."""
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from svod.tune.search.kernel_search import KernelSearch
 log = logging.getLogger("svod.tune")
 
 FINALISTS = 3                  # The least number of finalists; a wider beam has as many as it is wide.
-# LLVM's passes may speed up a tiling family by this factor: its best may be a finalist if it is no slower than this times the fastest.
-PASSES_BRING = 1.25
+# Final code may be this factor faster than a tiling family's code in the search, so the family's best may be a finalist if it is no slower than this times the fastest.
+FINAL_GAIN = 1.25
 SEMIFINAL = 4                  # The finalists are chosen by a semifinal, a race of at most this many times as many candidates.
 SEMIFINAL_SHARE = 0.25         # The semifinal takes at most this share of the seconds of a confirmation.
 RACE_RUNS = 10                 # A race runs each candidate about this many times.
@@ -40,13 +40,13 @@ class Finding:
     """The result of a search for one kernel. Times are seconds of one call; infinite where nothing was measured.
 
     source        what proposed the chain: 'beam', 'database' or 'heuristic'
-    confirmed     timed at full size against the heuristic, with passes
+    confirmed     timed at full size against the heuristic, with final code
     why           the reason why the search ended
     linear        digest of the winner's LINEAR
     speedup       heuristic's time over the winner's
     failure       how the heuristic's candidate failed, if no candidate was verified; otherwise ""
     finalists     the candidates that were confirmed, and their times
-    refuted       candidates whose outputs were right without LLVM's passes and wrong with them
+    refuted       candidates whose outputs were right in the search and wrong with final code
     unconfirmed   why no finalist could be confirmed
     """
 
@@ -85,13 +85,13 @@ def finish(search: KernelSearch, seconds: float = CONFIRM_SECONDS, deadline: flo
     finalists += [c for c in search.stored if c.status is Status.VERIFIED and c not in finalists]
     baseline = search.lead.verified_baseline
     built, unconfirmed = _build(search, [*([baseline] if baseline else []), *finalists])
-    # the passes make another binary, which is verified before it can win
+    # the final code is another binary, which is verified before it can win
     right, refuted = [], []
     for c, v in zip(built, search.measurer.verify(built), strict=True):
         if v.right:
             right.append(c)
         elif v.right is False:
-            c.fail(Status.WRONG, f"with LLVM's passes: {v.reason}")
+            c.fail(Status.WRONG, f"final code: {v.reason}")
             refuted.append(c)
             _forget(search, c)
         else:
@@ -116,12 +116,12 @@ def _most_finalists(search: KernelSearch, seconds: float) -> int:
 
 
 def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candidate]:
-    """The best `count` of `ranked`, and the best of up to `count` other tiling families, as LLVM's passes may change the order. If that
+    """The best `count` of `ranked`, and the best of up to `count` other tiling families, as final code may change the order. If that
     makes more than `most`, fewer families are added."""
     chosen = list(ranked[:count])
     families = {tiling_family(c.state) for c in chosen}
     for c in ranked[count:]:
-        if len(chosen) < min(2 * count, most) and c.score <= PASSES_BRING * ranked[0].score and tiling_family(c.state) not in families:
+        if len(chosen) < min(2 * count, most) and c.score <= FINAL_GAIN * ranked[0].score and tiling_family(c.state) not in families:
             families.add(tiling_family(c.state))
             chosen.append(c)
     return chosen
@@ -149,11 +149,11 @@ def _race_the_best(search: KernelSearch, seconds: float) -> list[Candidate]:
 
 
 def _build(search: KernelSearch, candidates: Sequence[Candidate]) -> tuple[list[Candidate], str]:
-    """Compile with LLVM's passes. Returns the candidates that compile, and the reason of the last failure, "" without failures."""
+    """Compile to final code. Returns the candidates that compile, and the reason of the last failure, "" without failures."""
     built, problem = [], ""
-    for c, answer in zip(candidates, search.measurer.build(candidates, passes=True, deadline=search.config.timeout_sec), strict=True):
+    for c, answer in zip(candidates, search.measurer.build(candidates, final=True, deadline=search.config.timeout_sec), strict=True):
         if isinstance(answer, Failure):
-            log.info("%s: %s does not compile with passes: %s", search.name, chain_text(c.chain), answer.reason)
+            log.info("%s: %s does not compile to final code: %s", search.name, chain_text(c.chain), answer.reason)
             problem = answer.reason
         else:
             c.built = answer

@@ -3,7 +3,7 @@
     step 1      lower, build, time and verify the heuristic: it is the baseline, the first incumbent, and the result of a search that finds
                 nothing better. With BEAM_SKETCHES=0 it is only the baseline: nothing starts from it
     step n      propose → limits → lower → filter → build → screen → race → verify → keep
-    the end     the best are raced once more, compiled with LLVM's passes and timed at full size (`svod.tune.search.confirmation`)
+    the end     the best are raced once more, compiled to their final code and timed at full size (`svod.tune.search.confirmation`)
 
 A round drops a candidate for one of these reasons, checked in this order: its accumulators need more vector registers than
 BEAM_UPCAST_MAX; its groups have more threads than BEAM_LOCAL_MAX; `len(LINEAR) ≥ BEAM_UOPS_MAX`; it has more than 1000 times the
@@ -333,7 +333,7 @@ class KernelSearch:
 
     def _build_and_screen(self, candidates: Sequence[Candidate]) -> None:
         built = []
-        for c, answer in zip(candidates, self.measurer.build(candidates, passes=False, deadline=self.pace.compile_deadline), strict=True):
+        for c, answer in zip(candidates, self.measurer.build(candidates, final=False, deadline=self.pace.compile_deadline), strict=True):
             if isinstance(answer, Failure):
                 self.drop(c, answer)
             else:

@@ -171,7 +171,7 @@ def test_random_programs(seed: int, target: Target) -> None:
     want, got = inputs(types, seed), inputs(types, seed)
     interpret(program, want)
     scratch = aligned(64)
-    with LoadedProgram(compile_object(render(program, target), target, passes=bool(seed % 2)), ("phase",)) as loaded:
+    with LoadedProgram(compile_object(render(program, target), target, final=bool(seed % 2)), ("phase",)) as loaded:
         for begin, end in ((0, 2), (2, EXTENT)):
             call_phase(loaded.addresses[0], [a.ctypes.data for a in got], [], scratch.ctypes.data, begin, end)
     for k, dtype in enumerate(types):

@@ -74,13 +74,13 @@ def test_sections_lie_side_by_side_in_a_process_with_little_room() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("passes", [False, True])
+@pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("target", [AVX2, AVX512, NEON], ids=lambda t: t.cpu)
-def test_code_for_other_machines_and_the_same_every_time(target: object, passes: bool) -> None:
+def test_code_for_other_machines_and_the_same_every_time(target: object, final: bool) -> None:
     assert isinstance(target, type(NEON))
     ir = render(scale(2.0, 16), target)
-    code = compile_object(ir, target, passes)
-    assert code == compile_object(ir, target, passes)
+    code = compile_object(ir, target, final)
+    assert code == compile_object(ir, target, final)
     assert undefined_symbols(code) == ()
     assert int.from_bytes(code[18:20], "little") == {"x86_64": 62, "aarch64": 183}[target.arch]  # ELF e_machine
     # zmm registers only where the target has them: EVEX instructions start with 0x62
@@ -102,7 +102,7 @@ def test_what_one_thread_searches_does_not_change_what_another_finishes() -> Non
     """LLVM's code generator options are global in a process, so code generation for a search must not affect another thread's final
     code."""
     target, ir, stride = host_target(), gather(67), 67
-    alone = {passes: compile_object(ir, target, passes) for passes in (True, False)}
+    alone = {final: compile_object(ir, target, final) for final in (True, False)}
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         assert all(threads.map(lambda i: compile_object(ir, target, i % 3 == 0) == alone[i % 3 == 0], range(48)))
     x = np.arange(64 * stride, dtype=np.float32)

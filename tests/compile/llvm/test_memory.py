@@ -283,10 +283,10 @@ def test_lanes(dtype: DType) -> None:
 
 
 # -- loops ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("passes", [False, True])
+@pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("start, stop, step", [(0, 0, 1), (5, 2, 1), (0, 1, 1), (3, 4, 7), (0, 10, 3), (2, 11, 3), (0, 64, 16)])
 @pytest.mark.parametrize("constant", ["both", "none", "start"])
-def test_loops_run_as_range_does(start: int, stop: int, step: int, constant: str, passes: bool) -> None:
+def test_loops_run_as_range_does(start: int, stop: int, step: int, constant: str, final: bool) -> None:
     code = Code()
     o, zero = code.arg(0, dtypes.int64), code.index(0)
     first = code.index(start) if constant != "none" else code.put("VAR", INDEX, 1, (), "start")
@@ -299,12 +299,12 @@ def test_loops_run_as_range_does(start: int, stop: int, step: int, constant: str
     code.store(o, zero, code.result(loop, 0))
     code.store(o, zero, code.result(loop, 1), offset=1)
     out = np.zeros(2, np.int64)
-    run(code, [out], variables={"start": start, "stop": stop}, passes=passes)
+    run(code, [out], variables={"start": start, "stop": stop}, final=final)
     np.testing.assert_array_equal(out, [len(range(start, stop, step)), 1000 + sum(range(start, stop, step))])
 
 
-@pytest.mark.parametrize("passes", [False, True])
-def test_nested_loops_swap_their_carried_values(passes: bool) -> None:
+@pytest.mark.parametrize("final", [False, True])
+def test_nested_loops_swap_their_carried_values(final: bool) -> None:
     """Carried values that feed each other need phis that read the old values; the inner loop may not run at all."""
     code = Code()
     o, zero, end = code.arg(0, dtypes.int64), code.index(0), code.put("END_", INDEX, 1)
@@ -318,7 +318,7 @@ def test_nested_loops_swap_their_carried_values(passes: bool) -> None:
     code.end(outer, code.result(inner, 1), code.result(inner, 0))
     code.store(o, end, code.result(outer, 1))
     out = np.zeros(8, np.int64)
-    run(code, [out], end=6, passes=passes)
+    run(code, [out], end=6, final=final)
     want, p, q = [], 0, 1
     for k in range(6):
         u, v = p, q
@@ -402,8 +402,8 @@ def test_what_is_not_linear_is_refused() -> None:
 
 
 @pytest.mark.parametrize("target", [BASELINE, AVX2, AVX512], ids=["baseline", "avx2", "avx512"])
-@pytest.mark.parametrize("passes", [False, True])
-def test_no_instruction_needs_a_library(target: Target, passes: bool) -> None:
+@pytest.mark.parametrize("final", [False, True])
+def test_no_instruction_needs_a_library(target: Target, final: bool) -> None:
     """One object with all elementwise instructions and conversions of every dtype has no undefined symbols."""
     unary = {"NEG", "ABS", "SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "NOT"}
     code = Code()
@@ -424,4 +424,4 @@ def test_no_instruction_needs_a_library(target: Target, passes: bool) -> None:
                     code.store(p, zero, code.alu(op, *[x] * (1 if op in unary else 3 if op == "MULACC" else 2)))
             for to in STORABLE:
                 code.store(code.arg(0, to), zero, code.put("CAST", to, lanes, (x,)))
-    assert undefined_symbols(compile_object(render(program(code, []), target), target, passes)) == ()
+    assert undefined_symbols(compile_object(render(program(code, []), target), target, final)) == ()

@@ -141,7 +141,7 @@ def test_blocks_give_the_right_numbers(name: str, monkeypatch: pytest.MonkeyPatc
             continue
         run_interpreted(case, program, rng.randint(1, 3))
         if has_native(case, target):
-            run_native(case, program, target, 2, passes=False)
+            run_native(case, program, target, 2, final=False)
 
 
 @pytest.mark.parametrize("n", [64, 2003, 2048, 65_536, 70_001])

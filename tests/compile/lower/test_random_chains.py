@@ -50,7 +50,7 @@ def run(case: Case, state: Scheduler, program: Program, rng: random.Random) -> d
     if linear:
         run_interpreted(case, program, slices)
     if native:
-        run_native(case, program, state.target, slices, passes=rng.random() < 0.25)
+        run_native(case, program, state.target, slices, final=rng.random() < 0.25)
     return {"both": linear and native}
 
 

@@ -81,9 +81,9 @@ def test_transposed_registers_are_what_machine_code_computes(dtype: DType, store
         x = rng.integers(0, 2 if dtype.kind == "b" else 120, size * dtype.itemsize, np.uint8).view(to_numpy(dtype))
         want, got = np.zeros_like(x), np.zeros_like(x)
         interpret(before, [want, x])
-        for passes in (False, True):
+        for final in (False, True):
             got[:] = 0
-            with LoadedProgram(compile_object(render(after, target), target, passes), ("p",)) as loaded:
+            with LoadedProgram(compile_object(render(after, target), target, final), ("p",)) as loaded:
                 call_phase(loaded.addresses[0], [got.ctypes.data, x.ctypes.data], [], 0, 0, 1)
             np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8), err_msg=f"{lanes} lanes")
 

@@ -128,7 +128,7 @@ def test_what_is_not_answered_in_time_is_late_and_no_failure_of_a_worker() -> No
     m = WorkerMeasurer(KERNEL, TARGET, executor, BeamConfig(), BenchConfig(seconds=0.1), end=lambda: end)
     [verdict] = m.verify([candidate("aa")])
     assert verdict.right is None and verdict.status is Status.LATE and verdict.reason == "the budget was over before a worker answered"
-    [built] = m.build([candidate("aa")], passes=True, deadline=1.0)
+    [built] = m.build([candidate("aa")], final=True, deadline=1.0)
     assert isinstance(built, Failure) and built.status is Status.LATE
     end = float("inf")
     assert m.verify([candidate("aa")])[0].right
@@ -201,12 +201,12 @@ def test_a_compilation_that_was_expected_is_not_done_again() -> None:
     one, two, three = (Candidate(s, s.applied_opts, Origin.ACTION, linear=name) for s, name in zip(states, ("aa", "bb", "cc"), strict=True))
     m.expect(two, 1.0)
     m.expect(three, 1.0)
-    codes = [b.object for b in m.build([one, two], passes=False, deadline=1.0) if isinstance(b, Built)]
+    codes = [b.object for b in m.build([one, two], final=False, deadline=1.0) if isinstance(b, Built)]
     assert codes == [str([o.to_json() for o in c.chain]).encode() for c in (one, two)]
     assert [item[0] for _, item, _ in executor.asked] == [[o.to_json() for o in c.chain] for c in (two, three, one)]
-    assert all(isinstance(b, Built) and b.passes for b in m.build([three], passes=True, deadline=1.0)), "with passes is another compilation"
+    assert all(isinstance(b, Built) and b.final for b in m.build([three], final=True, deadline=1.0)), "final code is another compilation"
     unnamed = [Candidate(s, s.applied_opts, Origin.ACTION) for s in states]
-    assert len({b.object for b in m.build(unnamed, passes=True, deadline=1.0) if isinstance(b, Built)}) == 3
+    assert len({b.object for b in m.build(unnamed, final=True, deadline=1.0) if isinstance(b, Built)}) == 3
     begun = m.begun
     assert begun is not None and len(m.expected) == 1
     m.race([candidate("heuristic")])

@@ -505,8 +505,8 @@ def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> No
     assert dies not in search.pool and dies not in [c for c, _ in found.finalists]
 
 
-def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
-    """A family that is 20 % slower without LLVM's passes is a finalist, and is faster with them; one that is 30 % slower is no finalist."""
+def test_other_families_have_finalists_as_final_code_is_faster_for_some() -> None:
+    """A family that is 20 % slower in the search is a finalist, and its final code is faster; one that is 30 % slower is no finalist."""
     states = [apply_opt(BASE, Opt("UPCAST", "o1", n)) for n in (2, 4, 8, 16)]
     others = [apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", n)]) for n in (2, 4)]
     far = apply_opts(BASE, [Opt("TILE", "o0", 8), Opt("UPCAST", "o1", 8)])

@@ -65,8 +65,8 @@ class FaultyMeasurer(WorkerMeasurer):
         self.faults = faults
         self.planted: dict[str, set[str]] = {}
 
-    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
-        found = super().build(candidates, passes=passes, deadline=deadline)
+    def build(self, candidates: Sequence[Candidate], *, final: bool, deadline: float) -> list[Built | Failure]:
+        found = super().build(candidates, final=final, deadline=deadline)
         for i, (c, b) in enumerate(zip(candidates, found, strict=True)):
             fault = self.faults(c)
             if fault == "error" and isinstance(b, Built):

@@ -126,11 +126,7 @@ class Accumulators:
         components = sum(len(red.values) for red in stage.r.reductions)
         masks: dict[Chunk, int] = {}
         reds = range(outs, len(stage.frame.pieces))
-        crowded = 4 * sum(b.num_lanes[v] > 1 for v in carried) >= self.ctx.state.target.vector_registers
-        for number, (_, unrolled) in enumerate(positions):
-            if crowded and number:
-                b.round = number
-                stage.memo.clear()
+        for _, unrolled in positions:
             for index, offsets, pc in present:
                 more = dict(unrolled)
                 for a, o in offsets.items():
@@ -165,7 +161,6 @@ class Accumulators:
                         n = len(red.values)
                         accs[at:at + n] = self._add(red, accs[at:at + n], guard, chunk.width)
                         at += n
-        b.round = 0
         return self._merged(carried, accs)
 
     def _guarded(self, value: int, acc: int, guard: int) -> int:
