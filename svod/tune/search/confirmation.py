@@ -22,7 +22,8 @@ from svod.tune.search.kernel_search import KernelSearch
 log = logging.getLogger("svod.tune")
 
 FINALISTS = 3                  # The least number of finalists; a wider beam has as many as it is wide.
-# Final code may be this factor faster than a tiling family's code in the search, so the family's best may be a finalist if it is no slower than this times the fastest.
+# Final code may be faster than code in the search by this factor: a tiling family's best may be a finalist if it is no slower than this
+# times the fastest.
 FINAL_GAIN = 1.25
 SEMIFINAL = 4                  # The finalists are chosen by a semifinal, a race of at most this many times as many candidates.
 SEMIFINAL_SHARE = 0.25         # The semifinal takes at most this share of the seconds of a confirmation.
