@@ -1,0 +1,50 @@
+"""What the garbage collector visits while a plan is prepared."""
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from weakref import ref
+
+import pytest
+
+from svod.system.process.collector import older_objects_spared
+
+
+class Cycle:
+    """An object that only the collector frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen() -> Iterator[None]:
+    were_frozen = gc.get_freeze_count() > 0       # those of the test session
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    if were_frozen:
+        gc.freeze()
+
+
+def test_objects_of_before_are_spared_until_the_end() -> None:
+    before = ref(Cycle())
+    with older_objects_spared():
+        within = ref(Cycle())
+        gc.collect()
+        assert before() is not None and within() is None
+    gc.collect()
+    assert before() is None
+
+
+def test_frozen_objects_stay_frozen() -> None:
+    gc.freeze()
+    with pytest.raises(ValueError), older_objects_spared(), older_objects_spared():
+        raise ValueError
+    assert gc.get_freeze_count()
+
+
+def test_an_error_ends_it() -> None:
+    with pytest.raises(ValueError), older_objects_spared():
+        raise ValueError
+    assert not gc.get_freeze_count()
