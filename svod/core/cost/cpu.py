@@ -277,7 +277,7 @@ class IssuePricer:
 class _Memory:
     """Prices the memory accesses of a state's stages. Readers come before the stages that they read.
 
-    `kept`: bytes of arguments that pass through the caches between two runs of the kernel."""
+    `kept`: bytes of arguments that a run of the kernel reads and writes. If they fit into a cache, the next run finds them there."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, kept: float) -> None:
         self.state, self.nest, self.kept, self.caches = state, nest, kept, caches_of(state.target)

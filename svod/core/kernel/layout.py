@@ -213,8 +213,8 @@ def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: N
         at = {a: i for i, a in enumerate(layouts.orders[s])}
         return [max([VECTOR if a == lane else at[a] for a, _ in lin.coefs], default=-1) for lin in node.dims]
     rows, depth = state.rows, {row: i for i, row in enumerate(state.order[s])}
-    # A value that is computed from scratch memory, and read as one element for all lanes, keeps the order of the loops: its rows then lie
-    # like those of its sources, in vectors.
+    # A value that is computed from scratch memory, and of which a read broadcasts one element to all lanes, has the order of the loops that
+    # compute it, not of its readers' tiles: vectors of its sources then become vectors of it.
     tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
 
     def rank_of(a: int) -> int:

@@ -53,8 +53,8 @@ class VaryingSizes:
 
     @classmethod
     def of(cls, graph: Any, fixed: Collection[int]) -> Self | None:
-        """The sizes of a graph; None if all are constant, or if calls do not have the value of each symbol in one of their sizes.
-        `fixed`: the numbers of arguments that may not vary."""
+        """The sizes of a graph that vary between calls. None if none varies, or if the value of a symbol is not the size of an argument.
+        `fixed`: the positions of the arguments whose sizes may not vary."""
         places: dict[Any, list[SizePlace]] = {}
         found: list[Any] = []
         for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):

@@ -34,7 +34,8 @@ class Staged(NamedTuple):
     held: Held | None = None
 
 
-Place = tuple[Frame, frozenset[int], dict[int, int]]    # `frame`, `safe` and `ahead` of an open stage
+# `frame`, `safe` and `ahead` of an open stage: its tile, the axes that stay inside their extents, elements that prefetches run ahead
+Place = tuple[Frame, frozenset[int], dict[int, int]]
 
 
 class OpenStage:

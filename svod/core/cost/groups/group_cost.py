@@ -70,7 +70,7 @@ class Phase:
     drained: float = 0.0            # cycles of one group in which no product is running
     last: float = 0.0               # bytes that a group moves outside of its loops over products
     accumulators: int = 0           # registers of a thread that live through the reduce loops; the largest number of any stage
-    scratch: int = 0                # scratch memory, in bytes
+    scratch: int = 0                # bytes of scratch memory, of all groups
     flops: float = 0.0              # floating point operations of all groups
 
 

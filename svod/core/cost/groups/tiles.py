@@ -40,7 +40,7 @@ class HeldTiles(NamedTuple):
         return self.operands[number].num_elements * self.dot.operands[number].itemsize / REGISTER_BYTES if self.operands else 0.0
 
     def registers(self, positions: list[int]) -> float:
-        """Registers for the operands of tiles side by side. `positions`: tiles per local axis."""
+        """Registers of a thread for the operands of its tiles. `positions`: the number of tiles along each axis of the stage."""
         return positions[self.plan.rows] * self.words(0) + positions[self.plan.columns] * self.words(1)
 
     def reads(self, number: int, layout: Layout) -> float:
