@@ -1,7 +1,10 @@
 """Shapes that depend on variables, end to end: one plan for every value, NumPy's numbers, and chains of opts on such kernels."""
 from __future__ import annotations
 
+import ctypes
+import mmap
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,12 @@ from svod.compile.lower.lower import lower
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.core.cost.sketch import heuristic
 from svod.core.graph import graph
+from svod.core.graph.allocator import HUGE_PAGE, LARGE_ARRAYS
 from svod.core.ir.variable import layout_shape, without_binds
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import HOST
 from svod.core.schedule.schedule import create_schedule
 from svod.core.spec.evaluate import evaluate
 from svod.errors import DTypeError, KernelOptError, LaunchError, ScheduleError
@@ -80,6 +85,27 @@ def test_one_plan_for_every_size(mode: PlannerMode) -> None:
             whole = flat.reshape(layout_shape(t.shape))
             assert_close(whole[tuple(slice(0, k) for k in np.shape(want))], want, f"output {i} at n={n}, m={m}")
     assert plan.kernels is kernels
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the pages in memory are counted by Linux's mincore")
+def test_memory_of_larger_sizes_than_a_run_had_takes_no_pages() -> None:
+    """Intermediates lie where those of the largest sizes would, of which a plan touches nothing itself."""
+    n, most = Variable("n", 1, 1 << 14), 1 << 14
+    y = (Tensor(np.ones((most, 256), np.float32))[:n] + 1).contiguous() @ Tensor(np.ones((256, 8), np.float32))
+    LARGE_ARRAYS.release()              # freed blocks have pages
+    plan = y.prepare(PrepareConfig(db=":none:"))
+    shared = plan.parts[HOST].shared
+    assert shared is not None and plan.memory.shared >= most << 10
+    first, pages = -(-shared.address // mmap.PAGESIZE) * mmap.PAGESIZE, plan.memory.shared // mmap.PAGESIZE
+    resident = (ctypes.c_ubyte * pages)()
+
+    def resident_pages() -> int:
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * mmap.PAGESIZE), resident) == 0
+        return sum(p & 1 for p in resident)
+    assert resident_pages() == 0
+    plan.execute(n=3)
+    np.testing.assert_array_equal(plan.outputs[0][:24], np.full(24, 512))
+    assert 0 < resident_pages() <= 2 * HUGE_PAGE // mmap.PAGESIZE
 
 
 def test_bound_tensors_are_realised_with_the_kernels_of_the_first() -> None:

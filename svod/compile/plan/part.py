@@ -36,6 +36,7 @@ class DevicePart:
         self.kept: Memory | None = None             # memory of temporaries that outlive a run
         self.offsets: Mapping[int, int] = {}        # index of a buffer or temporary → its offset in `shared`, in bytes
         self.shared_bytes = 0
+        self._touch = True                          # whether `shared` takes its page faults when it is allocated
         self._memories: dict[int, Memory] = {}      # memory of each of `held`, kept alive as long as queues use its address
         self._new: set[int] = set()                 # numbers of the `held` Buffers that were not loaded yet
         self._variants: dict[Variant, Variant] = {}
@@ -58,12 +59,13 @@ class DevicePart:
         return self._variants[variant]
 
     # -- the plan's own memory -------------------------------------------------------------------
-    def allocate(self, placement: BufferPlacement, kept: Mapping[int, int]) -> tuple[dict[int, int], int]:
-        """Allocate the memory that intermediates share, and the `kept` temporaries (number → bytes). Returns the address of each, and the
-        total bytes of `kept`."""
+    def allocate(self, placement: BufferPlacement, kept: Mapping[int, int], *, touch: bool) -> tuple[dict[int, int], int]:
+        """Allocate the memory that intermediates share, and the `kept` temporaries (number → bytes). `touch`: whether to touch the pages
+        that intermediates share. Returns the address of each, and the total bytes of `kept`."""
+        self._touch = touch
         always = plan_memory(kept, dict.fromkeys(kept, 0), dict.fromkeys(kept, 0), "disabled")
         self.shared_bytes, self.offsets = placement.total, placement.offsets
-        self.shared = self.backend.allocate(placement.total) if placement.total else None
+        self.shared = self.backend.allocate(placement.total, touch) if placement.total else None
         # not touched here, because phases that run once fill it
         self.kept = self.backend.allocate(always.total, touch=False) if always.total else None
         addresses = {}
@@ -74,7 +76,7 @@ class DevicePart:
 
     def allocate_again(self) -> dict[int, int]:
         """Allocate the shared memory again after its release. Returns the address by number."""
-        self.shared = memory = self.backend.allocate(self.shared_bytes)
+        self.shared = memory = self.backend.allocate(self.shared_bytes, self._touch)
         return {number: memory.address + offset for number, offset in self.offsets.items()}
 
     # -- tensors' memory, on a device that cannot read host memory ----------------------------------

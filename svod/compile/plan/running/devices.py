@@ -117,11 +117,13 @@ class PlanDevices:
                     addresses[temps[t]] = address
                     packed.add(temps[t])
         shared, bound, kept = 0, 0, sum(m.nbytes for m in set(self.packed.values()))
+        # of memory for the largest sizes, a run with others uses a part, and the rest takes none from the system
+        touch = not any(k.spec.variables for k in kernels)
         for part in self.parts.values():
             here = {n: size for n, size in alive.sizes.items() if place[n] == part.device}
             placement = plan_memory(here, alive.first, alive.last, planner)
             own = {n: size for n, size in alive.kept.items() if n not in packed and place[n] == part.device}
-            made, always = part.allocate(placement, own)
+            made, always = part.allocate(placement, own, touch=touch)
             shared, bound, kept = shared + placement.total, bound + placement.lower_bound, kept + always
             for n, address in made.items():
                 addresses[n] = address
