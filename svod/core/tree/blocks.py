@@ -33,24 +33,28 @@ class _Blocks:
 
     def body(self, body: Body) -> Body:
         """Cut the sums in the stages and in the loop of a body."""
-        return body._replace(stages=tuple([self._compute(c) for c in body.stages]), inner=self._inner(body.inner))
+        return body.holding(self._stages(body), self._inner(body.inner))
+
+    def _stages(self, body: Body) -> tuple[Compute, ...]:
+        return tuple([self._compute(c) for c in body.stages]) if body.stages else ()
 
     def _compute(self, node: Compute) -> Compute:
         if is_derived(node.nest.r.stage):       # a copy has no sums
             return node._replace(before=tuple([self._compute(c) for c in node.before])) if node.before else node
         assert node.body is not None
-        return node._replace(body=self.body(node.body))
+        body = self.body(node.body)
+        return node if body is node.body else node._replace(body=body)
 
     def _inner(self, node: Inner) -> Inner:
         if isinstance(node, Loop):
-            return node._replace(body=self.body(node.body), tails=tuple([t._replace(body=self.body(t.body)) for t in node.tails]))
+            return node.around(self.body(node.body), node.span, tuple([t._replace(body=self.body(t.body)) for t in node.tails]))
         return self._reduction(node) if isinstance(node, Reduction) else node
 
     def _reduction(self, node: Reduction) -> Reduction:
         nest = self._nest(node)
         if nest is None and not _has_stages(node.inner):
             return node
-        return node._replace(inner=self._cut(node.inner, nest))
+        return node.around(self._cut(node.inner, nest))
 
     def _nest(self, node: Reduction) -> BlockedNest | None:
         """Decide how the loops of a reduction are cut. None: nothing is cut, as the sum is short or the order of its
@@ -87,10 +91,11 @@ class _Blocks:
             raise AssertionError(node)
         sizes = nest.loops[node.number].sizes if nest is not None and node.axis >= node.frame.num_outs else ()
         tails = tuple([t._replace(body=self._cut_body(t.body, nest)) for t in node.tails])
-        return node._replace(body=self._cut_body(node.body, nest), tails=tails, blocks=sizes)
+        done = node.around(self._cut_body(node.body, nest), node.span, tails)
+        return done._replace(blocks=sizes) if sizes else done
 
     def _cut_body(self, body: Body, nest: BlockedNest | None) -> Body:
-        return body._replace(stages=tuple([self._compute(c) for c in body.stages]), inner=self._cut(body.inner, nest))
+        return body.holding(self._stages(body), self._cut(body.inner, nest))
 
 
 def _has_stages(node: Inner) -> bool:

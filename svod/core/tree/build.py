@@ -143,7 +143,8 @@ class TreeMaker:
 
     def _computed(self, s: int, point: int) -> tuple[Compute, ...]:
         """The stages that are placed in stage `s` inside its loop at depth `point`."""
-        return tuple([self.compute(c) for c in self.placement.children.get((s, point), ()) if c in self.nest.stages])
+        found = self.placement.children.get((s, point))
+        return () if found is None else tuple([self.compute(c) for c in found if c in self.nest.stages])
 
     def _inner(self, frame: Frame, k: int) -> Inner:
         """The next loop of a stage. Inside all output loops: its reduction, or a store if it has none."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from itertools import product
 from math import prod
+from operator import is_
 from typing import NamedTuple
 
 from svod.core.kernel.contraction import Window
@@ -390,6 +391,12 @@ class Loop(NamedTuple):
     limits: tuple[Limit, ...] = ()  # Masks; iterations that they mask completely are skipped.
     pipeline: Pipeline | None = None    # copies that start iterations before the one that reads them
 
+    def around(self, body: Body, span: Span, tails: tuple[Tail, ...] = ()) -> Loop:
+        """The loop around another body; the loop itself if nothing differs."""
+        if body is self.body and span is self.span and not tails and not self.tails:
+            return self
+        return self._replace(body=body, span=span, tails=tails)
+
     @property
     def loop(self) -> StageLoop:
         """The loop's entry in the frame."""
@@ -438,6 +445,10 @@ class Reduction(NamedTuple):
     inner: Inner
     through_memory: bool = False
     barrier: bool = False
+
+    def around(self, inner: Inner) -> Reduction:
+        """The reduction with other loops; the reduction itself if they are its own."""
+        return self if inner is self.inner else self._replace(inner=inner)
 
     def in_frame(self, frame: Frame) -> Reduction:
         """The reduction in another frame of its stage. Output loops that have a single iteration there need no accumulators in memory."""
@@ -498,6 +509,10 @@ class Body(NamedTuple):
     safe: frozenset[int] = frozenset()
     barrier: bool = False
     prefetches: tuple[Prefetch, ...] = ()
+
+    def holding(self, stages: tuple[Compute, ...], inner: Inner) -> Body:
+        """The body with as many other stages, and another end; the body itself if they are its own."""
+        return self if inner is self.inner and all(map(is_, stages, self.stages)) else self._replace(stages=stages, inner=inner)
 
     @property
     def frame(self) -> Frame:
@@ -575,7 +590,7 @@ class Phase(NamedTuple):
 
 def with_loops(change: Callable[[Loop], Loop], body: Body) -> Body:
     """Replace every loop of a body, and of the stages in it, by `change(loop)`; inner loops come first."""
-    return body._replace(stages=tuple([_with_loops_of_stage(change, c) for c in body.stages]), inner=_with_loops(change, body.inner))
+    return body.holding(tuple([_with_loops_of_stage(change, c) for c in body.stages]), _with_loops(change, body.inner))
 
 
 def _with_loops_of_stage(change: Callable[[Loop], Loop], node: Compute) -> Compute:
@@ -588,8 +603,10 @@ def _with_loops_of_stage(change: Callable[[Loop], Loop], node: Compute) -> Compu
 def _with_loops(change: Callable[[Loop], Loop], node: Inner) -> Inner:
     if isinstance(node, Loop):
         tails = tuple([t._replace(body=with_loops(change, t.body)) for t in node.tails])
-        return change(node._replace(body=with_loops(change, node.body), tails=tails))
-    if isinstance(node, (Reduction, Update)):
+        return change(node.around(with_loops(change, node.body), node.span, tails))
+    if isinstance(node, Reduction):
+        return node.around(_with_loops(change, node.inner))
+    if isinstance(node, Update):
         return node._replace(inner=_with_loops(change, node.inner))
     return node
 

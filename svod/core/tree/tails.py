@@ -105,7 +105,8 @@ class _Tails:
     def around(self, body: Body, inner: Inner, frame: Frame, place: Place) -> Body:
         """Replace the end of a body by `inner`, and give its stages their tails."""
         stages = tuple([self.compute(c, place) for c in body.stages]) if body.stages else ()
-        return body._replace(stages=stages, inner=inner, safe=place.safe[frame.r.stage.index])
+        safe = place.safe[frame.r.stage.index]
+        return body._replace(stages=stages, inner=inner, safe=safe) if safe else body.holding(stages, inner)
 
     def compute(self, node: Compute, place: Place) -> Compute:
         """Give the loops of a stage, computed inside loops of other stages, their tails."""
@@ -115,16 +116,18 @@ class _Tails:
         if self.maker.checks.unsafe:
             safe = safe_axes(self.maker, place.nests, place.safe, s)
             beyond = any(is_read_beyond(self.maker, place.nests, place.safe, s, dim) for dim in range(len(node.nest.region)))
-        inside = place._replace(safe={**place.safe, s: safe})
+        inside = Place(place.nests, {**place.safe, s: safe}, place.cuts)
         before = tuple([self.compute(c, inside) for c in node.before])
         body = None if node.body is None or frame is None else self.body(node.body, frame, inside)
+        if body is node.body and not before and not beyond:
+            return node
         return node._replace(is_read_beyond=beyond, before=before, body=body)
 
     def inner(self, node: Inner, frame: Frame, place: Place) -> Inner:
         """Give the loop or reduction at the end of a body its tails."""
         if isinstance(node, Reduction):
             node = node.in_frame(frame)
-            return node._replace(inner=self.reducing(node.inner, frame, place, node.in_memory != ()))
+            return node.around(self.reducing(node.inner, frame, place, node.in_memory != ()))
         assert isinstance(node, (Loop, Store)), "sums are inside of reductions"
         node = node if node.frame is frame else node._replace(frame=frame)
         return self.output_loop(node, place) if isinstance(node, Loop) else node
@@ -135,11 +138,11 @@ class _Tails:
         if self._is_aligned(node):
             return self._aligned(node, place)
         if node.loop.piece.extent == 1:
-            return node._replace(body=self.body(node.body, frame, place), span=Span.ONCE)
+            return node.around(self.body(node.body, frame, place), Span.ONCE)
         if not self.is_ended(frame, a):
-            return node._replace(body=self.body(node.body, frame, place))
+            return node.around(self.body(node.body, frame, place), Span.ALL)
         if a in place.safe[s] or not frame.is_innermost(node.number):
-            return node._replace(body=self.body(node.body, frame, place), span=Span.TO_LIMIT)
+            return node.around(self.body(node.body, frame, place), Span.TO_LIMIT)
         reach, body = frame.reach(a), self.body(node.body, frame, place.knowing(s, a))
         steps = (self.steps(frame, a) or [(When.ANY, reach)]) if reach > 1 else []
         return node._replace(body=body, span=Span.WHOLE, is_moved_back=self.is_moved_back(frame, a),
@@ -194,7 +197,7 @@ class _Tails:
             span = Span.TO_LIMIT
             if a not in place.safe[s] and frame.is_innermost(node.number) and frame.reach(a) == 1:
                 span, place = Span.WHOLE, place.knowing(s, a)
-        return node._replace(body=self._inside(node, frame, place, in_memory), span=span)
+        return node.around(self._inside(node, frame, place, in_memory), span)
 
     def _reduce_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """Give a reduce loop the tail for the positions that its whole iterations leave over."""
@@ -212,13 +215,13 @@ class _Tails:
             cut = frame.shortened(a, frame.number_of(node.loop), rest)
             inside = self._inside(node, cut, self.cut(place, cut, a, node.loop.point), in_memory)
             tails = (Tail(When.ANY, rest, inside),)
-        return node._replace(body=body, span=span, tails=tails)
+        return node.around(body, span, tails)
 
     def _ended_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """Give a reduce loop over an axis whose extent depends on a variable its tail."""
         frame, a, s = node.frame, node.axis, node.frame.r.stage.index
         if not frame.is_innermost(node.number):
-            return node._replace(body=self._inside(node, frame, place, in_memory), span=Span.TO_LIMIT)
+            return node.around(self._inside(node, frame, place, in_memory), Span.TO_LIMIT)
         known, tails = place.knowing(s, a), tuple[Tail, ...]()
         if frame.reach(a) > 1:
             step = frame.tail_step(a)
@@ -226,7 +229,7 @@ class _Tails:
             if cut is not frame:
                 inside = self.cut(inside, cut, a, node.loop.point)
             tails = (Tail(When.ANY, step, self._inside(node, cut, inside, in_memory)),)
-        return node._replace(body=self._inside(node, frame, known, in_memory), span=Span.WHOLE, tails=tails)
+        return node.around(self._inside(node, frame, known, in_memory), Span.WHOLE, tails)
 
     # -- smaller bodies ---------------------------------------------------------------------------------
     def cut(self, place: Place, frame: Frame, a: int, point: int) -> Place:
