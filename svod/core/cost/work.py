@@ -15,15 +15,14 @@ the region of a stage, the positions side by side, and memory layouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 from svod.core.cost.footprint import touched
 from svod.core.cost.runs import StageRuns
-from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL
-from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.loop_nest import LoopNest, stored_bytes
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -110,7 +109,7 @@ class StageWork:
         # per axis: positions side by side, as vectors on the vector axis
         self.positions = [self.side_by_side(a) * self.held[a] for a in range(len(stage.axes))]
         self.tile = math.prod(self.positions)
-        self.skipped = {*masks_of(self.r), *known, *products_of(self.r)}       # nodes without a cost of their own
+        self.skipped = set(known)               # nodes of `ResolvedStage.values` without a cost
 
     def side_by_side(self, a: int, role: str = "") -> int:
         """Positions of a local axis that are computed side by side. `role`: count only loops of this role; "": all that are side by
@@ -148,14 +147,9 @@ class StageWork:
         """Serial iterations of the loops over reduce axes."""
         return math.prod([n for a, n in self.loops if a >= self.outs])
 
-    def values(self) -> Iterator[tuple[int, Node, bool]]:
+    def values(self) -> list[tuple[int, Node, bool]]:
         """The nodes that are computed or loaded: (number of the node, node, whether it is a load or the read of a staged value)."""
-        for i, n in enumerate(self.r.nodes):
-            if i not in self.skipped and n.dtype != dtypes.index:
-                if n.kind in ("load", "read"):
-                    yield i, n, True
-                elif n.kind in ("alu", "cast"):
-                    yield i, n, False
+        return [value for value in self.r.values if value[0] not in self.skipped]
 
     def distinct(self, deps: Collection[int], coefs: Coefs) -> float:
         """The share of distinct elements among all that an access touches over the positions side by side, since neighbouring windows
@@ -217,21 +211,6 @@ def _in_bytes(coefs: Coefs, itemsize: int) -> Coefs:
 def is_aligned(coefs: Coefs, const: int, axis: int, lanes: int) -> bool:
     """Whether each vector of `lanes` lanes along a local axis begins at a multiple of its size."""
     return not const % lanes and not any(c % lanes for a, c in coefs if a != axis)
-
-
-def masks_of(r: ResolvedStage) -> set[int]:
-    """The nodes that are used only by masks of loads."""
-    gates = {n.gate for n in r.nodes if n.gate >= 0}
-    used: set[int] = set()
-    for i in range(len(r.nodes) - 1, -1, -1):
-        (gates if i in gates and i not in used else used).update(r.nodes[i].src)
-    return gates - used
-
-
-def products_of(r: ResolvedStage) -> set[int]:
-    """The products that are part of a multiply-add."""
-    first = [red.values[0] for red in r.reductions if red.combiner == "ADD"]
-    return {i for i in first if r.nodes[i].kind == "alu" and r.nodes[i].op == "MUL"}
 
 
 def has_constant_lanes(work: StageWork, gate: int) -> bool:

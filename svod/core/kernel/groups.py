@@ -101,6 +101,7 @@ def space_of(state: Scheduler, placement: Placement, stage: int, positions: int,
     return MemorySpace.SHARED if shared else MemorySpace.SCRATCH
 
 
+@Derived
 def has_block_rows(state: Scheduler) -> bool:
     """Whether any loop is bound to the threads of a group, or any stage is computed in tiles that a subgroup holds."""
     return any(r.role in BLOCK_ROLES for r in state.rows) or any(held_threads(state, s.index) > 1 for s in state.kernel.stages)

@@ -201,7 +201,10 @@ class LinearIndex:
     atoms: tuple[tuple[int, int], ...]   # (node, coefficient)
 
     def coef(self, axis: int) -> int:
-        return next((c for a, c in self.coefs if a == axis), 0)
+        for a, c in self.coefs:
+            if a == axis:
+                return c
+        return 0
 
 
 @dataclass(slots=True)
@@ -246,6 +249,9 @@ class ResolvedStage:
     lanes_bytes: int = 4            # size in bytes of the widest value type
     read_nodes: tuple[Node, ...] = ()
     read_axes: tuple[tuple[frozenset[int], ...], ...] = ()      # per read and dim: the local axes that move it
+    # the values that are loaded or computed by instructions of their own: (number of the node, node, whether it is a load or a read);
+    # masks of loads, and products that are part of a multiply-add, are left out
+    values: tuple[tuple[int, Node, bool], ...] = ()
 
     @property
     def combines(self) -> bool:
@@ -426,7 +432,25 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
     widest = max([n.dtype.itemsize for n in r.nodes if n.dtype != dtypes.index and n.kind != "const" and n.dtype.kind != "b"], default=1)
     read_nodes = tuple(n for n in r.nodes if n.kind == "read")
     read_axes = tuple(tuple(frozenset(r.deps((), [lin])) for lin in n.dims) for n in read_nodes)
-    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), after, widest, read_nodes, read_axes)
+    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), after, widest, read_nodes, read_axes,
+                         _values(r.nodes, r.reductions))
+
+
+def _values(nodes: list[Node], reductions: list[ReduceNode]) -> tuple[tuple[int, Node, bool], ...]:
+    """`ResolvedStage.values` of a stage."""
+    first = [red.values[0] for red in reductions if red.combiner == "ADD"]
+    left_out = _masks(nodes) | {i for i in first if nodes[i].kind == "alu" and nodes[i].op == "MUL"}
+    return tuple([(i, n, n.kind in ("load", "read")) for i, n in enumerate(nodes)
+                  if i not in left_out and n.dtype != dtypes.index and n.kind in ("load", "read", "alu", "cast")])
+
+
+def _masks(nodes: list[Node]) -> set[int]:
+    """The nodes that are used only by masks of loads."""
+    gates = {n.gate for n in nodes if n.gate >= 0}
+    used: set[int] = set()
+    for i in range(len(nodes) - 1, -1, -1):
+        (gates if i in gates and i not in used else used).update(nodes[i].src)
+    return gates - used
 
 
 def reachable(nodes: list[Node], todo: list[int]) -> set[int]:

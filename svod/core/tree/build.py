@@ -139,6 +139,8 @@ class TreeMaker:
 
     def _placed(self, frame: Frame, k: int) -> tuple[Compute, ...]:
         """The stages that are computed inside the outermost `k` loops of a stage."""
+        if not self.placement.children:
+            return ()
         return self._computed(frame.r.stage.index, frame.loops[k - 1].point if k else 0)
 
     def _computed(self, s: int, point: int) -> tuple[Compute, ...]:
