@@ -91,7 +91,8 @@ class _Counter:
         """Count a stage and the stages computed inside its loops. `own`: the stage's loops outside of `body`."""
         runs, ends, updates = 1.0, 0.0, 0.0
         while True:
-            self._computed(body.stages, (*one.around, *own))
+            if body.stages:
+                self._computed(body.stages, (*one.around, *own))
             node: Inner = body.inner
             while isinstance(node, (Reduction, Update)):
                 if isinstance(node, Update):
@@ -112,13 +113,14 @@ class _Counter:
         if isinstance(node, Accumulate):
             reduced = node.frame.pieces[node.frame.num_outs:]
             ends += runs * _ends(prod([p.extent for pieces in reduced for p in pieces if p.role == UNROLL]), node.blocks)
-        self.found[one.nest.r.stage.index] = one._replace(own=tuple(own), block_ends=ends, updates=updates)
+        self.found[one.nest.r.stage.index] = StageRuns(one.nest, one.around, tuple(own), ends, updates, one.copy, one.pipeline)
 
     def _computed(self, stages: tuple[Compute, ...], around: Sequence[LoopRuns], copy: AheadCopy | None = None,
                   pipeline: Pipeline | None = None) -> None:
         """Count stages computed inside the loops `around`. `copy`, `pipeline`: as in StageRuns."""
         for node in stages:
-            self._computed(node.before, around)
+            if node.before:
+                self._computed(node.before, around)
             starts = [terms for terms, _ in node.nest.starts]
             moves = [tuple([(dim, terms[row]) for dim, terms in enumerate(starts) if row in terms]) for row, *_ in around]
             outer = tuple([LoopRuns(loop.row, own, *loop[2:]) for loop, own in zip(around, moves, strict=True)])
