@@ -42,14 +42,14 @@ class Point:
         return value
 
     def bind(self, hole: Hole[T], value: T) -> Point:
-        return replace(self, values={**self.values, hole: value})
+        return Point(self.state, self.stage, self.template, {**self.values, hole: value}, self.before)
 
     def at(self, state: Scheduler) -> Point:
         """The same point with another state. If an opt has rewritten the kernel, the stage becomes that of the new output."""
         if state is self.state:
             return self
         stage = self.stage if state.kernel is self.state.kernel else resolved(state, state.kernel.output)
-        return replace(self, state=state, stage=stage)
+        return Point(state, stage, self.template, self.values, self.before)
 
     def get(self, value: Value[T]) -> T:
         """Evaluate an argument of a step: the value of a hole, the result of a function of the point, or a constant."""
@@ -199,6 +199,12 @@ class _Bind(NamedTuple):
     value: Any
 
 
+class _Changed(NamedTuple):
+    """Ends the branch if its state is still the one before."""
+
+    before: Scheduler
+
+
 class Template(_Group):
     """Steps with a name, which `made_by` shows for the states that they produce."""
 
@@ -210,53 +216,62 @@ class Template(_Group):
 def schedule(steps: Steps, state: Scheduler, s: int | None = None) -> Iterator[Scheduler]:
     """The states that templates produce, in order. They schedule the loops of stage `s`; None: the loops of the output stage."""
     start = Point(state, resolved(state, state.kernel.output if s is None else s), before=made_by(state))
-    for p in _Interpreter().follow(steps, start):
+    for p in _reached(steps, start):
         if p.state is not state and not made_by(p.state):
             _MADE_BY.give(p.state, str(p))
         yield p.state
 
 
-class _Interpreter:
-    """One enumeration of a template. It keeps the least cost seen at each `Cheaper` step."""
+class _Then(NamedTuple):
+    """The steps that follow a step. `least`: as in `_reached`, for the template that `step` stands in."""
 
-    def __init__(self) -> None:
-        self._least: dict[Cheaper, float] = {}
+    step: Steps
+    least: dict[Cheaper, float]
+    then: _Then | None
 
-    def follow(self, step: Steps, p: Point) -> Iterator[Point]:
-        """The points that a step reaches from point `p`."""
+
+def _reached(steps: Steps, start: Point) -> Iterator[Point]:
+    """The points that steps reach from a point, depth first. Each template has the least cost seen so far at each of its `Cheaper`
+    steps (`least`)."""
+    todo: list[tuple[Steps, Point, _Then | None, dict[Cheaper, float]]] = [(steps, start, None, {})]       # the next one is the last
+    while todo:
+        step, p, then, least = todo.pop()
+        points: Sequence[Point] = ()
         match step:
             case Hole():
-                for value in step.choices(p):
-                    yield p.bind(step, value)
+                points = [p.bind(step, value) for value in step.choices(p)]
             case Apply() | Do():
                 after = step.change(p)
-                if after is not None:
-                    yield p.at(after)
+                points = () if after is None else (p.at(after),)
             case Only():
-                if step.holds(p):
-                    yield p
+                points = (p,) if step.holds(p) else ()
             case Cheaper():
-                cost, least = step.cost(p), self._least.get(step, float("inf"))
-                self._least[step] = min(cost, least)
-                if cost < least or step.kept(p):
-                    yield p
+                cost, seen = step.cost(p), least.get(step, float("inf"))
+                least[step] = min(cost, seen)
+                points = (p,) if cost < seen or step.kept(p) else ()
             case Choose():
-                for branch in step.steps:
-                    yield from self.follow(branch, p)
+                todo += [(branch, p, then, least) for branch in reversed(step.steps)]
             case Need():
-                yield from (q for q in self.follow(step.steps, p) if q.state is not p.state)
+                todo.append((step.steps, p, _Then(_Changed(p.state), least, then), least))
+            case _Changed():
+                points = () if p.state is step.before else (p,)
             case Each():
                 values = [_Bind(step.hole, value) for value in step.hole.choices(p)]
-                yield from self.follow([[value, step.steps] for value in values], p)
+                todo.append(([[value, step.steps] for value in values], p, then, least))
             case _Bind():
-                yield p.bind(step.hole, step.value)
+                points = (p.bind(step.hole, step.value),)
             case Template():
-                yield from _Interpreter().follow(step.steps, replace(p, template=step.name))
+                todo.append((step.steps, replace(p, template=step.name), then, {}))
             case [first, *rest]:
-                for q in self.follow(first, p):
-                    yield from self.follow(rest, q)
+                for following in reversed(rest):
+                    then = _Then(following, least, then)
+                todo.append((first, p, then, least))
             case _:
-                yield p     # no steps
+                points = (p,)       # no steps
+        if then is None:
+            yield from points
+        else:
+            todo += [(then.step, q, then.then, then.least) for q in reversed(points)]
 
 
 _MADE_BY: Derived[str] = Derived(lambda state: "")
