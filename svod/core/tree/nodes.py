@@ -146,6 +146,14 @@ class Frame(NamedTuple):
         shorter = (*(p._replace(extent=1) for p in pieces[:at + 1]), *_fitted(pieces[at + 1:], rest, keeps_loops=False))
         return self._cut(a, shorter)._replace(bounds=(*self.bounds[:a], rest, *self.bounds[a + 1:]))
 
+    def cut_like(self, other: Frame, a: int) -> Frame:
+        """The frame with the loops and the bound that axis `a` has in another frame of the stage."""
+        if (self.pieces[a], self.bounds[a]) == (other.pieces[a], other.bounds[a]):
+            return self
+        bounds = (*self.bounds[:a], other.bounds[a], *self.bounds[a + 1:])
+        narrow = self.narrow | (other.narrow & {a})
+        return self._cut(a, other.pieces[a])._replace(bounds=bounds, narrow=narrow)
+
     def positions(self, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
         """All positions of the loops with these roles on these local axes, except the vector: (index per loop, axis → offset) each."""
         rows = [(a, p) for a in axes for p in self.pieces[a]

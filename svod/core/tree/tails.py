@@ -10,9 +10,11 @@
     rows of 99 floats, stored past  Tail of a vector up to the first aligned one, Loop o1, Tail by vectors  aligned
       the caches
 
-Output axes whose tiles do not divide a known extent need no tail: `Frame.ends` says whether the last tile is moved back or guarded."""
+Output axes whose tiles do not divide a known extent need no tail: `Frame.ends` says whether the last tile is moved back or guarded. The
+span and the tails that a pass before has given a loop stay."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from svod.core.kernel.layout import is_contiguous
@@ -59,6 +61,9 @@ class Place(NamedTuple):
     def knowing(self, s: int, *axes: int) -> Place:
         """Add the fact that all positions of these axes of stage `s` are inside their extents."""
         return self._replace(safe={**self.safe, s: self.safe[s].union(axes)}) if axes else self
+
+
+Inside = Callable[[Body, Frame, Place], Body]       # gives the loops of a body their tails
 
 
 class _Tails:
@@ -135,6 +140,8 @@ class _Tails:
     def output_loop(self, node: Loop, place: Place) -> Loop:
         """Give an output loop that is outside of all reduce loops its tails."""
         frame, a, s = node.frame, node.axis, node.frame.r.stage.index
+        if is_given(node):
+            return self._given(node, place, self.body)
         if self._is_aligned(node):
             return self._aligned(node, place)
         if node.loop.piece.extent == 1:
@@ -181,11 +188,13 @@ class _Tails:
         node = node if node.frame is frame else node._replace(frame=frame)
         if isinstance(node, Accumulate):
             return node
+        if is_given(node):
+            return self._given(node, place, lambda body, own, at: self._inside(body, own, at, in_memory))
         return self._output_inside(node, place, in_memory) if node.axis < frame.num_outs else self._reduce_loop(node, place, in_memory)
 
-    def _inside(self, node: Loop, frame: Frame, place: Place, in_memory: bool) -> Body:
+    def _inside(self, body: Body, frame: Frame, place: Place, in_memory: bool) -> Body:
         """The body of a loop of a reduction, in `frame`, with the stages and loops in it processed."""
-        return self.around(node.body, self.reducing(node.body.inner, frame, place, in_memory), frame, place)
+        return self.around(body, self.reducing(body.inner, frame, place, in_memory), frame, place)
 
     def _output_inside(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """Give the loops inside an output loop that stands inside reduce loops their tails. Each of its iterations has its own
@@ -197,7 +206,7 @@ class _Tails:
             span = Span.TO_LIMIT
             if a not in place.safe[s] and frame.is_innermost(node.number) and frame.reach(a) == 1:
                 span, place = Span.WHOLE, place.knowing(s, a)
-        return node.around(self._inside(node, frame, place, in_memory), span)
+        return node.around(self._inside(node.body, frame, place, in_memory), span)
 
     def _reduce_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """Give a reduce loop the tail for the positions that its whole iterations leave over."""
@@ -210,10 +219,10 @@ class _Tails:
                 span = Span.ONCE
             elif whole == 0:
                 span = Span.NEVER
-        body = self._inside(node, frame, place, in_memory)
+        body = self._inside(node.body, frame, place, in_memory)
         if rest:
             cut = frame.shortened(a, frame.number_of(node.loop), rest)
-            inside = self._inside(node, cut, self.cut(place, cut, a, node.loop.point), in_memory)
+            inside = self._inside(node.body, cut, self.cut(place, cut, a, node.loop.point), in_memory)
             tails = (Tail(When.ANY, rest, inside),)
         return node.around(body, span, tails)
 
@@ -221,17 +230,26 @@ class _Tails:
         """Give a reduce loop over an axis whose extent depends on a variable its tail."""
         frame, a, s = node.frame, node.axis, node.frame.r.stage.index
         if not frame.is_innermost(node.number):
-            return node.around(self._inside(node, frame, place, in_memory), Span.TO_LIMIT)
+            return node.around(self._inside(node.body, frame, place, in_memory), Span.TO_LIMIT)
         known, tails = place.knowing(s, a), tuple[Tail, ...]()
         if frame.reach(a) > 1:
             step = frame.tail_step(a)
             cut, inside = frame.narrowed(a, step), known if step == 1 else place
             if cut is not frame:
                 inside = self.cut(inside, cut, a, node.loop.point)
-            tails = (Tail(When.ANY, step, self._inside(node, cut, inside, in_memory)),)
-        return node.around(self._inside(node, frame, known, in_memory), Span.WHOLE, tails)
+            tails = (Tail(When.ANY, step, self._inside(node.body, cut, inside, in_memory)),)
+        return node.around(self._inside(node.body, frame, known, in_memory), Span.WHOLE, tails)
 
     # -- smaller bodies ---------------------------------------------------------------------------------
+    def _given(self, node: Loop, place: Place, inside: Inside) -> Loop:
+        """Keep the span and the tails that a pass before has set, and give the loops in the bodies theirs."""
+        frame, a, tails = node.frame, node.axis, list[Tail]()
+        known = place.knowing(frame.r.stage.index, a) if self.is_ended(frame, a) else place
+        for tail in node.tails:
+            cut, at = frame.cut_like(tail.body.frame, a), known if tail.step == 1 else place
+            tails.append(tail._replace(body=inside(tail.body, cut, at if cut is frame else self.cut(at, cut, a, node.loop.point))))
+        return node.around(inside(node.body, frame, known if node.span is Span.WHOLE else place), node.span, tuple(tails))
+
     def cut(self, place: Place, frame: Frame, a: int, point: int) -> Place:
         """Add the fact that a stage has the shorter loops of `frame` over local axis `a`. Stages inside the loop at depth `point`
         then have smaller regions."""
@@ -262,6 +280,11 @@ class _Tails:
         if a == frame.vector_axis or not frame.r.reductions or not is_contiguous(frame.pieces[a]) or step <= FEW_ROWS:
             return [(When.ANY, step)] if step < reach else []
         return [(When.FEW, 1), (When.MANY, step)]
+
+
+def is_given(node: Loop) -> bool:
+    """Whether a pass has said which iterations of a loop run, or has given it tails."""
+    return node.span is not Span.ALL or bool(node.tails)
 
 
 def is_split(split: Split | None, node: Loop) -> bool:

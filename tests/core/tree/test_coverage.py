@@ -35,6 +35,7 @@ from svod.core.tree.nodes import (
     Span,
     Split,
     Store,
+    Tail,
     Update,
     When,
     with_bodies,
@@ -330,6 +331,82 @@ def test_every_position_below_a_variable_is_computed_once(name: str) -> None:
             except AssertionError as e:
                 raise AssertionError(f"n = {n}, m = {m}: {[o.to_json() for o in state.applied_opts]}") from e
     assert checked >= count(6) * 2, "most chains are checked"
+
+
+# -- loops that a pass before tails cuts ------------------------------------------------------------------
+def row_by_row(maker: TreeMaker, tree: Tree) -> Tree:
+    """Let the remainder of each innermost loop that a variable ends run position by position."""
+    def change(node: Loop) -> Loop:
+        frame, a = node.frame, node.axis
+        if not is_ended(maker, node) or not frame.is_innermost(node.number) or frame.reach(a) == 1:
+            return node
+        cut = frame.narrowed(a, 1)
+        return node._replace(span=Span.WHOLE, tails=(Tail(When.ANY, 1, node.body._replace(inner=in_frame(node.body.inner, cut))),))
+    return tuple([p._replace(launch=with_bodies(partial(with_loops, change), p.launch)) for p in tree])
+
+
+def to_limit(maker: TreeMaker, tree: Tree) -> Tree:
+    """Let each loop that a variable ends run up to its end, under guards."""
+    def change(node: Loop) -> Loop:
+        return node._replace(span=Span.TO_LIMIT) if is_ended(maker, node) else node
+    return tuple([p._replace(launch=with_bodies(partial(with_loops, change), p.launch)) for p in tree])
+
+
+def peeled(maker: TreeMaker, tree: Tree) -> Tree:
+    """Peel the remainder of each sum, whose whole iterations run in a loop even if there is only one."""
+    def change(node: Loop) -> Loop:
+        frame, a = node.frame, node.axis
+        if is_ended(maker, node) or a < frame.num_outs or not node.rest:
+            return node
+        cut = frame.shortened(a, frame.number_of(node.loop), node.rest)
+        return node._replace(tails=(Tail(When.ANY, node.rest, node.body._replace(inner=in_frame(node.body.inner, cut))),))
+    return tuple([p._replace(launch=with_bodies(partial(with_loops, change), p.launch)) for p in tree])
+
+
+def is_ended(maker: TreeMaker, node: Loop) -> bool:
+    axis = node.frame.r.axes[node.axis]
+    return axis >= 0 and maker.kernel.axes[axis].bound is not None
+
+
+def in_frame(node: Inner, frame: Frame) -> Inner:
+    """The end of a body, in another frame."""
+    return node._replace(inner=in_frame(node.inner, frame)) if isinstance(node, Update) else node._replace(frame=frame)
+
+
+def loops_of(tree: Tree) -> list[Loop]:
+    found: list[Loop] = []
+
+    def note(node: Loop) -> Loop:
+        found.append(node)
+        return node
+    for p in tree:
+        with_bodies(partial(with_loops, note), p.launch)
+    return found
+
+
+@pytest.mark.parametrize("change", [row_by_row, to_limit, peeled])
+def test_spans_and_tails_of_a_pass_before_tails_stay(monkeypatch: pytest.MonkeyPatch, change: Callable[[TreeMaker, Tree], Tree]) -> None:
+    """Every position is still computed once, and every term added once."""
+    kept, plain, kernels = 0, PASSES, {**ENDED, **{name: CORPUS[name] for name in ("gemm", "softmax", "conv3x3", "argmax")}}
+    for name, build in kernels.items():
+        kernel = Kernel(build())
+        for seed in range(count(4)):
+            rng = random.Random(f"{change.__name__} {name} {seed}")
+            state = random_state(rng, Scheduler(kernel, replace(AVX2, threads=2)), rng.randint(2, 8))
+            monkeypatch.setattr("svod.core.tree.passes.PASSES", (plain[0], TreePass("change", "changes", change), *plain[1:]))
+            try:
+                given = {(n.frame.r.stage.index, n.number): (n.span, [t.step for t in n.tails])
+                         for n in loops_of(loop_tree(state, "change")) if n.span is not Span.ALL or n.tails}
+                found = loops_of(loop_tree(state, "tails"))
+                for values in ({"n": 1, "m": 1}, {"n": ROWS, "m": COLUMNS}, {"n": 7, "m": 13}):
+                    check(state.copy(), values)
+            except KernelOptError:      # placements that an opt has moved since
+                continue
+            for node in found:
+                own = given.get((node.frame.r.stage.index, node.number))
+                assert own is None or own == (node.span, [t.step for t in node.tails]), (name, state.applied_opts)
+                kept += own is not None
+    assert kept > 3
 
 
 # -- bodies of tails --------------------------------------------------------------------------------------
