@@ -256,6 +256,11 @@ class PhaseThreads(NamedTuple):
     positions: dict[int, Positions]
     threads: dict[int, StageThreads]
 
+    def group(self, root: int) -> ThreadGroup:
+        """The group of threads of the phase, which stores stage `root`."""
+        own = self.threads[root]
+        return ThreadGroup(own.local, own.inner, max([t.threads for t in self.threads.values()]))
+
 
 def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThreads:
     """The threads of the phase that stores stage `root`, cached on the state."""
@@ -292,9 +297,7 @@ def keep_threads(state: Scheduler, new: Scheduler) -> None:
 
 def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:
     """The group of threads of the phase that stores stage `root`."""
-    threads = phase_threads(state, placement, root).threads
-    own = threads[root]
-    return ThreadGroup(own.local, own.inner, max([t.threads for t in threads.values()]))
+    return phase_threads(state, placement, root).group(root)
 
 
 def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int, StageThreads]:
@@ -402,7 +405,8 @@ def check_groups(state: Scheduler) -> None:
         return
     placement, target = place_stages(state), state.target
     for root in placement.roots:
-        phase, threads = phase_threads(state, placement, root), group_of(state, placement, root).threads
+        phase = phase_threads(state, placement, root)
+        threads = phase.group(root).threads
         sharing = [s for s in phase.stages if phase.threads[s].reducers > 1]
         for s, where in phase.positions.items():
             if where.by_reducers and (s in sharing or has_own_threads(state, s)):
