@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
+from svod.core.cost import sketch
 from svod.core.cost.cpu import cost_of, cost_within
 from svod.core.cost.runs import stage_runs
 from svod.core.cost.sketch import TIE_FACTOR, heuristic, sketches
@@ -321,3 +322,14 @@ def test_idle_lanes_in_the_last_tile_weigh_less_than_straight_line_code() -> Non
     for extent in (3753, 1009, 4801):
         assert lane_amounts(extent, 16, 4)[0] >= 32, extent
     assert lane_amounts(112, 16, 4)[0] == 16, "64 would compute an eighth more"
+
+
+@pytest.mark.parametrize(("rows", "columns", "tile", "shared"), [(7, 38, 38, "o0"), (5, 22, 22, "o0"), (67, 47, 16, "r0")])
+def test_cores_share_another_loop_if_those_that_divide_evenly_cannot_be_shared(rows: int, columns: int, tile: int, shared: str) -> None:
+    """The loop over a tile divides evenly, but it is not the outermost of its axis, so THREAD refuses it. The cores then share the most
+    even output loop, or, if it has too few iterations, the sum."""
+    tensor, threads = (data(rows, columns).sum(0), 4) if shared == "r0" else (data(rows * columns) + 1, 2)
+    state = apply_opts(Scheduler(Kernel(kernel_of(tensor)), replace(AVX512, threads=threads)), [Opt("TILE", "o0", tile)])
+    loops = [state.rows[row] for row in state.order[state.kernel.output]]
+    assert next(row.extent for row in loops if row.name == "o0.in") % threads == 0 and loops[0].extent % threads
+    assert [s.applied_opts[-1] for s in sketch._shared(state) if s is not state] == [Opt("THREAD", shared, threads)]
