@@ -479,14 +479,14 @@ def _parallel(state: Scheduler) -> Scheduler:
     """Share a loop among the cores. A reduction is split into parts if there are no output loops, or too few iterations for the cores."""
     if state.target.threads < 2 or not _is_large(state) or state.thread is not None or state.split_reduce is not None:
         return state
-    changed = [s for s in _shared(state) if s is not state]
-    return changed[0] if len(changed) == 1 else min(changed, key=lambda s: cost_of(s).cycles, default=state)
+    choices = _shared(state)
+    return choices[0] if len(choices) == 1 else min(choices, key=lambda s: cost_of(s).cycles)
 
 
 def _shared(state: Scheduler) -> list[Scheduler]:
     """The states to choose from, in each of which the cores share one loop. Loops that divide evenly are preferred; among them, the
     outermost with two iterations per core, as the other cores then make up for a late one. If sharing that loop moves it outside of
-    another one, inner reductions may be computed more often, so each evenly dividing loop is a choice. If none divides evenly, the
+    another one, inner reductions may be computed more often, so each loop is a choice, and so is none. If no loop divides evenly, the
     choices are the most even output loop, and a reduce loop split into parts."""
     kernel, threads = state.kernel, state.target.threads
     r = resolved(state, kernel.output)
@@ -505,9 +505,13 @@ def _shared(state: Scheduler) -> list[Scheduler]:
 
     if even and (even[0] == loops[0] or not any(s.has_reduce and not s.is_output for s in kernel.stages)):
         choices = [first(even)]
+    elif even:
+        choices = [state, *[s for s in [first([row]) for row in dict.fromkeys([*even, *least])] if s is not state]]
     else:
-        choices = [first([row]) for row in even]
-    return choices if any(s is not state for s in choices) else [first(least), first(cut)]
+        choices = []
+    if all(s is state for s in choices):
+        choices = [s for s in (first(least), first(cut)) if s is not state]
+    return choices or [state]
 
 
 def _streamed(state: Scheduler) -> Scheduler:
