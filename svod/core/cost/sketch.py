@@ -433,7 +433,7 @@ WINDOWS = Template(
 def _finish(p: Point) -> Scheduler:
     """Finish a sketch: stage costly values that are read twice, give inner reductions their vectors, and share the work among cores."""
     state = _keep_costly(p.state)
-    for s in _untiled_reductions(p.state):
+    for s in reversed(_untiled_reductions(p.state)):       # readers first, as their tiles decide which positions of a reduction are needed
         r = resolved(state, s)
         operands = factors_of(state, r)
         tiled = inner_contraction(state, r, operands) if operands is not None else None

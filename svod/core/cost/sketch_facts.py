@@ -9,6 +9,7 @@ from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.contraction import product_of, through_casts
 from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS, Dot
 from svod.errors import KernelOptError
@@ -87,7 +88,7 @@ def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> Contiguous
         unit = frozenset(a for a, c in n.linear.coefs if c == 1)
         return ContiguousAxes(unit, unit)
     if n.kind == "read":
-        strides = _strides(resolved(state, n.arg))
+        strides = _strides(state, n.arg, {})
         direct, staged = set(), set()
         for dim, lin in enumerate(n.dims):
             for a, c in lin.coefs:
@@ -100,17 +101,26 @@ def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> Contiguous
     return ContiguousAxes(frozenset().union(*[p.direct for p in parts]), frozenset().union(*[p.staged for p in parts]))
 
 
-def _strides(r: ResolvedStage) -> dict[int, set[int]]:
-    """Axis of a stage → the strides, in elements, of the loads that it moves; 0 for a gathered load."""
-    strides: dict[int, set[int]] = {}
+def _strides(state: Scheduler, s: int, found: dict[int, dict[int, set[int]]]) -> dict[int, set[int]]:
+    """Axis of a stage → the strides, in elements, of the loads that it moves, including loads of elementwise values that the stage reads; 0
+    for a gathered load. `found`: results for other stages."""
+    if s in found:
+        return found[s]
+    r, strides = resolved(state, s), dict[int, set[int]]()
     for n in r.nodes:
         if n.kind == "load":
             assert n.linear is not None
-            gathered = {a for x, _ in n.linear.atoms for a in r.nodes[x].deps}
-            for a, c in n.linear.coefs:
-                strides.setdefault(a, set()).add(0 if a in gathered else c)
-            for a in gathered:
-                strides.setdefault(a, set()).add(0)
+            parts = [(n.linear, {1})]
+        elif n.kind == "read" and is_derived(state.kernel.stages[n.arg]):
+            inner = _strides(state, n.arg, found)
+            parts = [(lin, inner.get(dim, set())) for dim, lin in enumerate(n.dims)]
+        else:
+            continue
+        for lin, units in parts:
+            gathered = {a for x, _ in lin.atoms for a in r.nodes[x].deps}
+            for a in gathered.union(a for a, _ in lin.coefs):
+                strides.setdefault(a, set()).update({0} if a in gathered else {lin.coef(a) * unit for unit in units})
+    found[s] = strides
     return strides
 
 
