@@ -21,7 +21,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import place_stages
-from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
+from svod.core.kernel.scheduler import LOOP, UPCAST, Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.tree.passes import counted_tree
 from svod.tensor import Tensor
@@ -58,6 +58,18 @@ def test_statistics_are_computed_once(shape: tuple[int, int, int], axes: tuple[i
                 results = prod([kernel.axes[a].extent for a in s.outs])
                 computed = runs[s.index].times * prod(runs[s.index].nest.region)
                 assert computed <= 2 * max(results, target.threads), f"{s.name} of {state}: {computed:g} results for {results}"
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_sums_of_exponentials_run_in_vectors(axis: int) -> None:
+    """Two elementwise values are before the sum, one of which reads the other: the maximum is subtracted, then the exponential taken."""
+    x = data(16, 155, 32)
+    for result in (x.log_softmax(axis), x + x.logsumexp(axis, keepdim=True)):
+        kernel = Kernel(kernel_of(result))
+        for target in TARGETS:
+            state = heuristic(Scheduler(kernel, target))
+            tiled = {state.stage_of_row(i) for i, row in enumerate(state.rows) if row.role == UPCAST}
+            assert tiled.issuperset(s.index for s in kernel.stages if s.has_reduce), str(state)
 
 
 @draws(10)
