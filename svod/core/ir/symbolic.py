@@ -16,7 +16,7 @@ The arg of a DEFINE_VAR begins with `(name, vmin, vmax)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import gcd
 from typing import NamedTuple
 
@@ -233,13 +233,24 @@ def shift(a: UOp, k: int) -> UOp:
 
 
 def mul(a: UOp, b: UOp) -> UOp:
-    """a * b. A product with a constant is distributed over the sum; any other product is an atom with its operands in canonical order."""
+    """a * b. A product with a constant is distributed over the sum; any other product is a multiple of an atom, which has its factors in
+    canonical order."""
     if b.op is Ops.CONST:
         return scale(a, int(b.arg))
     if a.op is Ops.CONST:
         return scale(b, int(a.arg))
-    first, second = sorted((a, b), key=_order)
-    return UOp(Ops.MUL, dtypes.index, (first, second))
+    multiple, factors, left = 1, list[UOp](), [a, b]
+    while left:
+        factor = left.pop()
+        if factor.op is Ops.MUL and factor.src[1].op is Ops.CONST:
+            multiple *= int(factor.src[1].arg)
+            left.append(factor.src[0])
+        elif factor.op is Ops.MUL:
+            left += factor.src
+        else:
+            factors.append(factor)
+    first, *others = sorted(factors, key=_order)
+    return scale(reduce(lambda x, y: UOp(Ops.MUL, dtypes.index, (x, y)), others, first), multiple)
 
 
 def _divide(terms: Terms, constant: int, c: int) -> tuple[Terms, int, Terms, int]:

@@ -32,6 +32,8 @@ def test_a_deep_expression_is_shown() -> None:
 def test_what_is_the_same_for_every_value_is_answered() -> None:
     assert N + 1 == 1 + N and N - N == 0 and 2 * N == N * 2 and (4 * N) // 4 == N and (4 * N) % 4 == 0
     assert N <= 500 and N > 0 and N < N + 1 and not N > 500
+    m, k = Variable("m", 1, 9), Variable("k", 1, 9)
+    assert 64 * ((4 * N) * m) == 256 * (m * N) and (N * m) * k == N * (k * m) and (2 * N * m) // 2 == m * N and N * m != N * k
     assert N != 5 and N != N + 1 and N.bind(5) != N.bind(6) and N.bind(5) == N.bind(5)
     assert repr(N) == "n" and repr(N.bind(5) * 2 + 1) == "2*n=5+1"
     assert shape_at((N.bind(5), 3)) == (5, 3) and shape_at((N + 1,), {"n": 9}) == (10,)
