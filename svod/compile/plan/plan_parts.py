@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from pathlib import Path
@@ -266,26 +266,25 @@ def names_of(kernel: PreparedKernel) -> dict[str, str]:
 
 
 class VariableRange(NamedTuple):
-    """A phase whose number of iterations depends on variables: the number of its kernel, its own number, and the kernel's variables
-    (`names_of`)."""
+    """Phases with one number of iterations, which depends on variables. `names`: the plan's variable for each of the program's that it
+    depends on. `places`: the numbers of the phases' kernels, and those of the phases in them."""
 
-    kernel: int
-    number: int
     phase: PhaseSpec
     names: dict[str, str]
+    places: list[tuple[int, int]]
 
 
-def ranges_of(kernels: Sequence[PreparedKernel]) -> dict[str, list[VariableRange]]:
-    """Map each variable of a plan to the phases whose number of iterations may depend on it."""
-    ranges: dict[str, list[VariableRange]] = {}
+def ranges_of(kernels: Sequence[PreparedKernel]) -> list[VariableRange]:
+    """List the numbers of iterations that depend on a plan's variables."""
+    ranges: dict[Hashable, VariableRange] = {}
     for number, kernel in enumerate(kernels):
-        names = names_of(kernel)
+        known = names_of(kernel)
         for p, phase in enumerate(kernel.spec.phases):
+            names = {name: known[name] for count in phase.counts for name, _ in count.terms}
             if phase.counts:
-                found = VariableRange(number, p, phase, names)
-                for known in set(names.values()):
-                    ranges.setdefault(known, []).append(found)
-    return ranges
+                same = phase.extent, phase.counts, tuple(names.items())
+                ranges.setdefault(same, VariableRange(phase, names, [])).places.append((number, p))
+    return list(ranges.values())
 
 
 def variables_of(kernels: Sequence[PreparedKernel]) -> dict[str, VariableSpec]:

@@ -24,6 +24,7 @@ class PlanValues:
         # kernels whose launches are impossible for some values
         self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)
         self._ranges = ranges_of(kernels)
+        self._extents: list[int | None] = [None] * len(self._ranges)       # the numbers of iterations in the queues
         self._is_sliced = False             # whether a phase computes only part of its iterations
 
     def known(self) -> dict[str, int]:
@@ -52,7 +53,7 @@ class PlanValues:
             self.unset -= new.keys()
         self._is_sliced = False
         if self._ranges:
-            self._fit_launches(new)
+            self._fit_launches()
         return True
 
     def _checked(self, name: str, value: Any, given: Iterable[str]) -> int:
@@ -66,14 +67,18 @@ class PlanValues:
             raise LaunchError(f"variable {name}={value} is outside the integers")
         return int(value)
 
-    def _fit_launches(self, changed: Iterable[str]) -> None:
-        """Set the number of iterations of the launches that depend on changed variables."""
-        for number, p, phase, names in {id(r): r for name in changed for r in self._ranges.get(name, ())}.values():
+    def _fit_launches(self) -> None:
+        """Set the numbers of iterations that differ from those in the queues."""
+        for i, (phase, names, places) in enumerate(self._ranges):
             if self.unset.isdisjoint(names.values()):
                 extent = phase.extent_at({name: self._values[known] for name, known in names.items()})     # type: ignore[misc]
-                self._devices.queue_of(number).set_range(number, p, 0, extent)
+                if extent != self._extents[i]:
+                    self._extents[i] = extent
+                    for number, p in places:
+                        self._devices.queue_of(number).set_range(number, p, 0, extent)
 
     def slice(self, number: int, phase: int, begin: int, end: int) -> None:
         """Restrict a phase of a kernel to iterations begin ≤ i < end, until variables are set again."""
         self._is_sliced = True
+        self._extents = [None] * len(self._ranges)
         self._devices.queue_of(number).set_range(number, phase, begin, end)
