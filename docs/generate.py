@@ -24,8 +24,9 @@ ROOMS = ("system", "tensor", "nn", "onnx", "torch", "tracing", "core", "compile"
 
 
 def summary(file: Path) -> str:
-    """The first sentence of a module's docstring, without its period."""
-    doc = " ".join((ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
+    """The first sentence of the docstring that a module begins with, without its period."""
+    text = file.read_text(encoding="utf-8")
+    doc = " ".join((ast.get_docstring(ast.parse(text[:text.index('"""', 3) + 3])) or "").split("\n\n")[0].split())
     return re.split(r"(?<=[\w`)]\.) (?=[A-Z`])", doc)[0].rstrip(".:")
 
 

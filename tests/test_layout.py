@@ -3,6 +3,7 @@ loads, and the places that docs/layout.md names."""
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import re
 import subprocess
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from functools import cache
 from operator import gt
 from pathlib import Path
+
+import pytest
 
 import svod
 
@@ -48,6 +51,16 @@ HEAVY = ("ray", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multipr
          "sklearn")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _without_collector() -> Iterator[None]:
+    """Turns off the garbage collector, which would go over the nodes again and again, and drops them at the end."""
+    gc.disable()
+    yield
+    for cached in (tree_of, nodes_of):
+        cached.cache_clear()
+    gc.enable()
+
+
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
@@ -56,7 +69,14 @@ def tree_of(path: Path) -> ast.Module:
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
     """All nodes of a file, which most rules walk over."""
-    return list(ast.walk(tree_of(path)))
+    nodes: list[ast.AST] = [tree_of(path)]
+    for node in nodes:      # the list grows; twice as fast as ast.walk
+        for value in vars(node).values():
+            if isinstance(value, list):
+                nodes += [v for v in value if isinstance(v, ast.AST)]
+            elif isinstance(value, ast.AST) and value._fields:
+                nodes.append(value)
+    return nodes
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -234,7 +254,7 @@ def attributes_of(c: ast.ClassDef, methods: list[Function]) -> set[str]:
 def test_classes_can_be_read() -> None:
     large = dict[str, tuple[int, int]]()
     for path in FILES:
-        for c in ast.walk(tree_of(path)):
+        for c in nodes_of(path):
             if isinstance(c, ast.ClassDef):
                 methods = [f for f in c.body if isinstance(f, Function)]
                 count, attributes = len({f.name for f in methods}), 0 if is_record(c) else len(attributes_of(c, methods))
