@@ -2,8 +2,10 @@
 are kept for the session only."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import importlib
 import signal
 from collections.abc import Generator, Iterator
 
@@ -26,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write the generated code of tests/compile/goldens anew")
 
 
+def is_fast(config: pytest.Config) -> bool:
+    """Whether slow tests are left out: where neither files nor marks are named."""
+    return not (config.option.all or config.option.markexpr) and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
 def pytest_configure(config: pytest.Config) -> None:
     draws.SCALE, draws.CHAINS = config.getoption("--draws"), config.getoption("--chains")
     # a busy machine is normal, so the duration of an example is not checked
@@ -34,18 +41,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collects without the garbage collector, and has it pass over what is there by then: modules and tests, which stay to the end."""
     gc.disable()
     try:
+        if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            import_in_turns(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
 
 
+def import_in_turns(config: pytest.Config) -> None:
+    """Import the modules with tests, each worker beginning at another one.
+
+    pytest rewrites the assertions of a module where it is first imported, which takes most of the time of a collection, and stores the
+    result. Workers that begin apart find what another has stored, instead of rewriting each module at the same time.
+    """
+    worker = getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
+    files = sorted((config.rootpath / "tests").rglob("test_*.py"))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in files[first:] + files[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):     # an error is raised again where the module is collected
+            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.all or config.option.markexpr or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+    if not is_fast(config):
         return
     slow = [i for i in items if i.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
