@@ -22,7 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run slow tests, too; they run anyway where files are named, or with -m")
     parser.addoption("--random-plans", type=int, default=12, metavar="N", help="random graphs that run through the whole pipeline (12)")
     parser.addoption("--device", metavar="NAME", help="the device of tests that name none, such as WEBGPU (CPU); made for tests/tensor")
-    parser.addoption("--draws", type=float, default=1.0, metavar="X", help="random tests draw X times as many examples (1)")
+    parser.addoption("--draws", type=float, metavar="X",
+                     help=f"random tests draw X times as many examples (1; {draws.FEW} where slow tests are left out)")
     parser.addoption("--chains", type=float, default=10.0, metavar="N",
                      help="random chains of opts for each kernel of the corpus, over all backends together (10)")
     parser.addoption("--update-goldens", action="store_true", help="write the generated code of tests/compile/goldens anew")
@@ -34,9 +35,9 @@ def is_fast(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    draws.SCALE, draws.CHAINS = config.getoption("--draws"), config.getoption("--chains")
+    draws.SCALE, draws.CHAINS = config.getoption("--draws") or (draws.FEW if is_fast(config) else 1.0), config.getoption("--chains")
     # a busy machine is normal, so the duration of an example is not checked
-    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=draws.count(100))
     settings.load_profile("untimed")
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 SCALE = 1.0         # set by --draws before tests are collected
+FEW = 0.5           # SCALE where slow tests are left out
 CHAINS = 10.0       # random chains of opts for each kernel of the corpus, on all backends together; set by --chains
 
 
@@ -21,6 +22,11 @@ def chains(share: float) -> int:
     return max(1, round(CHAINS * SCALE * share))
 
 
+def a_half(values: Iterable[Any]) -> list[Any]:
+    """Make test parameters of `values`: of every two, one is fast, and the others are marked slow."""
+    return _one_of(2, values)
+
+
 def a_quarter(values: Iterable[Any]) -> list[Any]:
     """Make test parameters of `values`: of every four, one is fast, and the others are marked slow."""
     return _one_of(4, values)
@@ -31,8 +37,13 @@ def an_eighth(values: Iterable[Any]) -> list[Any]:
     return _one_of(8, values)
 
 
+def a_sixteenth(values: Iterable[Any]) -> list[Any]:
+    """Make test parameters of `values`: of every sixteen, one is fast, and the others are marked slow."""
+    return _one_of(16, values)
+
+
 def _one_of(n: int, values: Iterable[Any]) -> list[Any]:
-    return [v if k % n == k // n % n else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.slow)
+    return [v if k % n == k // n % n else pytest.param(*(v if type(v) is tuple else (v,)), marks=pytest.mark.slow)
             for k, v in enumerate(values)]
 
 

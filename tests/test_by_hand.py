@@ -123,6 +123,7 @@ def test_saved_chains_are_used(database: str) -> None:
     assert plan.kernels[0].opts_source == "database" and [list(o) for o in plan.kernels[0].opts] == [o.to_json() for o in k.opts]
 
 
+@pytest.mark.slow
 def test_a_chain_that_rewrites_the_kernel(database: str) -> None:
     """ONLINE makes another kernel. Workers, the database and code are given the first one with the whole chain."""
     q, k, v = drawn(2, 5, 4), drawn(2, 24, 4, seed=1), drawn(2, 24, 3, seed=2)

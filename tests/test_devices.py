@@ -27,6 +27,7 @@ from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, LaunchError, ScheduleError, ShapeError, UnsupportedError
 from svod.tracing import graphs
+from tests.draws import a_quarter
 from tests.toy_backend.backend import Toy
 from tests.toy_backend.target import TOY
 
@@ -302,7 +303,7 @@ def random_expression(rng: random.Random, devices: list[str]) -> tuple[Tensor, A
     return t.to("CPU") + u.to("CPU").relu(), a + np.maximum(b, 0)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", a_quarter(range(12)))
 def test_random_expressions_over_devices(toys: tuple[Counting, Counting], seed: int) -> None:
     rng = random.Random(seed)
     t, wanted = random_expression(rng, ["CPU", "TOY", "TOY2"])

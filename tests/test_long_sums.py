@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from svod import PrepareConfig, Tensor
-from tests.draws import a_quarter
+from tests.draws import a_half, a_quarter
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SUM, OUTER, SCAN, PRODUCT = 6e-7, 3.6e-6, 2.4e-7, 6e-6
@@ -39,7 +39,7 @@ def error(got: Tensor, want: Any, scale: Any) -> float:
     return float(np.max(np.abs(got.numpy().astype(np.float64) - want) / scale))
 
 
-@pytest.mark.parametrize(("n", "values"), LONG)
+@pytest.mark.parametrize(("n", "values"), a_half(LONG))
 def test_sums_and_means(n: int, values: Callable[..., Array]) -> None:
     x, y = values(n), values(n, 2)
     x64, y64 = x.astype(np.float64), y.astype(np.float64)
@@ -71,7 +71,7 @@ def test_norms_products_and_exponentials(n: int, values: Callable[..., Array]) -
 
 
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("n", [383, 512, 769, 1024, 4096, 8191, 65_537])
+@pytest.mark.parametrize("n", a_quarter([383, 512, 769, 1024, 4096, 8191, 65_537]))
 def test_products(n: int, values: Callable[..., Array]) -> None:
     """Factors of several sizes: rounding errors of equal products add up, and which sizes lose most depends on their bits."""
     a, b = values(11, n) * np.linspace(0.3, 3, 11, dtype=np.float32)[:, None], values(n, 5)
@@ -82,7 +82,7 @@ def test_products(n: int, values: Callable[..., Array]) -> None:
     assert error(Tensor(image).conv2d(Tensor(taps))[0, :, 0], want, np.abs(want).max()) <= PRODUCT
 
 
-@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("values", a_quarter(VALUES))
 @pytest.mark.parametrize("shape", [(1 << 16,), (1_000_003,), (1 << 22,), (100_003, 5), (3, 70_001), (2, 30_011, 3)])
 def test_running_sums_and_products(shape: tuple[int, ...], values: Callable[..., Array]) -> None:
     x = values(*shape)
@@ -96,7 +96,7 @@ def test_running_sums_and_products(shape: tuple[int, ...], values: Callable[...,
     assert error(Tensor(x).logcumsumexp(axis), want, np.maximum(1, np.abs(want))) <= SCAN
 
 
-@pytest.mark.parametrize(("n", "values"), LONG)
+@pytest.mark.parametrize(("n", "values"), a_half(LONG))
 @pytest.mark.parametrize("offset", [0, 100, 10_000])
 def test_variances(n: int, values: Callable[..., Array], offset: float) -> None:
     """The mean is rounded to float32: 10,000 ± 5e-4, of which the square is above a unit in the last place of a variance of 1."""

@@ -30,7 +30,10 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "save_safetensors": lambda path: state.save_safetensors({"x": Tensor(X)}, path)}
 
 
-@pytest.mark.parametrize("name", WRITERS)
+EXPLAIN = pytest.param("explain", marks=pytest.mark.slow)       # a page of all steps of a plan takes a second
+
+
+@pytest.mark.parametrize("name", [*(name for name in WRITERS if name != "explain"), EXPLAIN])
 def test_what_cannot_be_written(name: str, tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "missing" / "file", "No such file or directory; make its directory first"),
                          (tmp_path, "Is a directory; name a file in it")):
@@ -42,7 +45,7 @@ def test_what_cannot_be_written(name: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("name", ["steps.save", "explain"])
+@pytest.mark.parametrize("name", ["steps.save", EXPLAIN])
 def test_a_page_replaces_pages_and_nothing_else(name: str, tmp_path: Path) -> None:
     path = tmp_path / "steps.html"
     for other in ("import svod\n", "<!doctype html>\n<title>somebody's page</title>\n"):

@@ -35,6 +35,7 @@ from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, la
 from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
 from svod.tune.resolved import resolve
+from tests.draws import a_half
 from tests.patience import NEVER, wait_until
 from tests.plans import canonical
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
@@ -130,7 +131,7 @@ def test_the_list_is_filtered_and_ordered(path: Path) -> None:
     assert none.exit_code == 0 and none.output == "none of the 3 kernels fits; svod-db list without filters shows them\n"
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", a_half([80, 120]))
 def test_the_list_on_a_terminal_has_two_lines_a_kernel(path: Path, columns: int) -> None:
     with TuningDB.open(path) as db:
         db.record(winning(0.25, "ee", "c3" * 16, chain=[("UPCAST", "o0", n) for n in range(2, 20)]))

@@ -11,6 +11,7 @@ import pytest
 import svod
 from svod.cli import completion_variable
 from svod.tune.db import TuningDB
+from tests.draws import a_half
 from tests.tune.db.samples import winning
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def test_shells_complete_commands_and_options(tool: str, words: str, completed: 
     assert done.returncode == 0 and done.stdout == f"plain,{completed}\n" and not done.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", a_half(["bash", "zsh"]))
 def test_what_a_shell_evaluates_defines_a_completion(shell: str) -> None:
     done = python("-m", "svod", "tune", **{completion_variable("svod-tune"): f"{shell}_source"})
     assert done.returncode == 0 and "_SVOD_TUNE_COMPLETE" in done.stdout and "svod-tune" in done.stdout

@@ -27,6 +27,7 @@ from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX2, AVX512, BASELINE
+from tests.draws import a_half
 
 CHAINS = Path(__file__).resolve().parents[2] / "experiments" / "chains"
 SMALL: list[tuple[str, Case]] = [       # (the chain's case, the small case on which it is tried)
@@ -74,7 +75,7 @@ def kernel_of(case: Case) -> Kernel:
     return Kernel(call.ast)
 
 
-@pytest.mark.parametrize(("name", "case"), SMALL, ids=[f"{n}-{c.shapes}" for n, c in SMALL])
+@pytest.mark.parametrize(("name", "case"), a_half(SMALL), ids=[f"{n}-{c.shapes}" for n, c in SMALL])
 def test_chains_compute_what_numpy_does(name: str, case: Case, chains: Any) -> None:
     chain = chains.CHAINS[name](case, host_target())
     operands = case.draw(1)
@@ -89,8 +90,9 @@ def test_every_kernel_of_the_suite_has_a_chain(chains: Any) -> None:
     assert set(chains.GOALS) <= set(chains.CHAINS)
 
 
-@pytest.mark.parametrize("target", [replace(BASELINE, threads=1), replace(AVX2, threads=3), replace(AVX512, threads=4), DOTS, TILES],
-                         ids=["sse", "avx2", "avx512", "dots", "tiles"])
+@pytest.mark.parametrize("target", a_half(
+    [replace(BASELINE, threads=1), replace(AVX2, threads=3), replace(AVX512, threads=4), DOTS, TILES]),
+    ids=["sse", "avx2", "avx512", "dots", "tiles"])
 def test_chains_are_valid_on_every_kind_of_target(target: Target, chains: Any) -> None:
     for case in select_cases("core"):
         state = apply_opts(Scheduler(kernel_of(case), target), [Opt.from_json(o) for o in chains.CHAINS[case.name](case, target)])

@@ -11,6 +11,7 @@ from svod import nn
 from svod.core.ir.origin import origin_of
 from svod.errors import ShapeError, StateError, UnsupportedError
 from svod.tensor import Tensor
+from tests.draws import a_half
 from tests.graph_reference import evaluate_graph
 from tests.tensor.strategies import Array, make
 
@@ -157,8 +158,8 @@ def test_recurrent_cells() -> None:
     assert not table[1].any() and table[[0, 2, 3, 4]].all()
 
 
-@pytest.mark.parametrize(("name", "length", "batch", "wide", "hidden", "layers", "both"), [
-    ("RNN", 1, 2, 3, 5, 1, False), ("LSTM", 5, 3, 4, 7, 2, True), ("GRU", 4, 1, 1, 1, 2, True), ("GRU", 7, 2, 5, 3, 1, False)])
+@pytest.mark.parametrize(("name", "length", "batch", "wide", "hidden", "layers", "both"), a_half([
+    ("RNN", 1, 2, 3, 5, 1, False), ("LSTM", 5, 3, 4, 7, 2, True), ("GRU", 4, 1, 1, 1, 2, True), ("GRU", 7, 2, 5, 3, 1, False)]))
 def test_recurrent_layers(name: str, length: int, batch: int, wide: int, hidden: int, layers: int, both: bool) -> None:
     """Recurrent layers against steps in NumPy, layer by layer and in both directions, with and without given states and a batch axis."""
     count, pair = layers * (1 + both), name == "LSTM"

@@ -1,6 +1,7 @@
 """GroupQueryAttention and QAttention of com.microsoft, against NumPy in float64, batch by batch and head by head."""
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from onnx import helper
 
 import svod.onnx
 from svod.errors import UnsupportedError
+from tests.draws import a_half
 from tests.onnx.test_model import info, model
 
 D = np.float64
@@ -118,9 +120,7 @@ def test_what_group_query_attention_is_not() -> None:
         svod.onnx.load(model([node], inputs, [info("y", None)]))(feeds)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("past", [0, 3])
-@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(("masked", "past", "signed"), a_half(product([False, True], [0, 3], [False, True])))
 def test_attention_with_a_quantised_projection(masked: bool, past: int, signed: bool) -> None:
     rng = np.random.default_rng(past)
     n, steps, width, heads = 2, 3, 8, 2

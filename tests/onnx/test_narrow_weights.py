@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import svod.onnx
 from svod.errors import UnsupportedError
+from tests.draws import a_half
 from tests.onnx.test_model import info, model
 from tests.onnx.test_numbers import microsoft, results
 
@@ -31,7 +32,7 @@ def loaded(node: Any, weights: dict[str, Any], inputs: dict[str, Any], made: int
     return svod.onnx.load(model([node], infos, [out], weights, 21))
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", a_half([2, 4, 8]))
 @pytest.mark.parametrize("zeros", [False, True])
 def test_rows_of_a_table_of_few_bits(bits: int, zeros: bool) -> None:
     """Three blocks of 16, the last with 8 rows; an index out of range gives zeros."""
@@ -126,7 +127,7 @@ def test_averages_of_quantised_windows(last: bool) -> None:
     assert np.abs((np.moveaxis(y, -1, 1) if last else y) - wanted).max() <= 0.501
 
 
-@pytest.mark.parametrize("per_column", [False, True])
+@pytest.mark.parametrize("per_column", a_half([False, True]))
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_an_lstm_with_weights_of_8_bits_is_one_with_the_weights_that_they_are(per_column: bool, direction: str) -> None:
     ways, n, hidden = 1 + (direction == "bidirectional"), 4, 3

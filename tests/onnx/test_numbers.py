@@ -1,6 +1,7 @@
 """Results of single nodes at the limits of their operators' definitions: types, ties, empty extents, infinities and NaN."""
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import svod.onnx
+from tests.draws import a_half, a_quarter
 from tests.onnx.test_model import info, model
 
 F, D, H, U = np.float32, np.float64, np.float16, np.uint8
@@ -123,7 +125,7 @@ def attended(q: Any, k: Any, v: Any, allowed: Any) -> Any:
     return shares / shares.sum(-1, keepdims=True) @ v
 
 
-@pytest.mark.parametrize(("steps", "keys"), [(3, 3), (1, 4), (2, 5)])
+@pytest.mark.parametrize(("steps", "keys"), a_half([(3, 3), (1, 4), (2, 5)]))
 @pytest.mark.parametrize("masked", [False, True])
 def test_steps_see_what_comes_before_them_whatever_else_is_masked(steps: int, keys: int, masked: bool) -> None:
     rng = np.random.default_rng(steps)
@@ -139,9 +141,7 @@ def microsoft(op: str, operands: list[Any], attributes: dict[str, Any], outputs:
     return results(op, operands, {**attributes, "domain": "com.microsoft"}, 17, outputs=outputs)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(("bits", "zeros", "ordered"), a_quarter(product([2, 4, 8], [False, True], [True, False])))
 def test_weights_of_few_bits(bits: int, zeros: bool, ordered: bool) -> None:
     """33 rows are two blocks of 32, and zero points fill whole bytes. Rows may belong to other blocks than the ones that contain them."""
     rng = np.random.default_rng(bits)
@@ -173,8 +173,8 @@ def test_averages_of_quantised_channels_that_are_last() -> None:
     np.testing.assert_array_equal(y, [[[[5, 6]]]])
 
 
-@pytest.mark.parametrize(("pads", "strides", "dilations", "group", "apart", "masked"), [
-    ([0, 0, 0, 0], [1, 1], [1, 1], 1, 1, False), ([1, 0, 2, 1], [2, 1], [1, 2], 2, 1, True), ([1, 1, 1, 1], [1, 2], [1, 1], 1, 2, True)])
+@pytest.mark.parametrize(("pads", "strides", "dilations", "group", "apart", "masked"), a_half([
+    ([0, 0, 0, 0], [1, 1], [1, 1], 1, 1, False), ([1, 0, 2, 1], [2, 1], [1, 2], 2, 1, True), ([1, 1, 1, 1], [1, 2], [1, 1], 1, 2, True)]))
 def test_convolutions_with_taps_that_move(pads: Any, strides: Any, dilations: Any, group: int, apart: int, masked: bool) -> None:
     """Samples between four elements, with zeros outside, compared position by position."""
     rng = np.random.default_rng(group + apart)

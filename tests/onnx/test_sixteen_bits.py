@@ -21,7 +21,7 @@ import svod.onnx
 import svod.onnx.operators
 from svod.onnx.registry import MICROSOFT, _operators
 from svod.onnx.schemas import schema_of
-from tests.draws import a_quarter, an_eighth
+from tests.draws import a_sixteenth, an_eighth
 
 NEWEST = onnx.defs.onnx_opset_version()
 KINDS: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -371,7 +371,7 @@ CASES = [(name, i, kind) for name, rows in ROWS.items() for i, given in enumerat
          for kind in (given.kinds if i == 0 else [list(given.kinds)[i % len(given.kinds)]])]
 
 
-@pytest.mark.parametrize(("name", "i", "kind"), an_eighth(CASES))
+@pytest.mark.parametrize(("name", "i", "kind"), a_sixteenth(CASES))
 def test_results_are_rounded_once(name: str, i: int, kind: str) -> None:
     given, narrow = ROWS[name][i], KINDS[kind]
     results = run(name, given, kind, of_type(given.operands, narrow, narrow))
@@ -379,7 +379,7 @@ def test_results_are_rounded_once(name: str, i: int, kind: str) -> None:
         check(result, exact, narrow, given)
 
 
-@pytest.mark.parametrize("name", a_quarter(ROWS))
+@pytest.mark.parametrize("name", an_eighth(ROWS))
 def test_known_operands_too(name: str) -> None:
     """Known operands: weights are known during translation."""
     given = ROWS[name][0]

@@ -14,7 +14,7 @@ import pytest
 
 from svod.nn import GRUCell, LSTMCell, RNNCell
 from svod.tensor import Tensor
-from tests.draws import an_eighth
+from tests.draws import a_half, a_sixteenth
 from tests.tensor.checking import evaluate
 from tests.tensor.strategies import rounded_to_bfloat16
 
@@ -218,7 +218,7 @@ def test_every_operation_is_in_the_table() -> None:
     assert not STEPS.keys() & EXACT.keys() and not others & (STEPS.keys() | EXACT.keys())
 
 
-@pytest.mark.parametrize(("name", "dtype"), an_eighth(product([*STEPS, *EXACT], MAGNITUDES)))
+@pytest.mark.parametrize(("name", "dtype"), a_sixteenth(product([*STEPS, *EXACT], MAGNITUDES)))
 def test_an_operation_is_rounded_once(name: str, dtype: str) -> None:
     case = STEPS.get(name) or EXACT[name]
     for magnitude in MAGNITUDES[dtype] if case.low is None else (1.0,):
@@ -226,7 +226,7 @@ def test_an_operation_is_rounded_once(name: str, dtype: str) -> None:
             compare(case, dtype, magnitude)
 
 
-@pytest.mark.parametrize("dtype", MAGNITUDES)
+@pytest.mark.parametrize("dtype", a_half(MAGNITUDES))
 def test_random_numbers_are_scaled_before_they_are_rounded(dtype: str) -> None:
     for draw in (lambda kind: Tensor.normal(50, mean=40000.0, std=3.0, dtype=kind), lambda kind: Tensor.normal(50, std=1e-4, dtype=kind)):
         Tensor.manual_seed(3)
@@ -243,7 +243,7 @@ CELLS: dict[str, Any] = {"RNNCell": RNNCell, "GRUCell": GRUCell, "LSTMCell": LST
 
 
 @pytest.mark.parametrize("dtype", MAGNITUDES)
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", a_half(CELLS))
 def test_a_step_of_a_recurrent_network_is_rounded_once(name: str, dtype: str) -> None:
     """Products that exceed the range cancel before they are rounded; gates and states are not rounded in between."""
     cell = CELLS[name](3, 4)

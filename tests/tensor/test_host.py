@@ -1,6 +1,7 @@
 """Functions that NumPy computes on the host: shapes, values, laziness, and refused arguments."""
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import svod
 from svod import Tensor
 from svod.errors import DTypeError, ShapeError, SvodError
 from svod.tensor import fft, host, linalg
+from tests.draws import a_half
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -23,8 +25,8 @@ def close(found: Tensor, want: Any) -> None:
     np.testing.assert_allclose(found.numpy(), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (3, 7), (2, 4, 4), (2, 3, 1, 6)])
+@pytest.mark.parametrize(("shape", "dtype"), a_half(product(
+    [(1, 1), (5, 3), (3, 7), (2, 4, 4), (2, 3, 1, 6)], ["float32", "float64"])), ids=str)
 def test_decompositions(shape: tuple[int, ...], dtype: str) -> None:
     a = drawn(*shape, dtype=dtype)
     t = Tensor(a)

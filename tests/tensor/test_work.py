@@ -17,6 +17,7 @@ from svod.core.graph import graph
 from svod.core.ir.uop import Ops
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor, where
+from tests.draws import a_half
 
 N = 24                      # sizes are N and 2·N; windows and groups of fixed size fit into N
 GROWTH = 1.1                # allowance for borders of windows and terms of lower order
@@ -295,7 +296,7 @@ def cost(built: Tensor | Sequence[Tensor]) -> tuple[int, int, int]:
 PARTS = 6       # number of parts of the table, each a separate test
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", a_half(range(PARTS)))
 def test_work_grows_as_that_of_a_direct_loop(part: int) -> None:
     wrong = {name: said for name in list(WORK)[part::PARTS] for said in too_much(WORK[name])}
     assert not wrong

@@ -20,13 +20,13 @@ from svod.tensor import Tensor
 from tests.agreement import Case
 from tests.attention import AttentionCase
 from tests.core.corpus import data, kernel_of
-from tests.draws import count
+from tests.draws import a_half, count
 from tests.toy_backend.backend import BACKEND
 from tests.toy_backend.running import check
 from tests.toy_backend.target import TOY
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("causal", "bfloat16"), ("kept", "float16"), ("plain", "float32")])
+@pytest.mark.parametrize(("kind", "dtype"), a_half([("causal", "bfloat16"), ("kept", "float16"), ("plain", "float32")]))
 def test_no_thread_is_ahead_of_what_it_reads(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, TOY.device, BACKEND.__module__)
     for seed in range(count(1)):
@@ -55,6 +55,7 @@ def test_tiles_that_begin_anywhere(kind: str, dtype: str, shape: tuple[int, int,
     AttentionCase.draw(random.Random(1), kind, dtype, shape).check(parse_chain(chain), TOY.device)
 
 
+@pytest.mark.slow
 def test_all_parts_of_a_pass_under_a_window_are_combined() -> None:
     """A part has two blocks, so the number of parts differs from the number of blocks at which a row's window begins."""
     rows, columns = Tensor.arange(40).reshape(40, 1), Tensor.arange(40)

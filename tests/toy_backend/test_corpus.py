@@ -16,7 +16,7 @@ from svod.errors import KernelOptError
 from tests.agreement import Case
 from tests.chain_runs import KERNELS, VARIABLE, case_of, draw_groups, draw_variable, each_part, part_of, run_chains
 from tests.core.corpus import data, kernel_of
-from tests.draws import chains, count
+from tests.draws import a_half, chains, count
 from tests.toy_backend.running import check, is_short, run
 from tests.toy_backend.target import TOY
 
@@ -58,7 +58,7 @@ def test_threads_that_compute_more_than_is_read(name: str, chain: list[Any]) -> 
     check(case, program, 1)
 
 
-@pytest.mark.parametrize(("axis", "threads"), [(0, (4, 8)), (0, (8, 4)), (1, (4, 8)), (1, (8, 4)), (1, (4, 1)), (0, (1, 8))])
+@pytest.mark.parametrize(("axis", "threads"), a_half([(0, (4, 8)), (0, (8, 4)), (1, (4, 8)), (1, (8, 4)), (1, (4, 1)), (0, (1, 8))]))
 def test_threads_of_a_column_are_no_neighbours(axis: int, threads: tuple[int, int]) -> None:
     """As many threads as there are for the positions of a row or column, for which its maximum and its sum are the same, share them: of a
     row they are neighbours, of a column each has threads of others beside it."""

@@ -71,6 +71,7 @@ def test_each_barrier_is_needed(target: Target) -> None:
     assert len(barriers) == (3 if target is BULK else 1)
 
 
+@pytest.mark.slow
 def test_buffers_are_alike_before_the_loop_and_in_it() -> None:
     """s0 is read from the loop's position on and from its beginning, which in the first iteration are the same."""
     chain = [["GROUPTOP", "s1.r0", 3], ["LOCAL", "o0", 2], ["STAGE", "s1", "r0"], ["UPCAST", "r0", 2], ["STAGE", "s0", "r0"]]

@@ -22,7 +22,7 @@ from tests.chain_runs import run_chains
 from tests.chains import try_opts
 from tests.core import corpus
 from tests.core.corpus import CORPUS, data, kernel_of
-from tests.draws import count
+from tests.draws import a_half, count
 from tests.hand_kernels import Ast, constants_only, gemm, softmax
 from tests.toy_backend.running import check, run
 from tests.toy_backend.target import TOY
@@ -68,7 +68,7 @@ def test_the_nest_shows_what_is_shared() -> None:
     assert sum("barrier" in line for line in lines) == ops(lower(state)).count("BARRIER") == 2
 
 
-@pytest.mark.parametrize("threads", [2, 3, 8, 16])
+@pytest.mark.parametrize("threads", a_half([2, 3, 8, 16]))
 @pytest.mark.parametrize("rows", [(2, 40), (5, 7), (12, 33)])
 def test_threads_that_share_a_row(rows: tuple[int, int], threads: int) -> None:
     """The maximum and the sum of a row are the same for all threads of the row: they share both."""

@@ -19,7 +19,7 @@ from tests.agreement import Case
 from tests.chain_runs import run_chains
 from tests.chains import group_state
 from tests.compile.lower.test_intrinsics import gemm, windows
-from tests.draws import count
+from tests.draws import a_half, count
 from tests.interpreted import interpret
 from tests.toy_backend.interpreter import DeviceFault, run_program
 from tests.toy_backend.running import run, uses
@@ -35,7 +35,7 @@ def tensorized(kernel: Kernel, *chain: Opt) -> Scheduler:
     return apply_opts(Scheduler(kernel, TOY), [Opt("TC", "r0", ("toy_shared", "o0", "o1")), *chain])
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", a_half([False, True]))
 def test_random_shapes_and_chains(transposed: bool) -> None:
     def draw(rng: random.Random, _: str) -> tuple[Case, Scheduler]:
         m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((17, 24, 33, 40))
@@ -79,6 +79,7 @@ def test_windows_lie_along_the_sum() -> None:
     Case(kernel, 1).check(args, "toy device")
 
 
+@pytest.mark.slow
 def test_sketches_with_the_instruction() -> None:
     found = [s for s in group_sketches(Scheduler(gemm(32, 32, 64, BF16, BF16), TOY)) if any(d and d.name == "toy_shared" for d in s.dots)]
     assert found and all(uses(lower(s), "MMASHARED") for s in found)

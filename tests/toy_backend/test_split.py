@@ -25,7 +25,7 @@ from tests.chains import group_state, try_opts
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm, windows
 from tests.core.kernel.test_layout_of_stages import SERVER
-from tests.draws import count
+from tests.draws import a_half, count
 from tests.toy_backend.interpreter import DeviceFault, run_program
 from tests.toy_backend.running import check, run, uses
 from tests.toy_backend.target import TOY
@@ -83,7 +83,7 @@ def test_each_tile_of_each_part_has_a_group_of_its_own() -> None:
     check(Case(GEMM, 1), program)
 
 
-@pytest.mark.parametrize("subgroup", [4, 1])
+@pytest.mark.parametrize("subgroup", a_half([4, 1]))
 @pytest.mark.parametrize("name", ["row_sums", "in_place_accumulate", "argmax_rows"])
 def test_a_subgroup_adds_the_parts_of_a_result(name: str, subgroup: int) -> None:
     """SPLITK where it divides the number of blocks; an output that is added to in place is read and stored by one thread."""
@@ -141,6 +141,7 @@ def test_cores_do_not_share_what_is_staged() -> None:
         apply_opts(Scheduler(GEMM, SERVER), [Opt("TILE", "r0", 4), Opt("STAGE", "s1", "r0"), Opt("THREAD", "r0", 2)])
 
 
+@pytest.mark.slow
 def test_sketches_cut_the_sums_of_few_tiles() -> None:
     """A product of one tile of 64 by 64 results on a card: the fastest predicted copies ahead inside each part."""
     best = group_heuristic(Scheduler(gemm(64, 64, 1 << 14, BF16, BF16), card_target("sm_80")))

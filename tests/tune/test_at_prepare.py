@@ -22,6 +22,7 @@ from svod.tune.resolved import Resolved
 from svod.tune.search.confirmation import Finding
 from svod.tune.search.events import CandidateDropped
 from svod.tune.session import SessionResult, TuneSession
+from tests.draws import a_half
 from tests.system.test_fork import in_child
 
 COMPILER = Compiler(host_target(), ObjectCache(), 16)
@@ -184,7 +185,7 @@ def test_a_database_that_was_named_and_is_not_there_is_said(tmp_path: Path, capl
     assert f"there is no tuning database {absent}" in caplog.text and not absent.exists()
 
 
-@pytest.mark.parametrize("debug", [0, 1, 2])
+@pytest.mark.parametrize("debug", a_half([0, 1, 2]))
 def test_beam_debug_prints_what_a_search_does(debug: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class Dropping(TuneSession):
         def run(self) -> SessionResult:

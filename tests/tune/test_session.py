@@ -38,6 +38,7 @@ from svod.tune.session import OVERRUN, KernelTask, SessionResult, TuneSession
 from svod.tune.unfinished import left_to_search, was_cut_short
 from svod.tune.workers.executor import Executor, InlineExecutor
 from svod.tune.workers.local_executor import LocalExecutor
+from tests.draws import a_half
 from tests.tune.replay import ReplayedMeasurer, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
 from tests.tune.sessions import Rounds, replayed_session
@@ -119,7 +120,7 @@ def test_a_wrong_candidate_is_recorded_as_wrong(db: TuningDB, executor: Executor
     assert any(m.status == "wrong" for m, _ in db.select(Measurement, GEMM.key))
 
 
-@pytest.mark.parametrize(("step", "status"), [("building", Status.ERROR), ("building", Status.TIMEOUT), ("running", Status.CRASH)])
+@pytest.mark.parametrize(("step", "status"), a_half([("building", Status.ERROR), ("building", Status.TIMEOUT), ("running", Status.CRASH)]))
 def test_failures_are_recorded_with_their_reason(db: TuningDB, executor: Executor, step: str, status: Status) -> None:
     failing = is_failure(status)
 
@@ -218,6 +219,7 @@ def test_an_interrupt_while_searches_are_made_leaves_no_claim_and_no_open_search
         assert all(was_cut_short(db, k.key, TARGET.key) for k in (GEMM, SUM)), "--resume goes on with both"
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_found_for_a_kernel_that_another_process_gave_back(tmp_path: Any, executor: Executor) -> None:
     with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
         claim = theirs.claims.take(GEMM.key, TARGET.key)
@@ -329,7 +331,7 @@ class Late(ReplayedMeasurer):
         return self._late(candidates) or super().confirm(candidates, seconds)
 
 
-@pytest.mark.parametrize(("late", "confirmed"), [(0.5, True), (OVERRUN - 0.5, True), (OVERRUN + 0.5, False)])
+@pytest.mark.parametrize(("late", "confirmed"), a_half([(0.5, True), (OVERRUN - 0.5, True), (OVERRUN + 0.5, False)]))
 def test_a_chunk_that_overruns_the_budget_does_not_cost_the_confirmations(late: float, confirmed: bool, db: TuningDB, executor: Executor,
                                                                           caplog: pytest.LogCaptureFixture) -> None:
     """The answer to the last chunk comes after the budget's end. The best chains of all kernels are still confirmed if there is time for
@@ -476,7 +478,7 @@ def test_a_search_whose_machine_changes_starts_anew_from_what_is_stored(caplog: 
     assert all(m.host["machine"] == "a table" for m in confirmed)
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 4])
+@pytest.mark.parametrize("rounds", a_half([1, 2, 4]))
 def test_a_killed_search_goes_on_and_measures_nothing_again(rounds: int, tmp_path: Any, executor: Executor) -> None:
     """The first process stores its rounds and is killed; the second process continues from their measurements."""
     def session(db: TuningDB, measurer: ReplayedMeasurer, budget: ModelBudget) -> TuneSession:

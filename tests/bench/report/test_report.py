@@ -278,6 +278,7 @@ def test_suites_searches_and_neighbours_are_told(run: Run, model_run: Run) -> No
     assert "longest search" not in without and "of neighbour" not in without
 
 
+@pytest.mark.slow
 def test_a_large_database_stays_readable(run: Run) -> None:
     one = tuning().kernels[0]
     many = replace(tuning(), kernels=tuple(replace(one, key=f"{i:032x}"[::-1], origins=(f"layer{i}",)) for i in range(90)))

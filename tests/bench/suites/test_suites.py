@@ -26,6 +26,7 @@ from svod.core.ir.dtype import BY_NAME
 from svod.errors import ConfigError, UnsupportedError
 from svod.tune import at_prepare as search
 from svod.tune.session import SessionResult
+from tests.draws import a_quarter
 
 EVERY = [c for name in ALL_SUITES for c in SUITES[name]]    # test_whole_models.py has the others
 OF_GPU = [*SUITES[GPU], *gpu_cases(small=True)]
@@ -211,7 +212,7 @@ KNOWN_GAPS = {("numpy", "brain"): "bfloat16", ("numpy", "gelu"): "erf", ("numpy"
 
 
 @pytest.mark.parametrize("peer", CONTESTANTS, ids=lambda p: p.name)
-@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", a_quarter(SMALL), ids=lambda c: c.name)
 def test_contestants_agree_with_the_reference(peer: Peer, case: Case) -> None:
     operands = case.draw(1)
     kept = [a.copy() for a in operands]

@@ -30,6 +30,7 @@ from svod.tune.search.confirmation import Finding
 from svod.tune.session import SessionResult
 from svod.tune.workers.executor import InlineExecutor
 from tests.cli.tune.commands import TARGET, FakeSession, NoExecutor, captured, run, script
+from tests.draws import a_half
 
 
 def test_a_run_in_which_every_candidate_fails_is_status_1(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def test_small_budgets_are_not_spent_on_starting_ray(given: dict[str, Any], kind
     assert workers.kind_of(replace(TuneOptions("m.py"), **given)) == kind
 
 
-@pytest.mark.parametrize(("budget", "check"), [(1.0, 0.5), (4.0, 0.6), (100.0, 4.0)])
+@pytest.mark.parametrize(("budget", "check"), a_half([(1.0, 0.5), (4.0, 0.6), (100.0, 4.0)]))
 def test_the_plan_check_is_kept_back_from_the_budget(tmp_path: Path, fake: type[FakeSession], budget: float, check: float) -> None:
     assert run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--budget", str(budget)).exit_code == 0
     assert fake.checked[0] == pytest.approx(check)
@@ -238,7 +239,7 @@ def test_an_address_where_nobody_answers_ends_the_command_before_the_script(tmp_
     assert not (tmp_path / "ran").exists() and NoExecutor.started == 0
 
 
-@pytest.mark.parametrize("trouble", ["foreign", "directory", "full"])
+@pytest.mark.parametrize("trouble", a_half(["foreign", "directory", "full"]))
 def test_what_the_database_cannot_take_is_kept_in_a_file(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch,
                                                           trouble: str) -> None:
     db = tmp_path / "t.db"

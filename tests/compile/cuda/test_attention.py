@@ -33,7 +33,7 @@ from tests.compile.cuda.target import card_target
 from tests.compile.cuda.test_core_suite import A100, H100
 from tests.compile.cuda.test_matrix import check
 from tests.core.corpus import data, kernel_of
-from tests.draws import count
+from tests.draws import a_half, count
 
 CARDS = {"sm_80": A100, "sm_90": H100}
 TRIES = 50      # random cases for each that is checked: some have no pass
@@ -90,7 +90,7 @@ def windowed(queries: int, keys: int, before: int, width: int) -> tuple[Tensor, 
     return out, weights / weights.sum(-1, keepdims=True) @ v
 
 
-@pytest.mark.parametrize(("queries", "keys", "before", "width"), [(70, 134, 0, 20), (64, 128, 64, 5), (96, 200, 100, 33)])
+@pytest.mark.parametrize(("queries", "keys", "before", "width"), a_half([(70, 134, 0, 20), (64, 128, 64, 5), (96, 200, 100, 33)]))
 def test_passes_begin_and_end_where_a_window_does(queries: int, keys: int, before: int, width: int,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(FakeDriver(sizes={**H100, "group_threads": 128}), monkeypatch)
@@ -126,7 +126,7 @@ PHASES = {
 """The fastest chains, as predicted, that compute scores, maxima, sums and the rest in phases of their own."""
 
 
-@pytest.mark.parametrize("dtype", PHASES)
+@pytest.mark.parametrize("dtype", a_half(PHASES))
 def test_one_pass_is_predicted_faster_than_phases_where_scores_outgrow_the_caches(dtype: str) -> None:
     state = Scheduler(attention(48, 2048, 2048, 64, dtype), card_target("sm_90"))
     phases = group_cost(apply_opts(state, parse_chain(PHASES[dtype]))).cycles
@@ -165,9 +165,9 @@ def held_stages(state: Scheduler) -> set[str]:
     return {state.kernel.stages[s].name for s, nest in loop_nest(state).stages.items() if nest.space is MemorySpace.HELD}
 
 
-@pytest.mark.parametrize("chain", [
+@pytest.mark.parametrize("chain", a_half([
     "HOLD(out, mma_f16,o0,r0) UPCAST(r0, 2) LOCAL(o0, 2)", "HOLD(out, mma_f16,o0,r0) UPCAST(r0, 2) UNROLL(r0, 2) UPCAST(o0, 2)",
-    "TILE(r0, 16) HOLD(out, mma_f16,o0,r0.in) UPCAST(r0.in, 2)", "HOLD(out, mma_f16,o0,r0) LOCAL(o0, 3)"])
+    "TILE(r0, 16) HOLD(out, mma_f16,o0,r0.in) UPCAST(r0.in, 2)", "HOLD(out, mma_f16,o0,r0) LOCAL(o0, 3)"]))
 def test_rows_shared_by_the_threads_of_a_tile(chain: str) -> None:
     """Sums and argmax over rows of a tile exchange registers between threads; 29 columns are no multiple of a tile."""
     for seed, made in enumerate((data(37, 29).sum(1), data(37, 29).argmax(1), data(3, 37, 29).max((0, 2)))):
@@ -178,8 +178,9 @@ def test_rows_shared_by_the_threads_of_a_tile(chain: str) -> None:
         assert {i.arg for i in program.code[0] if i.op == "SHFL_XOR"} == {1, 2}
 
 
-@pytest.mark.parametrize("chain", ["SPLITK(r0, 2) HOLD(out, mma_f16,o0,o1)", "HOLD(out, mma_f16,o0,o1) UPCAST(o0, 2) SPLITK(r0, 3)",
-                                   "HOLD(out, mma_f16,o0,r0) SPLITK(r0, 2)", "SPLITK(r0, 2) HOLD(out, mma_f16,o1,r0)"])
+@pytest.mark.parametrize("chain", a_half([
+    "SPLITK(r0, 2) HOLD(out, mma_f16,o0,o1)", "HOLD(out, mma_f16,o0,o1) UPCAST(o0, 2) SPLITK(r0, 3)",
+    "HOLD(out, mma_f16,o0,r0) SPLITK(r0, 2)", "SPLITK(r0, 2) HOLD(out, mma_f16,o1,r0)"]))
 def test_parts_of_sums_by_the_threads_of_a_tile(chain: str) -> None:
     """The phase that combines the parts has another layout than the phase that computes them."""
     for seed, (m, n, k) in enumerate(((17, 3, 31), (29, 9, 32), (32, 16, 48))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from tests.compile.cuda.emulator import run_program
 from tests.compile.cuda.running import check, run
 from tests.compile.cuda.target import card_target
 from tests.core.corpus import kernel_of
-from tests.draws import chains, count
+from tests.draws import a_half, a_quarter, chains, count
 from tests.hand_kernels import row_sums
 from tests.toy_backend.test_faults import sum_of_groups
 
@@ -48,7 +49,7 @@ def test_extents_that_depend_on_variables(name: str) -> None:
     run_chains("cuda, variables", [name], count(4), draw_variable(TARGET), run, {"ran": 0.5})
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS)[::6])
+@pytest.mark.parametrize("name", a_quarter(sorted(KERNELS)[::6]))
 def test_ptxas_accepts_random_chains(name: str) -> None:
     """ptxas accepts random chains of every sixth kernel for a random architecture, also without assumptions about arguments."""
     if ptxas.ptxas_version() is None:
@@ -70,8 +71,8 @@ def test_ptxas_accepts_random_chains(name: str) -> None:
         assert [r.symbol for r in reports] == sorted(p.symbol for p in program.spec.phases)
 
 
-@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16, dtypes.float64], ids=str)
-@pytest.mark.parametrize("shape", [(48, 88), (40, 3), (3, 40), (21, 10)])
+@pytest.mark.parametrize(("dtype", "shape"), a_half(product(
+    [dtypes.float32, dtypes.bfloat16, dtypes.float64], [(48, 88), (40, 3), (3, 40), (21, 10)])), ids=str)
 def test_a_transpose_in_registers(dtype: DType, shape: tuple[int, int]) -> None:
     """Squares are transposed in registers: all accesses to global memory have 16 bytes if these divide both axes. A short axis is not
     cut."""

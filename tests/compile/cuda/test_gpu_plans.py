@@ -21,7 +21,7 @@ from svod.config import BeamConfig, PrepareConfig
 from svod.errors import DeviceError
 from svod.nn.state import load, save
 from tests.compile.cuda.test_core_suite import check_case
-from tests.draws import a_quarter
+from tests.draws import an_eighth
 
 CONFIG = PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")
 
@@ -160,7 +160,7 @@ def test_memory_is_given_back(gpu: Device) -> None:
 
 
 # -- code of older architectures -------------------------------------------------------------------------------
-@pytest.mark.parametrize("arch", a_quarter(ARCHITECTURES))
+@pytest.mark.parametrize("arch", an_eighth(ARCHITECTURES))
 def test_code_of_older_architectures(cuda: Any, arch: str) -> None:
     """Code for an older architecture of the same major capability is machine code if ptxas exists; for others it is PTX, which the driver
     compiles."""

@@ -36,7 +36,7 @@ from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, star
 from tests.compile.cuda.running import check, run
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
-from tests.draws import count
+from tests.draws import a_half, count
 
 BF16, F16, I8, F32 = dtypes.bfloat16, dtypes.float16, dtypes.int8, dtypes.float32
 INSTRUCTIONS = [("mma_bf16", "sm_80", BF16), ("mma_f16", "sm_90", F16), ("mma_f16k8", "sm_75", F16), ("mma_s8", "sm_80", I8),
@@ -100,7 +100,7 @@ def test_neither_copies_nor_loads_meet_in_a_bank(block: int, transposed: bool) -
     assert len(layouts) == 2 and all(layout is not None and layout.swizzle is not None and not layout.row_pad for layout in layouts)
 
 
-@pytest.mark.parametrize("planted", ["place", "lines"])
+@pytest.mark.parametrize("planted", a_half(["place", "lines"]))
 def test_lines_that_change_places_otherwise_give_wrong_numbers(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = gemm(64, 64, 64, BF16, BF16)
 

@@ -41,6 +41,7 @@ from svod.tune.measure.work import compile_candidate
 from tests.bench.example_run import CEILINGS
 from tests.chain_runs import case_of
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
+from tests.draws import a_half
 from tests.patience import NEVER
 
 RNG = np.random.default_rng(0)
@@ -253,7 +254,7 @@ def test_a_recording_that_is_interrupted(fake: FakeDriver, monkeypatch: pytest.M
     np.testing.assert_allclose(plan.outputs[0].reshape(EXPECTED.shape), EXPECTED, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["begin_capture", "launch", "end_capture"])
+@pytest.mark.parametrize("name", a_half(["begin_capture", "launch", "end_capture"]))
 def test_a_recording_ends_wherever_it_is_interrupted(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     plan, call = network().prepare(CONFIG), getattr(fake, name)
     plan.execute()

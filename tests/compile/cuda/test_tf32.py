@@ -22,6 +22,7 @@ from svod.tune.measure.verify import Reference, compare
 from tests.compile.cuda.emulator import run_program
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm
+from tests.draws import a_half
 from tests.interpreted import interpret
 
 F32 = dtypes.float32
@@ -47,7 +48,7 @@ def test_rounding_of_factors() -> None:
     assert round_factor(numbers, 0) is numbers
 
 
-@pytest.mark.parametrize("name", ["mma_tf32", "mma_tf32k4"])
+@pytest.mark.parametrize("name", a_half(["mma_tf32", "mma_tf32k4"]))
 @pytest.mark.parametrize("staged", [False, True])
 def test_products_are_those_of_rounded_factors(name: str, staged: bool) -> None:
     m, n, k = 17, 24, 20

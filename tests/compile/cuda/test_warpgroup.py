@@ -36,7 +36,7 @@ from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, star
 from tests.compile.cuda.running import check, run
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
-from tests.draws import count
+from tests.draws import a_half, count
 from tests.hand_kernels import Ast
 
 BF16, F16, I8 = dtypes.bfloat16, dtypes.float16, dtypes.int8
@@ -93,7 +93,7 @@ def test_parts_of_a_sum(name: str) -> None:
     assert partial.extent == 3 * 2 * (2 if name.startswith("wgmma") else 9) and partial.shared_bytes and not combining.shared_bytes
 
 
-@pytest.mark.parametrize("planted", ["fragment", "distance", "turned", "swizzle", "place", "start", "fence"])
+@pytest.mark.parametrize("planted", a_half(["fragment", "distance", "turned", "swizzle", "place", "start", "fence"]))
 def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = DOTS["wgmma_bf16n64"]
     assert right.fragments is not None
@@ -230,9 +230,9 @@ def test_products_of_what_has_one_buffer_are_waited_for() -> None:
     assert waits == [0, 2], "without the copy between, both factors have four buffers"
 
 
-@pytest.mark.parametrize(("planted", "said"), [
+@pytest.mark.parametrize(("planted", "said"), a_half([
     (("wait_group.sync.aligned 0", "wait_group.sync.aligned 1"), "while its products are under way"),
-    (("wait_group.sync.aligned 1", "wait_group.sync.aligned 2"), "changes that a product under way reads")], ids=["stored", "copied over"])
+    (("wait_group.sync.aligned 1", "wait_group.sync.aligned 2"), "changes that a product under way reads")]), ids=["stored", "copied over"])
 def test_products_that_nobody_waits_for_are_found(planted: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator finds a tile that is stored before its products are done, and a copy that overwrites operands of unfinished products."""
     kernel = gemm(64, 64, 320, BF16, BF16)
@@ -275,8 +275,8 @@ def test_assembly_is_of_listed_statements() -> None:
         apply_opts(Scheduler(SMALL, card_target("sm_90")), [Opt("TC", "r0", ("wgmma_bf16n64", "o0", "o1"))])
 
 
-@pytest.mark.parametrize(("dtype", "transposed", "product"), [
-    (BF16, False, r"HGMMA\.64x256x16\.F32\.BF16"), (F16, True, r"HGMMA\.64x256x16\.F32"), (I8, True, r"IGMMA\.64x256x32\.S8\.S8")])
+@pytest.mark.parametrize(("dtype", "transposed", "product"), a_half([
+    (BF16, False, r"HGMMA\.64x256x16\.F32\.BF16"), (F16, True, r"HGMMA\.64x256x16\.F32"), (I8, True, r"IGMMA\.64x256x32\.S8\.S8")]))
 def test_the_machine_code_of_the_heuristics_matmul(dtype: DType, transposed: bool, product: str) -> None:
     """Products follow each other without waits, operands are copied at the same time, and nothing is spilled."""
     target, size = card_target("sm_90a"), 4096

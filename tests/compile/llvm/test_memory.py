@@ -18,7 +18,7 @@ from svod.core.ir.dtype import STORABLE, DType, dtypes, to_numpy
 from svod.core.machine.target import Target
 from svod.errors import CompileError
 from tests.compile.native import AVX2, AVX512, BASELINE, BOOL, INDEX, TARGETS, Code, aligned, program, run, runnable_targets
-from tests.draws import a_quarter
+from tests.draws import a_half, a_quarter
 
 F32, HOST = dtypes.float32, host_target()
 NAMES = {t: n for n, t in runnable_targets().items()}
@@ -104,7 +104,7 @@ def check_masked_strided_loads(dtype: DType, stride: int, target: Target) -> Non
             np.testing.assert_array_equal(out, np.where(on, x[np.clip(at, 0, span - 1)], np.zeros(1, x.dtype)))
 
 
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@pytest.mark.parametrize("dtype", a_half(STORABLE), ids=str)
 def test_strided_stores(dtype: DType) -> None:
     for stride in (1, -1, 2, -3, 7):
         check_strided_stores(dtype, stride)
@@ -401,7 +401,7 @@ def test_what_is_not_linear_is_refused() -> None:
     refused("LOOP", INDEX, arg=0)
 
 
-@pytest.mark.parametrize("target", [BASELINE, AVX2, AVX512], ids=["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("target", a_half([BASELINE, AVX2, AVX512]), ids=["baseline", "avx2", "avx512"])
 @pytest.mark.parametrize("final", [False, True])
 def test_no_instruction_needs_a_library(target: Target, final: bool) -> None:
     """One object with all elementwise instructions and conversions of every dtype has no undefined symbols."""

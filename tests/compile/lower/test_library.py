@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from svod.core.spec.evaluate import evaluate
 from svod.core.spec.values import from_float
 from tests.agreement import Case, run_interpreted, run_native
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
+from tests.draws import a_quarter
 from tests.tensor.strategies import make
 from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
@@ -68,8 +69,8 @@ def test_scans_of_exponentials_use_what_the_target_scales_with(target: Target) -
     assert any(i[0] == "SCALEB" for code in program.code for i in code) is target.has_scaleb
 
 
-@pytest.mark.parametrize("shape", [COLUMNS, STRIPS, ROWS, CUT], ids=str)
-@pytest.mark.parametrize("combiner", ["ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN"])
+@pytest.mark.parametrize(("combiner", "shape"), a_quarter(product(
+    ["ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN"], [COLUMNS, STRIPS, ROWS, CUT])), ids=str)
 def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     if shape == CUT:
         monkeypatch.setattr(scan, "PART_ELEMENTS", 20)      # rows are cut into parts

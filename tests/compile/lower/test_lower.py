@@ -29,7 +29,7 @@ from svod.errors import ProgramTooLong
 from tests.agreement import Case, has_native, run_interpreted, run_native
 from tests.chains import random_state
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
-from tests.draws import a_quarter
+from tests.draws import a_half, a_quarter
 from tests.hand_kernels import HAND, Ast, constants_only, gemm, in_place, lines, padded_window, row_sums, rows_plus, softmax, variance
 
 WIDTHS = {16: replace(BASELINE, threads=4), 32: replace(AVX2, threads=4), 64: replace(AVX512, threads=4)}
@@ -64,7 +64,7 @@ def test_last_tile_is_moved_back_without_a_mask() -> None:
     assert load[2] == 16 and len(load[3]) == 2, "one whole vector, no mask"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", a_half(range(6)))
 def test_staged_tiles_that_overlap(seed: int) -> None:
     """Columns that no tile divides are packed in the tiles in which they are read: completely, in part, and by several cores."""
     rng = random.Random(seed)
@@ -198,8 +198,8 @@ def test_streaming_needs_multiples_of_the_vector() -> None:
     assert not any(i[4][1] for i in lowered(Kernel(lines(100)), [["UPCAST", "o0", 32], ["STREAM", "out"]]).code[0] if i[0] == "STORE")
 
 
-@pytest.mark.parametrize("width", [16, 32, 64])
-@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8])
+@pytest.mark.parametrize(("dtype", "width"), a_quarter(itertools.product(
+    [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8], [16, 32, 64])))
 def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: int) -> None:
     """For any row length, all stores except those at the ends of a row are at multiples of the vector, also streaming ones, and every
     element is stored."""
@@ -221,7 +221,7 @@ def test_long_rows_are_stored_at_multiples_of_the_vector(dtype: DType, width: in
                 run_native(case, lower(apply_opts(Scheduler(case.kernel, replace(NATIVE[width], l2=512)), state)), NATIVE[width], 2)
 
 
-@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("width", a_half([16, 32, 64]))
 @pytest.mark.parametrize("lanes_over", [1, 3, 0])
 def test_the_last_tile_of_a_long_row_has_a_loop_of_its_own(lanes_over: int, width: int) -> None:
     """All stores of a row are streaming, except those of the tile that is moved back. Launches over any part of the rows store every
@@ -306,7 +306,7 @@ HARD_CHAINS: dict[str, tuple[str, int, Chain]] = {
 }
 
 
-@pytest.mark.parametrize("why", HARD_CHAINS)
+@pytest.mark.parametrize("why", a_half(HARD_CHAINS))
 def test_hard_chains(why: str) -> None:
     name, width, chain = HARD_CHAINS[why]
     case = case_of(name)

@@ -20,6 +20,7 @@ from svod.core.spec.values import Array, apply_alu, bitcast, cast, constant, hol
 from svod.errors import UnsupportedError
 from tests.compile.native import Code, runnable_targets
 from tests.compile.native import run as native_run
+from tests.draws import a_half, a_quarter
 from tests.interpreted import interpret
 
 F32, F64 = dtypes.float32, dtypes.float64
@@ -137,7 +138,7 @@ def spread(op: Ops, dtype: DType, count: int) -> list[Array]:
     return [domain(op, dtype, bits), draw.uniform(low, high, count).astype(numpy), near.astype(numpy), (1 + near * 1e-3).astype(numpy)]
 
 
-@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", a_half([dtypes.float16, dtypes.bfloat16]), ids=lambda d: d.name)
 @pytest.mark.parametrize("op", UNARY, ids=lambda op: op.value)
 def test_every_sixteen_bit_float(op: Ops, dtype: DType) -> None:
     memory = np.arange(65536, dtype=np.uint16).view(to_numpy(dtype))
@@ -151,7 +152,7 @@ def test_a_million_float32(op: Ops) -> None:
         check(op, F32, x)
 
 
-@pytest.mark.parametrize("op", UNARY, ids=lambda op: op.value)
+@pytest.mark.parametrize("op", a_half(UNARY), ids=lambda op: op.value)
 def test_float64(op: Ops) -> None:
     for x in spread(op, F64, 20_000):
         check(op, F64, x)
@@ -278,7 +279,7 @@ def test_pow_cases(dtype: DType) -> None:
     np.testing.assert_array_equal(got[simple].astype(np.float64), want[simple].astype(np.float64))
 
 
-@pytest.mark.parametrize("op", [*UNARY, Ops.POW], ids=lambda op: op.value)
+@pytest.mark.parametrize("op", a_quarter([*UNARY, Ops.POW]), ids=lambda op: op.value)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 @pytest.mark.parametrize("rules", [STRICT, SCALED, LOOSE, LOOSE._replace(has_float64=False)])
 def test_expansions_are_valid_linear(op: Ops, dtype: DType, rules: FloatRules) -> None:

@@ -22,7 +22,7 @@ from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.chain_runs import KERNELS, PARTS, case_of, each_part, part_of, run_chains
 from tests.chains import random_state, try_opts
 from tests.compile.native import runnable_targets
-from tests.draws import a_quarter, chains, count
+from tests.draws import an_eighth, chains, count
 from tests.hand_kernels import SIZED
 
 TARGETS = [replace(t, threads=4) for t in runnable_targets().values()]
@@ -70,7 +70,7 @@ def test_random_extents(part: int) -> None:
     run_chains("cpu, extents", list(SIZED)[part::PARTS], count(4), sized, run, LEAST)
 
 
-@pytest.mark.parametrize("name", a_quarter(KERNELS))
+@pytest.mark.parametrize("name", an_eighth(KERNELS))
 def test_equal_tables_give_equal_code(name: str) -> None:
     """If two orders of the same opts lead to the same table of axes, their programs and predicted costs are the same."""
     kernel = case_of(name).kernel

@@ -14,6 +14,7 @@ from svod.core.machine.target import Target
 from tests.compile.cuda.target import card_target
 from tests.compile.native import AVX512
 from tests.core.corpus import CORPUS
+from tests.draws import a_half
 from tests.hand_kernels import gemm
 
 
@@ -23,7 +24,7 @@ def costs(kernel: Kernel, target: Target) -> list[Cost]:
 
 
 @pytest.mark.parametrize("target", [AVX512, card_target("sm_90")], ids=["cpu", "groups"])
-@pytest.mark.parametrize("name", sorted(CORPUS)[::9])
+@pytest.mark.parametrize("name", a_half(sorted(CORPUS)[::9]))
 def test_parts_add_up(name: str, target: Target) -> None:
     kernel = Kernel(CORPUS[name]())
     if kernel.library_kernel is not None:

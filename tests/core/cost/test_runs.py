@@ -28,7 +28,7 @@ from tests.core.corpus import CORPUS, conv, data, kernel_of
 from tests.core.cost.groups.test_group_cost import GPU
 from tests.core.kernel.test_online import attention, online
 from tests.core.tree.test_coverage import ENDED
-from tests.draws import chains
+from tests.draws import a_half, chains
 from tests.toy_backend.target import TOY
 
 TARGETS = {"avx512": replace(AVX512, threads=4), "avx2": AVX2, "gpu": GPU, "webgpu": replace(GPU, subgroup=0, software_lanes=8), "toy": TOY}
@@ -238,7 +238,7 @@ def test_blocks_of_a_causal_mask() -> None:
     assert check(Scheduler(kernel, GPU))["skips"] == 1
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", a_half(TARGETS))
 def test_counts_of_random_chains(name: str) -> None:
     """Kernels of ENDED, whose extents depend on a variable, run at its largest value."""
     target: Target = TARGETS[name]

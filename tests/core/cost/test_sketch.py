@@ -29,7 +29,7 @@ from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.chain_runs import KERNELS, case_of
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.core.corpus import conv, data, kernel_of
-from tests.draws import a_quarter, draws
+from tests.draws import a_half, an_eighth, draws
 from tests.hand_kernels import gemm, lines, row_sums, softmax
 from tests.tensor.strategies import make, seeds
 
@@ -110,7 +110,7 @@ def test_every_sketch_is_correct(number: int) -> None:
     assert any(how == "interpreted" for how, _ in done), "every kernel has a short sketch"
 
 
-@pytest.mark.parametrize("name", a_quarter(KERNELS))
+@pytest.mark.parametrize("name", an_eighth(KERNELS))
 def test_the_heuristic_is_one_of_the_cheapest_sketches_with_the_fewest_phases_and_opts(name: str) -> None:
     start = Scheduler(case_of(name).kernel, TARGET)
     best = heuristic(start)
@@ -150,7 +150,7 @@ def test_rows_get_vectors_and_large_work_gets_cores() -> None:
     assert heuristic(Scheduler(Kernel(lines(100)), TARGET)).thread is None
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", a_half(range(2)))
 def test_rows_of_windows_that_a_few_vectors_hold_are_computed_whole(seed: int) -> None:
     """No copy of the input is made, as the masks along a whole row are constants. Results are compared with NumPy at random extents."""
     pool = heuristic(Scheduler(Kernel(kernel_of(data(1, 64, 112, 112).max_pool2d(3, stride=2, padding=1))), TARGET))
@@ -196,7 +196,7 @@ def test_rows_less_a_mean_that_another_kernel_made_get_vectors(rows: int, row: i
     (run_native(case, lower(state), NATIVE[-1], 2) if NATIVE else run_interpreted(case, lower(state), 2))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", a_half(range(2)))
 def test_windows_are_copied_by_each_core(seed: int) -> None:
     """Each core copies a part of the rows, in one phase. Inside a part, short tiles follow each other along memory, long ones across it.
     Results are compared with NumPy at random extents."""
@@ -218,7 +218,7 @@ def test_windows_are_copied_by_each_core(seed: int) -> None:
                 out += 1
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", a_half(range(2)))
 def test_large_packed_constants_are_asked_for_ahead(seed: int) -> None:
     """Weights that take more than half of L2 and are read as vectors are prefetched, a quarter of L1 ahead. Results equal the evaluator's
     at random extents."""
@@ -259,7 +259,7 @@ def test_amounts_fit_their_axis() -> None:
     assert tile_amounts(28, 14)[0] == 14 and tile_amounts(48, 12)[0] == 12, "no recomputed rows where it can be"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", a_half(range(3)))
 def test_sketches_of_what_memory_limits_are_correct_at_any_extents(seed: int) -> None:
     """Row reductions, several rows at a time, tiles of windows of padded rows, and transposed squares, compared with NumPy at random
     extents."""

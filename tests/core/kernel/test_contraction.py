@@ -80,6 +80,7 @@ def test_loops_over_padding_are_skipped_and_cost_less() -> None:
     assert loops.index("r1") < loops.index("r0") and loops.index("r2") < loops.index("r0")
 
 
+@pytest.mark.slow
 def test_parts_of_a_sum_are_all_combined() -> None:
     """The phase that adds the nine parts of a sum over eighteen rows of taps skips none of them: parts are not taps."""
     kernel = Kernel(kernel_of(data(1, 1, 12, 12).conv2d(data(1, 1, 18, 9), padding=(17, 8))))

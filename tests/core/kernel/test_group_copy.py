@@ -17,7 +17,7 @@ from svod.core.kernel.loop_nest import StageNest, loop_nest
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.levels import MemorySpace
-from tests.draws import count
+from tests.draws import a_half, count
 from tests.hand_kernels import Ast, gemm, number
 from tests.toy_backend.target import TOY
 
@@ -115,7 +115,7 @@ def test_what_moves_evenly_in_vectors(width: int) -> None:
     assert divided > 10
 
 
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("width", a_half([2, 4]))
 def test_vectors_of_copies_lie_beside_each_other_under_one_condition(width: int) -> None:
     """For any divisions in the index and any condition of the read, the elements of a vector are contiguous from a multiple of its width
     on, and all of them are read or none."""

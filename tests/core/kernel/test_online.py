@@ -30,6 +30,7 @@ from tests.agreement import Case, run_interpreted, run_native, steps
 from tests.chains import random_state
 from tests.compile.native import AVX512, runnable_targets
 from tests.core.corpus import data, kernel_of
+from tests.draws import a_half
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TARGETS = list(runnable_targets().values())
@@ -92,7 +93,7 @@ def test_any_chain_computes_what_the_kernel_did(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "attention"])
-@pytest.mark.parametrize(("keys", "block"), [(17, 4), (24, 8), (31, 30)])
+@pytest.mark.parametrize(("keys", "block"), a_half([(17, 4), (24, 8), (31, 30)]))
 def test_infinities_and_nans_fall_where_they_did(kind: str, keys: int, block: int) -> None:
     rng = np.random.default_rng(keys)
     x = rng.standard_normal((9, keys)).astype(np.float32) * 30
@@ -125,7 +126,7 @@ def test_infinities_and_nans_fall_where_they_did(kind: str, keys: int, block: in
         run_native(case, lower(apply_opts(Scheduler(kernel, target), new.applied_opts)), target, 2)
 
 
-@pytest.mark.parametrize("kind", ["divided", "padded", "reciprocals"])
+@pytest.mark.parametrize("kind", a_half(["divided", "padded", "reciprocals"]))
 def test_what_is_weighted_is_zero_beyond_a_row_that_its_blocks_do_not_divide(kind: str) -> None:
     """Values beyond the end of a row must be 0. Gated loads give 0, but a quotient by such a load, or infinite padding, would give 0 · inf
     with the weight 0."""
@@ -217,7 +218,7 @@ def test_weights_are_rounded_after_they_were_added_up(dtype: str, keys: int) -> 
     operands_of(kernel, kernel.resolve(frozenset())[a], kernel.stages[a].reds[0])       # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("scale", [3.7, 1e-3, -0.5, 0.0])
+@pytest.mark.parametrize("scale", a_half([3.7, 1e-3, -0.5, 0.0]))
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_positive_factor_of_scores_of_16_bits_is_taken_once_for_a_row(scale: float, causal: bool) -> None:
     """With a positive factor, the largest score has the largest sum, so the factor is applied once to the maximum of a row; sums are not
@@ -318,7 +319,7 @@ def test_states_of_other_blocks_are_others() -> None:
     assert online(kernel, 4).digest == states[1].digest
 
 
-@pytest.mark.parametrize(("queries", "keys", "columns"), [(7, 600, 40), (3, 768, 8), (101, 531, 17)])
+@pytest.mark.parametrize(("queries", "keys", "columns"), a_half([(7, 600, 40), (3, 768, 8), (101, 531, 17)]))
 def test_sketches_of_long_rows(queries: int, keys: int, columns: int) -> None:
     """Row lengths are primes or multiples of a block, with fewer and more queries than a tile; short rows have no such sketches."""
     case = Case(Kernel(kernel_of(attention(2, queries, keys, 5, columns))))

@@ -17,6 +17,7 @@ from svod.errors import ScheduleError
 from svod.tensor import Tensor
 from tests.core.corpus import attention, data
 from tests.core.scheduling import run_schedule
+from tests.draws import a_quarter
 from tests.graph_reference import evaluate_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -172,7 +173,7 @@ def check(outputs: list[UOp], contents: dict[UOp, Array]) -> Schedule:
     return schedule
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", a_quarter(range(120)))
 def test_random_graphs(seed: int) -> None:
     g = RandomGraph(seed)
     g.grow(4 + seed % 12)

@@ -16,7 +16,7 @@ from svod.errors import KernelOptError
 from svod.tensor import Tensor
 from tests.chains import random_opt
 from tests.core.corpus import CORPUS, data, kernel_of
-from tests.draws import a_quarter
+from tests.draws import an_eighth
 
 TARGET = Target("x86_64", "znver5", ("avx512f", "fma"), 64, 32, 48 << 10, 1 << 20, 32 << 20, 2, has_mask_registers=True)
 
@@ -137,7 +137,7 @@ def test_long_values_are_shortened() -> None:
     assert "… + 1" in found.splitlines()[-1] and len(found.splitlines()[-1]) < 160
 
 
-@pytest.mark.parametrize("name", a_quarter(CORPUS))
+@pytest.mark.parametrize("name", an_eighth(CORPUS))
 def test_every_kernel_of_the_corpus_under_many_chains(name: str) -> None:
     """Every reachable state can be shown, and the text contains every loop of the state."""
     base = Scheduler(Kernel(CORPUS[name]()), TARGET)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from svod.core.ir.dtype import BY_NAME, promote
 from svod.errors import DTypeError, ShapeError
 from svod.tensor import Tensor, where
-from tests.draws import a_quarter, draws
+from tests.draws import a_half, a_quarter, draws
 from tests.tensor.checking import check
 from tests.tensor.strategies import Array, any_dtype, float_dtype, float_result, int_dtype, make, seeds, shapes, views
 
@@ -103,7 +103,7 @@ def test_integer_division_by_scalar(x: tuple[Tensor, Array], divisor: int) -> No
     check(t % divisor, quiet(np.remainder, a, a.dtype.type(divisor)))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", a_half(["float16", "float32", "float64"]))
 def test_float_division_that_rounds_down_at_the_ends_of_the_range(dtype: str) -> None:
     """With infinite operands, and quotients that underflow, the results are NumPy's, except for the sign of a zero."""
     tiny, huge = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max

@@ -1,6 +1,7 @@
 """Scans, sorting and scatter along and across axes whose extent depends on a variable: NumPy's results for several of its values."""
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from svod import Tensor, Variable
 from svod.errors import ShapeError
+from tests.draws import a_half
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N = Variable("n", 3, 29)
@@ -27,8 +29,7 @@ def descending(y: Array, axis: int) -> Array:
     return np.asarray(y.shape[axis] - 1 - np.flip(np.argsort(np.flip(y, axis), axis, kind="stable"), axis))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize(("axis", "dtype"), a_half(product([0, 1, 2], ["float32", "int32"])))
 def test_sorting(dtype: str, axis: int) -> None:
     a = drawn(dtype)
     for n in VALUES:

@@ -9,6 +9,7 @@ from svod.core.ir.dtype import dtypes
 from svod.errors import DTypeError
 from svod.tensor import Tensor
 from svod.tensor.operations.random import threefry2x32
+from tests.draws import a_half
 from tests.graph_reference import evaluate_graph
 from tests.tensor.checking import evaluate
 
@@ -39,7 +40,7 @@ def test_the_seed_fixes_the_numbers() -> None:
     np.testing.assert_array_equal(evaluate(Tensor.rand(3, 4)).ravel()[:5], first)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", a_half(["float16", "bfloat16", "float32", "float64"]))
 def test_rand_is_uniform_below_one(dtype: str) -> None:
     Tensor.manual_seed(1)
     t = Tensor.rand(100, 100, dtype=dtype)
@@ -52,7 +53,7 @@ def test_rand_is_uniform_below_one(dtype: str) -> None:
     assert ((counts - 625) ** 2 / 625).sum() < 60
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", a_half(["float32", "float64"]))
 def test_randn_is_normal(dtype: str) -> None:
     Tensor.manual_seed(2)
     x = evaluate(Tensor.randn(20000, dtype=dtype))

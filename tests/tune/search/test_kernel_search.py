@@ -22,6 +22,7 @@ from svod.tune.search.confirmation import finish, result
 from svod.tune.search.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
 from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from svod.tune.search.pace import FIRST_CHUNK
+from tests.draws import a_half, a_quarter
 from tests.toy_backend.target import TOY
 from tests.tune.db.samples import confirmed, verdict
 from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, is_failure, made_up_seconds, make_search, raced, run
@@ -171,7 +172,7 @@ def test_the_compile_deadline_follows_the_median() -> None:
 
 
 # -- failures -----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("step", ["lowering", "building", "running"])
+@pytest.mark.parametrize("step", a_half(["lowering", "building", "running"]))
 @pytest.mark.parametrize("status", [Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST])
 def test_a_candidate_that_fails_costs_itself_only(step: str, status: Status) -> None:
     failing = is_failure(status)
@@ -265,7 +266,7 @@ class NoisyMeasurer(ReplayedMeasurer):
         return RaceResult(tuple(t / seen[0] for t in seen), true.anchor, 0.01)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", a_quarter(range(6)))
 def test_luck_is_no_gain(seed: int) -> None:
     """All candidates are equal, and races are noisy: apparent gains do not prolong a search for long."""
     measurer = NoisyMeasurer(lambda c: 1e-3)
@@ -299,6 +300,7 @@ def test_two_rounds_without_a_gain_end_the_search() -> None:
     assert len(search.history) == 3
 
 
+@pytest.mark.slow
 def test_gains_below_the_noise_are_none() -> None:
     """Each round is 0.5 % faster than the one before, and races have a noise of 2 %: single rounds gain nothing, but their sum counts when
     it exceeds the noise."""
@@ -342,10 +344,10 @@ def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
     assert search.why == "at the roofline bound" and len(search.history) == 5
 
 
-@pytest.mark.parametrize("seconds, anchor, noisy, why", [
+@pytest.mark.parametrize("seconds, anchor, noisy, why", a_half([
     (1e-3, 1e-3, "", "at the roofline bound"), (1e-3, 1e-3, "always", "4 rounds without a gain"),
     (1e-3, 1e-3, "every second", "4 rounds without a gain"), (1e-3, 0.9e-3, "", "4 rounds without a gain"),
-    (0.9e-3, 1e-3, "", "4 rounds without a gain")])
+    (0.9e-3, 1e-3, "", "4 rounds without a gain")]))
 def test_races_that_say_little_do_not_end_a_search_at_the_roofline(seconds: float, anchor: float, noisy: str, why: str) -> None:
     """Noisy races, and races faster than the bound, do not count as races at the bound. A score below the bound shows that it is wrong."""
     class Doubtful(ReplayedMeasurer):
@@ -384,6 +386,7 @@ def test_a_spent_budget_returns_what_was_not_built_to_the_queue() -> None:
     assert len(measurer.built) == len(set(measurer.built)) > before + 11
 
 
+@pytest.mark.slow
 def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
     """The machine becomes slower after the heuristic was timed, so that all candidates that are screened then seem too slow."""
     pace = [1.0]
@@ -526,6 +529,7 @@ def test_other_families_have_finalists_as_final_code_is_faster_for_some() -> Non
     assert len(confirmed) == 4 and far.digest not in confirmed
 
 
+@pytest.mark.slow
 def test_a_long_kernel_has_no_time_for_another_race_of_the_best() -> None:
     measurer = ReplayedMeasurer(seconds=lambda c: 10 * made_up_seconds(c))
     search = run(make_search(measurer, width=8))

@@ -22,6 +22,7 @@ from svod.tune.workers.jobs import WorkerConfig
 from svod.tune.workers.local_executor import LocalExecutor
 from svod.tune.workers.machine_lock import MachineLock
 from svod.tune.workers.start import ExecutorStart, make_executor, parse_workers
+from tests.draws import a_half
 from tests.patience import NEVER, wait_until
 from tests.tune.fault_jobs import PRELOADED
 from tests.tune.workers.test_child import CONFIG, JOBS, is_gone
@@ -53,7 +54,7 @@ class TestEveryExecutor:
         assert all(o.ok and o.worker and o.attempts == 1 for o in found.values())
         assert batch.finished and list(batch) == [] and batch.poll() is None
 
-    @pytest.mark.parametrize("kind", ["compile", "bench"])
+    @pytest.mark.parametrize("kind", a_half(["compile", "bench"]))
     def test_a_batch_gets_more_items(self, executor: Executor, kind: Kind) -> None:
         batch = executor.submit(f"{JOBS}:echo", [], kind=kind, deadline=NEVER)
         assert batch.finished and batch.poll() is None

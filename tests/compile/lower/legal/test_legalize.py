@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from svod.core.spec.values import from_float, hold
 from svod.errors import CompileError
 from tests.compile.cuda.target import card_target
 from tests.compile.native import AVX2, BASELINE, BOOL, INDEX, Code
+from tests.draws import a_quarter
 from tests.interpreted import interpret
 
 NOTHING = Instructions()
@@ -102,8 +103,7 @@ def agree(op: str, dtype: DType, of: Sequence[DType], arrays: Sequence[np.ndarra
     np.testing.assert_array_equal(got, want, f"{op} of {dtype.name} {constants}")
 
 
-@EACH
-@pytest.mark.parametrize("dtype", [*STORABLE, INDEX], ids=str)
+@pytest.mark.parametrize(("dtype", "renderer"), a_quarter(product([*STORABLE, INDEX], SETS)), ids=str)
 def test_operations(dtype: DType, renderer: str) -> None:
     """Also of a number with itself, and of extreme constants: divisors that are 0, -1 and the least number, amounts beyond the width."""
     ops = ON_BOOLS if dtype is BOOL else ON_FLOATS if dtype.is_float else ON_INTEGERS
@@ -137,8 +137,7 @@ def test_a_float_compared_with_itself(dtype: DType, renderer: str) -> None:
         np.testing.assert_array_equal(got, np.isnan(hold(x, dtype)) == (op == "CMPNE"))
 
 
-@EACH
-@pytest.mark.parametrize("of", STORABLE, ids=str)
+@pytest.mark.parametrize(("of", "renderer"), a_quarter(product(STORABLE, SETS)), ids=str)
 def test_conversions(of: DType, renderer: str) -> None:
     """A float that an integer type does not hold becomes some value: such are left out."""
     for to in STORABLE:
@@ -189,8 +188,7 @@ def test_every_16_bit_float_and_its_neighbours(renderer: str) -> None:
                 np.testing.assert_array_equal(got[kept].view(np.uint32), want[kept].view(np.uint32))
 
 
-@EACH
-@pytest.mark.parametrize("of", [d for d in STORABLE if d is not BOOL], ids=str)
+@pytest.mark.parametrize(("of", "renderer"), a_quarter(product([d for d in STORABLE if d is not BOOL], SETS)), ids=str)
 def test_bits(of: DType, renderer: str) -> None:
     """As elements of the same width, of narrower and of wider ones, of several lanes and one."""
     for to in STORABLE:

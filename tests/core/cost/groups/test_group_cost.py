@@ -21,7 +21,7 @@ from svod.errors import KernelOptError
 from svod.tensor import Tensor
 from svod.tune.search.actions import default_actions
 from tests.core.corpus import CORPUS, conv, data, kernel_of
-from tests.draws import a_quarter
+from tests.draws import an_eighth
 from tests.toy_backend.target import TOY
 
 GPU = Target(arch="test", cpu="test", features=(), vector_bytes=16, vector_registers=128, l1=128 << 10, l2=40 << 20, l3=0, threads=1,
@@ -197,7 +197,7 @@ def test_a_search_proposes_copies_that_run_ahead() -> None:
     assert Opt("PIPELINE", "r0", 2) in default_actions(staged, 4)
 
 
-@pytest.mark.parametrize("name", a_quarter(CORPUS))
+@pytest.mark.parametrize("name", an_eighth(CORPUS))
 def test_the_heuristic_is_the_best_sketch(name: str) -> None:
     base = Scheduler(Kernel(CORPUS[name]()), GPU)
     found = group_sketches(base)

@@ -16,6 +16,7 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.levels import MemorySpace
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm
+from tests.draws import a_half
 
 BF16, F16, F32, I8 = dtypes.bfloat16, dtypes.float16, dtypes.float32, dtypes.int8
 EXTENT = 1024
@@ -62,7 +63,7 @@ def test_lines_of_operands_lie_in_different_banks() -> None:
         assert prod(stage.region) >= tiles.dot.rows * tiles.dot.depth
 
 
-@pytest.mark.parametrize(("extent", "rows"), [(8192, 8), (1024, 0)])
+@pytest.mark.parametrize(("extent", "rows"), a_half([(8192, 8), (1024, 0)]))
 def test_large_matrices_are_read_in_squares(extent: int, rows: int) -> None:
     """Groups that run at a time need less of both operands where the second cache holds neither."""
     state = group_heuristic(Scheduler(gemm(extent, extent, extent, BF16, BF16, out=BF16), card_target("sm_90a")))

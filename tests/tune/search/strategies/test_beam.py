@@ -18,6 +18,7 @@ from svod.tune.search.actions import default_actions
 from svod.tune.search.confirmation import finish
 from svod.tune.search.kernel_search import HOPELESS, KernelSearch, SearchedKernel
 from svod.tune.search.strategies.beam import Beam
+from tests.draws import a_half
 from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, made_up_seconds, make_search, raced, run
 from tests.tune.search_kernels import TARGET, elementwise, gemm
 
@@ -218,6 +219,7 @@ def test_a_beam_that_has_nothing_left_to_propose_widens() -> None:
     assert search.widened == 1 and not search.finished and len(beam.members) == 8
 
 
+@pytest.mark.slow
 def test_widening_and_the_bound_and_the_budget() -> None:
     """At the bound a beam does not widen, and a spent budget ends a wide beam as it ends a narrow one."""
     search = run(make_search(ReplayedMeasurer(seconds=lambda c: 1e-3), width=8, bound=0.96e-3))
@@ -227,8 +229,8 @@ def test_widening_and_the_bound_and_the_budget() -> None:
     assert finish(search).confirmed and search.why == "budget spent"
 
 
-@pytest.mark.parametrize("spent, left, asked", [
-    (100.0, 100.0, 3.0), (10.0, 100.0, 2.0), (1.0, 100.0, 1.0), (100.0, 2.0, 1.25), (100.0, 0.0, 0.5)])
+@pytest.mark.parametrize("spent, left, asked", a_half([
+    (100.0, 100.0, 3.0), (10.0, 100.0, 2.0), (1.0, 100.0, 1.0), (100.0, 2.0, 1.25), (100.0, 0.0, 0.5)]))
 def test_a_confirmation_has_what_building_its_finalists_leaves(spent: float, left: float, asked: float) -> None:
     now = [0.0]
     times: list[float] = []
