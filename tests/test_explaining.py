@@ -43,6 +43,7 @@ def test_two_kernels_and_why() -> None:
     assert "critical path" in text and both.uop.op is not Ops.BUFFER, "explaining computes nothing"
 
 
+@pytest.mark.slow
 def test_a_value_that_two_kernels_compute_is_told_for_both() -> None:
     x = data(6, 5)
     shared = x * 2

@@ -13,6 +13,7 @@ import svod
 from svod import Tensor, nn
 from svod.errors import ArgumentError, SvodError
 from svod.tracing.jitted import MOST_PLANS, RECAPTURES_SAID
+from tests.draws import a_half
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SCALE = 2.0
@@ -90,7 +91,7 @@ def test_layouts_of_arguments() -> None:
 
 # -- weights --------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("shape", SIZES)
+@pytest.mark.parametrize(("shape",), a_half((shape,) for shape in SIZES))
 def test_a_numpy_array_that_a_function_reads_cannot_be_written(shape: tuple[int, int]) -> None:
     w, x = drawn(*shape), drawn(4, shape[0], seed=1)
     f = svod.jit(lambda a: a @ w)
@@ -315,6 +316,7 @@ def test_random_numbers(shape: tuple[int, ...]) -> None:
         svod.jit(noisy, random="often")
 
 
+@pytest.mark.slow
 def test_plans_are_dropped() -> None:
     f = svod.jit(lambda x, k: x * k)
     for k in range(MOST_PLANS + 3):

@@ -20,6 +20,7 @@ from svod.prepare import prepare_graph
 from svod.tune.resolved import resolve
 from svod.tune.session import bound_at
 from tests.bench.example_run import CEILINGS, MACHINE
+from tests.draws import a_half
 
 
 def sample(**changes):
@@ -46,7 +47,7 @@ def test_quick_measurement_of_this_machine():
     assert all(1e8 < f < 1e15 for f in figures) and all(0 < d < 1e-2 for d in c.dispatch)
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("quick", a_half([False, True]))
 def test_what_holds_a_core_for_a_moment_does_not_spoil_the_arithmetic(monkeypatch, quick):
     """The first measurement on all threads has one type's rate disturbed, the second measurement another type's."""
     looks = iter([{"float32": (100.0, 101.0), "float64": (50.0, 99.0)}, {"float32": (98.0, 197.0), "float64": (49.0, 50.0)}])

@@ -24,6 +24,7 @@ def softmax(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(e / e.sum(-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_what_is_timed_is_right(script: Any) -> None:
     library, known = script.Svod("CPU"), script.cases(small=True)
     for name, want in (("gemm_4096", lambda x, w: x @ w), ("stream", lambda x: np.maximum(x, 0)), ("softmax", softmax),

@@ -91,6 +91,7 @@ def search(paired: Any, measurer: ReplayedMeasurer, candidates: int = 0, **optio
                              ceilings=None, measurer=measurer)
 
 
+@pytest.mark.slow
 def test_a_search_ends_with_the_round_that_has_the_candidates(paired: Any) -> None:
     whole, part = search(paired, ReplayedMeasurer()), search(paired, ReplayedMeasurer(), 15)
     assert 15 <= part.candidates < whole.candidates and part.setting == "a setting"
@@ -110,6 +111,7 @@ def test_without_sketches_the_search_answers_for_itself(paired: Any) -> None:
     assert not with_sketches.nothing and not without.nothing
 
 
+@pytest.mark.slow
 def test_where_nothing_else_runs_the_heuristic_stands_in(paired: Any) -> None:
     def crash(c: Any) -> Any:
         return None if c.origin == "heuristic" else Failure(Status.CRASH, "the table says so")

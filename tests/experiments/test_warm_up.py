@@ -31,6 +31,7 @@ def test_runs_belong_to_the_time_at_which_they_begin(experiment: Any, monkeypatc
     assert all(s == pytest.approx(3.1e-3 if i < 6 else 1e-3) for i, c in enumerate(columns) for s in c)
 
 
+@pytest.mark.slow
 def test_there_is_a_row_for_everyone_and_each_pause(experiment: Any, capsys: pytest.CaptureFixture[str]) -> None:
     experiment.main(["--kernels", "gemm_256", "--pauses", "1,3", "--rounds", "1"])
     _, _, *rows = capsys.readouterr().out.splitlines()

@@ -146,7 +146,7 @@ def test_an_lstm_with_weights_of_8_bits_is_one_with_the_weights_that_they_are(pe
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("is_nf4", [0, 1])
+@pytest.mark.parametrize("is_nf4", a_half([0, 1]))
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_weights_of_bitsandbytes(is_nf4: int, transposed: int) -> None:
     """165 numbers are 83 bytes and 11 blocks. NF4 are the medians of 16 parts of a normal distribution, as the paper gives them."""

@@ -122,6 +122,7 @@ def test_parts_written_down_earlier() -> None:
     check(t, np.array([1, 1, 2, 2, 2, 1], np.int32))
 
 
+@pytest.mark.slow
 def test_many_rows_one_by_one() -> None:
     t, a = Tensor.zeros(40, 3), np.zeros((40, 3), np.float32)
     for i in range(40):

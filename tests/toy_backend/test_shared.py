@@ -53,6 +53,7 @@ def test_the_tiled_product(extents: tuple[int, int, int]) -> None:
     assert phase.block == 16 and phase.shared_bytes <= 2048
 
 
+@pytest.mark.slow
 def test_two_barriers_for_two_operands() -> None:
     """Both copies are between the same two barriers."""
     assert ops(checked(gemm(16, 32, 32), TILED)).count("BARRIER") == 2
@@ -90,6 +91,7 @@ def test_partial_results_go_through_shuffles_then_memory() -> None:
     assert "SHFL_XOR" not in none and "BARRIER" in none
 
 
+@pytest.mark.slow
 def test_an_elementwise_stage_is_computed_together() -> None:
     """exp of a row once, by all threads, into shared memory; its sum and the quotient read it."""
     kernel = Kernel(softmax(12, 40))

@@ -150,6 +150,7 @@ def test_ignore_cache_searches_as_if_nothing_were_known(db: TuningDB, executor: 
     assert first[GEMM.key].trace == second[GEMM.key].trace
 
 
+@pytest.mark.slow
 def test_without_sketches_nothing_but_the_database_seeds_a_search(db: TuningDB, executor: Executor) -> None:
     def origins(**options: Any) -> set[Origin]:
         session = replayed_session(db, executor, GEMM, **options)
@@ -371,6 +372,7 @@ def test_where_nothing_leads_the_last_answer_is_waited_for_as_well(db: TuningDB,
     assert found.verified and found.confirmed and found.source == "heuristic"
 
 
+@pytest.mark.slow
 def test_a_report_counts_what_the_command_counted(db: TuningDB, executor: Executor) -> None:
     """The numbers of kernels, searches, candidates and timed candidates are the same in the report and in the command's result."""
     failing = is_failure(Status.CRASH)
@@ -459,6 +461,7 @@ class Moving(ReplayedMeasurer):
         return super().race(candidates)
 
 
+@pytest.mark.slow
 def test_a_search_whose_machine_changes_starts_anew_from_what_is_stored(caplog: pytest.LogCaptureFixture) -> None:
     made: list[ReplayedMeasurer] = []
 

@@ -206,8 +206,8 @@ def test_an_interrupted_search_is_reported(tmp_path: Path, fake: type[FakeSessio
     assert done.exit_code == 130 and "had prepared no kernel by then" in done.output
 
 
-@pytest.mark.parametrize(("end", "status", "said"), [
-    (signal.SIGTERM, 143, "ended by SIGTERM; "), (signal.SIGHUP, 129, "ended by SIGHUP; "), (None, 1, "the cluster is gone; ")])
+@pytest.mark.parametrize(("end", "status", "said"), a_half([
+    (signal.SIGTERM, 143, "ended by SIGTERM; "), (signal.SIGHUP, 129, "ended by SIGHUP; "), (None, 1, "the cluster is gone; ")]))
 @pytest.mark.parametrize("trouble", [False, True])
 def test_what_was_found_before_an_early_end_is_kept_and_said(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch,
                                                              end: signal.Signals | None, status: int, said: str, trouble: bool) -> None:

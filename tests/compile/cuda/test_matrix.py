@@ -69,7 +69,7 @@ def test_random_shapes_and_chains(name: str, arch: str, dtype: DType) -> None:
     run_chains(f"cuda {name}", ("products", "windows"), count(2), draw, run, {"MMA": 0.5})
 
 
-@pytest.mark.parametrize(("transposed", "want"), [(False, (2, 1)), (True, (3, 0))])
+@pytest.mark.parametrize(("transposed", "want"), a_half([(False, (2, 1)), (True, (3, 0))]))
 def test_operands_in_shared_memory_are_read_by_ldmatrix(transposed: bool, want: tuple[int, int]) -> None:
     """Both operands are staged in their memory order without padding. The right operand is read transposed if its rows are contiguous, and
     directly if its columns are. Two of its tiles are read by one instruction."""
@@ -201,6 +201,7 @@ def test_what_is_computed_of_sums_is_exchanged_behind_it() -> None:
     assert {i.lanes for i in code if i.op == "STORE" and i.dtype == BF16} == {8}
 
 
+@pytest.mark.slow
 def test_words_exchanged_with_another_thread_give_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = gemm(32, 32, 16, BF16, BF16, out=BF16)
     chain = [Opt("UPCAST", "o1", 4)]
@@ -283,7 +284,8 @@ def test_the_machine_code_of_the_heuristics_matmul(arch: str, dtype: DType, prod
 
 
 # -- copies ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("m", "n", "sizes"), [(32, 32, {16}), (32, 36, {8, 16}), (32, 34, {4, 16}), (32, 33, {16}), (29, 32, {16})])
+@pytest.mark.parametrize(("m", "n", "sizes"), a_half(
+    [(32, 32, {16}), (32, 36, {8, 16}), (32, 34, {4, 16}), (32, 33, {16}), (29, 32, {16})]))
 def test_copies_are_as_wide_as_their_alignment_allows(m: int, n: int, sizes: set[int]) -> None:
     """Rows of 36 bfloat16 are aligned to 8 bytes. Rows of 33 have no alignment that cp.async accepts, so their copies pass through
     registers. Nothing is read of rows beyond the end."""
@@ -336,6 +338,7 @@ def test_without_assumptions_no_copy_needs_alignment() -> None:
     assert "cp.async.cg" not in without_assumptions(render(lower(state), state.target)).replace("declare void @llvm.nvvm.cp.async.cg", "")
 
 
+@pytest.mark.slow
 def test_copies_of_many_turns() -> None:
     """A group of one subgroup copies the operands of its products in a loop."""
     kernel = gemm(64, 32, 96, BF16, BF16, transposed=True)

@@ -283,6 +283,7 @@ def test_a_graph_goes_with_its_plan(fake: FakeDriver) -> None:
     assert fake.names().count("free_graph") == 1
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_collected_leaves_the_thread_on_its_device(fake: FakeDriver) -> None:
     """The garbage collector may run at any allocation, also before a call for another device, so it must not change the current device."""
     plan = network().prepare(CONFIG)
@@ -425,6 +426,7 @@ def test_what_is_done_once_is_not_timed(fake: FakeDriver) -> None:
         assert names.index(once) < names.index("record") and once not in names[names.index("record"):]
 
 
+@pytest.mark.slow
 def test_a_run_of_many_repetitions(fake: FakeDriver) -> None:
     plan = network().prepare(CONFIG)
     plan.execute()

@@ -212,6 +212,7 @@ def test_products_are_under_way_while_the_next_block_begins(buffers: int, chain:
     assert not any(i.op == "MMAWAIT" for i in code(3).code[0])
 
 
+@pytest.mark.slow
 def test_products_of_what_has_one_buffer_are_waited_for() -> None:
     """A factor that the loop computes from a copy has one buffer: it is written for the next block only after all products of this
     block."""

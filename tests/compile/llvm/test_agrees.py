@@ -14,7 +14,7 @@ from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import STORABLE, DType, dtypes, to_numpy
 from svod.core.machine.target import Target
 from tests.compile.native import BASELINE, BOOL, INDEX, TARGETS, Code, aligned
-from tests.draws import a_quarter
+from tests.draws import an_eighth
 from tests.interpreted import interpret
 
 EXTENT, PITCH = 6, 400  # iterations of the phase; elements of the output that each may write
@@ -158,7 +158,7 @@ def plain(dtype: DType, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @TARGETS
-@pytest.mark.parametrize("seed", a_quarter(range(24)))
+@pytest.mark.parametrize("seed", an_eighth(range(24)))
 def test_random_programs(seed: int, target: Target) -> None:
     choice = random.Random(seed)
     types = (BOOL, *choice.sample([t for t in STORABLE if t != BOOL and not (target == BASELINE and t == dtypes.float16)], 3))

@@ -166,7 +166,7 @@ def test_integer_division_is_floor_and_never_traps(dtype: DType) -> None:
             same(dtype, apply(op, dtype, [a, full], 16, constants={1: divisor}), reference(dtype, compute, a, full))
 
 
-@pytest.mark.parametrize("dtype", INTS, ids=str)
+@pytest.mark.parametrize("dtype", a_half(INTS), ids=str)
 def test_shifts_beyond_the_width(dtype: DType) -> None:
     a = sample(dtype, 16)
     amount = (np.arange(COUNT) % (dtype.bits + 9)).astype(dtype.name)
@@ -234,7 +234,7 @@ def test_mulacc_is_fused_only_where_the_target_fuses() -> None:
     assert (apply("", dtypes.float32, [x, x, c], 8, put=apart) == 0).all(), "a product and a sum must stay two roundings"
 
 
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@pytest.mark.parametrize("dtype", a_half(STORABLE), ids=str)
 def test_where_with_lane_and_scalar_conditions(dtype: DType) -> None:
     cond, a, b = sample(dtypes.bool, 20), sample(dtype, 21), sample(dtype, 22)
     for lanes in (1, 16):

@@ -44,7 +44,7 @@ def at_end_of_page(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return out
 
 
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@pytest.mark.parametrize("dtype", a_half(STORABLE), ids=str)
 def test_contiguous(dtype: DType) -> None:
     for lanes in (1, 3, 4, 8, 16, 32):
         x = values(dtype, lanes + 7)
@@ -181,7 +181,7 @@ def test_masked_stores(dtype: DType, target: Target) -> None:
 
 
 @OF_EACH
-@pytest.mark.parametrize("lanes", [3, 16])
+@pytest.mark.parametrize("lanes", a_half([3, 16]))
 def test_one_mask_for_all_lanes_chooses_the_address(lanes: int, dtype: DType, target: Target) -> None:
     """One mask for all lanes selects between the address and a slot with the alternative. No masked load is used, which is slow on an
     unmapped page."""
@@ -201,7 +201,7 @@ def test_one_mask_for_all_lanes_chooses_the_address(lanes: int, dtype: DType, ta
 
 
 @TARGETS
-@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("lanes", a_half([1, 16]))
 @pytest.mark.parametrize("on", [False, True])
 def test_scalar_masks(lanes: int, on: bool, target: Target) -> None:
     """With a false scalar mask no form of access touches memory: the pointers are to the end of readable memory."""

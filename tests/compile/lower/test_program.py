@@ -21,12 +21,13 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError, LaunchError
 from tests.compile import loop_kernels
 from tests.core.corpus import CORPUS
+from tests.draws import a_quarter
 
 GOOD = ProgramSpec("k", ((dtypes.int64, 4), (dtypes.int64, 4)), (0,), (64,), (PhaseSpec("a", 4, 1, 0, True), PhaseSpec("b", 4, 2, 64)),
                    ("m", "n"))
 
 
-@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("name", a_quarter(CORPUS))
 def test_a_spec_is_derived_from_its_kernel(name: str) -> None:
     """The spec has the parameters by slot, without gaps and repetitions, the slots of the STOREs, and the phases of the code."""
     ast = CORPUS[name]()

@@ -13,6 +13,7 @@ from svod.errors import ConfigError
 from svod.prepare import kernel_of
 from svod.tensor import Tensor
 from tests.core.corpus import data
+from tests.draws import a_quarter
 
 
 def model() -> Tensor:
@@ -31,7 +32,7 @@ def sections(text: str) -> list[tuple[str, str]]:
     return [(h, c.strip("\n")) for h, c in zip(parts[::2], parts[1::2], strict=True)]
 
 
-@pytest.mark.parametrize("name", [p.name for p in PLAN_PASSES])
+@pytest.mark.parametrize("name", a_quarter([p.name for p in PLAN_PASSES]))
 def test_each_pass_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = sections(dumped(capsys, model(), dump_after=name))
     assert found and all(h.split(":")[0] == name and content for h, content in found)

@@ -16,7 +16,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from tests.chains import random_state
 from tests.compile.native import AVX2, AVX512, BASELINE
 from tests.core.corpus import CORPUS, data, kernel_of
-from tests.draws import a_quarter
+from tests.draws import a_half
 from tests.hand_kernels import HAND, gemm, lines, softmax
 
 KERNELS = {**CORPUS, **HAND}
@@ -33,7 +33,7 @@ def loads_per_multiply_add(kernel: Kernel, chain: list[list[Any]]) -> float:
     return sum(work.runs(n.deps) for _, n, is_load in work.values() if is_load) / work.multiply_adds
 
 
-@pytest.mark.parametrize("name", a_quarter(KERNELS))
+@pytest.mark.parametrize("name", a_half(KERNELS))
 def test_any_state_has_finite_positive_features(name: str) -> None:
     kernel = Kernel(KERNELS[name]())
     for seed in range(12):

@@ -12,7 +12,7 @@ from svod.core.spec.evaluate import evaluate
 from svod.core.spec.values import to_float
 from svod.tune.measure.verify import GuardedBuffers, Reference, verify, whole
 from tests.core.corpus import CORPUS
-from tests.draws import a_quarter
+from tests.draws import a_half
 from tests.tune.measure.test_undecidable import contracted, program
 from tests.tune.search_kernels import load
 
@@ -63,7 +63,7 @@ def is_another(k: Kernel, mutant: UOp, reference: Reference) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", a_quarter(sorted(CORPUS)))
+@pytest.mark.parametrize("name", a_half(sorted(CORPUS)))
 def test_a_changed_operation_is_found(name: str) -> None:
     k = Kernel(CORPUS[name]())
     reference = Reference(k)

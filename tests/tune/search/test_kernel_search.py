@@ -274,6 +274,7 @@ def test_luck_is_no_gain(seed: int) -> None:
     assert search.finished and len(search.history) <= 10
 
 
+@pytest.mark.slow
 def test_a_gain_that_lasts_starts_patience_anew() -> None:
     """Every second round proposes candidates that are 4 % faster than all before."""
     rounds: dict[str, int] = {}

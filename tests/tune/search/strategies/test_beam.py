@@ -193,6 +193,7 @@ def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> Non
         assert ends[wide] <= ends[narrow] * LEVEL_FACTOR, "of level winners the shorter is taken"
 
 
+@pytest.mark.slow
 def test_what_a_wider_beam_takes_in_was_raced_before_and_is_verified() -> None:
     search = make_search(ReplayedMeasurer(), width=8, round_size=6)
     while not search.widened:

@@ -26,6 +26,7 @@ from svod.tune.search.kernel_search import KernelSearch, SearchedKernel
 from svod.tune.search.strategies.evolve import Evolution
 from svod.tune.search.strategies.registry import check_strategy, make_strategy
 from svod.tune.search.strategies.strategy import FIRST_WIDTH, Proposer
+from tests.draws import a_half
 from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, is_failure, make_search, run
 
 LANES = lanes_of(BASE.kernel, BASE.target)
@@ -67,7 +68,7 @@ def strategy_of(search: KernelSearch) -> Proposer:
     return search.strategy
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", a_half(STRATEGIES))
 def test_enough_measurements_find_what_is_nearly_the_best(strategy: str) -> None:
     search = search_for(strategy)
     while search.lead.best > 1.1 * best_nearby() and search.counts.timed < 1000:
