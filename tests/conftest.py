@@ -1,5 +1,5 @@
 """Isolates the tests from the user's settings and databases and from the records that ship with svod: variables are unset, compiled objects
-are kept for the session only."""
+are kept for the session only, and ceilings are an example's."""
 from __future__ import annotations
 
 import contextlib
@@ -16,6 +16,7 @@ from svod.compile.backend import device_named
 from svod.config import CONFIGS
 from svod.tune.db import layers
 from tests import draws
+from tests.bench.stored_ceilings import store_ceilings
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,4 +104,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         patch.setenv("SVOD_TUNE_DB", ":none:")
         patch.setattr(layers, "shipped_files", lambda: ())      # a search must not get seeds that depend on the machine's kind
         patch.setenv("SVOD_OBJECT_CACHE", str(tmp_path_factory.mktemp("objects")))
+        # Of a machine that is busy with tests, ceilings would be measured again wherever one is asked for. All workers have one directory.
+        base = tmp_path_factory.getbasetemp()
+        data = (base.parent if hasattr(request.config, "workerinput") else base) / "data"
+        store_ceilings(data)
+        patch.setenv("XDG_DATA_HOME", str(data))
         yield

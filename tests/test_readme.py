@@ -15,6 +15,7 @@ import click
 import pytest
 
 from svod.config import options_table
+from tests.bench.stored_ceilings import store_ceilings
 from tests.patience import NEVER
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,6 +136,7 @@ def test_example_runs(tmp_path: Path) -> None:
     text, shorter = re.subn(r"(?<=budget=)10\b", "2", found[1])      # seconds of search; the result does not matter
     assert shorter == 1
     script.write_text(text, encoding="utf-8")
+    store_ceilings(tmp_path / "data")
     # no variable is set: the default database is the user's, which is in this folder
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SVOD_", "BEAM"))}
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=NEVER,

@@ -13,7 +13,7 @@ from svod.core.machine.target import Target
 from svod.core.spec.values import scaleb
 from svod.errors import CompileError
 from tests.compile.native import BASELINE, TARGETS, apply, runnable_targets
-from tests.draws import a_half
+from tests.draws import a_half, a_quarter
 
 LANES = (1, 3, 8, 16, 32)
 FLOATS = [d for d in STORABLE if d.is_float]
@@ -247,7 +247,7 @@ def test_where_with_lane_and_scalar_conditions(dtype: DType) -> None:
     same(dtype, got, np.where(np.repeat(cond[2::8], 8), a, b))
 
 
-@pytest.mark.parametrize("of", a_half(STORABLE), ids=str)
+@pytest.mark.parametrize("of", a_quarter(STORABLE), ids=str)
 def test_casts(of: DType) -> None:
     for to in STORABLE:
         check_cast(of, to)

@@ -40,7 +40,7 @@ from tests.chains import random_state
 from tests.compile.cuda.target import card_target
 from tests.compile.native import runnable_targets
 from tests.core.corpus import conv, data, kernel_of
-from tests.draws import a_half, an_eighth
+from tests.draws import a_quarter, an_eighth
 from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
 
@@ -175,7 +175,7 @@ def test_accumulators_in_memory_take_a_sum_from_each_run() -> None:
     assert summation.longest_path(SUMS, 64) == 64
 
 
-@pytest.mark.parametrize("chain", a_half([
+@pytest.mark.parametrize("chain", a_quarter([
     "GROUP(r0, 8)", "LOCAL(o0, 2) GROUPTOP(r0, 5)", "SPLITK(r0, 7)", "UNROLL(r0, 5) GROUP(r0, 4)",
     "STAGE(s0, r0) LOCAL(o0, 4) LOCAL(o1, 4) PIPELINE(r0, 2)"]))
 @pytest.mark.parametrize("target", ["toy", "no subgroups"])

@@ -189,7 +189,8 @@ def pack(path: Path) -> None:
 
 def environment(case: Case, place: Path, shared: Path) -> dict[str, str]:
     given: dict[str, str | None] = {
-        "PYTHONPATH": str(ROOT), "HOME": str(shared), "SVOD_OBJECT_CACHE": str(shared / "objects"), "SVOD_TUNE_DB": str(place / "own.db"),
+        "PYTHONPATH": str(ROOT), "HOME": str(shared), "XDG_DATA_HOME": None, "SVOD_OBJECT_CACHE": str(shared / "objects"),
+        "SVOD_TUNE_DB": str(place / "own.db"),
         "TEST_LOG": str(place / "log"), "TEST_DONE": str(place / "done"), "TEST_KEPT": str(place), "OPENBLAS_NUM_THREADS": "1",
         # settings of a search that ends soon
         "BEAM": "1" if case.search else None, "BEAM_WORKERS": "1", "BEAM_ROUND_SIZE": "1", "BEAM_PATIENCE": "1", "SVOD_BENCH_ROUNDS": "6",

@@ -20,7 +20,7 @@ from svod.core.spec.values import from_float, hold
 from svod.errors import CompileError
 from tests.compile.cuda.target import card_target
 from tests.compile.native import AVX2, BASELINE, BOOL, INDEX, Code
-from tests.draws import a_quarter
+from tests.draws import a_half, a_quarter
 from tests.interpreted import interpret
 
 NOTHING = Instructions()
@@ -150,7 +150,7 @@ def test_conversions(of: DType, renderer: str) -> None:
         agree("CAST", to, [of], [given], SETS[renderer])
 
 
-@EACH
+@pytest.mark.parametrize("renderer", a_half(SETS))
 def test_conversions_of_constants(renderer: str) -> None:
     for of in STORABLE:
         for to in STORABLE:
