@@ -47,7 +47,7 @@ def test_random_shapes_and_chains(transposed: bool) -> None:
     def run_matrix(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
         return {"matrix": bool(run(case, state, program, rng)) and uses(program, "MMASHARED")}
 
-    run_chains("toy shared matrix", [f"{transposed=}"], count(18), draw, run_matrix, {"matrix": 0.25})
+    run_chains("toy shared matrix", [f"{transposed=}"], count(36), draw, run_matrix, {"matrix": 0.25})
 
 
 @pytest.mark.parametrize("transposed", [False, True])
