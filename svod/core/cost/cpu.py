@@ -17,7 +17,6 @@ from svod.core.cost.work import Access, StageWork, Tile, has_constant_lanes, is_
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import Node
 from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
-from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import NO_ROW, is_computed_once, is_derived, vector_width
 from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of
 from svod.core.machine.levels import CACHE_LINE_BYTES
@@ -97,7 +96,7 @@ def _priced(state: Scheduler, most: float) -> Cost | None:
         issue = IssuePricer(work, cpu).price()
         if not is_once and spent + issue.cycles / speedup > most:
             return None
-        streamed = stage.r.store is not None and state.stream and has_non_temporal_stores(state)
+        streamed = stage.r.store is not None and any(p.launch.is_non_temporal for p in counted_tree(state))
         non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
         if not kernel.written:      # a kernel that reads what it writes loads the stored data again
             memory.kept -= non_temporal     # the output stage comes first, and no stage reads it

@@ -44,8 +44,8 @@ def _launched(maker: TreeMaker, phase: Phase, one: Launch) -> Launch:
     count = launched_loops(maker, frame, phase.split.parts if phase.split else None, cores_of_phase(maker, phase))
     done = one._replace(num_loops=count, body=_inside(one.body, count), longest_first=_longest_first(maker, frame))
     output = (state, frame.r, frame.pieces, frame.vector_axis, frame.vector_row)
-    if phase.kind is PhaseKind.OUTPUT and state.stream and stores_whole_vectors(*output) and leaves_tail(*output):
-        return done._replace(last=done.body)
+    if phase.kind is PhaseKind.OUTPUT and state.stream and stores_whole_vectors(*output):
+        return done._replace(last=done.body if leaves_tail(*output) else None, is_non_temporal=True)
     return done
 
 

@@ -556,6 +556,7 @@ class Launch(NamedTuple):
     # local axes whose last iterations run first, because a mask leaves them the most work
     longest_first: frozenset[int] = frozenset()
     last: Body | None = None                # for the last iteration, if its vectors are the only ones that are not aligned
+    is_non_temporal: bool = False           # The output is stored past the caches.
 
     @property
     def loops(self) -> tuple[StageLoop, ...]:

@@ -10,7 +10,6 @@ from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import StageThreads, ThreadGroup
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage
-from svod.core.kernel.non_temporal import stores_whole_vectors
 from svod.core.tree.combine import index_of_parts
 from svod.core.tree.launch import cores_of_phase
 from svod.core.tree.nodes import Phase, PhaseKind
@@ -36,10 +35,8 @@ class PhaseEmitter:
     # -- kinds of phases -------------------------------------------------------------------------------
 
     def emit_output(self, r: ResolvedStage) -> Emitted:
-        frame = self.phase.launch.frame
-        stream = self.state.stream and stores_whole_vectors(self.state, r, frame.pieces, frame.vector_axis, frame.vector_row)
-        stage = self.stages.open_root(frame)
-        return self._emit(stage, self._store(r, stream))
+        stage = self.stages.open_root(self.phase.launch.frame)
+        return self._emit(stage, self._store(r, self.phase.launch.is_non_temporal))
 
     def _store(self, r: ResolvedStage, stream: bool) -> Sink:
         """Return a sink that stores the output's values to elements of an argument."""
