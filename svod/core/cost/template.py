@@ -192,14 +192,16 @@ class Each(_Group):
         self.hole = hole
 
 
-class _Bind(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Bind(Step):
     """Sets a hole to one value."""
 
     hole: Hole[Any]
     value: Any
 
 
-class _Changed(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Changed(Step):
     """Ends the branch if its state is still the one before."""
 
     before: Scheduler
@@ -236,42 +238,46 @@ def _reached(steps: Steps, start: Point) -> Iterator[Point]:
     todo: list[tuple[Steps, Point, _Then | None, dict[Cheaper, float]]] = [(steps, start, None, {})]       # the next one is the last
     while todo:
         step, p, then, least = todo.pop()
-        points: Sequence[Point] = ()
         match step:
-            case Hole():
-                points = [p.bind(step, value) for value in step.choices(p)]
-            case Apply() | Do():
-                after = step.change(p)
-                points = () if after is None else (p.at(after),)
-            case Only():
-                points = (p,) if step.holds(p) else ()
-            case Cheaper():
-                cost, seen = step.cost(p), least.get(step, float("inf"))
-                least[step] = min(cost, seen)
-                points = (p,) if cost < seen or step.kept(p) else ()
             case Choose():
                 todo += [(branch, p, then, least) for branch in reversed(step.steps)]
             case Need():
                 todo.append((step.steps, p, _Then(_Changed(p.state), least, then), least))
-            case _Changed():
-                points = () if p.state is step.before else (p,)
             case Each():
                 values = [_Bind(step.hole, value) for value in step.hole.choices(p)]
                 todo.append(([[value, step.steps] for value in values], p, then, least))
-            case _Bind():
-                points = (p.bind(step.hole, step.value),)
             case Template():
                 todo.append((step.steps, replace(p, template=step.name), then, {}))
             case [first, *rest]:
                 for following in reversed(rest):
                     then = _Then(following, least, then)
                 todo.append((first, p, then, least))
+            case _ if then is None:
+                yield from _points(step, p, least)
             case _:
-                points = (p,)       # no steps
-        if then is None:
-            yield from points
-        else:
-            todo += [(then.step, q, then.then, then.least) for q in reversed(points)]
+                todo += [(then.step, q, then.then, then.least) for q in reversed(_points(step, p, least))]
+
+
+def _points(step: Steps, p: Point, least: dict[Cheaper, float]) -> Sequence[Point]:
+    """The points that a step without others in it reaches from point `p`. `least`: as in `_reached`."""
+    match step:
+        case Hole():
+            return [p.bind(step, value) for value in step.choices(p)]
+        case Apply() | Do():
+            after = step.change(p)
+            return () if after is None else (p.at(after),)
+        case Only():
+            return (p,) if step.holds(p) else ()
+        case Cheaper():
+            cost, seen = step.cost(p), least.get(step, float("inf"))
+            least[step] = min(cost, seen)
+            return (p,) if cost < seen or step.kept(p) else ()
+        case _Bind():
+            return (p.bind(step.hole, step.value),)
+        case _Changed():
+            return () if p.state is step.before else (p,)
+        case _:
+            return (p,)     # no steps
 
 
 _MADE_BY: Derived[str] = Derived(lambda state: "")
