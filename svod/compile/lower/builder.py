@@ -40,6 +40,7 @@ class Builder:
         self.indices: dict[int, int] = {}       # constants of index arithmetic: number → value
         self.multiples: dict[int, int] = {}     # value → its `multiple_of`, cached
         self.open_loops: list[int] = []
+        self.round = 0          # unrolled iteration of a reduce loop that does not share its loads with the others; 0: it does
         self.kept_ops: frozenset[str] = frozenset()     # operations whose instructions are put into `kept`, and written later
         self.kept: list[Instruction] = []
 
@@ -216,9 +217,12 @@ class Builder:
     def load(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, floor: int = 0, ordered: bool = False,
              version: int = 0) -> int:
         """Emit a load at loop level `floor` or further in. An `ordered` load stays where it is emitted and is never merged with an equal
-        one. Loads of different `version` are not merged, as the memory was written between them."""
+        one. Loads of different `version` are not merged, as the memory was written between them, and loads of the innermost loop of
+        different `round` are not merged either."""
         if ordered:
             return self._new(op, dtype, lanes, src, arg, self.level)
+        if self.round and (floor == self.level or any(self.level_of[s] == self.level for s in src)):
+            version += self.round << 32
         return self.pure(op, dtype, lanes, src, arg, floor, version)
 
     def prefetch(self, load: int, further: int) -> None:

@@ -500,18 +500,18 @@ def _shared(state: Scheduler) -> list[Scheduler]:
     least = sorted(shared, key=lambda row: waste[row])
     even = list(dict.fromkeys([*many, *[row for row in least if waste[row] <= EVEN_FACTOR]]))
 
-    def first(rows: list[int]) -> Scheduler:
-        return first_change(state, *[("THREAD", state.rows[row].name, threads) for row in rows])
-
-    if even and (even[0] == loops[0] or not any(s.has_reduce and not s.is_output for s in kernel.stages)):
-        choices = [first(even)]
-    elif even:
-        choices = [state, *[s for s in [first([row]) for row in dict.fromkeys([*even, *least])] if s is not state]]
+    if even and even[0] != loops[0] and any(s.has_reduce and not s.is_output for s in kernel.stages):
+        found = _sharing(state, *[[row] for row in dict.fromkeys([*even, *least])])
+        found = [*found, state] if found else []
     else:
-        choices = []
-    if all(s is state for s in choices):
-        choices = [s for s in (first(least), first(cut)) if s is not state]
-    return choices or [state]
+        found = _sharing(state, even)
+    return found or _sharing(state, least, cut) or [state]
+
+
+def _sharing(state: Scheduler, *loops: list[int]) -> list[Scheduler]:
+    """For each list of loops, the state in which the cores share the first loop of the list that they can share, if there is one."""
+    found = [first_change(state, *[("THREAD", state.rows[row].name, state.target.threads) for row in rows]) for rows in loops]
+    return [s for s in found if s is not state]
 
 
 def _streamed(state: Scheduler) -> Scheduler:

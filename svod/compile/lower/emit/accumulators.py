@@ -23,6 +23,8 @@ from svod.core.kernel.scheduler import UNROLL
 from svod.core.tree.nodes import Chunk
 from svod.errors import KernelOptError
 
+CROWDED_SHARE = 0.75    # accumulators that fill this share of the vector registers leave none for values that unrolled iterations share
+
 Unrolled = list[tuple[tuple[int, ...], dict[int, int]]]     # positions of unrolled rows: (index per row, axis → offset)
 
 
@@ -126,7 +128,12 @@ class Accumulators:
         components = sum(len(red.values) for red in stage.r.reductions)
         masks: dict[Chunk, int] = {}
         reds = range(outs, len(stage.frame.pieces))
-        for _, unrolled in positions:
+        vectors = sum(b.num_lanes[v] > 1 for v in carried)
+        crowded = vectors >= CROWDED_SHARE * self.ctx.state.target.vector_registers
+        for number, (_, unrolled) in enumerate(positions):
+            if crowded and number:
+                b.round = number
+                stage.memo.clear()
             for index, offsets, pc in present:
                 more = dict(unrolled)
                 for a, o in offsets.items():
@@ -161,6 +168,7 @@ class Accumulators:
                         n = len(red.values)
                         accs[at:at + n] = self._add(red, accs[at:at + n], guard, chunk.width)
                         at += n
+        b.round = 0
         return self._merged(carried, accs)
 
     def _guarded(self, value: int, acc: int, guard: int) -> int:
