@@ -500,11 +500,9 @@ def _shared(state: Scheduler) -> list[Scheduler]:
     least = sorted(shared, key=lambda row: waste[row])
     even = list(dict.fromkeys([*many, *[row for row in least if waste[row] <= EVEN_FACTOR]]))
 
-    if even and even[0] != loops[0] and any(s.has_reduce and not s.is_output for s in kernel.stages):
-        found = _sharing(state, *[[row] for row in dict.fromkeys([*even, *least])])
-        found = [*found, state] if found else []
-    else:
-        found = _sharing(state, even)
+    found = _sharing(state, even)
+    if found and even[0] != loops[0] and any(s.has_reduce and not s.is_output for s in kernel.stages):
+        found = [*_sharing(state, *[[row] for row in dict.fromkeys([*even, *least])]), state]
     return found or _sharing(state, least, cut) or [state]
 
 
