@@ -158,3 +158,14 @@ def try_opts(state: Scheduler, *opts: Opt) -> Scheduler:
         with suppress(KernelOptError):
             state = apply_opt(state, opt)
     return state
+
+
+def pipelined_state(rng: random.Random, state: Scheduler) -> Scheduler:
+    """Copy all stages into shared memory in one loop of a sum, some iterations ahead, as far as that is legal."""
+    out = state.kernel.stages[state.kernel.output]
+    if not out.reds:
+        return state
+    loop = state.kernel.axes[rng.choice(out.reds)].name
+    opts = [Opt("LOCAL", state.kernel.axes[a].name, rng.choice((2, 4, 8))) for a in out.outs]
+    opts += [Opt("TILE", loop, rng.choice((2, 4, 8))), *[Opt("STAGE", s.name, loop) for s in state.kernel.stages if not s.is_output]]
+    return try_opts(state, *opts, Opt("PIPELINE", loop, rng.choice((2, 3))))

@@ -20,7 +20,7 @@ from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_by
 from svod.core.kernel.placement import NO_ROW, is_computed_once, is_derived, vector_width
 from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of
 from svod.core.machine.levels import CACHE_LINE_BYTES
-from svod.core.tree.passes import counted_tree
+from svod.core.tree.passes import loop_tree
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _priced(state: Scheduler, most: float) -> Cost | None:
         issue = IssuePricer(work, cpu).price()
         if not is_once and spent + issue.cycles / speedup > most:
             return None
-        streamed = stage.r.store is not None and any(p.launch.is_non_temporal for p in counted_tree(state))
+        streamed = stage.r.store is not None and any(p.launch.is_non_temporal for p in loop_tree(state))
         non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
         if not kernel.written:      # a kernel that reads what it writes loads the stored data again
             memory.kept -= non_temporal     # the output stage comes first, and no stage reads it
@@ -133,7 +133,7 @@ def work_of(state: Scheduler) -> list[StageWork]:
     does."""
     nest = loop_nest(state)
     return [StageWork(state, nest, at, [(loop.axis, loop.times) for loop in at.own], len(at.around), vector_width(state, at.nest.r))
-            for at in stage_runs(state.kernel, nest.stages, counted_tree(state)).values()]
+            for at in stage_runs(state.kernel, nest.stages, loop_tree(state)).values()]
 
 
 # -- instructions -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Counts how often the loops of a tree run, stage by stage. Prices are made of these counts.
+"""Counts how often the loops and barriers of a tree run, stage by stage. Prices are made of these counts.
 
     Launch o0 by 16 (7)                 out: its loops run 7 times, launched, and 18 times
       Compute s1                        s1: around it a loop that runs 7 times and moves dim 0; its own runs 4 times
@@ -18,7 +18,20 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import StageNest
 from svod.core.kernel.online import kept_blocks
 from svod.core.kernel.scheduler import UNROLL
-from svod.core.tree.nodes import Accumulate, AheadCopy, Body, Compute, Inner, Loop, Phase, PhaseKind, Pipeline, Reduction, Update
+from svod.core.tree.nodes import (
+    Accumulate,
+    AheadCopy,
+    Body,
+    Compute,
+    Inner,
+    Loop,
+    Phase,
+    PhaseKind,
+    Pipeline,
+    Reduction,
+    Update,
+    barriers_of,
+)
 from svod.core.tree.tails import is_split
 
 
@@ -51,6 +64,7 @@ class StageRuns(NamedTuple):
     own: tuple[LoopRuns, ...] = ()
     block_ends: float = 0.0     # blocks of a long sum that end in one iteration of the launched loops, or in one part of a split reduction
     updates: float = 0.0        # how often accumulators in memory are read and written, per launched iteration or per part
+    barriers: float = 0.0       # barriers that one run of the stage meets: before its stores, of its exchanges, and behind stages inside
     copy: AheadCopy | None = None       # how the stage is copied, if the copy starts iterations before the one that reads it; else None
     pipeline: Pipeline | None = None    # the pipelined loop that copies the stage ahead, or that is one of the stage's own loops; else None
 
@@ -89,31 +103,38 @@ class _Counter:
 
     def _stage(self, one: StageRuns, body: Body, own: list[LoopRuns]) -> None:
         """Count a stage and the stages computed inside its loops. `own`: the stage's loops outside of `body`."""
-        runs, ends, updates = 1.0, 0.0, 0.0
+        runs, ends, updates, barriers = 1.0, 0.0, 0.0, one.barriers
         while True:
             if body.stages:
                 self._computed(body.stages, (*one.around, *own))
             node: Inner = body.inner
+            barriers += runs * body.barrier
             while isinstance(node, (Reduction, Update)):
                 if isinstance(node, Update):
                     ends, updates = ends + runs * node.in_block, updates + runs
+                else:
+                    results = prod([node.frame.loops[j].piece.extent for j in node.in_memory])
+                    barriers += runs * results * (node.barrier + node.through_memory)
                 node = node.inner
             if not isinstance(node, Loop):
                 break
             loop = self._loop(node, one.nest, own)
             ends += runs * _ends(loop.in_part, node.blocks)
+            blocks = runs * max(1, _ends(loop.in_part, node.blocks[:1]))
             runs *= loop.in_part
             if node.loop.piece.extent > 1 or loop.parts:
                 own.append(loop)
             if node.pipeline is not None:
                 one = one._replace(pipeline=node.pipeline)
+                barriers += blocks * barriers_of((*node.pipeline.prologue, *node.pipeline.epilogue))
+                barriers += runs * barriers_of((*node.pipeline.body, *node.pipeline.later))
                 for copy in node.pipeline.copies:
                     self._computed((copy.compute,), (*one.around, *own), copy, node.pipeline)
             body = node.body
         if isinstance(node, Accumulate):
             reduced = node.frame.pieces[node.frame.num_outs:]
             ends += runs * _ends(prod([p.extent for pieces in reduced for p in pieces if p.role == UNROLL]), node.blocks)
-        self.found[one.nest.r.stage.index] = StageRuns(one.nest, one.around, tuple(own), ends, updates, one.copy, one.pipeline)
+        self.found[one.nest.r.stage.index] = StageRuns(one.nest, one.around, tuple(own), ends, updates, barriers, one.copy, one.pipeline)
 
     def _computed(self, stages: tuple[Compute, ...], around: Sequence[LoopRuns], copy: AheadCopy | None = None,
                   pipeline: Pipeline | None = None) -> None:
@@ -124,7 +145,7 @@ class _Counter:
             starts = [terms for terms, _ in node.nest.starts]
             moves = [tuple([(dim, terms[row]) for dim, terms in enumerate(starts) if row in terms]) for row, *_ in around]
             outer = tuple([LoopRuns(loop.row, own, *loop[2:]) for loop, own in zip(around, moves, strict=True)])
-            one = StageRuns(node.nest, outer, copy=copy, pipeline=pipeline)
+            one = StageRuns(node.nest, outer, barriers=node.barrier_first + node.barrier_to_store, copy=copy, pipeline=pipeline)
             if node.body is None or node.turns is not None:
                 self.found[node.stage] = one
             else:

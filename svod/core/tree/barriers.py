@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
-from svod.core.kernel.groups import StageThreads, exchanging_threads, stage_threads
+from svod.core.kernel.groups import StageThreads, exchanging_threads, group_of, stage_threads
 from svod.core.kernel.placement import is_derived
 from svod.core.machine.levels import MemorySpace
 from svod.core.tree.build import TreeMaker
@@ -55,20 +55,21 @@ def _with_barriers(maker: TreeMaker, phase: Phase) -> Phase:
         threads = phase.launch.frame.pieces[-1][0].stride
         stages = {phase.stage: StageThreads(1, threads, threads)}
     else:
-        stages = stage_threads(maker.state, maker.placement, phase.stage)
+        threads = group_of(maker.state, maker.placement, phase.stage).threads
+        stages = {s: own for s, own in stage_threads(maker.state, maker.placement, phase.stage).items() if s in maker.nest.stages}
     if all(own.reducers == 1 for own in stages.values()) and all(maker.nest.stages[s].space is not MemorySpace.SHARED for s in stages):
         return phase
-    return phase._replace(launch=with_bodies(_Barriers(maker, phase.split, stages).launched, phase.launch))
+    return phase._replace(launch=with_bodies(_Barriers(maker, phase.split, stages, threads).launched, phase.launch))
 
 
 class _Barriers:
     """Follows the accesses of one phase, and puts barriers into its bodies. `stages`: for each of its stages, the threads that compute
     it."""
 
-    def __init__(self, maker: TreeMaker, split: Split | None, stages: dict[int, StageThreads]) -> None:
+    def __init__(self, maker: TreeMaker, split: Split | None, stages: dict[int, StageThreads], threads: int) -> None:
         self.nests, self.target = maker.nest.stages, maker.state.target
         self.dots, self.split, self.stages = maker.layouts.dots, split, stages
-        self.threads = max([own.threads for own in stages.values()])        # threads of the group
+        self.threads = threads                  # threads of the group
         self.numbers = count()
         self.here: tuple[int, ...] = ()         # numbers of the loops that are open
         self.launch: tuple[int, ...] = ()       # the loop over the iterations of the launch
@@ -104,13 +105,14 @@ class _Barriers:
 
     def shared(self, stages: Iterable[int]) -> Areas:
         """The areas of those stages that lie in shared memory."""
-        return {s for s in stages if self.nests[s].space is MemorySpace.SHARED}
+        return {s for s in stages if s in self.nests and self.nests[s].space is MemorySpace.SHARED}
 
     def read_by(self, stages: Iterable[int]) -> Areas:
         """The areas of shared memory that are read if elements of these stages are used. An operand in registers is loaded from the
         stages that it copies, so their areas count."""
         own = tuple(stages)
-        inside = [self.nests[s].r.reads for s in own if self.nests[s].space is MemorySpace.HELD and is_derived(self.nests[s].r.stage)]
+        known = [self.nests[s] for s in own if s in self.nests]
+        inside = [nest.r.reads for nest in known if nest.space is MemorySpace.HELD and is_derived(nest.r.stage)]
         return self.shared(own).union(*[self.read_by(reads) for reads in inside])
 
     @contextmanager

@@ -44,35 +44,26 @@ PASSES = (
     TreePass("barriers", "the barriers between accesses of threads to shared memory", barriers),
 )
 
-COUNTED = "ahead"       # the last pass that changes how often anything runs
-
 
 def loop_tree(state: Scheduler, last: str | None = None) -> Tree:
-    """The loop tree of a state, from which code is emitted. `last`: the name of the last pass to run, "" for none; None
-    runs all of them and keeps the tree with the state.
+    """The loop tree of a state, which is priced, and from which code is emitted. `last`: the name of the last pass to run, "" for none;
+    None runs all of them and keeps the tree with the state.
 
     Raises KernelOptError if the placements of the state contradict each other, ValueError if no pass is called `last`."""
     return _whole_tree(state) if last is None else made_tree(TreeMaker(state), last)
 
 
 @Derived
-def counted_tree(state: Scheduler) -> Tree:
-    """The tree of a state after `COUNTED`, of which prices are made, kept with the state. Later passes move copies and add barriers, but
-    change no number of runs. Raises KernelOptError as `loop_tree` does."""
-    return made_tree(TreeMaker(state), COUNTED)
-
-
-@Derived
 def _whole_tree(state: Scheduler) -> Tree:
-    return made_tree(TreeMaker(state), None, counted_tree(state), COUNTED)
+    return made_tree(TreeMaker(state))
 
 
-def made_tree(maker: TreeMaker, last: str | None = None, phases: Tree | None = None, after: str = "") -> Tree:
-    """Run the passes that follow `after` up to `last`, or up to the end, over `phases`; None: over the state's tree before any pass."""
+def made_tree(maker: TreeMaker, last: str | None = None, phases: Tree | None = None) -> Tree:
+    """Run the passes up to `last`, or all, over `phases`; None: over the state's tree before any pass."""
     names = ["", *[p.name for p in PASSES]]
     if last is not None and last not in names:
         raise ValueError(f"no pass is called {last!r}: there are {', '.join(names[1:])}")
     tree = maker.phases() if phases is None else phases
-    for p in PASSES[names.index(after):None if last is None else names.index(last)]:
+    for p in PASSES[:None if last is None else names.index(last)]:
         tree = p.run(maker, tree)
     return tree

@@ -23,7 +23,7 @@ from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import LOOP, UPCAST, Opt, Scheduler
 from svod.core.machine.target import Target
-from svod.core.tree.passes import counted_tree
+from svod.core.tree.passes import loop_tree
 from svod.tensor import Tensor
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.chain_runs import KERNELS, case_of
@@ -52,7 +52,7 @@ def test_statistics_are_computed_once(shape: tuple[int, int, int], axes: tuple[i
     kernel = Kernel(kernel_of(centred / ((centred * centred).mean(axes, keepdim=True) + 1e-3).sqrt()))
     for target in TARGETS:
         state = heuristic(Scheduler(kernel, target))
-        runs = stage_runs(kernel, loop_nest(state).stages, counted_tree(state))
+        runs = stage_runs(kernel, loop_nest(state).stages, loop_tree(state))
         for s in kernel.stages:
             if s.has_reduce and not s.is_output:
                 results = prod([kernel.axes[a].extent for a in s.outs])

@@ -25,7 +25,7 @@ from svod.core.tree.show import print_nest
 from svod.core.tree.text import format_tree
 from svod.errors import KernelOptError
 from svod.tensor import Tensor
-from tests.chains import group_state, try_opts
+from tests.chains import group_state, pipelined_state
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm
 from tests.compile.native import AVX2, AVX512
@@ -218,17 +218,6 @@ def test_barriers_of_parts_of_a_sum() -> None:
                 accumulate
               partial results of threads to shared memory
               barrier""")
-
-
-def pipelined_state(rng: random.Random, state: Scheduler) -> Scheduler:
-    """Copy all stages into shared memory in one loop of a sum, some iterations ahead, as far as that is legal."""
-    out = state.kernel.stages[state.kernel.output]
-    if not out.reds:
-        return state
-    loop = state.kernel.axes[rng.choice(out.reds)].name
-    opts = [Opt("LOCAL", state.kernel.axes[a].name, rng.choice((2, 4, 8))) for a in out.outs]
-    opts += [Opt("TILE", loop, rng.choice((2, 4, 8))), *[Opt("STAGE", s.name, loop) for s in state.kernel.stages if not s.is_output]]
-    return try_opts(state, *opts, Opt("PIPELINE", loop, rng.choice((2, 3))))
 
 
 def depths(nest: str) -> list[list[int]]:

@@ -64,7 +64,6 @@ class Device:
     block_end_operations: float = 2.0   # price of an accumulator at the end of a block of a long sum
     spill_operations: float = 4.0       # price per iteration of a register that lives in memory
     exchange_operations: float = 2.0    # price of a result that neighbours exchange and combine in one step of a tree
-    exchange_barriers: int = 2          # barriers of one exchange of partial results through shared memory
     # price of combining two results, for each component, by their number of components
     combined_operations: tuple[tuple[float, ...], ...] = ((), (1.0,), (4.0, 4.0), (20.0, 5.0, 5.0))
     # price of a word that is exchanged before it is stored: four exchanges and twelve selects for four words

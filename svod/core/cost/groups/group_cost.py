@@ -38,7 +38,7 @@ from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import UNROLL, UPCAST, Derived, Scheduler
 from svod.core.machine.levels import MemorySpace
 from svod.core.tree.nodes import AheadCopy
-from svod.core.tree.passes import counted_tree
+from svod.core.tree.passes import loop_tree
 from svod.errors import KernelOptError
 
 #: Terms of the cost of a phase.
@@ -89,7 +89,7 @@ def group_work(state: Scheduler) -> list[StageWork]:
 def phase_pricers(state: Scheduler) -> list[PhasePricer]:
     """A pricer for each phase of a state. Raises KernelOptError as `group_cost` does."""
     nest = loop_nest(state)
-    runs = stage_runs(state.kernel, nest.stages, counted_tree(state))
+    runs = stage_runs(state.kernel, nest.stages, loop_tree(state))
     return [PhasePricer(state, nest, root, runs) for root in nest.placement.roots]
 
 
@@ -161,10 +161,8 @@ class PhasePricer:
         phase.instructions += times * steps * phase.threads * results * self.device.exchange_operations
         if left > 1:
             phase.shared += exchanged_bytes(self.state, self.nest.placement, s, phase.threads)
-            device = self.device
-            phase.latency += times * (device.exchange_barriers * device.barrier_cycles + left * device.step_cycles + device.shared_cycles)
-            phase.instructions += times * (left * phase.threads * results * (device.access(1.0, shared=True) + 1.0)
-                                           + device.exchange_barriers * device.barrier(phase.threads))
+            phase.latency += times * (left * self.device.step_cycles + self.device.shared_cycles)
+            phase.instructions += times * left * phase.threads * results * (self.device.access(1.0, shared=True) + 1.0)
 
     # -- one stage -----------------------------------------------------------------------------------------
     def count(self, phase: Phase, shape: StageShape, counter: StageCounter) -> list[Access]:
@@ -187,6 +185,8 @@ class PhasePricer:
             phase.beside += own
         phase.turns += times * counter.turns
         phase.first += times * counter.private
+        phase.latency += times * shape.at.barriers * self.device.barrier_cycles
+        phase.instructions += times * shape.at.barriers * self.device.barrier(phase.threads)
         # the latency of a copy that runs ahead is hidden: it is asynchronous, or stores its few loads after the computation
         if copy is None or (copy.turns.is_loop and not copy.is_async and not copy.is_bulk):
             phase.latency += times * counter.latency
@@ -202,7 +202,7 @@ class PhasePricer:
         return counter.accesses
 
     def _keep(self, phase: Phase, shape: StageShape, results: float) -> None:
-        """Count the memory and the barriers for a stage's value. `results`: registers of a thread for it."""
+        """Count the memory for a stage's value. `results`: registers of a thread for it."""
         s, times, copy, pipeline = shape.stage.r.stage.index, shape.times, shape.at.copy, shape.at.pipeline
         if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
             # results that the root does not read become an operand of another product, converted to half as many registers
@@ -212,9 +212,6 @@ class PhasePricer:
         elif shape.stage.space is MemorySpace.SHARED:
             size = self._staged_bytes(shape.at)
             phase.shared += size
-            barriers = times * (self.device.exchange_barriers if copy is None else 1)
-            phase.latency += barriers * self.device.barrier_cycles
-            phase.instructions += barriers * self.device.barrier(phase.threads)
             if copy is not None and pipeline is not None:
                 phase.drained += times * self.device.row_cycles * min(copy.turns.parts * copy.is_bulk, self.device.subgroup)
                 phase.blocks, phase.copied_ahead = max(phase.blocks, times), pipeline.ahead

@@ -27,7 +27,7 @@ from svod.core.kernel.loop_nest import LoopNest, LoopNestMaker
 from svod.core.kernel.placement import is_computed_once, is_derived, place_stages
 from svod.core.kernel.scheduler import ReductionParts, Scheduler, cut_of
 from svod.core.tree.build import TreeMaker
-from svod.core.tree.passes import COUNTED, made_tree
+from svod.core.tree.passes import made_tree
 from svod.errors import KernelOptError
 
 
@@ -134,7 +134,7 @@ class _Least(NamedTuple):
 def _runs(state: Scheduler, nest: LoopNest, root: int, split: ReductionParts | None) -> dict[int, StageRuns]:
     """How often the loops of one phase run, for the stages of the phase that are in `nest`."""
     maker = TreeMaker(state, nest)
-    return stage_runs(state.kernel, nest.stages, made_tree(maker, COUNTED, maker.phases_of(root, split)))
+    return stage_runs(state.kernel, nest.stages, made_tree(maker, None, maker.phases_of(root, split)))
 
 
 def _count_least(maker: LoopNestMaker, root: int) -> _Least:
