@@ -38,7 +38,7 @@ from svod.system.process.program import python
 from svod.system.process.streams import descriptor
 
 CHILD = "svod.cli.bench.alone"          # the module that a child process runs; it belongs to the command line, a higher layer
-PREPARE_SECONDS = 400.0         # most seconds for preparing a case, without the budget of a search
+PREPARE_SECONDS = 400.0         # most seconds for preparing a case, beside the budget of a search
 RUN_SECONDS = 120.0             # most seconds until a run or a sample is answered
 END_SECONDS = 5.0               # seconds in which a child may end by itself before it is killed
 LASTING = ("blocks",)           # suites whose children stay for the next case

@@ -207,7 +207,7 @@ def _installed(cases: Sequence[Case]) -> list[Case]:
 
 
 def _begun(path: Path | None) -> Run | None:
-    """The run in the file that --resume continues, or None before there is one. Raises click.UsageError without a file."""
+    """Read the run that --resume continues from `path`; None if there is no such file yet. Raises click.UsageError if `path` is None."""
     from svod.bench.results import read_run
 
     if path is None:

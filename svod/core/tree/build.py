@@ -245,7 +245,7 @@ class TreeMaker:
         return Cut((*bound, *frame.pieces[a]), frame.bounds[a])
 
     def cut_nests(self, s: int, cuts: Cuts) -> Nests:
-        """The loop nests of all stages in the phase of stage `s`, with the shorter loops that `cuts` gives: regions inside them are
-        smaller."""
+        """The loop nests of all stages in the phase of stage `s`, after loops are shortened as `cuts` says. Stages inside a shortened loop
+        compute smaller regions."""
         phase = stages_of(self.state, self.placement, phase_of(self.placement, s))
         return LoopNestMaker(self.state, cuts, self.nest.stages).make([q for q in phase if q in self.nest.stages]).stages

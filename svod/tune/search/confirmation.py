@@ -25,7 +25,7 @@ FINALISTS = 3                  # The least number of finalists; a wider beam has
 # Final code may be faster than code in the search by this factor: a tiling family's best may be a finalist if it is no slower than this
 # times the fastest.
 FINAL_GAIN = 1.25
-SEMIFINAL = 4                  # The finalists are chosen by a semifinal, a race of at most this many times as many candidates.
+SEMIFINAL = 4                  # The finalists are chosen by a semifinal, a race of at most this many candidates for each finalist.
 SEMIFINAL_SHARE = 0.25         # The semifinal takes at most this share of the seconds of a confirmation.
 RACE_RUNS = 10                 # A race runs each candidate about this many times.
 CONFIRM_SECONDS = 3.0          # A confirmation takes at most this many seconds.
