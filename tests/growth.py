@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 FIRST, SHORT, LONG = 2, 8, 24     # numbers of steps
-# most calls for a short chain, which normally takes a thirtieth of this: work that doubles with each step is stopped here
+# most calls for a short chain, which normally takes a fiftieth of this: work that doubles with each step is stopped here
 MOST_CALLS = 12_000_000
 
 

@@ -232,8 +232,8 @@ class Backend(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int, touch: bool = True) -> Memory:
-        """Allocate memory on the device. `touch`: whether to touch its pages; False for memory that is written before any launch is
-        timed."""
+        """Allocate memory on the device. `touch`: whether to touch its pages, so that no launch that is timed waits for the system; False
+        for memory that is written before, or of which most runs use a part."""
 
     @property
     def opening(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,4 +92,8 @@ def bake(options: TuneOptions, directory: Path, **variables: str) -> Baked:
 
 def _last_uses(directory: Path) -> dict[Path, int]:
     """The times at which objects were last written or read, in ns."""
-    return {path: path.stat().st_mtime_ns for path in object_files(directory)}
+    found: dict[Path, int] = {}
+    for path in object_files(directory):
+        with suppress(FileNotFoundError):       # another process has removed it since
+            found[path] = path.stat().st_mtime_ns
+    return found

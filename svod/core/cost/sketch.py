@@ -500,10 +500,11 @@ def _shared(state: Scheduler) -> list[Scheduler]:
     least = sorted(shared, key=lambda row: waste[row])
     even = list(dict.fromkeys([*many, *[row for row in least if waste[row] <= EVEN_FACTOR]]))
 
-    found = _sharing(state, even)
-    if found and even[0] != loops[0] and any(s.has_reduce and not s.is_output for s in kernel.stages):
-        found = [*_sharing(state, *[[row] for row in dict.fromkeys([*even, *least])]), state]
-    return found or _sharing(state, least, cut) or [state]
+    found = _sharing(state, even) or _sharing(state, least, cut)
+    is_moved = any(s.thread is not None and s.thread.row != loops[0] for s in found)
+    if is_moved and any(s.has_reduce and not s.is_output for s in kernel.stages):
+        found = [*_sharing(state, *[[row] for row in dict.fromkeys([*even, *least])], cut), state]
+    return found or [state]
 
 
 def _sharing(state: Scheduler, *loops: list[int]) -> list[Scheduler]:

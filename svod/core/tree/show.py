@@ -104,7 +104,7 @@ class _Printer:
         if phase.kind is PhaseKind.COMBINE:
             return f"{stage.name} → p{nest.r.store_slot}, combines {phase.launch.frame.bounds[-1]} partial results{shared}"
         if phase.kind is PhaseKind.OUTPUT:
-            past = ", stored past the caches" if state.stream else ""
+            past = ", stored past the caches" if phase.launch.is_non_temporal else ""
             ahead = "".join(f", {name} prefetched {n} iteration{'s' * (n > 1)} ahead" for name, n in state.prefetch)
             return f"{stage.name} → p{nest.r.store_slot}{shared}{past}{ahead}"
         memory = quantities.size(prod(nest.region) * stage.dtype.itemsize)

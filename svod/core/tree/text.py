@@ -66,7 +66,8 @@ class _Text:
     def _launch(self, node: Launch, depth: int) -> Iterator[Line]:
         loops = [f"{self._axis(node.frame, a)}{_by(piece.stride)} ({piece.extent})" for a, piece, _ in node.loops]
         first = [self._axis(node.frame, a) for a in sorted(node.longest_first)]
-        yield depth, f"launch {', '.join(loops) or 'once'}{', last first along ' * bool(first)}{', '.join(first)}"
+        yield depth, f"launch {', '.join(loops) or 'once'}{', last first along ' * bool(first)}{', '.join(first)}" \
+            + ", stored past the caches" * node.is_non_temporal
         if node.partly is None and node.last is None:
             yield from self._body(node.body, depth + 1)
             return

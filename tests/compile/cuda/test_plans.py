@@ -64,6 +64,12 @@ EXPECTED = softmax(np.maximum(X @ W, 0) @ V)
 
 
 # -- without a device --------------------------------------------------------------------------------------
+def test_the_ir_after_llvms_passes() -> None:
+    k = svod.kernel(Tensor(X) @ Tensor(W), config=ONLY).heuristic()
+    before, after = k.llvm(), k.llvm(optimized=True)
+    assert "define" in before and "define" in after and before != after
+
+
 def test_a_plan_is_compiled_where_there_is_no_device() -> None:
     plan = network().prepare(ONLY)
     assert isinstance(plan._devices.queue, NoDeviceQueue)

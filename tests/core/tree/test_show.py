@@ -120,7 +120,8 @@ def test_reduce_loop_outside_an_output_loop() -> None:
 def test_padding_masks_and_streaming() -> None:
     assert "for o0 in 0…16   (padded from 13)" in nest(data(13, 29) @ data(29, 3), ("PADTO", "o0", 16))
     assert " if inside else 0" in nest(data(1, 3, 9, 9).conv2d(data(5, 3, 3, 3), padding=1))
-    assert "stored past the caches" in nest(data(50) + data(50), ("STREAM", "out"))
+    assert "stored past the caches" in nest(data(64) + data(64), ("UPCAST", "o0", 16), ("STREAM", "out"))
+    assert "stored past the caches" not in nest(data(64) + data(64), ("STREAM", "out")), "single elements are stored as always"
     assert "p1 prefetched 8 iterations ahead" in nest(data(50) + data(50), ("PREFETCH", "p1", 8))
 
 

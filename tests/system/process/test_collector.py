@@ -3,10 +3,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 from weakref import ref
 
+import numpy as np
 import pytest
 
+import svod.prepare
+from svod import Tensor
 from svod.system.process.collector import older_objects_spared
 
 
@@ -48,3 +52,14 @@ def test_an_error_ends_it() -> None:
     with pytest.raises(ValueError), older_objects_spared():
         raise ValueError
     assert not gc.get_freeze_count()
+
+
+def test_plans_are_prepared_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule_of, spared = svod.prepare.schedule_of, []
+
+    def watched(*given: Any, **named: Any) -> Any:
+        spared.append(gc.get_freeze_count() > 0)
+        return schedule_of(*given, **named)
+    monkeypatch.setattr(svod.prepare, "schedule_of", watched)
+    assert (Tensor(np.ones(3, np.float32)) + 1).numpy().tolist() == [2, 2, 2]
+    assert spared and all(spared) and not gc.get_freeze_count()

@@ -118,7 +118,7 @@ class PlanDevices:
                     packed.add(temps[t])
         shared, bound, kept = 0, 0, sum(m.nbytes for m in set(self.packed.values()))
         # of memory for the largest sizes, a run with others uses a part, and the rest takes none from the system
-        touch = not any(k.spec.variables for k in kernels)
+        touch = not any(phase.counts for k in kernels for phase in k.spec.phases)
         for part in self.parts.values():
             here = {n: size for n, size in alive.sizes.items() if place[n] == part.device}
             placement = plan_memory(here, alive.first, alive.last, planner)
