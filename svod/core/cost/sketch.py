@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from svod.core.cost.cpu import cost_of, cost_within
 from svod.core.cost.sketch_ahead import ahead
@@ -484,27 +485,38 @@ def _parallel(state: Scheduler) -> Scheduler:
 
 
 def _shared(state: Scheduler) -> list[Scheduler]:
-    """The states to choose from, in each of which the cores share one loop. Loops that divide evenly are preferred; among them, the
-    outermost with two iterations per core, as the other cores then make up for a late one. If sharing that loop moves it outside of
-    another one, inner reductions may be computed more often, so each loop is a choice, and so is none. If no loop divides evenly, the
-    choices are the most even output loop, and a reduce loop split into parts."""
-    kernel, threads = state.kernel, state.target.threads
-    r = resolved(state, kernel.output)
-    loops = [row for row in state.order[kernel.output] if state.rows[row].extent > 1]
-    extent = {row: state.rows[row].extent for row in loops}
-    waste = {row: -(-extent[row] // threads) * threads / extent[row] for row in loops}
-    outer = [row for row in loops if r.axes.index(state.rows[row].axis) < len(r.stage.outs)]
-    shared = [row for row in outer if extent[row] >= threads]
-    cut = [row for row in loops if row not in outer and extent[row] >= 4 * threads]
-    many = [row for row in shared if waste[row] <= EVEN_FACTOR and extent[row] >= 2 * threads]
-    least = sorted(shared, key=lambda row: waste[row])
-    even = list(dict.fromkeys([*many, *[row for row in least if waste[row] <= EVEN_FACTOR]]))
-
+    """The states to choose from, in each of which the cores share one loop. If sharing that loop moves it outside of another one, inner
+    reductions may be computed more often, so each loop is a choice, and so is none."""
+    kernel = state.kernel
+    even, least, cut = _loops_to_share(state)
     found = _sharing(state, even) or _sharing(state, least, cut)
-    is_moved = any(s.thread is not None and s.thread.row != loops[0] for s in found)
+    outermost = next((row for row in state.order[kernel.output] if state.rows[row].extent > 1), None)
+    is_moved = any(s.thread is not None and s.thread.row != outermost for s in found)
     if is_moved and any(s.has_reduce and not s.is_output for s in kernel.stages):
         found = [*_sharing(state, *[[row] for row in dict.fromkeys([*even, *least])], cut), state]
     return found or [state]
+
+
+class _LoopsToShare(NamedTuple):
+    """Loops that cores may share, the preferred one first. `even`: output loops that divide evenly, first those with two iterations per
+    core, outermost first, as the other cores then make up for a late one; `least`: output loops, the most even one first; `cut`: reduce
+    loops to split into parts."""
+
+    even: list[int]
+    least: list[int]
+    cut: list[int]
+
+
+def _loops_to_share(state: Scheduler) -> _LoopsToShare:
+    threads, r = state.target.threads, resolved(state, state.kernel.output)
+    extent = {row: state.rows[row].extent for row in state.order[state.kernel.output] if state.rows[row].extent > 1}
+    waste = {row: -(-n // threads) * threads / n for row, n in extent.items()}
+    outer = [row for row in extent if r.axes.index(state.rows[row].axis) < len(r.stage.outs)]
+    shared = [row for row in outer if extent[row] >= threads]
+    many = [row for row in shared if waste[row] <= EVEN_FACTOR and extent[row] >= 2 * threads]
+    least = sorted(shared, key=lambda row: waste[row])
+    even = list(dict.fromkeys([*many, *[row for row in least if waste[row] <= EVEN_FACTOR]]))
+    return _LoopsToShare(even, least, [row for row in extent if row not in outer and extent[row] >= 4 * threads])
 
 
 def _sharing(state: Scheduler, *loops: list[int]) -> list[Scheduler]:
