@@ -21,7 +21,7 @@ from tests.bench.example_run import CEILINGS
 from tests.core.corpus import data
 from tests.steps.pages import Element, kernels_of, read_page, steps_in, title_of
 
-ON_A_CPU = [p.name for p in PLAN_PASSES if p.name != "sass"]    # passes of a compiler without SASS
+ON_A_CPU = [p.name for p in PLAN_PASSES if p.name not in ("llvm-optimized", "sass")]     # others are of GPUs
 
 
 @pytest.fixture(autouse=True)

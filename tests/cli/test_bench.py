@@ -101,6 +101,7 @@ def test_a_resumed_run_has_the_seed_of_its_file(call: Call, tmp_path: Path) -> N
     (tmp_path / "run.json").write_text(json.dumps(data))
     resumed = ("run", "--suite", "blocks", "--count", "1", "--resume", "--json", "run.json")
     assert "block_image_7_0" in call(*resumed, "--list").stdout and "block_image_8_0" in call(*resumed, "--list", "--seed", "8").stdout
+    pytest.importorskip("torch", reason="needs the package torch: blocks are refused before without it")
     other = call(*resumed, "--seed", "8")
     said = "seed of the operands: 7 and 8; name another file with --json for a run of its own"
     assert other.exit_code == 2 and other.stderr.endswith(said) and "--force" not in other.stderr
