@@ -97,7 +97,7 @@ put("abs neg ceil floor trunc frac relu relu6 hardtanh hardshrink isnan isinf is
     "_neg_view sign sgn positive clone contiguous alias detach lift_fresh lift_fresh_copy resolve_conj resolve_neg", x)
 put("add.Tensor sub.Tensor mul.Tensor div.Tensor floor_divide remainder.Tensor fmod.Tensor atan2 hypot logaddexp maximum minimum max.other "
     "min.other logical_and logical_or logical_xor eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor copysign.Tensor heaviside "
-    "clamp.Tensor clamp_min.Tensor clamp_max.Tensor copy rsub.Tensor", xy)
+    "clamp.Tensor clamp_min.Tensor clamp_max.Tensor copy rsub.Tensor true_divide.Tensor", xy)
 put("mul.Scalar div.Scalar add.Scalar sub.Scalar rsub.Scalar", lambda d: (d(4, 6), 1 / 3 * d.magnitude))
 put("remainder.Scalar fmod.Scalar floor_divide.Scalar copysign.Scalar eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar "
     "clamp_min clamp_max", lambda d: (d(4, 6), 0.75))
