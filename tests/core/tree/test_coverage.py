@@ -406,7 +406,7 @@ def test_spans_and_tails_of_a_pass_before_tails_stay(monkeypatch: pytest.MonkeyP
                 own = given.get((node.frame.r.stage.index, node.number))
                 assert own is None or own == (node.span, [t.step for t in node.tails]), (name, state.applied_opts)
                 kept += own is not None
-    assert kept > 3
+    assert kept, "no chain has a loop that the pass changed"
 
 
 # -- bodies of tails --------------------------------------------------------------------------------------
