@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 from weakref import ref
@@ -23,7 +24,7 @@ class Cycle:
 
 @pytest.fixture(autouse=True)
 def nothing_frozen() -> Iterator[None]:
-    were_frozen = gc.get_freeze_count() > 0       # those of the test session
+    were_frozen = gc.get_freeze_count() > 0       # The test session freezes the objects that it collects.
     gc.unfreeze()
     yield
     gc.unfreeze()
@@ -63,3 +64,12 @@ def test_plans_are_prepared_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svod.prepare, "schedule_of", watched)
     assert (Tensor(np.ones(3, np.float32)) + 1).numpy().tolist() == [2, 2, 2]
     assert spared and all(spared) and not gc.get_freeze_count()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
+def test_a_child_collects_what_its_parent_exempts() -> None:
+    with older_objects_spared():
+        child = os.fork()
+        if child == 0:
+            os._exit(min(gc.get_freeze_count(), 1))
+        assert os.waitpid(child, 0)[1] == 0 and gc.get_freeze_count()
