@@ -48,7 +48,7 @@ def compile_as(way: str, ir: str, target: Target) -> bytes:
         return compile_object(ir, target, final=way == "final")
     with codegen._module_for(ir, target, final=True) as (module, generator):
         module.optimize(generator)
-        return module.emit(generator)
+        return codegen.emit(module, generator, reduction=True)
 
 
 def compare(kernel: Kernel, target: Target, count: int, rounds: int, rng: random.Random) -> tuple[dict[str, float], dict[str, list[float]]]:

@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 
 from svod.compile.cuda.intrinsics import check_intrinsics
 from svod.compile.cuda.targets import ARCHITECTURES
-from svod.compile.llvm.codegen import initialize, module_of
+from svod.compile.llvm.codegen import emit, initialize, module_of
 from svod.compile.llvm.modules import CodeGenerator, LlvmModule
 from svod.errors import CompileError
 
@@ -29,7 +29,7 @@ def _machine(arch: str) -> Any:
 def _module(ir: str, arch: str) -> Iterator[tuple[LlvmModule, CodeGenerator]]:
     """Parse LLVM IR for an architecture and run LLVM's passes; yields the pair that `module_of` yields."""
     check_intrinsics(ir, arch)
-    with module_of(ir, lambda: _machine(arch), (TRIPLE, arch), True, arch) as (module, generator):
+    with module_of(ir, lambda: _machine(arch), (TRIPLE, arch), arch) as (module, generator):
         module.optimize(generator)
         yield module, generator
 
@@ -37,7 +37,7 @@ def _module(ir: str, arch: str) -> Iterator[tuple[LlvmModule, CodeGenerator]]:
 def emit_ptx(ir: str, arch: str) -> str:
     """Compile a module to PTX, with LLVM's passes. Raises CompileError."""
     with _module(ir, arch) as (module, generator):
-        ptx = module.emit(generator, assembly=True).decode()
+        ptx = emit(module, generator, reduction=True, assembly=True).decode()
     outside = _OUTSIDE.findall(ptx)
     if outside:
         raise CompileError(f"the PTX for {arch} calls {', '.join(sorted(set(outside)))}, which is nowhere defined")

@@ -95,11 +95,9 @@ _idle: dict[tuple[Any, ...], list[CodeGenerator]] = {}       # code generators t
 
 
 @contextmanager
-def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], reduction: bool,
-              what: str) -> Iterator[tuple[LlvmModule, CodeGenerator]]:
-    """Yield (the module of LLVM IR; a code generator that no other thread uses meanwhile). `reduction`: loop strength reduction is on
-    inside the context. `kind` identifies the machines that `make_machine` makes. Raises
-    CompileError, also for errors of LLVM inside the context. `what`: the target's name in messages."""
+def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], what: str) -> Iterator[tuple[LlvmModule, CodeGenerator]]:
+    """Yield (the module of LLVM IR; a code generator that no other thread uses meanwhile). `kind` identifies the machines that
+    `make_machine` makes. Raises CompileError, also for errors of LLVM inside the context. `what`: the target's name in messages."""
     try:
         module = LlvmModule(ir)
     except RuntimeError as error:
@@ -112,8 +110,7 @@ def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], r
             generator = CodeGenerator(make_machine())
         module.verify()  # takes 0.1 ms
         module.aim(generator)
-        with _reduction.switched(on=reduction):
-            yield module, generator
+        yield module, generator
         idle.append(generator)
     except RuntimeError as error:
         raise CompileError(f"LLVM could not compile for {what}: {error}") from error
@@ -121,10 +118,16 @@ def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], r
         module.close()
 
 
+def emit(module: LlvmModule, generator: CodeGenerator, reduction: bool, assembly: bool = False) -> bytes:
+    """Generate the object of a module, or the text of its assembly. `reduction`: with loop strength reduction."""
+    with _reduction.switched(on=reduction):
+        return module.emit(generator, assembly)
+
+
 def _module_for(ir: str, target: Target, final: bool) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:
     """Parse LLVM IR for a CPU target; returns the context that `module_of` makes."""
     kind = target.arch, llvm_features(target.arch, target.features), FINAL_OPT if final else SEARCH_OPT
-    return module_of(ir, lambda: _new_machine(*kind), kind, final, target.key)
+    return module_of(ir, lambda: _new_machine(*kind), kind, target.key)
 
 
 def compile_object(ir: str, target: Target, final: bool = False) -> bytes:
@@ -134,7 +137,7 @@ def compile_object(ir: str, target: Target, final: bool = False) -> bytes:
 
     Raises CompileError if LLVM rejects the module, or if the object needs an external symbol."""
     with _module_for(ir, target, final) as (module, generator):
-        code = module.emit(generator)
+        code = emit(module, generator, reduction=final)
     outside = undefined_symbols(code)
     if outside:
         raise CompileError(f"the object calls {', '.join(outside)}; code for {target.key} must not need a library")
@@ -144,7 +147,7 @@ def compile_object(ir: str, target: Target, final: bool = False) -> bytes:
 def assembly(ir: str, target: Target) -> str:
     """Return the assembly of the object that `compile_object(ir, target, final=True)` makes. Raises CompileError."""
     with _module_for(ir, target, True) as (module, generator):
-        return module.emit(generator, assembly=True).decode()
+        return emit(module, generator, reduction=True, assembly=True).decode()
 
 
 def _architecture(code: bytes) -> str:
