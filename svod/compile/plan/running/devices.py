@@ -117,7 +117,7 @@ class PlanDevices:
                     addresses[temps[t]] = address
                     packed.add(temps[t])
         shared, bound, kept = 0, 0, sum(m.nbytes for m in set(self.packed.values()))
-        # of memory for the largest sizes, a run with others uses a part, and the rest takes none from the system
+        # Runs with other sizes than the largest use a part of the memory, and the system gives pages for that part, unless all are touched.
         touch = not any(phase.counts for k in kernels for phase in k.spec.phases)
         for part in self.parts.values():
             here = {n: size for n, size in alive.sizes.items() if place[n] == part.device}

@@ -78,8 +78,8 @@ _INSIDE = Hole("", _reductions_inside)
 _PARTS = Hole("threads of a sum inside", lambda p: dict.fromkeys(
     (device_of(p.state.target).subgroup, min(SHARING_THREADS, p.state.target.group_threads))) if _reductions_inside(p) else ())
 
-# Places the reductions that other stages read: where they are, or each in a phase of its own. A reduction inside another phase is computed
-# by each thread, or shared by all threads of a group.
+# Places the reductions that other stages read: where they are, or each in a phase of its own. Each thread computes a reduction inside
+# another phase for itself, or all threads of a group share it.
 PLACEMENT = Template("PLACEMENT", Maybe(Each(_INNER, Apply("STAGE", _INNER, ROOT))),
                      Choose(Do(_without_loops), [_PARTS, Need(Each(_INSIDE, Do(_shared_by_group)))]))
 
