@@ -5,7 +5,7 @@
 A chain that is given for a kernel (PrepareConfig.opts) goes before all of them (`svod.tune.plan_chains`).
 
 A chain from the records of other machines is used only after it was measured on this one (`svod.tune.checks`), or with
-SVOD_IMPORTED=trust. A chain that was not measured here, from a lock file or from such records, is not used if the cost model predicts that
+SVOD_IMPORTED=trust. Records that ship with svod need no such measurement: it would take longer than the first run of most models. A chain that was not measured here, from a lock file or from such records, is not used if the cost model predicts that
 it takes more than SUSPICIOUS times as long as the heuristic's: such a chain is a mistake or a forgery.
 """
 from __future__ import annotations
@@ -23,7 +23,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.errors import ConfigError, KernelOptError
 from svod.system.quantities import count
-from svod.tune.db import OWN, Winner
+from svod.tune.db import OWN, SHIPPED, Winner
 from svod.tune.db.records import TRANSFER
 from svod.tune.lock import Locked
 from svod.tune.relatives import is_compatible
@@ -123,7 +123,7 @@ def objection(winner: Winner, kernel: Kernel, resolved: Resolved) -> str | None:
         return reason
     if winner.linear in resolved.db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision):
         return "the chain of others was not confirmed when it was checked here"
-    return NOT_CHECKED
+    return None if winner.layer == SHIPPED else NOT_CHECKED
 
 
 def fault(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:

@@ -18,7 +18,7 @@ from svod.core.kernel.scheduler import Opt
 from svod.tune import at_prepare
 from svod.tune.chains import NOT_CHECKED, choose, fault, objection
 from svod.tune.checks import to_check, to_transfer
-from svod.tune.db import OWN, TEAM, Measurement, Record, Search, TuningDB
+from svod.tune.db import OWN, TEAM, Measurement, Record, Search, TuningDB, layers, moving
 from svod.tune.db.records import CHECK, TRANSFER
 from svod.tune.resolved import database, resolve
 from svod.tune.unfinished import left_to_search
@@ -114,6 +114,22 @@ def test_others_may_be_trusted_or_ignored(imported: str, source: str, team: Call
     config = PrepareConfig(db=config.db, imported=imported)
     assert [k.opts_source for k in product()[0].prepare(config).kernels] == [source]
     assert not database(config).tried_here(kernel.key, compiler.target.key, compiler.pair.revision)
+
+
+def test_a_shipped_chain_needs_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Until a check of this machine has refused it."""
+    kernel, compiler = kernel_of(product()[0])
+    chain = [o.to_json() for o in compiler.heuristic(kernel)][:-1]
+    with TuningDB.open(tmp_path / "ours.db") as made:
+        made.record(evidence(kernel, compiler, chain, 0.5), must=True)
+        moving.export(made, tmp_path / "shipped.jsonl")
+    monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
+    config = PrepareConfig(db=str(tmp_path / "tuning.db"))
+    with caplog.at_level(logging.WARNING, "svod"):
+        [used] = product()[0].prepare(config).kernels
+    assert (used.opts_source, chain_of(used.opts)) == ("database", chain_of(chain)) and "checking" not in caplog.text
+    database(config).record(evidence(kernel, compiler, chain, 2.0, strategy=CHECK), must=True)
+    assert choose(kernel, resolve(config)).source == "heuristic"
 
 
 def test_a_spent_budget_leaves_the_heuristic(team: Callable[[list[Record]], PrepareConfig], caplog: pytest.LogCaptureFixture) -> None:
