@@ -4,6 +4,7 @@
     CAT(x, y)                             →   selects, or stores into the parts of a buffer (svod.core.graph.join)
     DETACH(x)                             →   x
     sum of a sum over other axes          →   one sum over all of them
+    sum over axes of extent 1             →   its operand
     RESHAPE(RESHAPE(x))                   →   RESHAPE(x)
     PAD(CAST(x))                          →   CAST(PAD(x)), for a 16-bit x: values that are copied or multiplied have 16 bits
     AFTER(b, STORE(b, x))                 →   AFTER(b, ASSIGN(b, x))
@@ -29,6 +30,7 @@ from svod.core.ir.origin import inherit_origin
 from svod.core.ir.rewrite import Pattern, PatternMatcher, graph_rewrite
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.schedule.calls import arguments_of
+from svod.core.schedule.rangeify import reduce_extents
 from svod.errors import ScheduleError
 
 
@@ -75,6 +77,12 @@ def _without_change(u: UOp) -> UOp | None:
     return u.src[0] if moves_nothing[u.op] else None
 
 
+def _reduced_alone(u: UOp) -> UOp | None:
+    """The operand of a REDUCE_AXIS, or of its GEP, that reduces one element; None for others."""
+    made = u.src[0].src[u.arg] if u.op is Ops.GEP else u.src[0]
+    return made if not reduce_extents(u) and made.dtype == u.dtype else None
+
+
 def _stores_as_assigns(u: UOp) -> UOp | None:
     """Rewrite an AFTER: a STORE to its buffer becomes an ASSIGN, STOREs of kernels are dropped. None if it has no STORE."""
     if all(s.op is not Ops.STORE for s in u.src):
@@ -91,6 +99,8 @@ def _under(op: Ops) -> Pattern:
 NORMALIZATIONS = PatternMatcher([
     (Pattern(Ops.DETACH, (Pattern(name="x"),)), lambda x: x),
     (Pattern(MOVEMENT, name="u"), _without_change),
+    (Pattern(Ops.GEP, (Pattern(Ops.REDUCE_AXIS),), name="u"), _reduced_alone),
+    (Pattern(Ops.REDUCE_AXIS, name="u"), lambda u: _reduced_alone(u) if len(u.src) == 1 else None),
     WIDEN_LAST,
     (_under(Ops.RESHAPE), lambda outer, inner: reshape(inner.src[0], outer.arg)),
     (_under(Ops.PERMUTE), lambda outer, inner: permute(inner.src[0], [inner.arg[a] for a in outer.arg])),

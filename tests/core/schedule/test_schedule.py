@@ -406,3 +406,15 @@ def test_sums_of_a_transposed_convolution_divide_no_position(kernel: int, stride
     sums = [ast for ast in kernels if any(ast.walk(Ops.REDUCE))]
     assert sums and not any(any(ast.walk(Ops.IDIV, Ops.MOD)) for ast in sums)
     assert len(kernels) == (1 if padding % stride == 0 else 2), "the cut is a kernel of its own only where it begins within a stride"
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 7, 9), (2, 3, 5, 1), (1, 2, 8, 8)], ids=str)
+def test_a_sum_of_one_element_is_its_operand(shape: tuple[int, ...]) -> None:
+    """The pool reads the image at positions that are moved, and limits none of them: a sum of one product is no stage of its own."""
+    image, weights = np.random.default_rng(5).random(shape, np.float32), np.arange(1, shape[1] + 1, dtype=np.float32)
+    y = Tensor(image).conv2d(Tensor(weights).reshape(-1, 1, 1, 1), groups=shape[1]).avg_pool2d(3, 1, padding=1)
+    [call] = create_schedule(graph.sink(y.uop)).calls
+    assert not any(u.dtype == dtypes.index for u in call.ast.walk(Ops.MAX, Ops.MIN))
+    padded = np.pad(image * weights[:, None, None], ((0, 0), (0, 0), (1, 1), (1, 1)))
+    rows = sum(padded[:, :, i:i + shape[2]] for i in range(3))
+    np.testing.assert_allclose(y.numpy(), sum(rows[..., j:j + shape[3]] for j in range(3)) / 9, rtol=1e-5)
