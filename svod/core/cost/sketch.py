@@ -36,7 +36,7 @@ from svod.core.cost.work import OperationKind, kind_of
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, reachable
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.non_temporal import has_non_temporal_stores
-from svod.core.kernel.placement import FROM_SCRATCH, REDUCED, SAME_VALUE, SCATTERED, UNIT_STRIDE, is_derived, place_stages, vector_width
+from svod.core.kernel.placement import FROM_SCRATCH, REDUCED, SAME_VALUE, SCATTERED, UNIT_STRIDE, is_derived, place_stages, vector_row, vector_width
 from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 
 MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains
@@ -261,9 +261,17 @@ LANE = Hole("", lambda p: _vector_axes(p.state, p.stage))
 _ROWS = Hole("rows", lambda p: SIDE_BY_SIDE if _untiled_reductions(p.state) else (1,))
 _VECTORS = Hole("vectors", lambda p: VECTORS_AT_ONCE)
 
+def _has_no_vector(p: Point) -> bool:
+    """Whether the accesses of the stage, scattered as most of them are, leave it without a vector (`vector_row`)."""
+    inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
+    assert inlined is not None
+    return p[LANE] >= 0 and vector_row(p.state, inlined) < 0
+
+
 VECTORS = Template(
     "VECTORS", _ROWS, _VECTORS, Do(lambda p: _vectors(p.state, p.stage, p[LANE], p[_VECTORS])),
     Do(lambda p: _row_tile(p.state, p.stage, p[_ROWS])), Prefer(Do(lambda p: _stage_windows(p.state, p.stage))),
+    Maybe(Only(_has_no_vector), Apply("LANES", inner(LANE))),
     Prefer(Do(_side_by_side)), Choose([], Need(Do(_reductions_first)), Need(Do(_reductions_apart))))
 
 

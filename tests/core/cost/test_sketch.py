@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -70,6 +71,38 @@ def test_sums_of_exponentials_run_in_vectors(axis: int) -> None:
             state = heuristic(Scheduler(kernel, target))
             tiled = {state.stage_of_row(i) for i, row in enumerate(state.rows) if row.role == UPCAST}
             assert tiled.issuperset(s.index for s in kernel.stages if s.has_reduce), str(state)
+
+
+def _halves(x: Tensor) -> Tensor:
+    return Tensor.cat([x[..., ::2] * x[..., 1::2].sigmoid(), x[..., 1::2]], -1)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Half of each row and half of the row before it."""
+    return x * 0.5 + x.pad([(0, 0), (1, 0), (0, 0)])[:, :-1] * 0.5
+
+
+SCATTERED = {"halves of pairs, mixed": lambda x: _mixed(_halves(x)), "mixed, then halves of pairs": lambda x: _halves(_mixed(x)).exp(),
+             "every third": lambda x: (x[..., ::3] * x[..., 1::3] + x[..., 2::3]).tanh(),
+             "backwards": lambda x: x.flip(2).exp() + x.flip(2).sqrt(), "pairs turned": lambda x: x[..., ::2].sin() * x[..., 1::2].cos()}
+
+
+@pytest.mark.parametrize("width", [6, 66, 192])
+@pytest.mark.parametrize("build", SCATTERED.values(), ids=SCATTERED)
+def test_arithmetic_on_scattered_elements_runs_in_vectors(build: Callable[[Tensor], Tensor], width: int) -> None:
+    """Arithmetic gains by vectors even where most loads gain nothing."""
+    kernel = Kernel(kernel_of(build(data(4, 50, width))))
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        assert loop_nest(state).stages[kernel.output].vector >= 0, str(state)
+
+
+@draws(10)
+@given(name=st.sampled_from(sorted(SCATTERED)), rows=st.sampled_from([1, 2, 7, 33]), width=st.sampled_from([6, 18, 30, 66, 102]), seed=seeds)
+def test_arithmetic_on_scattered_elements_is_right(name: str, rows: int, width: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(SCATTERED[name](data(2, rows, width)))), seed)
+    for target in NATIVE:
+        run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
 
 
 @draws(10)
