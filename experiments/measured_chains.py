@@ -1,10 +1,12 @@
 """A table of measured chains, for a test that the predictions still rank them: sketches and random chains of the suites' kernels, timed.
 
     python experiments/measured_chains.py measure tests/core/cost/measured/x86_64-znver3-avx2-t2.jsonl --seconds 420
-    python experiments/measured_chains.py rank tests/core/cost/measured/x86_64-znver3-avx2-t2.jsonl     # the correlation per kernel
+    SVOD_CAPTURE=kernels python model.py; python experiments/measured_chains.py measure TABLE --capture kernels     # kernels of a program
+    python experiments/measured_chains.py rank tests/core/cost/measured/x86_64-znver3-avx2-t2.jsonl     # correlation and loss per kernel
 
-The table is JSON Lines: the target, then a line per kernel with its suite and its chains, each with the fastest sample in microseconds. The
-kernels are drawn in random order until the time is over. Times are of a machine that may do other things: the test reads their order alone.
+The table is JSON Lines: the target, then a line per kernel with its suite, or its AST if it is of no suite, and its chains, each with the
+fastest sample in microseconds. The kernels are drawn in random order until the time is over. Times are of a machine that may do other
+things: the test reads their order, and how much slower the chain that is predicted fastest is than the fastest one (the loss).
 """
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from heuristics import Machine, kernels_of  # noqa: E402
+from heuristics import Machine, captured_kernels, kernels_of  # noqa: E402
 
 # isort: split
 from svod.bench.suites.suites import select_cases  # noqa: E402
 from svod.bench.timer import calibrate, take_sample  # noqa: E402
 from svod.compile.backend import backend_named  # noqa: E402
+from svod.core.ir.serialize import ast_to_data, data_to_ast  # noqa: E402
 from svod.core.kernel.apply import apply_opts  # noqa: E402
 from svod.core.kernel.kernel import Kernel  # noqa: E402
 from svod.core.kernel.scheduler import Opt, Scheduler  # noqa: E402
@@ -79,11 +82,21 @@ def data_of(target: Target) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if isinstance(value, str | int | float | tuple)}
 
 
-def measure(file: Path, seconds: float, seed: int) -> None:
-    """Write the table of the machine at hand, or add kernels to it."""
-    target, rng, end, seen = backend_named(HOST).target(), random.Random(seed), time.monotonic() + seconds, set[str]()
+def kernels_to_measure(capture: str, rng: random.Random) -> Iterator[tuple[dict[str, str], Kernel]]:
+    """(where a table's reader finds the kernel, the kernel), in random order: the kernels of a capture, or without one of the suites."""
+    if capture:
+        captured = list(captured_kernels(capture, "*"))
+        yield from [({"kernel": name, "ast": ast_to_data(kernel.ast)}, kernel) for name, kernel in rng.sample(captured, len(captured))]
+        return
     cases = [(suite, case) for suite in SUITES for case in select_cases(suite)]
     rng.shuffle(cases)
+    for suite, case in cases:
+        yield from [({"suite": suite, "case": case.name, "kernel": name}, kernel) for name, kernel in kernels_of(case)]
+
+
+def measure(file: Path, seconds: float, seed: int, capture: str) -> None:
+    """Write the table of the machine at hand, or add kernels to it. `capture`: the folder of a capture; "": the suites."""
+    target, rng, end, seen = backend_named(HOST).target(), random.Random(seed), time.monotonic() + seconds, set[str]()
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists():
         known, lines = read(file)
@@ -93,13 +106,11 @@ def measure(file: Path, seconds: float, seed: int) -> None:
     else:
         file.write_text(json.dumps({"target": data_of(target)}) + "\n", encoding="utf-8")
     with file.open("a", encoding="utf-8") as out:
-        for suite, case in cases:
-            for name, kernel in kernels_of(case):
-                if time.monotonic() < end and kernel.key not in seen and kernel.library_kernel is None:
-                    seen.add(kernel.key)
-                    chains = measured(kernel, target, rng)
-                    line = {"suite": suite, "case": case.name, "kernel": name, "key": kernel.key, "chains": chains}
-                    print(json.dumps(line, separators=(",", ":")), file=out, flush=True)
+        for place, kernel in kernels_to_measure(capture, rng):
+            if time.monotonic() < end and kernel.key not in seen and kernel.library_kernel is None:
+                seen.add(kernel.key)
+                line = {**place, "key": kernel.key, "chains": measured(kernel, target, rng)}
+                print(json.dumps(line, separators=(",", ":")), file=out, flush=True)
 
 
 def read(file: Path) -> tuple[Target, list[dict[str, Any]]]:
@@ -114,10 +125,10 @@ def replayed(file: Path) -> Iterator[tuple[str, list[tuple[float, float]]]]:
     target, lines = read(file)
     backend, by_case = backend_named(target.device), dict[tuple[str, str], dict[str, Kernel]]()
     for line in lines:
-        found = (line["suite"], line["case"])
-        if found not in by_case:
-            by_case[found] = {n: k for case in select_cases(line["suite"], line["case"]) for n, k in kernels_of(case)}
-        base = Scheduler(by_case[found][line["kernel"]], target)
+        found = (line.get("suite", ""), line.get("case", ""))
+        if found not in by_case and "ast" not in line:
+            by_case[found] = {n: k for case in select_cases(*found) for n, k in kernels_of(case)}
+        base = Scheduler(Kernel(data_to_ast(line["ast"])) if "ast" in line else by_case[found][line["kernel"]], target)
         yield line["kernel"], [(backend.cost(apply_opts(base, [Opt.from_json(o) for o in chain])).cycles, microseconds)
                                for chain, microseconds in line["chains"]]
 
@@ -144,20 +155,32 @@ def correlations(kernels: list[tuple[str, list[tuple[float, float]]]]) -> tuple[
     return statistics.fmean(within), spearman(pooled)
 
 
+def loss(pairs: list[tuple[float, float]]) -> float:
+    """The time of the chain that is predicted fastest, as a multiple of the fastest chain's."""
+    return min(pairs)[1] / min(t for _, t in pairs)
+
+
+def mean_loss(kernels: list[tuple[str, list[tuple[float, float]]]]) -> float:
+    """The geometric mean of the kernels' losses."""
+    return statistics.geometric_mean([loss(pairs) for _, pairs in kernels])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("measure", "rank"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--capture", default="", metavar="FOLDER", help="Measure the kernels of this capture instead of the suites'.")
     args = parser.parse_args()
     if args.action == "measure":
-        measure(args.file, args.seconds, args.seed)
+        measure(args.file, args.seconds, args.seed, args.capture)
     kernels = list(replayed(args.file))
     for name, pairs in kernels:
-        print(f"{name:28} {len(pairs):3} chains  {spearman(pairs) if len(pairs) > 2 else float('nan'):5.2f}")
+        print(f"{name:28} {len(pairs):3} chains  rank {spearman(pairs) if len(pairs) > 2 else float('nan'):5.2f}  loss {loss(pairs):5.2f}")
     within, pooled = correlations(kernels)
-    print(f"{len(kernels)} kernels, {sum(len(p) for _, p in kernels)} chains: {within:.3f} within kernels (mean), {pooled:.3f} over all")
+    print(f"{len(kernels)} kernels, {sum(len(p) for _, p in kernels)} chains: {within:.3f} within kernels (mean), {pooled:.3f} over all; "
+          f"loss {mean_loss(kernels):.3f} (geometric mean)")
 
 
 if __name__ == "__main__":

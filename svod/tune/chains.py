@@ -4,9 +4,10 @@
 
 A chain that is given for a kernel (PrepareConfig.opts) goes before all of them (`svod.tune.plan_chains`).
 
-A chain from the records of other machines is used only after it was measured on this one (`svod.tune.checks`), or with
-SVOD_IMPORTED=trust. Records that ship with svod need no such measurement: it would take longer than the first run of most models. A chain that was not measured here, from a lock file or from such records, is not used if the cost model predicts that
-it takes more than SUSPICIOUS times as long as the heuristic's: such a chain is a mistake or a forgery.
+A chain from the records of other machines is used only after it was measured on this one (`svod.tune.checks`), or with SVOD_IMPORTED=trust.
+Records that ship with svod need no such measurement: it would take longer than the first run of most models. A chain that was not measured
+here, from a lock file or from such records, is not used if the cost model predicts that it takes more than SUSPICIOUS times as long as the
+heuristic's: such a chain is a mistake or a forgery.
 """
 from __future__ import annotations
 

@@ -36,7 +36,17 @@ from svod.core.cost.work import OperationKind, kind_of
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, reachable
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.non_temporal import has_non_temporal_stores
-from svod.core.kernel.placement import FROM_SCRATCH, REDUCED, SAME_VALUE, SCATTERED, UNIT_STRIDE, is_derived, place_stages, vector_row, vector_width
+from svod.core.kernel.placement import (
+    FROM_SCRATCH,
+    REDUCED,
+    SAME_VALUE,
+    SCATTERED,
+    UNIT_STRIDE,
+    is_derived,
+    place_stages,
+    vector_row,
+    vector_width,
+)
 from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 
 MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains

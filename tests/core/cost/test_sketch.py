@@ -82,9 +82,10 @@ def _mixed(x: Tensor) -> Tensor:
     return x * 0.5 + x.pad([(0, 0), (1, 0), (0, 0)])[:, :-1] * 0.5
 
 
-SCATTERED = {"halves of pairs, mixed": lambda x: _mixed(_halves(x)), "mixed, then halves of pairs": lambda x: _halves(_mixed(x)).exp(),
-             "every third": lambda x: (x[..., ::3] * x[..., 1::3] + x[..., 2::3]).tanh(),
-             "backwards": lambda x: x.flip(2).exp() + x.flip(2).sqrt(), "pairs turned": lambda x: x[..., ::2].sin() * x[..., 1::2].cos()}
+SCATTERED: dict[str, Callable[[Tensor], Tensor]] = {
+    "halves of pairs, mixed": lambda x: _mixed(_halves(x)), "mixed, then halves of pairs": lambda x: _halves(_mixed(x)).exp(),
+    "every third": lambda x: (x[..., ::3] * x[..., 1::3] + x[..., 2::3]).tanh(),
+    "backwards": lambda x: x.flip(2).exp() + x.flip(2).sqrt(), "pairs turned": lambda x: x[..., ::2].sin() * x[..., 1::2].cos()}
 
 
 @pytest.mark.parametrize("width", [6, 66, 192])
@@ -98,7 +99,7 @@ def test_arithmetic_on_scattered_elements_runs_in_vectors(build: Callable[[Tenso
 
 
 @draws(10)
-@given(name=st.sampled_from(sorted(SCATTERED)), rows=st.sampled_from([1, 2, 7, 33]), width=st.sampled_from([6, 18, 30, 66, 102]), seed=seeds)
+@given(name=st.sampled_from(sorted(SCATTERED)), rows=st.sampled_from([1, 2, 7, 33]), width=st.sampled_from([6, 18, 30, 66]), seed=seeds)
 def test_arithmetic_on_scattered_elements_is_right(name: str, rows: int, width: int, seed: int) -> None:
     case = Case(Kernel(kernel_of(SCATTERED[name](data(2, rows, width)))), seed)
     for target in NATIVE:
