@@ -67,7 +67,7 @@ def heuristic(state: Scheduler) -> Scheduler:
     """The best sketch by prediction, which runs if nothing was measured. Among sketches with equal predictions it takes the one with the
     fewest phases, as cores wait for each other between phases, and then the shortest chain."""
     limit, near = math.inf, list[Scheduler]()
-    for s in _distinct(_generate(state)):
+    for s in _distinct(_generate(state, is_bounded=True)):
         cost = cost_within(s, limit)
         if cost is not None:
             limit = min(limit, TIE_FACTOR * cost.cycles)
@@ -96,8 +96,8 @@ def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
     return list(by_digest.values())
 
 
-def _generate(state: Scheduler) -> Iterator[Scheduler]:
-    return schedule([Choose(*TEMPLATES), FINISH], state)
+def _generate(state: Scheduler, is_bounded: bool = False) -> Iterator[Scheduler]:
+    return schedule([Choose(*TEMPLATES), FINISH], state, is_bounded=is_bounded)
 
 
 # -- vectors and rows ----------------------------------------------------------------------------------

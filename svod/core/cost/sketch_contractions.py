@@ -143,8 +143,8 @@ def _innermost_lane(p: Point) -> str:
 
 def _is_near_unstaged(p: Point) -> bool:
     """Whether the tile that reads its inner operand in place is worth a sketch besides the one that stages it: the tile is tried in all
-    variants, or takes less than `UNSTAGED_FACTOR` times the cycles. False if nothing was staged."""
-    if p[_STAGED] is p.state or _has_variants(p):
+    variants, or takes less than `UNSTAGED_FACTOR` times the cycles, or all are bounded. False if nothing was staged."""
+    if p[_STAGED] is p.state or _has_variants(p) or p.is_bounded:
         return p[_STAGED] is not p.state
     most = UNSTAGED_FACTOR * cost_of(p[_STAGED]).cycles
     cost = cost_within(p.state, most)

@@ -36,20 +36,21 @@ class Point:
     template: str = ""
     values: Mapping[Hole[Any], Any] = field(default_factory=dict)
     before: str = ""                # the text of `made_by` for the state that the template began with
+    is_bounded: bool = False        # the caller drops a state at the best price so far: steps that only thin out states price none
 
     def __getitem__(self, hole: Hole[T]) -> T:
         value: T = self.values[hole]
         return value
 
     def bind(self, hole: Hole[T], value: T) -> Point:
-        return Point(self.state, self.stage, self.template, {**self.values, hole: value}, self.before)
+        return Point(self.state, self.stage, self.template, {**self.values, hole: value}, self.before, self.is_bounded)
 
     def at(self, state: Scheduler) -> Point:
         """The same point with another state. If an opt has rewritten the kernel, the stage becomes that of the new output."""
         if state is self.state:
             return self
         stage = self.stage if state.kernel is self.state.kernel else resolved(state, state.kernel.output)
-        return Point(state, stage, self.template, self.values, self.before)
+        return Point(state, stage, self.template, self.values, self.before, self.is_bounded)
 
     def get(self, value: Value[T]) -> T:
         """Evaluate an argument of a step: the value of a hole, the result of a function of the point, or a constant."""
@@ -153,7 +154,7 @@ class Only(Step):
 @dataclass(frozen=True, eq=False)
 class Cheaper(Step):
     """Prunes branches: a point ends its branch if an earlier point at this step, in the same template, was as cheap or cheaper, unless
-    `kept` holds for it."""
+    `kept` holds for it, or the point is bounded."""
 
     cost: Callable[[Point], float]
     kept: Callable[[Point], bool]
@@ -215,9 +216,10 @@ class Template(_Group):
         self.name = name
 
 
-def schedule(steps: Steps, state: Scheduler, s: int | None = None) -> Iterator[Scheduler]:
-    """The states that templates produce, in order. They schedule the loops of stage `s`; None: the loops of the output stage."""
-    start = Point(state, resolved(state, state.kernel.output if s is None else s), before=made_by(state))
+def schedule(steps: Steps, state: Scheduler, s: int | None = None, is_bounded: bool = False) -> Iterator[Scheduler]:
+    """The states that templates produce, in order. They schedule the loops of stage `s`; None: the loops of the output stage.
+    `is_bounded`: as in `Point`; more states come out."""
+    start = Point(state, resolved(state, state.kernel.output if s is None else s), before=made_by(state), is_bounded=is_bounded)
     for p in _reached(steps, start):
         if p.state is not state and not made_by(p.state):
             _MADE_BY.give(p.state, str(p))
@@ -268,6 +270,8 @@ def _points(step: Steps, p: Point, least: dict[Cheaper, float]) -> Sequence[Poin
             return () if after is None else (p.at(after),)
         case Only():
             return (p,) if step.holds(p) else ()
+        case Cheaper() if p.is_bounded:
+            return (p,)
         case Cheaper():
             cost, seen = step.cost(p), least.get(step, float("inf"))
             least[step] = min(cost, seen)
