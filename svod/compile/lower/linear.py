@@ -86,6 +86,7 @@ class _PhaseCheck:
         self.at = 0
 
     def require(self, ok: bool, why: str) -> None:
+        """Raise CompileError unless `ok`. Frequent checks make the text only where it is needed: texts took more time than the checks."""
         if not ok:
             raise CompileError(f"phase {self.phase.symbol}: {format_instruction(self.at, self.code[self.at])}: {why}")
 
@@ -94,6 +95,8 @@ class _PhaseCheck:
 
     def operand(self, s: int, dtype: DType, lanes: int, what: str, tile: bool = False) -> None:
         own, width = self.kind(s)
+        if own is dtype and width == lanes and (s in self.tiles) == tile and self.code[s].op not in POINTERS:
+            return
         self.require((s in self.tiles) == tile, f"{what} %{s} is {'no' if tile else 'a'} tile")
         self.require(self.code[s].op not in POINTERS, f"{what} %{s} is a pointer")
         self.require((own, width) == (dtype, lanes), f"{what} %{s} is {own.name}x{width}, needed is {dtype.name}x{lanes}")
@@ -124,10 +127,12 @@ class _PhaseCheck:
 
     def operands_are_defined(self, op: str, src: tuple[int, ...]) -> None:
         for s in src:
-            self.require(isinstance(s, int) and 0 <= s < self.at, f"operand %{s} is not an earlier instruction")
-            self.require(self.code[s].op not in NO_VALUE, f"operand %{s} has no value")
-            inside = self.scope[s] == -1 or self.scope[s] in self.open or (op == "RESULT" and s in self.ends)
-            self.require(inside, f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
+            if not (isinstance(s, int) and 0 <= s < self.at):
+                self.require(False, f"operand %{s} is not an earlier instruction")
+            if self.code[s].op in NO_VALUE:
+                self.require(False, f"operand %{s} has no value")
+            if not (self.scope[s] == -1 or self.scope[s] in self.open or (op == "RESULT" and s in self.ends)):
+                self.require(False, f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
 
     def note_tiles_and_threads(self, op: str, src: tuple[int, ...], arg: Any) -> None:
         """Note whether the instruction's value is a tile, and whether it may differ between the threads of a group."""
@@ -135,7 +140,7 @@ class _PhaseCheck:
         first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # the initial value of a carried value
         if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
             self.tiles.add(self.at)
-        if op in ("LOCAL_ID", *SUBGROUP_OPS) or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
+        if op in _OF_A_THREAD or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
             self.varying.add(self.at)
 
     def constant(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -267,13 +272,15 @@ class _PhaseCheck:
         self.require(False, "transcendental operations are expanded by lowering (svod.compile.lower.math)")
 
     def elementwise(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-        self.require(len(src) == ARITY[op], f"takes {ARITY[op]} operands")
+        if len(src) != ARITY[op]:
+            self.require(False, f"takes {ARITY[op]} operands")
         of = dtype
         if op in COMPARES:
             self.require(dtype == BOOL, "a comparison gives bool")
             of, _ = self.kind(src[0])
         elif op == "WHERE":
-            self.require(self.kind(src[0]) in ((BOOL, lanes), (BOOL, 1)), f"the condition %{src[0]} is not a bool of {lanes} lanes or one")
+            if self.kind(src[0]) not in ((BOOL, lanes), (BOOL, 1)):
+                self.require(False, f"the condition %{src[0]} is not a bool of {lanes} lanes or one")
             src = src[1:]
         self.require(op not in FLOAT_ONLY or dtype.is_float, "is defined for floats")
         self.require(op != "POW2" or dtype == dtypes.float32, "is defined for float32")
@@ -285,24 +292,29 @@ class _PhaseCheck:
     def lanes_and_types(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) == 1 or (op == "SHUFFLE" and len(src) == 2), "wrong number of operands")
         of, width = self.kind(src[0])
-        self.require(self.code[src[0]].op not in POINTERS, f"operand %{src[0]} is a pointer")
+        if self.code[src[0]].op in POINTERS:
+            self.require(False, f"operand %{src[0]} is a pointer")
         if op == "CAST":
-            self.require(width == lanes, f"keeps the {width} lanes of its operand")
+            if width != lanes:
+                self.require(False, f"keeps the {width} lanes of its operand")
             return
         if op == "BITCAST":
             same = of.itemsize == dtype.itemsize and width == lanes
             self.require(same or (of.itemsize * width == dtype.itemsize * lanes and BOOL not in (of, dtype)),
                          f"{of.name}x{width} and {dtype.name}x{lanes} differ in width")
             return
-        self.require(of == dtype, f"keeps the type {of.name} of its operand")
+        if of != dtype:
+            self.require(False, f"keeps the type {of.name} of its operand")
         if op == "SPLAT":
-            self.require(width == 1, f"operand has {width} lanes, needed is a scalar")
+            if width != 1:
+                self.require(False, f"operand has {width} lanes, needed is a scalar")
         elif op == "EXTRACT":
-            self.require(lanes == 1 and isinstance(arg, int) and 0 <= arg < width, f"takes one of {width} lanes")
+            if not (lanes == 1 and isinstance(arg, int) and 0 <= arg < width):
+                self.require(False, f"takes one of {width} lanes")
         else:
             self.operand(src[-1], dtype, width, "operand")
-            ok = isinstance(arg, tuple) and len(arg) == lanes and all(-1 <= k < width * len(src) for k in arg)
-            self.require(ok, f"needs {lanes} lane numbers below {width * len(src)}")
+            if not (isinstance(arg, tuple) and len(arg) == lanes and (not arg or (min(arg) >= -1 and max(arg) < width * len(src)))):
+                self.require(False, f"needs {lanes} lane numbers below {width * len(src)}")
 
     def dot(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) == 3, "takes an accumulator and two operands")
@@ -344,15 +356,19 @@ class _PhaseCheck:
         plain = 3 if store else 2
         self.require(len(src) in ((plain, plain + 1) if store else (plain, plain + 2)), "wrong number of operands")
         pointer = self.code[src[0]]
-        self.require(pointer.op in POINTERS, f"operand %{src[0]} is not a pointer")
-        self.require(pointer.dtype == dtype, f"the pointer %{src[0]} is to {pointer.dtype.name}")
+        if pointer.op not in POINTERS:
+            self.require(False, f"operand %{src[0]} is not a pointer")
+        if pointer.dtype != dtype:
+            self.require(False, f"the pointer %{src[0]} is to {pointer.dtype.name}")
         self.operand(src[1], INDEX, lanes if indexed else 1, "index")
         if store:
             self.operand(src[2], dtype, lanes, "value")
-            self.require(pointer.op != "ARG" or pointer.arg in self.spec.outs, f"argument {pointer.arg} is not an output {self.spec.outs}")
+            if pointer.op == "ARG" and pointer.arg not in self.spec.outs:
+                self.require(False, f"argument {pointer.arg} is not an output {self.spec.outs}")
         if len(src) > plain:
             mask = src[plain]
-            self.require(self.kind(mask) in ((BOOL, lanes), (BOOL, 1)), f"the mask %{mask} is not a bool of {lanes} lanes or one")
+            if self.kind(mask) not in ((BOOL, lanes), (BOOL, 1)):
+                self.require(False, f"the mask %{mask} is not a bool of {lanes} lanes or one")
             if not store:
                 self.operand(src[3], dtype, lanes, "alternative")
         wanted = {"LOAD": "offset", "GATHER": "offset", "SCATTER": "offset", "STORE": "(offset, stream)"}.get(op, "(offset, stride)")
@@ -406,6 +422,9 @@ class _PhaseCheck:
             self.require(src[0] in self.ends, "stands in its loop")
         self.require(isinstance(arg, int) and 0 <= arg < len(init), f"the loop carries {len(init)} values")
         self.require(self.kind(init[arg]) == (dtype, lanes), f"the carried value %{init[arg]} has another type")
+
+
+_OF_A_THREAD = frozenset({"LOCAL_ID", *SUBGROUP_OPS})       # operations whose results differ between the threads of a group
 
 
 def _are_numbers(arg: Any, count: int) -> bool:
