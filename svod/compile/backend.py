@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import NamedTuple, Protocol
 
@@ -269,9 +269,9 @@ class Backend(ABC):
         `temporary_numbers`. Raises LaunchError if code does not fit its kernel."""
 
     @abstractmethod
-    def start(self, cache: ObjectCache) -> None:
-        """Load the code that queues need, from the object cache if possible. It is called before a plan is made; queues also work without
-        it."""
+    def start(self, cache: ObjectCache) -> Callable[[], object] | None:
+        """Prepare the process for plans; called before a plan is made. Returns a function that loads the code that queues need, from the
+        object cache if possible, and that another thread may call meanwhile; queues also work without it. None: there is no such code."""
 
 
 def target_with(key: str) -> Target | None:

@@ -29,8 +29,8 @@ def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resol
     compiler = resolved.compiler
     if not unbound.calls:
         return {}
-    compiler.backend.start(compiler.cache)
     with Compilation(compiler) as compilation:
+        compilation.start()
         choices = plan_choices(unbound, given, resolved, compilation.begin)
         compiled = compile_all(unbound.kernels, choices, compiler)
     return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}

@@ -1,8 +1,9 @@
 """The CPU as a backend: LINEAR is compiled through LLVM IR to an object, or interpreted; a native runtime runs launches on threads."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from svod.compile.backend import Backend, CompilerPair
 from svod.compile.cpu.dot_rates import measured_cost
@@ -93,8 +94,8 @@ class CpuBackend(Backend):
               threads: int | None) -> CpuQueue:
         return CpuQueue(kernels, variants, addresses, threads)
 
-    def start(self, cache: ObjectCache) -> None:
-        runtime(cache)
+    def start(self, cache: ObjectCache) -> Callable[[], object]:
+        return partial(runtime, cache)
 
 
 BACKEND = CpuBackend()

@@ -277,14 +277,24 @@ def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
 
 
 class Compilation:
-    """The threads in which the kernels of a plan are compiled: one for each core that the compiler's target may use, none on a single
-    core. They end with the context, also after an exception; compilations that have begun and were not used are dropped."""
+    """The threads in which the kernels of a plan, and the code that runs it, are compiled: one for each core that the compiler's target may
+    use, none on a single core. They end with the context, also after an exception; compilations that have begun and were not used are
+    dropped."""
 
     def __init__(self, compiler: Compiler) -> None:
         self.compiler, self._keys = compiler, list[ObjectKey]()
         limit = compiler.target.threads if compiler.target.device == HOST else default_threads()
         cores = usable_cores() if limit is None else min(usable_cores(), limit)
         self._threads = ThreadPoolExecutor(cores, "svod-compile") if cores > 1 else None    # starts threads only for work
+        self._started: Future[object] | None = None
+
+    def start(self) -> None:
+        """Prepare the process for plans, and load the code that queues need."""
+        load = self.compiler.backend.start(self.compiler.cache)
+        if load is not None and self._threads is not None:
+            self._started = self._threads.submit(load)
+        elif load is not None:
+            load()
 
     def begin(self, kernel: Kernel, choice: Choice) -> None:
         """Compile a kernel in another thread, ahead of `Compiler.compile`."""
@@ -295,11 +305,13 @@ class Compilation:
     def __enter__(self) -> Compilation:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         for key in self._keys:
             self.compiler.forget(key)
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
+        if self._started is not None and kind is None and not self._started.cancelled():
+            self._started.result()
 
 
 def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], compiler: Compiler) -> dict[str, Compiled]:
