@@ -7,7 +7,7 @@ both. Other reductions get vectors along contiguous memory. Costly elementwise s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from svod.core.cost.cpu import cost_of, cost_within
@@ -105,27 +105,43 @@ def _generate(state: Scheduler, is_bounded: bool = False) -> Iterator[Scheduler]
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
     """The axes along which vectors of a stage may run. The first is the best one, or -1 if there is none. A stage without reductions
     adds the axis along which it stores contiguously. A stage with reductions adds one if the best axis is shorter than a vector: the
-    best output axis if the first is a reduce axis (the columns of a window), else the best of the axes that are long enough."""
-    best = _best_vector_axis(state, r)
+    best output axis if the first is a reduce axis (the columns of a window), else the best of the axes that are long enough. If the
+    accesses speak against all of these, it is the best of those that are long enough, as vectors gain in arithmetic too."""
+    scores, width = _vector_scores(state, r), vector_width(state, r)
+    best = _best(scores)
     if not r.reductions:
         return list(dict.fromkeys([best, *[a for a in range(len(r.axes)) if r.store is not None and r.store.coef(a) == 1
-                                           and extent_of(state, r, a) >= vector_width(state, r)]]))
-    outs, width = range(len(r.stage.outs)), vector_width(state, r)
+                                           and extent_of(state, r, a) >= width]]))
     if best < 0 or extent_of(state, r, best) >= width:
         return [best]
-    other = _best_vector_axis(state, r, outs if best not in outs else [a for a in range(len(r.axes)) if extent_of(state, r, a) >= width])
+    outs = len(r.stage.outs)
+    others = {a: v for a, v in scores.items() if (a < outs if best >= outs else extent_of(state, r, a) >= width)}
+    other = _best(others)
+    if other < 0:
+        other = _best({a: v for a, v in others.items() if v.positions >= width}, -math.inf)
     return [best, other] if other >= 0 else [best]
 
 
-def _best_vector_axis(state: Scheduler, r: ResolvedStage, among: Iterable[int] | None = None) -> int:
-    """The local axis with the best score as the vector, before any loop is tiled; `vector_row` chooses among existing tiles. -1 if none has
-    a positive score. `among`: the axes to choose from; None: all."""
+class _VectorScore(NamedTuple):
+    """How well the accesses of a stage suit vectors along an axis. `positions`: positions along it that are computed at a time."""
+
+    score: float
+    positions: int
+
+
+def _best(scores: Mapping[int, _VectorScore], least: float = 0.0) -> int:
+    """The axis with the highest score above `least`; -1 if there is none."""
+    axis = max(scores, key=lambda a: scores[a].score, default=-1)
+    return axis if axis >= 0 and scores[axis].score > least else -1
+
+
+def _vector_scores(state: Scheduler, r: ResolvedStage) -> dict[int, _VectorScore]:
+    """The scores of the local axes with several positions, before any loop is tiled; `vector_row` chooses among existing tiles."""
     below = reachable(r.nodes, [v for red in r.reductions for v in red.values])
-    best, best_score = -1, 0.0
-    width = vector_width(state, r)
+    width, scores = vector_width(state, r), dict[int, _VectorScore]()
     # inside another nest, only few positions of an output axis may be needed at a time
     needed = () if r.stage.is_output else loop_nest(state).stages[r.stage.index].region
-    for a in range(len(r.axes)) if among is None else among:
+    for a in range(len(r.axes)):
         e = needed[a] if a < len(needed) else extent_of(state, r, a)
         if e == 1:
             continue
@@ -151,9 +167,8 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage, among: Iterable[int] |
         score *= min(1.0, e / width)
         if a >= len(r.stage.outs):
             score *= 0.95
-        if score > best_score:
-            best, best_score = a, score
-    return best
+        scores[a] = _VectorScore(score, e)
+    return scores
 
 
 def _short_stride(state: Scheduler, r: ResolvedStage, node: int, a: int) -> bool:

@@ -98,6 +98,34 @@ def test_arithmetic_on_scattered_elements_runs_in_vectors(build: Callable[[Tenso
         assert loop_nest(state).stages[kernel.output].vector >= 0, str(state)
 
 
+def _forces(bodies: int, dims: int) -> Tensor:
+    """The sums of all pairs' forces, as an n-body program writes them."""
+    places, masses = data(bodies, dims), data(bodies)
+    apart = places.unsqueeze(0) - places.unsqueeze(1)
+    squares = (apart * apart).sum(-1) + 1
+    return (apart * (masses * squares.rsqrt() / squares).unsqueeze(-1)).sum(1)
+
+
+@pytest.mark.parametrize(("bodies", "dims"), [(64, 3), (50, 2), (257, 5)])
+def test_a_reduction_of_few_elements_is_not_the_vector(bodies: int, dims: int) -> None:
+    """The square roots and divisions of pairs are computed in vectors of pairs, although the accesses of the distance are contiguous
+    along the few dimensions that are summed."""
+    kernel = Kernel(kernel_of(_forces(bodies, dims)))
+    for target in TARGETS[1:]:
+        state = heuristic(Scheduler(kernel, target))
+        nests = loop_nest(state).stages
+        [inner] = [s for s in kernel.stages if s.has_reduce and not s.is_output]
+        assert 0 <= nests[inner.index].vector < len(inner.outs), str(state)
+
+
+@draws(6)
+@given(bodies=st.sampled_from([1, 2, 7, 16, 33, 50]), dims=st.sampled_from([1, 2, 3, 5]), seed=seeds)
+def test_forces_are_right(bodies: int, dims: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(_forces(bodies, dims))), seed)
+    for target in NATIVE:
+        run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
+
+
 @draws(10)
 @given(name=st.sampled_from(sorted(SCATTERED)), rows=st.sampled_from([1, 2, 7, 33]), width=st.sampled_from([6, 18, 30, 66]), seed=seeds)
 def test_arithmetic_on_scattered_elements_is_right(name: str, rows: int, width: int, seed: int) -> None:
