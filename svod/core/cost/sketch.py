@@ -104,22 +104,19 @@ def _generate(state: Scheduler, is_bounded: bool = False) -> Iterator[Scheduler]
 
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
     """The axes along which vectors of a stage may run. The first is the best one, or -1 if there is none. A stage without reductions
-    adds the axis along which it stores contiguously. A stage with reductions adds one if the best axis is shorter than a vector: the
-    best output axis if the first is a reduce axis (the columns of a window), else the best of the axes that are long enough. If the
-    accesses speak against all of these, it is the best of those that are long enough, as vectors gain in arithmetic too."""
-    scores, width = _vector_scores(state, r), vector_width(state, r)
+    adds the axis along which it stores contiguously. If the best axis is shorter than a vector, another one is added: of a stage with
+    reductions the best output axis if the first is a reduce axis (the columns of a window), else the best of the axes that are long
+    enough. If the accesses speak against all of these, it is the best of those that are long enough, as vectors gain in arithmetic too."""
+    scores, width, outs = _vector_scores(state, r), vector_width(state, r), len(r.stage.outs)
     best = _best(scores)
+    found = [best]
     if not r.reductions:
-        return list(dict.fromkeys([best, *[a for a in range(len(r.axes)) if r.store is not None and r.store.coef(a) == 1
-                                           and extent_of(state, r, a) >= width]]))
-    if best < 0 or extent_of(state, r, best) >= width:
-        return [best]
-    outs = len(r.stage.outs)
-    others = {a: v for a, v in scores.items() if (a < outs if best >= outs else extent_of(state, r, a) >= width)}
-    other = _best(others)
-    if other < 0:
-        other = _best({a: v for a, v in others.items() if v.positions >= width}, -math.inf)
-    return [best, other] if other >= 0 else [best]
+        found += [a for a in range(outs) if r.store is not None and r.store.coef(a) == 1 and extent_of(state, r, a) >= width]
+    if best < 0 or extent_of(state, r, best) < width:
+        others = {a: v for a, v in scores.items() if (a < outs if best >= outs else extent_of(state, r, a) >= width)}
+        other = _best(others)
+        found.append(other if other >= 0 else _best({a: v for a, v in others.items() if v.positions >= width}, -math.inf))
+    return [a for a in dict.fromkeys(found) if a >= 0] or [-1]
 
 
 class _VectorScore(NamedTuple):
@@ -206,12 +203,12 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
 
 
 def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """STAGE each value that overlapping windows read under a mask. The copy is placed at the second innermost output loop, so that it
-    serves a whole row of windows."""
+    """STAGE each value that overlapping windows read and that is more than a load: a mask, a conversion, arithmetic. The copy is placed at
+    the second innermost output loop, so that it serves a whole row of windows."""
     for node in {n.arg: n for n in r.nodes if n.kind == "read"}.values():
         inner = resolved(state, node.arg)
         overlapping = any(len(lin.coefs) > 1 for lin in node.dims)
-        if not overlapping or state.place[node.arg] != "inline" or not any(n.kind == "load" and n.gate >= 0 for n in inner.nodes):
+        if not overlapping or state.place[node.arg] != "inline" or all(n.kind == "load" and n.gate < 0 for n in inner.nodes):
             continue
         loops = [row for row in state.order[r.stage.index] if r.axes.index(state.rows[row].axis) < len(r.stage.outs)
                  and state.rows[row].extent > 1]
