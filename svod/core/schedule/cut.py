@@ -6,6 +6,7 @@ everything below it greedily, by fixed rules that know no target:
 * an elementwise value is computed in the kernel that reads it. A value that several kernels read is recomputed in each if it is cheap
   (`CHEAP_COST` operations besides conversions of floats, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
 * a value that one kernel would compute at more than `MAX_READS` places gets a buffer, so that views of views do not multiply the work;
+  so does one that is read at shifted positions, as in a stencil, if computing it anew costs more than `MOST_RECOMPUTED` operations;
 * a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue), or again
   along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
 * a value that a GATHER reads at least `REPEATED` times as often as it has elements gets a buffer unless it is cheap: one axis of an image
@@ -40,6 +41,8 @@ MAX_WALKS = 3             # most visits of the whole graph; repeated ones find s
 MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
 REPEATED = 4              # reads through a GATHER per element; a value with at least so many that is not cheap gets a buffer
 MAX_READS = 8             # largest number of places at which one kernel computes an elementwise value
+# largest number of operations of an element that is computed anew at other positions; a buffer costs a store, loads and a launch
+MOST_RECOMPUTED = 32
 MAX_POSITIONS = 64        # MAX_READS for a value that reads no memory, such as a mask or a table of angles
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
@@ -113,6 +116,17 @@ def most_places(uses: Sequence[Use]) -> int:
     for use in uses:
         places[use.kernel].add(use.place)
     return max(map(len, places.values()))
+
+
+def most_shifts(uses: Sequence[Use]) -> int:
+    """The largest number of places, in any one kernel, whose coordinates differ only in how they are made of the same ranges."""
+    if len(uses) == 1:
+        return 1
+    made: dict[tuple[UOp, tuple[Ids, ...]], set[tuple[Tag, ...]]] = defaultdict(set)
+    for use in uses:
+        ids, tags = zip(*use.place, strict=True) if use.place else ((), ())
+        made[use.kernel, ids].add(tags)
+    return max(map(len, made.values()))
 
 
 def is_reduction(u: UOp) -> bool:
@@ -282,6 +296,14 @@ def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) ->
     return tuple(moved)
 
 
+class _Cost(NamedTuple):
+    """The cost of one element of a value: operations, where slow ones count several times, and the buffers and reductions that it reads."""
+
+    operations: int
+    buffers: int
+    reductions: int
+
+
 # -- the cut --------------------------------------------------------------------------------------------------------------
 class Cut:
     """Finds the nodes of one graph that need a buffer. `roots`: nodes that need one in any case, with the reason."""
@@ -430,6 +452,8 @@ class Cut:
             places = most_places(uses)
             if places > MAX_READS and (places > MAX_POSITIONS or reads_memory(u)):
                 problem = u, f"read at {places} places of one kernel"
+            elif reads_memory(u) and self.is_recomputed(u, most_shifts(uses)):
+                problem = u, "read at shifted positions, and costly to compute at each"
             elif self.is_gathered_often(u, uses):
                 problem = u, f"read through a gather at least {REPEATED} times as often as it has elements"
             elif len(kernels) > 1:
@@ -598,20 +622,31 @@ class Cut:
         reads = sum(math.prod(upper(self.extents[i]) for i in ids_of(place)) for place in places)
         return reads >= REPEATED * size_of(u) and bool(self.expensive(u, self.why))
 
-    def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
-        """The reason why several kernels should not each recompute u; "" if they should."""
-        cost, buffers = 0, 0
+    def cost_of(self, u: UOp, realised: dict[UOp, str]) -> _Cost:
+        """The cost of computing u anew from the buffers below it."""
+        operations, buffers, reductions = 0, 0, 0
         for n in self.cone(u, realised):
             if n.op is Ops.BUFFER or (n is not u and n in realised):
                 buffers += 1
             elif is_reduction(n):
-                return "holds a reduction"
+                reductions += 1
             elif n.op in ELEMENTWISE and not converts_floats(n):
-                cost += 6 if n.op in TRANSCENDENTAL else 3 if n.op in _SLOW else 1
+                operations += 6 if n.op in TRANSCENDENTAL else 3 if n.op in _SLOW else 1
             elif n.op is Ops.GATHER:
-                cost += 3
-        if not buffers:
+                operations += 3
+        return _Cost(operations, buffers, reductions)
+
+    def is_recomputed(self, u: UOp, shifts: int) -> bool:
+        """Whether it costs too much to compute u at `shifts` positions of one kernel."""
+        return shifts > 1 and (shifts - 1) * self.cost_of(u, self.why).operations > MOST_RECOMPUTED
+
+    def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
+        """The reason why several kernels should not each recompute u; "" if they should."""
+        cost = self.cost_of(u, realised)
+        if cost.reductions:
+            return "holds a reduction"
+        if not cost.buffers:
             return ""
-        if cost > CHEAP_COST:
+        if cost.operations > CHEAP_COST:
             return f"costs more than {CHEAP_COST} operations"
-        return f"reads more than {CHEAP_BUFFERS} buffers" if buffers > CHEAP_BUFFERS else ""
+        return f"reads more than {CHEAP_BUFFERS} buffers" if cost.buffers > CHEAP_BUFFERS else ""

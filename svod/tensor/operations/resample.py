@@ -65,7 +65,7 @@ class Resample(NeuralNetwork):
         if min(sizes) < 1:
             raise ShapeError(f"{name} of {self.shape} with a weight of {given.shape} and padding {pads}: nothing is left")
         if any(p % s or n % s for p, n, s in zip(pads, sizes, steps, strict=True)):
-            # stored, so that neighbouring lanes of one kernel use equal taps: the result begins or ends inside a block of `stride` positions
+            # stored, so that lanes of one kernel use equal taps: the result begins or ends within a block of `stride` positions
             full = full.from_uop(graph.contiguous(full.uop))
         behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
         result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
