@@ -283,17 +283,18 @@ LANE = Hole("", lambda p: _vector_axes(p.state, p.stage))
 _ROWS = Hole("rows", lambda p: SIDE_BY_SIDE if _untiled_reductions(p.state) else (1,))
 _VECTORS = Hole("vectors", lambda p: VECTORS_AT_ONCE)
 
-def _has_no_vector(p: Point) -> bool:
-    """Whether the accesses of the stage, scattered as most of them are, leave it without a vector (`vector_row`)."""
-    inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
+def _with_vector(state: Scheduler, r: ResolvedStage, a: int) -> Scheduler:
+    """Make axis `a`, which is upcast, the vector if accesses, scattered as most of them are, leave the stage without one (`vector_row`):
+    arithmetic gains by vectors too."""
+    inlined = state.kernel.resolve(state.inlined)[r.stage.index]
     assert inlined is not None
-    return p[LANE] >= 0 and vector_row(p.state, inlined) < 0
+    return state if a < 0 or vector_row(state, inlined) >= 0 else try_opt(state, "LANES", f"{name_of(state, r, a)}.in")
 
 
 VECTORS = Template(
     "VECTORS", _ROWS, _VECTORS, Do(lambda p: _vectors(p.state, p.stage, p[LANE], p[_VECTORS])),
     Do(lambda p: _row_tile(p.state, p.stage, p[_ROWS])), Prefer(Do(lambda p: _stage_windows(p.state, p.stage))),
-    Maybe(Only(_has_no_vector), Apply("LANES", inner(LANE))),
+    Maybe(Do(lambda p: _with_vector(p.state, p.stage, p[LANE]))),
     Prefer(Do(_side_by_side)), Choose([], Need(Do(_reductions_first)), Need(Do(_reductions_apart))))
 
 
@@ -325,12 +326,14 @@ def _read_innermost(p: Point) -> tuple[str, ...]:
 _STORED, _READ = fact(_stored_axis), fact(_read_axis)
 _COLUMNS = Hole("columns", _columns)
 
-# Tiles of values that are read along one axis and stored along another; lowering transposes them in registers. The innermost loop runs
-# along the stored axis, or along the read one.
+# Tiles of values that are read along one axis and stored along another; lowering transposes them in registers. Vectors run along the stored
+# axis, so that what is read is turned, or along the read one, so that results are. The innermost loop runs along the stored axis, or along
+# the read one.
 TRANSPOSE = Template(
     "TRANSPOSE", _STORED, _READ, _COLUMNS,
     Apply("UPCAST", _READ, lambda p: p.width), Apply("UPCAST", _STORED, _COLUMNS),
-    Apply("LANES", inner(_STORED)), Maybe(Apply("ORDER", lambda p: p.stage.stage.name, _read_innermost)))
+    Choose(Apply("LANES", inner(_STORED)), Apply("LANES", inner(_READ))),
+    Maybe(Apply("ORDER", lambda p: p.stage.stage.name, _read_innermost)))
 
 
 # -- reductions that are not contractions --------------------------------------------------------------
@@ -423,12 +426,21 @@ COLUMN_SUMS = Template("COLUMN SUMS", _ACROSS, _SUM_BYTES, Choose(
 
 def _overlapping_axes(p: Point) -> list[int]:
     """The output axes, other than the vector axis, along which neighbouring positions read overlapping small windows."""
-    if math.prod(p.extent(a) for a in p.reds) > OVERLAPPING_WINDOW:
-        return []
+    return [a for a in p.outs if a != p[LANE] and p.extent(a) >= 2 and _windows_along(p, a) and _straight_line_axes(p, a)]
+
+
+def _windows_along(p: Point, *axes: int) -> set[int]:
+    """The reduce axes over which windows overlap that neighbouring positions along one of the output axes `axes` read."""
     inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
     assert inlined is not None
-    linears = [n.linear for n in inlined.nodes if n.linear is not None]
-    return [a for a in p.outs if a != p[LANE] and p.extent(a) >= 2 and any(_overlaps(p.state, p.stage, lin, a) for lin in linears)]
+    return {q for n in inlined.nodes if n.linear is not None for a in axes for q in _overlaps(p.state, p.stage, n.linear, a)}
+
+
+def _straight_line_axes(p: Point, a: int) -> list[int]:
+    """The reduce axes that become straight-line code for a tile along output axis `a` and the vector axis: all of a small window; of a
+    larger one those over which windows overlap along both axes, or along `a`; [] if these have too many positions."""
+    choices = [*p.reds], sorted(_windows_along(p, a, p[LANE])), sorted(_windows_along(p, a))
+    return next((axes for axes in choices if math.prod(map(p.extent, axes)) <= OVERLAPPING_WINDOW), [])
 
 
 def _window_tiles(p: Point) -> Iterable[tuple[int, int]]:
@@ -439,18 +451,17 @@ def _window_tiles(p: Point) -> Iterable[tuple[int, int]]:
     return dict.fromkeys([(n, lane_amounts(extent, width, 4 // n)[0]) for n in WINDOW_ROWS] + whole)
 
 
-def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> bool:
-    """Whether neighbouring positions of an output axis read some of the same elements."""
-    c = abs(lin.coef(a))
-    outs = len(r.stage.outs)
-    return c > 0 and any(q >= outs and abs(k) > 0 and c % k == 0 and c // abs(k) < extent_of(state, r, q) for q, k in lin.coefs)
+def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> list[int]:
+    """The reduce axes over which neighbouring positions of an output axis read some of the same elements."""
+    c, outs = abs(lin.coef(a)), len(r.stage.outs)
+    return [q for q, k in lin.coefs if q >= outs and c > 0 and abs(k) > 0 and c % k == 0 and c // abs(k) < extent_of(state, r, q)]
 
 
 _WINDOW_AXIS = Hole("", _overlapping_axes)
 _WINDOW_TILE = Hole("", _window_tiles)
 _WINDOW_ROWS = Hole("rows", lambda p: (tile_amounts(p.extent(p[_WINDOW_AXIS]), p[_WINDOW_TILE][0])[0],))
 _WINDOW_LANES = Hole("lanes", lambda p: (p[_WINDOW_TILE][1],))
-_REDUCED = Hole("", lambda p: p.reds)
+_REDUCED = Hole("", lambda p: _straight_line_axes(p, p[_WINDOW_AXIS]))
 
 # Overlapping windows as straight-line code, several rows side by side, so that neighbours share elements.
 WINDOWS = Template(
@@ -468,7 +479,10 @@ def _finish(p: Point) -> Scheduler:
         r = resolved(state, s)
         operands = factors_of(state, r)
         tiled = inner_contraction(state, r, operands) if operands is not None else None
-        state = tiled if tiled is not None else _vectors(state, r, _vector_axes(state, r)[-1], 4)
+        if tiled is None:
+            axis = _vector_axes(state, r)[-1]
+            tiled = _with_vector(_vectors(state, r, axis, 4), r, axis)
+        state = tiled
     state = _parallel(state)
     past = _streamed(state)
     return past if past is not state and cost_of(past).cycles * STREAM_GAIN_FACTOR < cost_of(state).cycles else state
