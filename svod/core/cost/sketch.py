@@ -452,9 +452,11 @@ def _window_tiles(p: Point) -> Iterable[tuple[int, int]]:
 
 
 def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> list[int]:
-    """The reduce axes over which neighbouring positions of an output axis read some of the same elements."""
-    c, outs = abs(lin.coef(a)), len(r.stage.outs)
-    return [q for q, k in lin.coefs if q >= outs and c > 0 and abs(k) > 0 and c % k == 0 and c // abs(k) < extent_of(state, r, q)]
+    """The reduce axes over which near positions of an output axis read some of the same elements: neighbours, or with dilated windows
+    positions a few apart."""
+    stride, outs = abs(lin.coef(a)), len(r.stage.outs)
+    taps = [(q, abs(k), extent_of(state, r, q)) for q, k in lin.coefs if q >= outs and k] if stride else []
+    return [q for q, k, n in taps if (stride % k == 0 and stride // k < n) or (k % stride == 0 and n > 1 and k // stride < WINDOW_ROWS[0])]
 
 
 _WINDOW_AXIS = Hole("", _overlapping_axes)

@@ -126,6 +126,42 @@ def test_forces_are_right(bodies: int, dims: int, seed: int) -> None:
         run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
 
 
+def _depthwise(x: Tensor, dilation: int = 1) -> Tensor:
+    channels = x.shape[1]
+    return x.conv2d(data(channels, 1, 3, 3), groups=channels, padding=dilation, dilation=dilation)
+
+
+WINDOWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dilated": lambda x: _depthwise(x, 2), "in three dimensions": lambda x: x.unsqueeze(0).max_pool3d(5, 1, padding=2),
+    "of many elements": lambda x: x.max_pool2d(7, 1, padding=3), "of costly values": lambda x: x.exp().avg_pool2d(3, 1, padding=1)}
+
+
+@pytest.mark.parametrize("build", [*WINDOWS.values()][:3], ids=[*WINDOWS][:3])
+def test_rows_of_overlapping_windows_share_loads(build: Callable[[Tensor], Tensor]) -> None:
+    """Several rows are computed side by side, also where windows are dilated, or too large to become straight-line code as a whole."""
+    kernel = Kernel(kernel_of(build(data(1, 8, 24, 40))))
+    for target in TARGETS[1:]:
+        state = heuristic(Scheduler(kernel, target))
+        r = loop_nest(state).stages[kernel.output]
+        beside = [p for a in range(len(r.r.stage.outs)) if a != r.vector for p in r.axes[a] if p.role == UPCAST]
+        assert prod([p.extent for p in beside]) > 1, str(state)
+
+
+def test_windows_of_costly_values_read_a_copy() -> None:
+    kernel = Kernel(kernel_of(WINDOWS["of costly values"](data(1, 8, 24, 40))))
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        assert any(state.place[s.index] != "inline" for s in kernel.stages if not s.is_output), str(state)
+
+
+@draws(6)
+@given(name=st.sampled_from(sorted(WINDOWS)), rows=st.sampled_from([1, 2, 7, 13]), width=st.sampled_from([1, 3, 17, 31]), seed=seeds)
+def test_overlapping_windows_are_right(name: str, rows: int, width: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(WINDOWS[name](data(1, 3, rows, width)))), seed)
+    for target in NATIVE:
+        run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
+
+
 @draws(10)
 @given(name=st.sampled_from(sorted(SCATTERED)), rows=st.sampled_from([1, 2, 7, 33]), width=st.sampled_from([6, 18, 30, 66]), seed=seeds)
 def test_arithmetic_on_scattered_elements_is_right(name: str, rows: int, width: int, seed: int) -> None:
