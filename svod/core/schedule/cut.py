@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from svod.core.graph.shapes import axis_groups, shape_of, size_of
@@ -612,9 +612,17 @@ class Cut:
         """Whether a kernel that computes u in place would contain a reduction."""
         return any(is_reduction(n) for n in self.cone(u, self.why) if n not in self.why)
 
-    def cone(self, u: UOp, realised: dict[UOp, str]) -> list[UOp]:
-        """The nodes below u, down to buffers, nodes with buffers and reductions."""
-        return u.toposort(gate=lambda n: not (n.op is Ops.BUFFER or (n in realised and n is not u) or is_reduction(n)))
+    def cone(self, u: UOp, realised: dict[UOp, str]) -> Iterator[UOp]:
+        """The nodes below u, down to buffers, nodes with buffers and reductions; the nearest first. The cone of a chain of steps is
+        deep, so readers stop as soon as they know enough."""
+        seen, todo = {u}, deque([u])
+        while todo:
+            n = todo.popleft()
+            yield n
+            if not (n.op is Ops.BUFFER or (n in realised and n is not u) or is_reduction(n)):
+                fresh = [s for s in dict.fromkeys(n.src) if s not in seen]
+                seen.update(fresh)
+                todo += fresh
 
     def is_gathered_often(self, u: UOp, uses: list[Use]) -> bool:
         """Whether a GATHER reads u many times per element, and u is too expensive to be computed again at each read."""
@@ -622,10 +630,13 @@ class Cut:
         reads = sum(math.prod(upper(self.extents[i]) for i in ids_of(place)) for place in places)
         return reads >= REPEATED * size_of(u) and bool(self.expensive(u, self.why))
 
-    def cost_of(self, u: UOp, realised: dict[UOp, str]) -> _Cost:
-        """The cost of computing u anew from the buffers below it."""
+    def cost_of(self, u: UOp, realised: dict[UOp, str], most: int) -> _Cost:
+        """The cost of computing u anew from the buffers below it; of a value with many nodes below it, a part with more than `most`
+        operations."""
         operations, buffers, reductions = 0, 0, 0
-        for n in self.cone(u, realised):
+        for visited, n in enumerate(self.cone(u, realised)):
+            if visited > MAX_DEPTH and buffers and operations > most:
+                break
             if n.op is Ops.BUFFER or (n is not u and n in realised):
                 buffers += 1
             elif is_reduction(n):
@@ -638,11 +649,11 @@ class Cut:
 
     def is_recomputed(self, u: UOp, shifts: int) -> bool:
         """Whether it costs too much to compute u at `shifts` positions of one kernel."""
-        return shifts > 1 and (shifts - 1) * self.cost_of(u, self.why).operations > MOST_RECOMPUTED
+        return shifts > 1 and (shifts - 1) * self.cost_of(u, self.why, MOST_RECOMPUTED).operations > MOST_RECOMPUTED
 
     def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
         """The reason why several kernels should not each recompute u; "" if they should."""
-        cost = self.cost_of(u, realised)
+        cost = self.cost_of(u, realised, CHEAP_COST)
         if cost.reductions:
             return "holds a reduction"
         if not cost.buffers:

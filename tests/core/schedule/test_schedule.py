@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from svod.core.graph import graph
 from svod.core.graph.shapes import shape_of, size_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.schedule.cut import MAX_DEPTH, MAX_READS
+from svod.core.schedule.cut import MAX_DEPTH, MAX_READS, Cut
 from svod.core.schedule.schedule import Schedule, create_schedule
 from svod.errors import ScheduleError
 from svod.tensor import Tensor
@@ -435,3 +436,24 @@ def test_a_stencil_of_a_dear_value_reads_a_buffer(shape: tuple[int, int], dear: 
     exact = np.pad(1 / (1 + np.exp(-np.log(np.exp(b) + 1))) if dear else np.maximum(b, 0) * 2, 1)
     expected = exact[1:-1, 1:-1] * 4 - exact[:-2, 1:-1] - exact[2:, 1:-1] - exact[1:-1, :-2] - exact[1:-1, 2:]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_cut_looks_at_each_step_of_a_recurrence_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that is a sum with the last state has all states below it."""
+    visited, cone = [0], Cut.cone
+
+    def counting(self: Cut, u: UOp, realised: dict[UOp, str]) -> Iterator[UOp]:
+        for n in cone(self, u, realised):
+            visited[0] += 1
+            yield n
+
+    monkeypatch.setattr(Cut, "cone", counting)
+    counts = []
+    for steps in (60, 120):
+        h, w = data(1, 3), data(3, 3)
+        for _ in range(steps):
+            h = h + (h @ w).tanh() * 0.5
+        visited[0] = 0
+        create_schedule(graph.sink(h.uop))
+        counts.append(visited[0])
+    assert counts[1] < 2.5 * counts[0], "four times as many if every step looks at all steps below it"
