@@ -11,7 +11,7 @@ ASSIGNs that overwrite it. If no order satisfies this (a swap of two buffers), t
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -20,13 +20,14 @@ from typing import NamedTuple
 from svod.core.graph.callback import call_of, callback_ast, is_callback
 from svod.core.graph.devices import device_of, is_transfer, readers_devices
 from svod.core.graph.graph import part_of_memory, storage_view
-from svod.core.graph.shapes import shape_of, storage_size
+from svod.core.graph.shapes import shape_of, size_of, storage_size
 from svod.core.graph.storage import base_of, storage_of
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.origin import origin_of
 from svod.core.ir.param import Param
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import Dim
+from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import HOST
 from svod.core.schedule.axes import merge_ranges, split_ranges
 from svod.core.schedule.calls import Invocation, arguments_of, call_under, kernel_of_call, programs_of, unroll, written_slots
@@ -75,6 +76,13 @@ class Version(NamedTuple):
 
     buffer: UOp
     number: int
+
+
+class _PartOfBuffer(NamedTuple):
+    """A part of a buffer, which a value is computed in. `whole`: the version that has all parts. `first`: the part's first element."""
+
+    whole: Version
+    first: int
 
 
 @dataclass
@@ -196,9 +204,11 @@ class _Builder:
         self.readers = readers_devices(graph.sink) if self.has_several_devices else {}
         self.lunique = 0
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
+        self.parts: dict[UOp, _PartOfBuffer] = {}          # new buffer → the part of another new buffer that stands in its place
         # constants that a library kernel or a call reads from memory
         self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
         self.stored.update(a for u in graph.roots if u.op is Ops.CALL for a in arguments_of(u))
+        self.placed: set[UOp] = set()              # ASSIGNs of values that are computed in their place
         self.version_of: dict[UOp, Version] = {}   # AFTER → the version it denotes; ASSIGN → the version it writes a part of
         self.versions: set[Version] = set()
         has_calls = any(u.op is Ops.CALL or u.op is Ops.END for u in graph.roots)
@@ -241,6 +251,7 @@ class _Builder:
                 self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, storage_size(u), u)
                 if is_callback(u):
                     self.callbacks.setdefault(call_of(u), []).append(u)
+        self.place_parts(roots, layouts)
         for u, why in roots.items():
             if u.op is Ops.ASSIGN:
                 self.add_assign(u, why)
@@ -278,6 +289,26 @@ class _Builder:
             raise ScheduleError(f"two ASSIGNs start from the same content of a buffer of {storage.arg} {storage.dtype.name}: assign to "
                                 "what the first one leaves")
         self.versions.add(Version(storage, version))
+
+    def place_parts(self, roots: Iterable[UOp], layouts: dict[UOp, UOp]) -> None:
+        """Have values that are joined in a new buffer computed in their parts of it, where all their readers find them. The ASSIGNs of
+        these parts copy nothing then."""
+        for after in roots:
+            storage, version = self.version_of[after] if after.op is Ops.AFTER else Version(after, 0)
+            if version != 1 or storage.src[0].op is not Ops.LUNIQUE or Version(storage, 2) in self.versions:
+                continue
+            for assign in (s for s in after.src[1:] if s.op is Ops.ASSIGN):
+                value = base_of(assign.src[1])
+                part, own = part_of_memory(assign.src[0]), self.buffer_of.get(value)
+                if (part is not None and part[1] * storage.dtype.itemsize % CACHE_LINE_BYTES == 0 and self.can_move(value, layouts)
+                        and own is not None and own not in self.parts and (own.dtype, own.arg) == (storage.dtype, size_of(assign))):
+                    self.parts[own] = _PartOfBuffer(Version(storage, version), part[1])
+                    self.placed.add(assign)
+
+    def can_move(self, value: UOp, layouts: dict[UOp, UOp]) -> bool:
+        """Whether a value may be computed in a part of a buffer: nothing needs a buffer of its own, in its own order."""
+        return (layouts.get(value) is value and value.op not in (Ops.COPY, Ops.CUSTOM_FUNCTION) and value not in self.stored
+                and value not in self.graph.outputs)
 
     def add_versions(self, head: UOp) -> None:
         """Number the versions that each invocation of a call or loop creates of the buffers that it writes."""
@@ -430,6 +461,8 @@ class _Builder:
                                          origin_of(head) or "", f"{why} with {said}" if said else why, after=after))
 
     def add_assign(self, u: UOp, why: str) -> None:
+        if u in self.placed:
+            return
         storage, version = self.version_of[u]
         self.add_kernel(u, u.src[1], Version(storage, version), why, partial(view_of, u))
         kernel = self.pending[-1]
@@ -466,9 +499,13 @@ class _Builder:
         calls = []
         for k in sequence:
             p = self.pending[k]
-            args = tuple([v.buffer for v in (*p.writes, *p.reads)])
+            args, offsets = [v.buffer for v in (*p.writes, *p.reads)], list(p.offsets)
+            for slot, buffer in enumerate(args):
+                if buffer in self.parts:
+                    (args[slot], _), first = self.parts[buffer]
+                    offsets[slot] += first
             earlier = tuple(sorted(position[d] for d in deps[k]))
-            calls.append(KernelCall(p.ast, args, tuple(p.offsets), p.name_hint, p.origin, earlier, p.why, p.variables))
+            calls.append(KernelCall(p.ast, tuple(args), tuple(offsets), p.name_hint, p.origin, earlier, p.why, p.variables))
         return calls
 
     def dependencies(self) -> list[set[int]]:
@@ -477,6 +514,8 @@ class _Builder:
         for i, p in enumerate(self.pending):
             for v in p.writes:
                 writers.setdefault(v, []).append(i)
+                if v.buffer in self.parts:
+                    writers.setdefault(self.parts[v.buffer].whole, []).append(i)
         deps: list[set[int]] = [set() for _ in self.pending]
         for i, p in enumerate(self.pending):
             for v in p.reads:

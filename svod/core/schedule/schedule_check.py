@@ -11,12 +11,29 @@ earlier level. Whether two calls of one level write the same part of a buffer is
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.levels import levels_of, named
 from svod.core.schedule.regions import Region, are_disjoint, regions_of
 from svod.core.schedule.schedule import KernelCall, Schedule
 from svod.errors import ScheduleError
+
+
+@dataclass
+class _Accesses:
+    """The calls so far that read a buffer, or write it: (call, slot), and the highest of their levels."""
+
+    slots: list[tuple[int, int]]
+    highest: int = -1
+
+    def conflict(self, calls: Sequence[KernelCall], levels: Sequence[int], least: int, i: int, slot: int) -> int | None:
+        """A call on level `least` or above that accesses elements that call `i` accesses through `slot`; None if there is none."""
+        if self.highest < least:
+            return None
+        mine = _region(calls[i], slot)
+        return next((other for other, at in self.slots if other != i and levels[other] >= least
+                     and not are_disjoint(_region(calls[other], at), mine)), None)
 
 
 def check_schedule(schedule: Schedule) -> list[int]:
@@ -26,9 +43,8 @@ def check_schedule(schedule: Schedule) -> list[int]:
     is an output, but never written; and for two calls without a dependency of which one reads or overwrites a result of the other."""
     calls = schedule.calls
     levels = levels_of(calls)
-    written: dict[UOp, int] = {}        # buffer → of the calls that have written it so far, the one on the highest level
-    writers: dict[UOp, list[int]] = {}
-    read: dict[UOp, int] = {}
+    written: dict[UOp, _Accesses] = {}
+    read: dict[UOp, _Accesses] = {}
     for i, call in enumerate(calls):
         outs, slots = call.ast.cached("slots of a call", _slots)
         if len(call.args) != slots or len(call.offsets) != slots:
@@ -37,25 +53,24 @@ def check_schedule(schedule: Schedule) -> list[int]:
         for slot, buffer in enumerate(call.args):
             if buffer.op is not Ops.BUFFER:
                 raise ScheduleError(f"slot {slot} of {named(calls, i)} is {buffer.op.value}; arguments of calls are BUFFERs")
-            writer, reader = written.get(buffer), read.get(buffer)
-            if slot in outs:
-                if reader is not None and levels[reader] >= levels[i] and reader != i:
-                    raise _unordered(calls, i, "writes", reader, "reads")
-                if writer is not None and levels[writer] > levels[i]:      # separate parts of a buffer may be written in any order
-                    for other in writers[buffer]:
-                        if levels[other] > levels[i] and not are_disjoint(_written(calls[other], buffer), _written(call, buffer)):
-                            raise _unordered(calls, i, "writes", other, "writes")
-            elif writer is None and buffer.src[0].op is Ops.LUNIQUE:
+            if slot in outs:        # separate parts of a buffer may be read and written in any order
+                other = read[buffer].conflict(calls, levels, levels[i], i, slot) if buffer in read else None
+                if other is not None:
+                    raise _unordered(calls, i, "writes", other, "reads")
+                other = written[buffer].conflict(calls, levels, levels[i] + 1, i, slot) if buffer in written else None
+                if other is not None:
+                    raise _unordered(calls, i, "writes", other, "writes")
+            elif buffer in written:
+                other = written[buffer].conflict(calls, levels, levels[i], i, slot)
+                if other is not None:
+                    raise _unordered(calls, i, "reads", other, "writes")
+            elif buffer.src[0].op is Ops.LUNIQUE:
                 raise ScheduleError(f"a buffer is not found: {named(calls, i)} reads number {buffer.src[0].arg} of the schedule's own "
                                     "buffers, which no call before it writes")
-            elif writer is not None and levels[writer] >= levels[i]:
-                raise _unordered(calls, i, "reads", writer, "writes")
         for slot, buffer in enumerate(call.args):
-            last = written if slot in outs else read
-            if slot in outs:
-                writers.setdefault(buffer, []).append(i)
-            if buffer not in last or levels[last[buffer]] <= levels[i]:
-                last[buffer] = i
+            accesses = (written if slot in outs else read).setdefault(buffer, _Accesses([]))
+            accesses.slots.append((i, slot))
+            accesses.highest = max(accesses.highest, levels[i])
     _check_outputs(schedule, written)
     return levels
 
@@ -77,10 +92,8 @@ def _slots(ast: UOp) -> tuple[frozenset[int], int]:
     return frozenset(s.src[0].src[0].arg.slot for s in ast.src), 1 + max(p.arg.slot for p in ast.walk(Ops.PARAM))
 
 
-def _written(call: KernelCall, buffer: UOp) -> Region:
-    """The region of a buffer that a call writes."""
-    outs, _ = call.ast.cached("slots of a call", _slots)
-    slot = next(s for s in sorted(outs) if call.args[s] is buffer)
+def _region(call: KernelCall, slot: int) -> Region:
+    """The region of its argument's buffer that a call accesses through a slot."""
     region: Region = regions_of(call.ast)[slot]
     return region.moved(call.offsets[slot])
 

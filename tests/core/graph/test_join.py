@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import shape_of
 from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.schedule import Schedule, create_schedule
+from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ScheduleError
 from tests.core.scheduling import run_schedule
 from tests.graph_reference import evaluate_graph
@@ -79,6 +81,47 @@ def test_a_part_is_computed_where_it_is_stored() -> None:
     total = graph.reduce_axis(x, "ADD", (1,))
     assert [c.name_hint for c in check(graph.cat([total, y], 1)).calls] == ["reduce", "copy"]
     assert len(check(graph.cat([y, y, y], 0)).calls) == 3
+
+
+def products(h: UOp, w: UOp) -> UOp:
+    """The product of a square matrix and a vector."""
+    n = shape_of(h)[0]
+    return graph.reduce_axis(graph.alu(Ops.MUL, w, graph.expand(graph.reshape(h, (1, n)), (n, n))), "ADD", (1,))
+
+
+def states(count: int, width: int) -> list[UOp]:
+    """The states of a recurrence: each is the product of a matrix and the last one."""
+    found, w = [leaf(width)], leaf(width, width)
+    for _ in range(count):
+        found.append(graph.reshape(products(found[-1], w), (width,)))
+    return found[1:]
+
+
+def test_states_are_computed_where_they_are_joined() -> None:
+    """Each step writes its part and reads the part before it. Parts that begin within a cache line are copied."""
+    joined = graph.cat([graph.reshape(h, (1, 16)) for h in states(5, 16)], 0)
+    schedule = check(joined)
+    assert [(c.args[0], c.offsets[0], c.deps) for c in schedule.calls] == [
+        (schedule.outputs[0], 16 * i, (i - 1,) if i else ()) for i in range(5)]
+    assert len(check(graph.cat([graph.reshape(h, (1, 7)) for h in states(5, 7)], 0)).calls) > 5
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_states_that_others_read_as_well(data: st.DataObject) -> None:
+    width, count = data.draw(st.sampled_from([1, 3, 16, 32])), data.draw(st.integers(1, 6))
+    found = states(count, width)
+    picked = [found[i] for i in data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=6))]
+    read, returned = (found[data.draw(st.integers(0, count - 1))] for _ in range(2))
+    nodes = [graph.cat([graph.reshape(h, (1, width)) for h in picked], 0), products(read, leaf(width, width)),
+             graph.cat([*map(doubled, found), leaf(width)], 0), *[returned] * data.draw(st.integers(0, 1))]
+    rng = np.random.default_rng(0)
+    contents = {b: rng.integers(-99, 99, b.arg).astype(np.int32) for b in graph.sink(*nodes).walk(Ops.BUFFER)}
+    schedule = create_schedule(graph.sink(*nodes))
+    check_schedule(schedule)
+    got = run_schedule(schedule, contents)
+    for node, output in zip(nodes, schedule.outputs, strict=True):
+        np.testing.assert_array_equal(got[output], evaluate_graph(node, contents).ravel())
 
 
 @settings(max_examples=30)
