@@ -26,7 +26,7 @@ from svod.compile.backend import device_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.host_item import HostItem
 from svod.compile.plan.memory_planner import lower_bound
-from svod.compile.plan.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
+from svod.compile.plan.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, run_together, written_by
 from svod.compile.resources import PhaseResources
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
@@ -343,12 +343,10 @@ def _transfers(kernels: Sequence[KernelAnalysis]) -> tuple[Transfer, ...]:
 
 
 def _launches(plan: ExecutionPlan, groups: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """The launches of one run, and the number of these that use several threads. The single-core kernels of a level are launched
-    together."""
+    """The launches of one run, and the number of these that use several threads."""
     launches = shared = 0
     for group in groups:
-        together = [i for i in group if plan.kernels[i].single_core] if plan.threads > 1 else []
-        together = together if len(together) > 1 else []
+        together = run_together(plan.kernels, group, plan.threads)
         launches += bool(together)
         shared += bool(together)
         for phase in (p for i in group if i not in together for p in plan.kernels[i].spec.phases if not p.once):

@@ -32,13 +32,13 @@ def kernel(name: str, buffers: tuple[int, ...], flops: int, moved: tuple[int, in
     return PreparedKernel(spec, loop_kernels.loaded(name), buffers, name, estimate=Work(((dtypes.int64, flops),), 0, *moved), **more)  # type: ignore[arg-type]
 
 
-def branches() -> ExecutionPlan:
-    """The graph x → a → (b, c) → y, after which x is overwritten: b and c share a level."""
+def branches(more: int = 1) -> ExecutionPlan:
+    """The graph x → a → (b, c) → y, after which x is overwritten: b and c share a level. `more`: a factor of their operations."""
     buffers = [PlanBuffer(8 * N, "output", np.zeros(N, np.int64)), *[PlanBuffer(8 * N, "intermediate")] * 3,
                PlanBuffer(8 * N, "output", np.zeros(N, np.int64))]
     kernels = [kernel("affine", (1, 0), 1000, (776, 776), level=0, cut="why a"),
-               kernel("affine", (2, 1), 10_000, (776, 776), level=1, cut="why b", scratch=100),
-               kernel("affine", (3, 1), 3000, (776, 776), level=1, cut="why c"),
+               kernel("affine", (2, 1), 10_000 * more, (776, 776), level=1, cut="why b", scratch=100),
+               kernel("affine", (3, 1), 3000 * more, (776, 776), level=1, cut="why c"),
                kernel("sum", (4, 2, 3), 40_000, (2 * 776, 776), level=2, threads=2, scratch=64),
                kernel("affine", (0, 4), 0, (776, 776), level=3)]
     return ExecutionPlan(kernels, buffers, [4], threads=2)
@@ -63,9 +63,11 @@ def test_estimates_and_the_critical_path() -> None:
     assert a.seconds == pytest.approx(a.critical_seconds + 4e-6) and a.parallelism == pytest.approx(a.seconds / a.critical_seconds)
 
 
-def test_launches_of_one_level_are_one() -> None:
-    a = branches().analyze(LIMITS)
-    assert (a.launches, a.synchronisations, a.threads) == (4, 2, 2)      # b and c share a launch; the sum uses two threads
+def test_launches_of_one_level_are_one_if_they_take_long() -> None:
+    """The sum uses two threads. b and c share a launch unless waking a core for the shorter one takes longer than the kernel."""
+    short, long = branches().analyze(LIMITS), branches(10).analyze(LIMITS)
+    assert (short.launches, short.synchronisations, short.threads) == (5, 1, 2)
+    assert (long.launches, long.synchronisations, long.threads) == (4, 2, 2)
 
 
 def test_memory_and_what_fusions_would_save() -> None:

@@ -5,12 +5,13 @@
     variant    copies of the records in order of level, a group's record for kernels that run at the same time | records inside groups
 
 The native runtime reads the block (layout: `svod.compile.cpu.runtime`). Binding an address or setting a variable writes into it.
-A level is a set of kernels that do not depend on each other. Its single-core kernels run at the same time: they become one launch, a
-group, whose iterations are the kernels.
+A level is a set of kernels that do not depend on each other. Its single-core kernels run at the same time if that saves more than other
+cores take to begin: they become one launch, a group, whose iterations are the kernels.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,15 +28,18 @@ from svod.compile.plan.plan_parts import (
     kernel_name,
     levels_of,
     names_of,
+    run_together,
     temporary_numbers,
 )
 from svod.errors import LaunchError
 from svod.system.process.cores import usable_cores
 
 _GROUP_CHUNKS = 8       # chunks per thread for the kernels of a level: taking a chunk costs more than a small kernel
+_FEW_PLACES = 16        # most words that are written one by one: more take longer than one assignment of NumPy's
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
 RECORDS, COUNT, POOL, SCRATCH, REPEATS = (offset // 8 for offset in (
     rt.PLAN_RECORDS, rt.PLAN_COUNT, rt.PLAN_POOL, rt.PLAN_SCRATCH, rt.PLAN_REPEATS))
+Words = np.ndarray[Any, np.dtype[np.int64]]
 ENTRY, ARGS, VARS, BEGIN, END, THREADS, CHUNKS = (offset // 8 for offset in (
     rt.LAUNCH_ENTRY, rt.LAUNCH_ARGS, rt.LAUNCH_VARS, rt.LAUNCH_BEGIN, rt.LAUNCH_END, rt.LAUNCH_THREADS, rt.LAUNCH_CHUNKS))
 
@@ -65,6 +69,8 @@ class CpuQueue:
         self._spans: list[Launches] = []                    # per kernel: word of its first record, number of records
         self._words_of: list[tuple[int, int]] = []          # per kernel: first words of its arguments and of its variables
         self._arguments: dict[int, list[tuple[int, int]]] = {}      # index of memory → words that hold its address, and offsets into it
+        self._bound = dict(enumerate(addresses))
+        self._many: dict[int, tuple[Words, Words]] = {}     # the same as arrays, for memory that many words hold the address of
         self._variables: dict[str, list[int]] = {}          # variable → words that hold its value
         self._copies: dict[int, list[int]] = {}             # word of a record → words of its copies among the launches
         self._write_kernels(arguments_at, addresses)
@@ -164,9 +170,8 @@ class CpuQueue:
         return Launches(self._base + 8 * word, count)
 
     def _together(self, group: Sequence[int]) -> list[int]:
-        """Return the kernels of a level that are combined into one launch; an empty list if fewer than two can be."""
-        alone = [i for i in group if self._kernels[i].single_core] if self.threads > 1 else []
-        return alone if len(alone) > 1 else []
+        """Return the kernels of a level that are combined into one launch."""
+        return run_together(self._kernels, group, self.threads)
 
     def _write_group(self, kernels: Sequence[int], position: int, inner_at: int) -> int:
         """Write one launch at `position` whose iterations are kernels, each with all its phases. Returns the next free position."""
@@ -240,8 +245,19 @@ class CpuQueue:
         return failures[0] if failures else None
 
     def bind(self, index: int, address: int) -> None:
-        for position, offset in self._arguments.get(index, ()):
-            self._words[position] = address + offset
+        if self._bound.get(index) == address:
+            return
+        self._bound[index] = address
+        places = self._arguments.get(index, ())
+        if len(places) <= _FEW_PLACES:
+            for position, offset in places:
+                self._words[position] = address + offset
+            return
+        if index not in self._many:
+            positions, offsets = np.array(places).T
+            self._many[index] = positions, offsets
+        positions, offsets = self._many[index]
+        self._block[positions] = offsets + address
 
     def set_variable(self, name: str, value: int) -> None:
         for position in self._variables[name]:

@@ -28,10 +28,13 @@ from svod.core.graph.buffer import Buffer
 from svod.core.graph.copies import CopyLog
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.kernel.chain_text import AS_IT_IS
+from svod.core.machine.levels import CORE_START_CYCLES
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
 
 NOTEBOOK = "svod.steps.notebook"      # the module that shows plans and kernels in notebooks; imported by name, because it imports this one
+
+BYTES_PER_CYCLE, OPERATIONS_PER_CYCLE = 16, 8      # rates of one core that most kernels exceed: they take fewer cycles than estimated
 
 BufferKind = Literal["input", "output", "constant", "intermediate"]
 
@@ -251,6 +254,19 @@ def levels_of(kernels: Sequence[PreparedKernel]) -> list[list[int]]:
     """Group the kernel numbers by level, in order."""
     keys = [("own", i) if k.level is None else ("level", k.level) for i, k in enumerate(kernels)]
     return [list(group) for _, group in groupby(range(len(keys)), key=keys.__getitem__)]
+
+
+def run_together(kernels: Sequence[PreparedKernel], group: Sequence[int], threads: int) -> list[int]:
+    """Return the kernels of a level that run at the same time, each on one of `threads` cores: its single-core kernels, unless they are
+    known to be so short that the other cores' start takes longer than what they save. Fewer than two: none."""
+    alone = [i for i in group if kernels[i].single_core]
+    if threads < 2 or len(alone) < 2:
+        return []
+    work = [kernels[i].estimate for i in alone]
+    if not all(isinstance(w, Work) for w in work):
+        return alone
+    cycles = [max(w.bytes_moved / BYTES_PER_CYCLE, w.flops / OPERATIONS_PER_CYCLE) for w in work]
+    return alone if sum(cycles) - max(max(cycles), sum(cycles) / threads) > CORE_START_CYCLES else []
 
 
 def written_by(kernel: PreparedKernel) -> set[int]:

@@ -19,7 +19,7 @@ from svod.core.kernel.kernel import Node
 from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
 from svod.core.kernel.placement import NO_ROW, is_computed_once, is_derived, vector_width
 from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of
-from svod.core.machine.levels import CACHE_LINE_BYTES
+from svod.core.machine.levels import CACHE_LINE_BYTES, CORE_START_CYCLES
 from svod.core.tree.passes import loop_tree
 
 
@@ -50,7 +50,7 @@ class Cpu:
     lane_store_cycles: float = 3.0      # cycles to extract one lane from a vector and store it separately
     # cycles to store one lane if the lanes are multiples of a page apart, of half a page, or of a quarter, so that they evict each other
     evicting_store_cycles: tuple[float, float, float] = (40.0, 12.0, 4.0)
-    launch_cycles: float = 2000.0       # cycles to wake the other cores for a phase
+    launch_cycles: float = CORE_START_CYCLES    # cycles to wake the other cores for a phase
     unhidden_share: float = 0.4         # share of the other resources' time that is added to that of the slowest one
     unhidden_translations: float = 0.3  # share of address translations that is never hidden, as the oldest instructions wait for them
 

@@ -50,6 +50,7 @@ from svod.core.kernel.placement import (
 from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 
 MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains
+SURELY_PARALLEL_OPERATIONS = 1 << 17    # operations per core above which sharing the work pays, whatever the prediction
 EVEN_FACTOR = 1.12              # most uneven division of work among cores, as slowest core over average
 STREAM_GAIN_FACTOR = 1.03       # least predicted gain for STREAM: a matrix product of 1024 lost 2-5 % at a predicted gain of 1.02
 SHORT_STRIDE_SHARE = 0.15       # score of an access whose lanes are a few elements apart: wide loads and shuffles
@@ -404,7 +405,7 @@ def _shared_rows(p: Point) -> Scheduler:
     """Give each core a part of the rows, if the loop over them is the outermost and there is enough work."""
     state = p.state
     first = next((x for x in state.order[p.stage.stage.index] if state.rows[x].extent > 1), None)
-    if first is None or state.rows[first].axis != p.stage.axes[p[_ACROSS]] or not _is_large(state):
+    if first is None or state.rows[first].axis != p.stage.axes[p[_ACROSS]] or _operations_per_core(state) < MIN_PARALLEL_OPERATIONS:
         return state
     return try_opt(state, "THREAD", p.name(p[_ACROSS]), state.target.threads)
 
@@ -516,17 +517,21 @@ def _is_past_caches(state: Scheduler) -> bool:
     return bytes_of_arguments(state) > max(state.target.l2, state.target.l3)
 
 
-def _is_large(state: Scheduler) -> bool:
-    """Whether there is enough work for all cores."""
-    work = sum(work_of(state, resolved(state, s.index)) for s in state.kernel.stages)
-    return work >= MIN_PARALLEL_OPERATIONS * state.target.threads
+def _operations_per_core(state: Scheduler) -> float:
+    return sum(work_of(state, resolved(state, s.index)) for s in state.kernel.stages) / state.target.threads
 
 
 def _parallel(state: Scheduler) -> Scheduler:
-    """Share a loop among the cores. A reduction is split into parts if there are no output loops, or too few iterations for the cores."""
-    if state.target.threads < 2 or not _is_large(state) or state.thread is not None or state.split_reduce is not None:
+    """Share a loop among the cores. A reduction is split into parts if there are no output loops, or too few iterations for the cores. Of
+    a kernel with little work, the other cores' start may cost more than they save."""
+    if state.target.threads < 2 or state.thread is not None or state.split_reduce is not None:
+        return state
+    work = _operations_per_core(state)
+    if work < MIN_PARALLEL_OPERATIONS:
         return state
     choices = _shared(state)
+    if work < SURELY_PARALLEL_OPERATIONS and state not in choices:
+        choices.append(state)
     return choices[0] if len(choices) == 1 else min(choices, key=lambda s: cost_of(s).cycles)
 
 

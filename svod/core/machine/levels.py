@@ -29,6 +29,7 @@ class Level(Enum):
 
 
 CACHE_LINE_BYTES = 64       # bytes of a processor's cache line
+CORE_START_CYCLES = 2000.0  # cycles until the other cores of a CPU begin to work on a launch
 
 
 class MemorySpace(Enum):

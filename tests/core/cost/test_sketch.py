@@ -443,3 +443,10 @@ def test_cores_share_another_loop_if_those_that_divide_evenly_cannot_be_shared(r
     loops = [state.rows[row] for row in state.order[state.kernel.output]]
     assert next(row.extent for row in loops if row.name == "o0.in") % threads == 0 and loops[0].extent % threads
     assert [s.applied_opts[-1] for s in sketch._shared(state) if s is not state] == [Opt("THREAD", shared, threads)]
+
+
+@pytest.mark.parametrize(("rows", "columns", "is_shared"), [(256, 64, False), (131, 127, False), (1024, 256, True), (768, 509, True)])
+def test_cores_share_a_product_only_if_that_saves_more_than_their_start_takes(rows: int, columns: int, is_shared: bool) -> None:
+    tensor = (data(rows, columns) * data(columns)).sum(1)
+    state = heuristic(Scheduler(Kernel(kernel_of(tensor)), replace(AVX512, threads=2)))
+    assert any(opt.op == "THREAD" for opt in state.applied_opts) == is_shared
