@@ -1,7 +1,8 @@
 """Recurrent networks: cells, which compute one step, and layers of cells over sequences.
 
 A layer multiplies the inputs of all steps with its weights in one product. The graph unrolls the steps; each consists of a product with the
-last hidden state, and the gates. So the length of a sequence must be known, and an extent that depends on a variable raises ShapeError.
+last hidden state, and the gates. So the length of a sequence must be known, and an extent that depends on a variable raises ShapeError;
+more than `MOST_STEPS` steps raise UnsupportedError.
 With 16-bit floats, a step is computed in float32, and its states are rounded.
 """
 from __future__ import annotations
@@ -14,6 +15,8 @@ from svod.errors import ShapeError, UnsupportedError
 from svod.nn.module import Module, fan_in_bound, uniform
 from svod.tensor import Tensor
 from svod.tensor.precision import common_half, rounded, widened
+
+MOST_STEPS = 2000       # most steps of all layers and directions that are unrolled: each takes 6 ms to compile, and 0.1 MB
 
 State = tuple[Tensor, ...]      # the hidden state; for an LSTM, the hidden state and the cell state
 # a function from (product of the weights with the input, product with the last hidden state, last state) to the next state
@@ -62,7 +65,10 @@ def advance(step: Step, a: Tensor, weights: Direction, state: State) -> State:
 
 def run_layers(step: Step, x: Tensor, start: State, directions: Sequence[Direction], bidirectional: bool) -> tuple[Tensor, State]:
     """The hidden states of the last layer at every step of x (length, batch, features), and the last states of every layer and direction.
-    `start`: the first states, each (layers · directions, batch, features), in the order of `directions`."""
+    `start`: the first states, each (layers · directions, batch, features), in the order of `directions`. Raises UnsupportedError if there
+    are too many steps to unroll."""
+    if x.shape[0] * len(directions) > MOST_STEPS:
+        raise UnsupportedError(f"{x.shape[0]} steps; svod unrolls up to {MOST_STEPS // len(directions)} of so many layers and directions")
     last: list[State] = []
     for first in range(0, len(directions), 1 + bidirectional):
         ways = []

@@ -231,3 +231,17 @@ def test_a_run_of_a_file(words: list[str], status: int, text: str, tmp_path: Pat
     result = CliRunner().invoke(cli, ["m.onnx", *words])
     assert result.exit_code == status, result.output
     assert re.search(text, result.output), result.output
+
+
+@pytest.mark.parametrize(("direction", "most"), [("forward", 6), ("bidirectional", 3)])
+def test_layers_of_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch, direction: str, most: int) -> None:
+    monkeypatch.setattr("svod.onnx.operators.recurrent.MOST_STEPS", 6)
+    ways = 1 + (direction == "bidirectional")
+
+    def load(steps: int) -> Any:
+        nodes = [N("GRU", ["x", "w", "r"], ["y"], hidden_size=2, direction=direction)]
+        return svod.onnx.load(model(nodes, [info("x", shape=(steps, 1, 3))], [info("y", shape=(steps, ways, 1, 2))],
+                                    [weight(np.ones((ways, 6, 3), np.float32)), weight(np.ones((ways, 6, 2), np.float32), "r")]))
+    assert load(most)(np.ones((most, 1, 3), np.float32)).shape == (most, ways, 1, 2)
+    with pytest.raises(UnsupportedError, match=f"over {most + 1} steps; svod unrolls up to {most}"):
+        load(most + 1)(np.ones((most + 1, 1, 3), np.float32))

@@ -93,6 +93,31 @@ def test_random_layers(seed: int) -> None:
     agree(svod.torch.compile(layer, x, *given, options={"strict": True})(x, *given), layer(x, *given))
 
 
+@pytest.mark.parametrize(("kind", "hidden", "batch", "steps", "form"), [
+    ("GRU", 16, 1, 40, {}), ("LSTM", 37, 3, 5, {"bidirectional": True}), ("RNN", 64, 1, 11, {"num_layers": 2}), ("GRU", 128, 2, 3, {}),
+    ("LSTM", 16, 1, 23, {"batch_first": True})])
+def test_results_of_earlier_calls_stay(kind: str, hidden: int, batch: int, steps: int, form: dict[str, Any]) -> None:
+    """Each call has memory of its own, which all steps write and read."""
+    layer = KINDS[kind](5, hidden, **form).eval()
+    given = [torch.randn(*((batch, steps) if form.get("batch_first") else (steps, batch)), 5) for _ in range(4)]
+    run = svod.torch.compile(layer, given[0], options={"strict": True})
+    results = [run(x) for x in given]
+    for x, got in zip(given, results, strict=True):
+        agree(got, layer(x))
+
+
+def test_pytorch_runs_layers_of_too_many_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("svod.nn.recurrent.MOST_STEPS", 12)
+    model = torch.nn.GRU(2, 3, 2, bidirectional=True).eval()
+    run, x = torch.compile(model, backend="svod"), torch.randn(4, 1, 2)
+    for given in (x[:3], x, x):
+        agree(run(given), model(given))
+    warnings = [r.getMessage() for r in caplog.records if r.name == "svod.torch"]
+    assert len(warnings) == 1 and "svod.gru" in warnings[0]
+    with pytest.raises(UnsupportedError, match="4 steps; svod unrolls up to 3 of so many layers"):
+        torch.compile(model, backend="svod", options={"strict": True})(x)
+
+
 @pytest.mark.slow
 def test_lengths_and_batches_of_an_exported_layer() -> None:
     model, length = torch.nn.GRU(2, 3).eval(), torch.export.Dim("length")

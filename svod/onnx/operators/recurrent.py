@@ -4,11 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from svod.errors import UnsupportedError
+from svod.nn.recurrent import MOST_STEPS
 from svod.onnx.operators.activations import hard_sigmoid
 from svod.onnx.registry import OnnxNode, operator
 from svod.tensor import Tensor, where
-
-MOST_STEPS = 2000       # most steps that are unrolled
 
 # a function from (product of the weights with the input, last state) to the next state
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
@@ -48,10 +47,9 @@ def run(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tens
     batch_first = node.get("layout", 0) == 1
     t = x.transpose(0, 1) if batch_first else x
     steps, batch = t.shape[:2]
-    if steps > MOST_STEPS:
-        raise UnsupportedError(f"{node} over {steps} steps; svod unrolls up to {MOST_STEPS}")
-    direction = node.get("direction", "forward")
-    backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+    backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[node.get("direction", "forward")]
+    if steps * len(backwards) > MOST_STEPS:
+        raise UnsupportedError(f"{node} over {steps} steps; svod unrolls up to {MOST_STEPS // len(backwards)}")
     outputs, finals = [], []
     for d, reverse in enumerate(backwards):
         given = [s if s is None or not batch_first else s.transpose(0, 1) for s in states]
