@@ -8,6 +8,9 @@ Every buffer has *versions*. Version 0 is its content when the schedule starts; 
 AFTER write disjoint parts of the buffer, in any order or in parallel; the rest of the buffer is unchanged. Each invocation of a CALL
 makes one version of every buffer that it writes (`svod.core.schedule.calls`). A kernel reads one version and must run before the
 ASSIGNs that overwrite it. If no order satisfies this (a swap of two buffers), the old content is copied first.
+
+A value that is joined with others in a new buffer, such as a state of a recurrence, has no buffer of its own: its kernel writes its part of
+the joined one, and other kernels read it there.
 """
 from __future__ import annotations
 
