@@ -13,9 +13,9 @@
 A CUSTOM_FUNCTION may also be a function of Python (`svod.core.graph.callback`).
 
 A library kernel has one form: its operands are buffers, nothing is fused into it, it takes no opts, and no search tunes it.
-`svod.compile.lower.library` writes its loops. SCAN costs one combination per element, ARGSORT n·log2(n) comparisons per row (merge sort),
-TOPK n·log2(k), SCATTER one combination per value. This module has the shapes and the costs; `svod.core.spec.library_kernels` defines the
-results in NumPy.
+`svod.compile.lower.library` writes its loops. Its cost is counted as one combination per element of SCAN and per value of SCATTER, and as
+n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK. This module has the shapes and the costs; `svod.core.spec.library_kernels`
+defines the results in NumPy.
 
 Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last one of equal
 elements; a NaN counts as the extremum. Reductions of SCATTER: SET (the last value wins), ADD, MUL, MAX, MIN. A negative index of SCATTER

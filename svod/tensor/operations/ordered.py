@@ -1,8 +1,8 @@
 """Operations that process an axis in order: scans, sorts, the k largest elements. Each is a library kernel
 (`svod.core.graph.library_kernel`).
 
-A scan costs one combination per element, a sort n · log2(n) comparisons per row, and the k largest elements n · log2(k). 16-bit floats are
-summed in float32 and rounded when they are stored. Integers are summed in 64 bits. NaN is the largest element, as in NumPy and PyTorch.
+A scan costs one combination per element. Sorts are stable (`svod.compile.lower.library`). 16-bit floats are summed in float32 and rounded
+when they are stored. Integers are summed in 64 bits. NaN is the largest element, as in NumPy and PyTorch.
 
 A library kernel needs constant extents. If an extent depends on a variable, the kernel runs on the largest shape: the elements are padded
 with values that come last in its order, and the result is cut to the real extent. The work does not depend on the variable.
@@ -20,7 +20,6 @@ from svod.tensor.base import DTypeLike, Scalar, TensorBase, as_dtype
 from svod.tensor.operations.reduction import ReductionMethods, sum_dtype
 from svod.tensor.precision import rounds_once
 
-SORT_SHARE = 8      # topk sorts a row of n elements if k > n / SORT_SHARE
 TensorT = TypeVar("TensorT", bound=TensorBase)
 
 
@@ -121,11 +120,11 @@ class Ordered(ReductionMethods):
 
     # -- order -----------------------------------------------------------------------------------
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Self:
-        """The int64 positions that sort an axis. A merge sort, always stable: equal elements keep their order, also in descending order."""
+        """The int64 positions that sort an axis. Always stable: equal elements keep their order, also in descending order."""
         at = self._axis("argsort", dim if axis is None else axis) if self.ndim else 0
         if is_symbolic(self.shape):
             return self._largest(self._last_in_order(descending)).argsort(at, descending)._cut_to(self.shape)
-        if 0 in self.shape or self.ndim == 0:
+        if 0 in self.shape or self.ndim == 0 or self.shape[at] == 1:
             return self.full(self.shape, 0, dtypes.int64)
         return self._by_rows(at, "ARGSORT", (bool(descending),))
 
@@ -143,9 +142,7 @@ class Ordered(ReductionMethods):
         return self.sort(0).values
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None) -> Found[Self]:
-        """The (values, indices) of the k largest (or smallest) elements along an axis, in order. Of equal elements the first are chosen.
-
-        The kernel keeps a heap of k elements; it sorts the axis if k is more than an eighth of the extent."""
+        """The (values, indices) of the k largest (or smallest) elements along an axis, in order. Of equal elements the first are chosen."""
         at = self._axis("topk", dim if axis is None else axis)
         n = self.shape[at]
         if not 0 <= k <= lower(n):
@@ -158,8 +155,7 @@ class Ordered(ReductionMethods):
         if k == 0 or 0 in self.shape:
             empty = self.narrow(at, 0, k)
             return Found(empty, empty.cast(dtypes.int64))
-        is_sorted = k * SORT_SHARE > n
-        positions = self.argsort(at, largest).narrow(at, 0, k) if is_sorted else self._by_rows(at, "TOPK", (k, bool(largest)))
+        positions = self._by_rows(at, "TOPK", (k, bool(largest)))
         return Found(self.gather(at, positions), positions)
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found[Self]:

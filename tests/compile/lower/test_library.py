@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from svod.compile.lower.intervals import least_iterations
-from svod.compile.lower.library import chunks, lower_library_kernel, scan
+from svod.compile.lower.library import chunks, lower_library_kernel, scan, select, sort
 from svod.compile.lower.library.chunks import lengths_of
 from svod.compile.lower.linear import validate
 from svod.core.graph import graph
@@ -22,7 +22,7 @@ from svod.core.spec.evaluate import evaluate
 from svod.core.spec.values import from_float
 from tests.agreement import Case, run_interpreted, run_native
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
-from tests.draws import a_quarter
+from tests.draws import a_half, a_quarter
 from tests.tensor.strategies import make
 from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
@@ -136,18 +136,72 @@ def test_elements_are_converted_as_they_are_loaded(source: str) -> None:
     compare(kernel_of("SCAN", ("ADD",), "int32", [ROWS], [source]), [make(ROWS, source, 0)], True)
 
 
+def elements_to_sort(shape: tuple[int, int], dtype: str, seed: int) -> Array:
+    """Elements with NaN, infinities, both zeros and equal ones; integers of the whole range of their type beside small ones."""
+    x = make(shape, dtype, seed, special=True)
+    if x.dtype.kind in "iu":
+        wide = np.random.default_rng(seed).integers(np.iinfo(x.dtype).min, np.iinfo(x.dtype).max, shape, x.dtype, endpoint=True)
+        x = np.where(np.arange(shape[1]) % 3 == 0, wide, x)
+    return from_float(x, to_dtype(dtype)) if dtype == "bfloat16" else x
+
+
+# the way of sorting → its shapes, and the limits that choose it
+WAYS_TO_SORT: dict[str, tuple[list[tuple[int, int]], dict[str, int]]] = {
+    "counting": ([(1, 1), (2, 37), (3, 70)], {}), "rows": ([(19, 1), (18, 7), (33, 13)], {}),
+    "radix": ([(3, 17), (1, 67)], {"COUNTED_PER_DIGIT": 0}), "parts": ([(1, 71), (2, 50)], {"COUNTED_PER_DIGIT": 0, "LEAST_SORTED_PART": 20})}
+
+
+@pytest.mark.parametrize(("way", "dtype", "native"), a_quarter(
+    [*product(WAYS_TO_SORT, ["float32", "float16", "bfloat16", "float64", "int8", "int64", "uint64", "bool"], [False, True])]), ids=str)
+def test_sorting(way: str, dtype: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, limits = WAYS_TO_SORT[way]
+    for name, limit in limits.items():
+        monkeypatch.setattr(sort, name, limit)
+    monkeypatch.setattr(select, "SHORT_ROW", 1 << 20)        # TOPK sorts as well
+    for number, shape in enumerate(shapes[:2] if not native else shapes):
+        x = elements_to_sort(shape, dtype, number)
+        descending, k = bool(number % 2), 1 + shape[1] // 3
+        for name, options in (("ARGSORT", (descending,)), ("TOPK", (k, not descending))):
+            kernel = kernel_of(name, options, "int64", [shape], [dtype])
+            compare(kernel, [x], native)
+            phases = lower_library_kernel(kernel, NATIVE).spec.phases
+            assert (len(phases) > 1) == (way == "parts"), f"{way} has {len(phases)} phases"
+
+
+@pytest.mark.parametrize("low", [-3, 2 ** 40], ids=str)
+def test_digits_without_difference_have_no_pass(low: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers of 64 bits that differ in no digit, one or five, and in the high word alone."""
+    monkeypatch.setattr(sort, "COUNTED_PER_DIGIT", 0)
+    for step in (0, 1, 7 * 10 ** 9, 1 << 32):
+        x = (low + step * np.random.default_rng(0).integers(0, 9, (2, 41))).astype(np.int64)
+        compare(kernel_of("ARGSORT", (False,), "int64", [x.shape], ["int64"]), [x], True)
+
+
+@pytest.mark.parametrize(("dtype", "native"), a_half([*product(["float32", "bfloat16", "int64", "uint8"], [False, True])]), ids=str)
+def test_selection(dtype: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TOPK that keeps candidates: rows that grow, fall, or repeat some values, and candidates sorted in either way."""
+    for name, limit in (("SHORT_ROW", 1), ("LEAST_CAPACITY", 5), ("BLOCK_VECTORS", 2)):
+        monkeypatch.setattr(select, name, limit)
+    n = 700 if native else 331
+    x = np.stack([elements_to_sort((1, n), dtype, 3)[0], *elements_to_sort((2, n), dtype, 4)])
+    if dtype != "bfloat16":
+        x[1:] = np.sort(x[1:], -1)
+        x[2] = x[2, ::-1]
+    for k, limit in ((1, 64), (5, 0), (n // 9, 64)):
+        monkeypatch.setattr(sort, "COUNTED_PER_DIGIT", limit)
+        for largest in (False, True):
+            compare(kernel_of("TOPK", (k, largest), "int64", [x.shape], [dtype]), [x], native)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint64", "bool"])
-def test_sorting(dtype: str) -> None:
-    for shape, native in (((3, 11), False), ((2, 37), True), ((1, 1), False)):
-        x = make(shape, dtype, 3, special=True)
-        x = from_float(x, to_dtype(dtype)) if dtype == "bfloat16" else x
-        for descending in (False, True) if not native else (True,):
+def test_sorting_on_groups(dtype: str) -> None:
+    for shape in ((3, 11), (1, 1)):
+        x = elements_to_sort(shape, dtype, 3)
+        for descending in (False, True):
             kernels = [kernel_of("ARGSORT", (descending,), "int64", [shape], [dtype]),
-                       *[kernel_of("TOPK", (k, descending), "int64", [shape], [dtype])
-                         for k in ({min(3, shape[1]), shape[1]} if not native else {6})]]
+                       *[kernel_of("TOPK", (k, descending), "int64", [shape], [dtype]) for k in {min(3, shape[1]), shape[1]}]]
             for kernel in kernels:
-                compare(kernel, [x], native)
                 compare_on_groups(kernel, [x])
 
 

@@ -5,7 +5,8 @@ from svod.compile.lower.library.chunks import lower_by_chunks
 from svod.compile.lower.library.ranks import lower_by_ranks
 from svod.compile.lower.library.scan import lower_scan
 from svod.compile.lower.library.scatter import lower_scatter
-from svod.compile.lower.library.sort import lower_argsort, lower_topk
+from svod.compile.lower.library.select import lower_topk
+from svod.compile.lower.library.sort import lower_argsort
 from svod.compile.lower.program import Program
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target

@@ -79,9 +79,26 @@ class Loops(Builder):
         """Load `lanes` elements. `ordered`: needed if the loops also write this memory."""
         return self.load("LOAD", self.dtype[pointer], lanes, (pointer, at), offset, ordered=ordered)
 
+    def strided(self, pointer: int, at: int, lanes: int, stride: int) -> int:
+        """Load `lanes` elements that are `stride` elements apart."""
+        return self.load("LOADS", self.dtype[pointer], lanes, (pointer, at), (0, stride))
+
     def put(self, pointer: int, at: int, value: int, mask: int | None = None, offset: int = 0) -> None:
         src = (pointer, at, value) if mask is None else (pointer, at, value, mask)
         self.store("STORE", self.dtype[pointer], self.num_lanes[value], src, (offset, False))
+
+    def scatter(self, pointer: int, at: int, value: int, mask: int) -> None:
+        """Store each lane of `value` at its own index, the lanes of `at`, where the mask is true."""
+        self.store("SCATTER", self.dtype[pointer], self.num_lanes[value], (pointer, at, value, mask), 0)
+
+    def over_lanes(self, op: str, v: int) -> int:
+        """Combine the lanes of a vector, whose number is a power of two."""
+        width = self.num_lanes[v]
+        while width > 1:
+            width //= 2
+            low, high = (self.pure("SHUFFLE", self.dtype[v], width, (v,), tuple(range(k, k + width))) for k in (0, width))
+            v = self.alu(op, self.dtype[v], width, low, high)
+        return v
 
     # -- loops ------------------------------------------------------------------------------------
     def loop(self, start: int, stop: int, body: Callable[..., tuple[int, ...] | None], *init: int, step: int = 1) -> list[int]:

@@ -1,31 +1,32 @@
 """ARGSORT and TOPK: the positions of a row's elements in order.
 
-Elements are first converted to integers that compare like the elements (`sort_key`). ARGSORT is a bottom-up merge sort; keys and positions
-alternate between two halves of memory:
+Elements are first converted to integers that compare like the elements (`sort_key`). Short rows are ordered by comparison counting
+(`counting.py`), others by a radix sort (`radix.py`). TOPK first selects candidates if they are few (`select.py`).
 
-    for w in 1, 2, 4, …:  for each pair of sorted runs of w:  for t:  out[t] = the smaller of both heads, the left one if they are equal
-
-TOPK keeps the k best elements so far in a heap whose root is the worst of them; a better element takes the root's place:
-
-    heap = the first k, sorted;   for the others:  if better than the root: put it there and let it sink;   sort the heap
-
-Rows are spread over the cores. Devices with groups use another algorithm (`ranks.py`).
+Rows are spread over the cores. If there are fewer rows than cores, long rows are cut into parts, one for each core. Devices with groups
+use another algorithm (`ranks.py`).
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial, reduce
 
+from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, type_to_compare
 from svod.compile.lower.library.loops import BOOL, Loops, aligned, cores, program
+from svod.compile.lower.library.radix import BUCKETS, COUNT, DIGIT_BITS, ELEMENT, Radix
 from svod.compile.lower.program import Program
-from svod.core.graph.library_kernel import merge_passes
+from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 POSITION = dtypes.int32
+LEAST_SORTED_PART = 1 << 14         # minimum number of positions of a part of a row that is sorted
+COUNTED_PER_DIGIT = 64          # keys; with at most as many per digit, comparison counting takes less time than a radix sort
 
-Before = Callable[[int, int, int, int], int]     # (key, position, key, position) → whether the first pair precedes the second
+Keys = Callable[[int, int], int]         # (position in the row, lanes) → the keys from this position on
+Step = Callable[[Radix, int, int, int, int], None]     # (…, row, part, first position, last position): writes a step of one part
+_CONSTANT_BITS = {"bfloat16": 16, "float16": 13}     # the low bits of a float32 that are 0 if it is converted from the type
 
 
 def key_type(dtype: DType) -> DType:
@@ -56,148 +57,138 @@ def sort_key(b: Loops, x: int, descending: bool) -> int:
     return b.alu("NOT", kind, lanes, key) if descending else key
 
 
-class _SortedRow:
-    """Memory for the keys and positions of one row: two halves of `n` elements each, and one more element that may be read past the end.
-    It is scratch memory of the core that sorts. If there are fewer rows than cores it consists of temporaries, because scratch would be
-    allocated for every core."""
+def key_digits(dtype: DType) -> range:
+    """Return the numbers of the digits in which keys of elements may differ."""
+    return range(_CONSTANT_BITS.get(dtype.name, 0) // DIGIT_BITS, key_type(dtype).bits // DIGIT_BITS)
 
-    def __init__(self, b: Loops, kind: DType, rows: int, n: int, target: Target):
-        self.b, self.n = b, n
-        self.room = 2 * n + 1
-        sizes = [aligned(self.room * d.itemsize) for d in (kind, POSITION)]
-        self.temps = () if rows >= target.threads else tuple(rows * s for s in sizes)
-        self.nbytes = 0 if self.temps else sum(sizes)
-        if self.temps:
-            self.keys, self.positions = (b.pure("TEMP", d, 1, (), i) for i, d in enumerate((kind, POSITION)))
-        else:
-            self.keys, self.positions = b.scratch(kind, 0), b.scratch(POSITION, sizes[0])
-        self.origin = b.index(0)
 
-    def begin(self, row: int) -> None:
-        """Select the row whose memory the following code uses."""
-        self.origin = self.b.mul(row, self.room) if self.temps else self.b.index(0)
+def row_keys(b: Loops, x: int, begin: int, descending: bool) -> Keys:
+    """Return the keys of the row that begins at `begin` in x."""
+    return lambda i, lanes: sort_key(b, b.get(x, b.calc("ADD", begin, i), lanes), descending)
 
-    def at(self, i: int) -> int:
-        return self.b.calc("ADD", self.origin, i)
 
-    def get(self, i: int) -> tuple[int, int]:
-        at = self.at(i)
-        return self.b.get(self.keys, at, ordered=True), self.b.get(self.positions, at, ordered=True)
+class RowOrder:
+    """Orders the keys of one row on one core, in scratch memory of `nbytes` bytes that begins at `offset`. `dtype`: that of the elements;
+    `most`: the maximum number of keys."""
 
-    def put(self, i: int, key: int, position: int, mask: int | None = None) -> None:
-        at = self.at(i)
-        self.b.put(self.keys, at, key, mask)
-        self.b.put(self.positions, at, position, mask)
+    def __init__(self, b: Loops, dtype: DType, most: int, target: Target, offset: int = 0):
+        self.b, self.kind, self.digits, self.most, self.target = b, key_type(dtype), key_digits(dtype), most, target
+        self.is_counted = is_counted(dtype, most)
+        if self.is_counted:
+            compared = type_to_compare(self.kind)
+            self.memory = b.scratch(compared, offset)
+            self.nbytes = aligned(counted_elements(self.kind, most, target) * compared.itemsize)
+            return
+        halves, table = aligned(2 * most * ELEMENT.itemsize), aligned(BUCKETS * COUNT.itemsize)
+        self.elements, self.counts = b.scratch(ELEMENT, offset), b.scratch(COUNT, offset + halves)
+        self.starts = b.scratch(COUNT, offset + halves + table)
+        self.nbytes = halves + 2 * table
 
-    def position(self, i: int, lanes: int = 1) -> int:
-        return self.b.get(self.positions, self.at(i), lanes, ordered=True)
+    def write(self, keys: Keys, n: int, order: int, at: int, kept: int) -> None:
+        """Store the positions of the first `kept` keys in order at `order[at]` and so on. `n`: the value of the number of keys, which is
+        at least the lanes of a vector for a radix sort."""
+        b, none = self.b, self.b.index(0)
+        if self.is_counted:
+            order_by_counting(b, self.kind, keys, self.most, n, self.memory, self.target, order, at, kept)
+            return
+        radix = Radix(b, self.kind, self.digits, keys, self.target, self.elements, self.most, self.counts, self.starts)
+        radix.least = radix.least_key(none, n)
+        radix.bits = radix.fill(none, n)
+        for digit in self.digits:
+            if Radix.takes_word(digit):
+                radix.take_word(digit, none, n)
+            radix.count(digit, none, none, n)
+            radix.move(digit, none, 1, none, n)
+        radix.write(none, b.index(kept), order, at)
 
-    def fill(self, x: int, row: int, descending: bool, lanes: int) -> None:
-        """Store keys and positions of the n elements that begin at `row` in x."""
-        b = self.b
 
-        def element(i: int, width: int) -> None:
-            position = b.splat(b.cast(POSITION, i), width)
-            if width > 1:
-                position = b.alu("ADD", POSITION, width, position, b.vconst(POSITION, tuple(range(width))))
-            self.put(i, sort_key(b, b.get(x, b.calc("ADD", row, i), width), descending), position)
-        b.span(b.index(0), b.index(self.n), lanes, element)
-
-    def sort(self, before: Before) -> int:
-        """Sort the first half; returns the offset of the result, 0 or n."""
-        b, n = self.b, self.n
-        passes = merge_passes(n)
-
-        def one_pass(_: int, width: int, source: int) -> tuple[int, ...]:
-            target = b.minus(b.index(n), source)
-            double = b.mul(width, 2)
-            runs = b.calc("IDIV", b.calc("ADD", b.plus(double, -1), b.index(n)), double)
-
-            def merge(run: int) -> None:
-                start = b.calc("MUL", run, double)
-                middle = b.least(b.calc("ADD", start, width), b.index(n))
-                end = b.least(b.calc("ADD", start, double), b.index(n))
-
-                def step(t: int, i: int, j: int) -> tuple[int, ...]:
-                    left, right = self.get(b.calc("ADD", source, i)), self.get(b.calc("ADD", source, j))
-                    take_right = b.both(b.below(j, end), b.either(b.no(b.below(i, middle)), before(*right, *left)))
-                    chosen = [b.choose(take_right, r, v) for v, r in zip(left, right, strict=True)]
-                    self.put(b.calc("ADD", target, t), chosen[0], chosen[1])
-                    return b.choose(take_right, i, b.plus(i, 1)), b.choose(take_right, b.plus(j, 1), j)
-                b.loop(start, end, step, start, middle)
-            b.loop(b.index(0), runs, merge)
-            return double, target
-        b.loop(b.index(0), b.index(passes), one_pass, b.index(1), b.index(0))
-        return n if passes % 2 else 0
+def is_counted(dtype: DType, n: int) -> bool:
+    """Whether rows of n elements are ordered by comparison counting."""
+    return n <= COUNTED_PER_DIGIT * min(4, len(key_digits(dtype)))
 
 
 def lower_argsort(node: UOp, target: Target) -> Program:
     """Return the Program of an ARGSORT."""
-    (descending,), ((rows, n),) = node.arg[1:]
+    (descending,), ((_, n),) = node.arg[1:]
+    return sort_rows(node, target, n, descending)
+
+
+def sort_rows(node: UOp, target: Target, kept: int, descending: bool) -> Program:
+    """Return a Program that stores the positions of the first `kept` elements of each row in order."""
+    (rows, n), dtype = node.arg[2][0], node.src[0].dtype
+    parts = min(-(-target.threads // rows), n // LEAST_SORTED_PART) if rows < target.threads else 1
+    if parts > 1:
+        return _sort_by_parts(node, target, kept, descending, parts)
     b = Loops()
     y, x = b.args(node)
-    kind = key_type(node.src[0].dtype)
-    area = _SortedRow(b, kind, rows, n, target)
-    lanes = target.lanes(kind)
+    if is_counted(dtype, n) and rows >= target.lanes(type_to_compare(key_type(dtype))):
+        blocks, nbytes = count_rows(b, partial(sort_key, b, descending=descending), key_type(dtype), x, y, (rows, n), kept, target)
+        return program(node, (), (b, blocks, cores(target, operations(node)[0], blocks), nbytes))
+    order = RowOrder(b, dtype, n, target)
 
     def row(it: int) -> None:
-        begin = b.mul(it, n)
-        area.begin(it)
-        area.fill(x, begin, descending, lanes)
-        half = area.sort(lambda key, _p, other, _q: b.alu("CMPLT", BOOL, 1, key, other))
-
-        def write(i: int, width: int) -> None:
-            position = area.position(b.plus(i, half), width)
-            b.put(y, b.calc("ADD", begin, i), b.cast(node.dtype, position))
-        b.span(b.index(0), b.index(n), lanes, write)
+        order.write(row_keys(b, x, b.mul(it, n), descending), b.index(n), y, b.mul(it, kept), kept)
     b.loop(*b.bounds(), row)
-    return program(node, area.temps, (b, rows, cores(target, rows * n, rows), area.nbytes))
+    return program(node, (), (b, rows, cores(target, operations(node)[0], rows), order.nbytes))
 
 
-def lower_topk(node: UOp, target: Target) -> Program:
-    """Return the Program of a TOPK."""
-    (k, largest), ((rows, n),) = node.arg[1:]
-    b = Loops()
-    y, x = b.args(node)
-    kind = key_type(node.src[0].dtype)
-    heap = _SortedRow(b, kind, rows, k, target)
-    depth = int(math.log2(k))
+def _sort_by_parts(node: UOp, target: Target, kept: int, descending: bool, parts: int) -> Program:
+    """Return the Program of a radix sort in which each step is a phase, and each iteration is a part of a row."""
+    (rows, n), dtype = node.arg[2][0], node.src[0].dtype
+    kind, digits, length = key_type(dtype), key_digits(dtype), -(-n // parts)
+    types = (ELEMENT, COUNT, kind, ELEMENT)     # elements, counts, the least key of each part, the bits of each part
+    sizes = (rows * 2 * n, rows * parts * BUCKETS, rows * parts, rows * parts)
 
-    # The element with the largest key is the best one. The root of the heap is the worst element in it.
-    def worse(key: int, position: int, other: int, place: int) -> int:
-        later = b.alu("CMPLT", BOOL, 1, place, position)
-        return b.either(b.alu("CMPLT", BOOL, 1, key, other), b.both(b.alu("CMPEQ", BOOL, 1, key, other), later))
+    def phase(step: Step, known: int = 2) -> tuple[Loops, int, int, int]:
+        """Make the phase of `step(radix, row, part, first, last)`. `known`: 0 before the least key is known, 1 before the bits are."""
+        b = Loops()
+        _, x = b.args(node)
+        elements, counts, least, bits = _temporaries(b, types)
 
-    def row(it: int) -> None:
-        begin = b.mul(it, n)
-        heap.begin(it)
-        heap.fill(x, begin, not largest, target.lanes(kind))
-        half = heap.sort(worse)
-        if half:
-            b.loop(b.index(0), b.index(k), lambda i: heap.put(i, *heap.get(b.plus(i, k))))
+        def iteration(it: int) -> None:
+            row, part = b.over(it, parts), b.mod(it, parts)
+            radix = Radix(b, kind, digits, row_keys(b, x, b.mul(row, n), descending), target, elements, n, counts, b.scratch(COUNT, 0))
+            radix.origin, radix.tables = b.mul(row, 2 * n), b.mul(row, parts * BUCKETS)
 
-        def offer(i: int) -> None:
-            key, position = sort_key(b, b.get(x, b.calc("ADD", begin, i)), not largest), b.cast(POSITION, i)
-            root, _ = heap.get(b.index(0))
-            better = b.alu("CMPLT", BOOL, 1, root, key)
+            def of_row(op: str, pointer: int) -> int:
+                return reduce(partial(b.alu, op, b.dtype[pointer], 1), [b.get(pointer, b.mul(row, parts), offset=p) for p in range(parts)])
+            if known > 0:
+                radix.least = of_row("MIN", least)
+            if known > 1:
+                radix.bits = of_row("OR", bits)
+            first = b.mul(part, length)
+            step(radix, row, part, first, b.least(b.plus(first, length), b.index(n)))
+        b.loop(*b.bounds(), iteration)
+        return b, rows * parts, min(target.threads, rows * parts), aligned(BUCKETS * COUNT.itemsize)
 
-            def sink(_: int, at: int) -> tuple[int, ...]:
-                left = b.plus(b.mul(at, 2), 1)
-                right = b.plus(left, 1)
-                one, other = heap.get(b.least(left, b.index(k - 1))), heap.get(b.least(right, b.index(k - 1)))
-                is_right = b.both(b.below(right, b.index(k)), worse(*other, *one))
-                child, child_position = (b.choose(is_right, q, p) for p, q in zip(one, other, strict=True))
-                sinks = b.both(b.below(left, b.index(k)), worse(child, child_position, key, position))
-                heap.put(at, b.choose(sinks, child, key), b.choose(sinks, child_position, position))
-                return (b.choose(sinks, b.choose(is_right, right, left), at),)
-            last, = b.loop(b.index(0), b.choose(better, b.index(depth), b.index(0)), sink, b.index(0))
-            heap.put(last, key, position, better)
-        b.loop(b.index(k), b.index(n), offer)
-        half = heap.sort(worse)
+    def keep(number: int, found: Callable[[Radix, int, int], int]) -> Step:
+        """Return the step that stores what a part found in a temporary."""
+        def step(radix: Radix, row: int, part: int, first: int, last: int) -> None:
+            b = radix.b
+            b.put(_temporaries(b, types)[number], b.calc("ADD", b.mul(row, parts), part), found(radix, first, last))
+        return step
 
-        def write(i: int) -> None:
-            position = heap.position(b.minus(b.index(k - 1 + half), i))
-            b.put(y, b.calc("ADD", b.mul(it, k), i), b.cast(node.dtype, position))
-        b.loop(b.index(0), b.index(k), write)
-    b.loop(*b.bounds(), row)
-    return program(node, heap.temps, (b, rows, cores(target, rows * n, rows), heap.nbytes))
+    def write(radix: Radix, row: int, part: int, first: int, last: int) -> None:
+        b = radix.b
+        most = b.index(kept)
+        radix.write(b.least(first, most), b.least(last, most), b.args(node)[0], b.mul(row, kept))
+
+    def steps_of(digit: int) -> list[Step]:
+        def take_word(radix: Radix, row: int, part: int, first: int, last: int) -> None:
+            radix.take_word(digit, first, last)
+
+        def count(radix: Radix, row: int, part: int, first: int, last: int) -> None:
+            radix.count(digit, part, first, last)
+
+        def move(radix: Radix, row: int, part: int, first: int, last: int) -> None:
+            radix.move(digit, part, parts, first, last)
+        return [*[take_word] * Radix.takes_word(digit), count, move]
+
+    phases = [phase(keep(2, Radix.least_key), known=0), phase(keep(3, Radix.fill), known=1),
+              *[phase(step) for digit in digits for step in steps_of(digit)], phase(write)]
+    return program(node, tuple([size * t.itemsize for size, t in zip(sizes, types, strict=True)]), *phases)
+
+
+def _temporaries(b: Loops, types: tuple[DType, ...]) -> list[int]:
+    """Return pointers to the temporaries of a program."""
+    return [b.pure("TEMP", t, 1, (), i) for i, t in enumerate(types)]
