@@ -176,11 +176,13 @@ def _library_kernel(name: str, options: tuple[Any, ...], src: list[Array], kind:
         return np.stack(columns, 1)
     if name == "SCATTER":
         out = x.copy()
-        for o, j, k in np.ndindex(*src[1].shape):
-            at = int(src[1][o, j, k])
+        places, values = np.broadcast_arrays(src[1], src[2])
+        places, values = (np.broadcast_to(a, (x.shape[0], a.shape[1], x.shape[2])) for a in (places, values))
+        for o, j, k in np.ndindex(*places.shape):
+            at = int(places[o, j, k])
             at = at + x.shape[1] if at < 0 else at
             if 0 <= at < x.shape[1]:
-                new = src[2][o, j, k]
+                new = values[o, j, k]
                 out[o, at, k] = new if options[0] == "SET" else _REDUCERS[options[0]](out[o, at, k], new)
         return out
     descending = options[-1]

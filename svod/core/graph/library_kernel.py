@@ -19,7 +19,8 @@ defines the results in NumPy.
 
 Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last one of equal
 elements; a NaN counts as the extremum. Reductions of SCATTER: SET (the last value wins), ADD, MUL, MAX, MIN. A negative index of SCATTER
-counts from the end; values whose index is out of range are skipped.
+counts from the end; values whose index is out of range are skipped. Its index and value may have 1 instead of o, m or k, which repeats
+their elements.
 """
 from __future__ import annotations
 
@@ -54,8 +55,9 @@ def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Se
     if name == "SCATTER":
         base, index, value = shapes
         _known(name, options[0], SCATTERS)
-        if index != value or (base[0], base[2]) != (index[0], index[2]):
-            raise ShapeError(f"SCATTER into {base} at {index} of {value}: (o, n, k) and twice (o, m, k) are needed")
+        whole = scattered_shape(shapes)
+        if any(n not in (1, most) for shape in (index, value) for n, most in zip(shape, whole, strict=True)):
+            raise ShapeError(f"SCATTER into {base} at {index} of {value}: (o, n, k) and twice (o, m, k) are needed; 1 may stand for o, m and k")
         if not types[1].is_int or types[0] != types[2]:
             raise DTypeError(f"SCATTER of {types[2].name} into {types[0].name} at {types[1].name}: one dtype, and integers as positions")
         return base
@@ -68,6 +70,12 @@ def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Se
     if not 1 <= k <= n:
         raise ShapeError(f"TOPK of {shapes[0]} with k={k}: rows have {n} elements")
     return rows, k
+
+
+def scattered_shape(shapes: Sequence[Shape]) -> Shape:
+    """Return the shape (o, m, k) of the values of a SCATTER, one per index."""
+    base, index, value = shapes
+    return base[0], max(index[1], value[1]), base[2]
 
 
 def _known(name: str, option: str, options: Sequence[str]) -> None:
@@ -103,7 +111,7 @@ def operations(u: UOp) -> tuple[int, int]:
         pair = options[0] == "LOGADDEXP"
         return elements * (4 if pair else 1), elements * 2 if pair else 0
     if name == "SCATTER":
-        return math.prod(shapes[1]), 0
+        return math.prod(scattered_shape(shapes)), 0
     rows, n = shapes[0]
     if name == "ARGSORT":
         return rows * n * merge_passes(n), 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from svod.core.graph.callback import is_callback
-from svod.core.graph.library_kernel import scan_accumulator
+from svod.core.graph.library_kernel import scan_accumulator, scattered_shape
 from svod.core.ir.dtype import DType
 from svod.core.ir.uop import UOp
 from svod.core.spec.values import Array, cast, held_dtype, round_to
@@ -70,7 +70,8 @@ def _scan(combiner: str, x: Array, source: DType, dtype: DType, exact: bool) -> 
 
 def _scatter(reduction: str, base: Array, index: Array, value: Array, dtype: DType, exact: bool) -> Array:
     n = base.shape[1]
-    index = index.astype(np.int64)
+    whole = scattered_shape((base.shape, index.shape, value.shape))
+    index, value = np.broadcast_to(index.astype(np.int64), whole), np.broadcast_to(value, whole)
     index = np.where(index < 0, index + n, index)
     inside = (index >= 0) & (index < n)
     rows, _, columns = np.nonzero(inside)

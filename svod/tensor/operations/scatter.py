@@ -10,8 +10,9 @@ import math
 from typing import Any, Self
 
 from svod.core.graph import graph
-from svod.core.graph.shapes import broadcast_shapes
+from svod.core.graph.shapes import broadcast_shapes, shape_of
 from svod.core.ir.dtype import accumulator, dtypes
+from svod.core.ir.uop import Ops
 from svod.core.ir.variable import is_symbolic, number_of, upper
 from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor.base import Scalar, is_scalar
@@ -159,9 +160,24 @@ class Scatter(Ordered):
         kind = accumulator(self.dtype) if self.dtype.is_float else dtypes.uint8 if self.dtype.kind == "b" else self.dtype
         if reduction not in ("ADD", "MUL") and self.dtype.is_float:
             kind = self.dtype
-        outer, inner = math.prod(self.shape[:at]), math.prod(self.shape[at + 1:])
-        operands = [graph.reshape(t.uop, (outer, t.shape[at], inner)) for t in (self.cast(kind), index, values.cast(kind))]
-        return self.from_uop(graph.reshape(graph.library_kernel("SCATTER", (reduction,), kind, *operands), self.shape)).cast(self.dtype)
+        operands = [self.cast(kind)._in_three_axes(at), index._without_repeats(at), values._without_repeats(at).cast(kind)]
+        placed = self.from_uop(graph.library_kernel("SCATTER", (reduction,), kind, *[t.uop for t in operands]))
+        return placed.reshape(self.shape).cast(self.dtype)
+
+    def _in_three_axes(self, at: int) -> Self:
+        """Merge the axes before `at`, and those behind it."""
+        return self.reshape(math.prod(self.shape[:at]), self.shape[at], math.prod(self.shape[at + 1:]))
+
+    def _without_repeats(self, at: int) -> Self:
+        """View as three axes. An axis that repeats elements has extent 1."""
+        if self.uop.op is not Ops.EXPAND:
+            return self._in_three_axes(at)
+        source, shape = self.uop.src[0], list(self.shape)
+        for axes in (slice(0, at), slice(at, at + 1), slice(at + 1, self.ndim)):
+            single = shape_of(source)[axes]
+            if all(n == 1 for n in single):
+                shape[axes] = single
+        return self.from_uop(graph.expand(source, shape))._in_three_axes(at)
 
     # -- chosen by a mask --------------------------------------------------------------------------
     def nonzero(self, *, size: int | None = None, fill_value: int = 0) -> Self:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from svod.compile.lower.intervals import least_iterations
-from svod.compile.lower.library import chunks, lower_library_kernel, scan, select, sort
+from svod.compile.lower.library import chunks, lower_library_kernel, scan, scatter, select, sort
 from svod.compile.lower.library.chunks import lengths_of
 from svod.compile.lower.linear import validate
 from svod.core.graph import graph
@@ -148,7 +148,8 @@ def elements_to_sort(shape: tuple[int, int], dtype: str, seed: int) -> Array:
 # the way of sorting → its shapes, and the limits that choose it
 WAYS_TO_SORT: dict[str, tuple[list[tuple[int, int]], dict[str, int]]] = {
     "counting": ([(1, 1), (2, 37), (3, 70)], {}), "rows": ([(19, 1), (18, 7), (33, 13)], {}),
-    "radix": ([(3, 17), (1, 67)], {"COUNTED_PER_DIGIT": 0}), "parts": ([(1, 71), (2, 50)], {"COUNTED_PER_DIGIT": 0, "LEAST_SORTED_PART": 20})}
+    "radix": ([(3, 17), (1, 67)], {"COUNTED_PER_DIGIT": 0}),
+    "parts": ([(1, 71), (2, 50)], {"COUNTED_PER_DIGIT": 0, "LEAST_SORTED_PART": 20})}
 
 
 @pytest.mark.parametrize(("way", "dtype", "native"), a_quarter(
@@ -218,9 +219,30 @@ def test_threads_of_a_device_keep_no_row_to_themselves(name: str) -> None:
 @pytest.mark.parametrize("reduction", ["SET", "ADD", "MUL", "MAX", "MIN"])
 def test_scatter(reduction: str, shape: tuple[int, ...]) -> None:
     outer, n, m, inner = shape
-    rng = np.random.default_rng(5)
     for native, kind in ((reduction == "ADD", "float32"), (False, "int32")):
-        base, value = make((outer, n, inner), kind, 1), make((outer, m, inner), kind, 2)
-        index = rng.integers(-n - 2, n + 2, (outer, m, inner)).astype(np.int32)     # some outside: left out
-        kernel = kernel_of("SCATTER", (reduction,), kind, [base.shape, index.shape, value.shape], [kind, "int32", kind])
-        compare(kernel, [base, index, value], native)
+        compare_scatter(reduction, kind, (outer, n, inner), (outer, m, inner), (outer, m, inner), native)
+
+
+def compare_scatter(reduction: str, kind: str, base: tuple[int, ...], places: tuple[int, ...], values: tuple[int, ...],
+                    native: bool) -> None:
+    n = base[1]
+    index = np.random.default_rng(5).integers(-n - 2, n + 2, places).astype(np.int32)     # some outside: left out
+    kernel = kernel_of("SCATTER", (reduction,), kind, [base, places, values], [kind, "int32", kind])
+    compare(kernel, [make(base, kind, 1), index, make(values, kind, 2)], native)
+
+
+@pytest.mark.parametrize(("reduction", "native"), a_half(product(["SET", "ADD", "MUL", "MAX"], [False, True])), ids=str)
+def test_scatter_of_repeated_positions_and_values(reduction: str, native: bool) -> None:
+    for inner in (1, 37, 150):      # columns by vectors, and in several blocks
+        for places, values in (((1, 7, 1), (2, 7, inner)), ((2, 1, inner), (1, 7, 1)), ((2, 7, 1), (1, 1, 1))):
+            compare_scatter(reduction, "float32", (2, 5, inner), places, values, native)
+
+
+@pytest.mark.parametrize(("reduction", "kind"), [("ADD", "float32"), ("ADD", "int64"), ("MUL", "float32"), ("MIN", "uint8")])
+def test_scatter_of_many_values_by_parts(reduction: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter, "LEAST_SCATTERED_PART", 5)
+    shapes: list[tuple[int, ...]] = [(1, 3, 1), (1, 61, 1), (1, 61, 1)]
+    assert len(lower_library_kernel(kernel_of("SCATTER", (reduction,), kind, shapes, [kind, "int32", kind]), NATIVE).spec.phases) == 2
+    for native in (False, True):
+        compare_scatter(reduction, kind, (1, 3, 1), (1, 61, 1), (1, 61, 1), native)
+        compare_scatter(reduction, kind, (1, 2, 9), (1, 61, 1), (1, 61, 9), native)

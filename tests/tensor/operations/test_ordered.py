@@ -147,6 +147,18 @@ def test_rows_by_a_list() -> None:
 
 
 @few
+@given(shape=shapes(2, 3, zero=False), seed=seeds, data=st.data())
+def test_scatter_of_expanded_operands(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    single = tuple(n if i == axis else data.draw(st.sampled_from([1, n])) for i, n in enumerate(shape))
+    a, values = make(shape, "float32", seed), make(tuple(1 if i == axis else n for i, n in enumerate(single)), "float32", seed + 1)
+    index = np.random.default_rng(seed).integers(0, shape[axis], single)
+    t, i, v = Tensor(a), Tensor(index).expand(shape), Tensor(values).expand(shape)
+    check(t.scatter_add(axis, i, v), scattered(a, axis, np.broadcast_to(index, shape), np.broadcast_to(values, shape), "sum"), 2)
+    check(t.scatter(axis, i, 2.0), scattered(a, axis, np.broadcast_to(index, shape), np.full(shape, 2, np.float32), "set"))
+
+
+@few
 @given(x=views("int8", least=0, most=3), extra=st.integers(-2, 3))
 def test_nonzero_and_masked_select(x: tuple[Tensor, Array], extra: int) -> None:
     t, a = x

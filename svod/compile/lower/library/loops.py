@@ -75,9 +75,11 @@ class Loops(Builder):
         return self.alu("NOT", BOOL, self.num_lanes[a], a)
 
     # -- memory -----------------------------------------------------------------------------------
-    def get(self, pointer: int, at: int, lanes: int = 1, offset: int = 0, ordered: bool = False) -> int:
-        """Load `lanes` elements. `ordered`: needed if the loops also write this memory."""
-        return self.load("LOAD", self.dtype[pointer], lanes, (pointer, at), offset, ordered=ordered)
+    def get(self, pointer: int, at: int, lanes: int = 1, offset: int = 0, ordered: bool = False, mask: int | None = None) -> int:
+        """Load `lanes` elements; 0 where a mask is false. `ordered`: needed if the loops also write this memory."""
+        dtype = self.dtype[pointer]
+        src = (pointer, at) if mask is None else (pointer, at, mask, self.const(dtype, lanes, 0))
+        return self.load("LOAD", dtype, lanes, src, offset, ordered=ordered)
 
     def strided(self, pointer: int, at: int, lanes: int, stride: int) -> int:
         """Load `lanes` elements that are `stride` elements apart."""

@@ -2,60 +2,138 @@
 
     for each row and block of columns:   copy base;   for j:  for k in block:  y[index[j, k], k] = y[index[j, k], k] ∘ value[j, k]
 
-Columns are independent, so rows and blocks of columns are spread over the cores.
+Columns are independent, so rows and blocks of columns are spread over the cores. If a position is that of all columns, the columns of a
+block are vectors. If there are fewer blocks than cores and much more values than places, as in a histogram, the values are cut into parts:
+
+    for each part:   table = identities;    for j in part:  table[index[j]] = table[index[j]] ∘ value[j]
+    y = base ∘ tables
 """
 from __future__ import annotations
 
-from svod.compile.lower.library.loops import INDEX, Loops, cores, program
+from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, cores, program
 from svod.compile.lower.program import Program
+from svod.core.graph.library_kernel import scattered_shape
+from svod.core.ir.combiner import get_combiner
+from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import UOp
+from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
-BLOCK_BYTES = 256        # bytes of a row of columns that one core processes in its loop over positions
+BLOCK_BYTES = 256           # bytes of a row of columns that one core processes in its loop over positions
+VALUES_PER_PLACE = 4        # values are cut into parts if there are as many per place of all tables
+LEAST_SCATTERED_PART = 1 << 12       # minimum number of positions of a part
 
 
 def lower_scatter(node: UOp, target: Target) -> Program:
     """Return the Program of a SCATTER."""
-    (reduction,), ((outer, n, inner), (_, m, _), _) = node.arg[1:]
-    lanes = target.lanes(node.dtype)
-    width = min(inner, max(1, BLOCK_BYTES // node.dtype.itemsize))
-    blocks = -(-inner // width)
-    b = Loops()
-    y, base, index, value = b.args(node)
+    scatter = _Scatter(node, target)
+    blocks = scatter.outer * scatter.blocks
+    parts = min(target.threads // blocks, scatter.m // LEAST_SCATTERED_PART, scatter.m // (VALUES_PER_PLACE * scatter.n))
+    return scatter.by_parts(parts) if parts > 1 and scatter.reduction != "SET" and not target.has_groups else scatter.by_blocks()
 
-    def copy(begin: int, end: int) -> None:
-        def move(i: int, width: int) -> None:
-            b.put(y, i, b.get(base, i, width))
-        b.span(begin, end, lanes, move)
 
-    def block(it: int) -> None:
-        row, first = b.over(it, blocks), b.mul(b.mod(it, blocks), width)
-        last = b.least(b.plus(first, width), b.index(inner))
-        begin = b.mul(row, n * inner)
-        if inner == 1:
-            copy(begin, b.plus(begin, n))
-        else:
-            def line(i: int) -> None:
-                at = b.calc("ADD", begin, b.mul(i, inner))
-                copy(b.calc("ADD", at, first), b.calc("ADD", at, last))
-            b.loop(b.index(0), b.index(n), line)
+class _Scatter:
+    """One SCATTER for a target: its extents, and how its columns are cut into blocks."""
 
-        def place(j: int) -> None:
-            at = b.mul(b.calc("ADD", b.mul(row, m), j), inner)
+    def __init__(self, node: UOp, target: Target) -> None:
+        (self.reduction,), shapes = node.arg[1:]
+        self.node, self.target, self.lanes = node, target, target.lanes(node.dtype)
+        self.outer, self.n, self.inner = shapes[0]
+        _, self.m, _ = scattered_shape(shapes)
+        # elements from one row, position and column to the next; 0 along an axis of which all have the same element
+        self.index_strides, self.value_strides = ([0 if n == 1 else s for n, s in zip(shape, (shape[1] * shape[2], shape[2], 1),
+                                                                                     strict=True)] for shape in shapes[1:])
+        self.is_by_rows = self.index_strides[2] == 0
+        line, itemsize = CACHE_LINE_BYTES, node.dtype.itemsize
+        nbytes = self.inner * itemsize // -(-target.threads // self.outer) if self.is_by_rows else BLOCK_BYTES
+        self.width = min(self.inner, max(1, -(-nbytes // line) * line // itemsize))
+        self.blocks = -(-self.inner // self.width)
 
-            def column(k: int) -> None:
-                source = b.calc("ADD", at, k)
-                position = b.cast(INDEX, b.get(index, source))
-                if node.src[1].dtype.is_signed:
-                    position = b.choose(b.below(position, b.index(0)), b.plus(position, n), position)
-                # positions outside of the row are ignored
-                inside = b.both(b.below(b.index(-1), position), b.below(position, b.index(n)))
-                where = b.calc("ADD", b.calc("ADD", begin, b.mul(b.choose(inside, position, b.index(0)), inner)), k)
-                new = b.get(value, source)
-                if reduction != "SET":
-                    new = b.alu(reduction, node.dtype, 1, b.get(y, where, ordered=True), new)
-                b.put(y, where, new, mask=inside)
-            b.loop(first, last, column)
-        b.loop(b.index(0), b.index(m), place)
-    b.loop(*b.bounds(), block)
-    return program(node, (), (b, outer * blocks, cores(target, outer * (n + m) * inner, outer * blocks), 0))
+    def by_blocks(self) -> Program:
+        """Return the program in which a core stores all values of a block of columns of a row."""
+        b, n, inner = Loops(), self.n, self.inner
+        y, base, *_ = b.args(self.node)
+
+        def copy(begin: int, end: int) -> None:
+            b.span(begin, end, self.lanes, lambda i, width: b.put(y, i, b.get(base, i, width)))
+
+        def block(it: int) -> None:
+            row, first = b.over(it, self.blocks), b.mul(b.mod(it, self.blocks), self.width)
+            last = b.least(b.plus(first, self.width), b.index(inner))
+            begin = b.mul(row, n * inner)
+            if self.blocks == 1:
+                copy(begin, b.plus(begin, n * inner))
+            else:
+                def line(i: int) -> None:
+                    at = b.calc("ADD", begin, b.mul(i, inner))
+                    copy(b.calc("ADD", at, first), b.calc("ADD", at, last))
+                b.loop(b.index(0), b.index(n), line)
+            self._store(b, y, begin, row, (b.index(0), b.index(self.m)), (first, last))
+        b.loop(*b.bounds(), block)
+        blocks = self.outer * self.blocks
+        return program(self.node, (), (b, blocks, cores(self.target, self.outer * (n + self.m) * inner, blocks), 0))
+
+    def by_parts(self, parts: int) -> Program:
+        """Return the program in which a core stores the values of a part of a row into a table of its own."""
+        dtype, size, length = self.node.dtype, self.n * self.inner, -(-self.m // parts)
+        # 0.0 + -0.0 is 0.0
+        identity = -0.0 if self.reduction == "ADD" and dtype.is_float else get_combiner(self.reduction).identity(dtype)[0]
+        b = Loops()
+        table = b.pure("TEMP", dtype, 1, (), 0)
+
+        def part(it: int) -> None:
+            begin = b.mul(it, size)
+            b.span(begin, b.plus(begin, size), self.lanes, lambda i, width: b.put(table, i, b.const(dtype, width, identity)))
+            first = b.mul(b.mod(it, parts), length)
+            positions = first, b.least(b.plus(first, length), b.index(self.m))
+            self._store(b, table, begin, b.over(it, parts), positions, (b.index(0), b.index(self.inner)))
+        b.loop(*b.bounds(), part)
+        tables = (b, self.outer * parts, min(self.target.threads, self.outer * parts), 0)
+
+        b = Loops()
+        y, base, *_ = b.args(self.node)
+        table = b.pure("TEMP", dtype, 1, (), 0)
+
+        def row(it: int) -> None:
+            def place(i: int, width: int) -> None:
+                at, own = b.calc("ADD", b.mul(it, size), i), b.calc("ADD", b.mul(it, parts * size), i)
+                value = b.get(base, at, width)
+                for p in range(parts):
+                    value = b.alu(self.reduction, dtype, width, value, b.get(table, b.plus(own, p * size), width))
+                b.put(y, at, value)
+            b.span(b.index(0), b.index(size), self.lanes, place)
+        b.loop(*b.bounds(), row)
+        return program(self.node, (aligned(self.outer * parts * size * dtype.itemsize),), tables, (b, self.outer, 1, 0))
+
+    def _store(self, b: Loops, y: int, begin: int, row: int, positions: tuple[int, int], columns: tuple[int, int]) -> None:
+        """Combine values of a range of positions and of columns with the elements of y from `begin` on, which are those of a row."""
+        _, _, index, value = b.args(self.node)
+        (first, last), dtype = columns, self.node.dtype
+
+        def position(j: int) -> None:
+            at_index, at_value = (b.calc("ADD", b.mul(row, o), b.mul(j, m)) for o, m, _ in (self.index_strides, self.value_strides))
+
+            def place(k: int) -> tuple[int, int]:
+                """Emit (the first column's element at the position for column k, whether the position is inside of the row)."""
+                found = b.cast(INDEX, b.get(index, b.calc("ADD", at_index, b.mul(k, self.index_strides[2]))))
+                if b.dtype[index].is_signed:
+                    found = b.choose(b.below(found, b.index(0)), b.plus(found, self.n), found)
+                # positions outside of the row are ignored; as unsigned numbers, negative ones are large
+                inside = b.alu("CMPLT", BOOL, 1, b.cast(dtypes.uint64, found), b.const(dtypes.uint64, 1, self.n))
+                return b.calc("ADD", begin, b.mul(found, self.inner)), inside
+
+            def store(k: int, width: int, line: int, inside: int | None) -> None:
+                stride = self.value_strides[2]
+                new = b.splat(b.get(value, b.calc("ADD", at_value, b.mul(k, stride)), width if stride else 1), width)
+                at = b.calc("ADD", line, k)
+                if self.reduction != "SET":
+                    new = b.alu(self.reduction, dtype, width, b.get(y, at, width, ordered=True, mask=inside), new)
+                b.put(y, at, new, inside)
+            if self.inner == 1:
+                store(b.index(0), 1, *place(b.index(0)))
+            elif self.is_by_rows:
+                line, inside = place(b.index(0))
+                b.span(first, b.choose(inside, last, first), self.lanes, lambda k, width: store(k, width, line, None))
+            else:
+                b.loop(first, last, lambda k: store(k, 1, *place(k)))
+        b.loop(*positions, position)
