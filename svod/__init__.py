@@ -22,7 +22,7 @@ _WHERE = {
     "call_loop": "svod.tensor.calls",
     "custom_function": "svod.tensor.callbacks", "scope": "svod.core.ir.origin",
     "dtypes": "svod.core.ir.dtype",
-    "unique": "svod.tensor.host", "bincount": "svod.tensor.host", "searchsorted": "svod.tensor.host", "histc": "svod.tensor.host",
+    "unique": "svod.tensor.host", "bincount": "svod.tensor.host", "searchsorted": "svod.tensor.searching", "histc": "svod.tensor.searching",
     "jit": "svod.tracing", "kernel": "svod.by_hand", "profile": "svod.bench.profile", "explain": "svod.explaining",
     "ExecutionPlan": "svod.compile.plan.execution_plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from svod.tensor import Tensor, fft, linalg, where
     from svod.tensor.callbacks import custom_function
     from svod.tensor.calls import call_kernel, call_loop
-    from svod.tensor.host import bincount, histc, searchsorted, unique
+    from svod.tensor.host import bincount, unique
+    from svod.tensor.searching import histc, searchsorted
     from svod.tracing import jit
 
 

@@ -49,7 +49,7 @@ def square(name: str, t: Tensor) -> int:
     return t.shape[-1]
 
 
-# -- sets and positions -------------------------------------------------------------------------------
+# -- sets ---------------------------------------------------------------------------------------------
 
 def unique(x: Tensor, return_inverse: bool = False, return_counts: bool = False) -> Any:
     """The distinct values in ascending order. `return_inverse` adds the index of each element's value among them, in the shape of `x`;
@@ -67,36 +67,3 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
     if x.ndim != 1 or not x.dtype.is_int:
         raise (ShapeError if x.ndim != 1 else DTypeError)(f"bincount of {x.dtype.name}{list(x.shape)}: it takes a vector of integers")
     return Tensor(np.bincount(x.numpy(), None if weights is None else weights.numpy(), minlength))
-
-
-def _searchsorted(sequence: Array, values: Array, side: Any) -> Array:
-    if sequence.ndim == 1:
-        return np.searchsorted(sequence, values, side)
-    rows, wanted = sequence.reshape(-1, sequence.shape[-1]), values.reshape(-1, values.shape[-1])
-    return np.stack([np.searchsorted(r, v, side) for r, v in zip(rows, wanted, strict=True)]).reshape(values.shape)
-
-
-def searchsorted(sorted_sequence: Tensor, values: Any, right: bool = False) -> Tensor:
-    """The position (int64) of each value in the ascending last axis of `sorted_sequence`: before equal elements, or after them with
-    `right`. There is one sequence for all values, or one for each row of values. Runs on the host. Raises ShapeError for rows that do
-    not match."""
-    wanted = values if isinstance(values, Tensor) else Tensor(values)
-    if sorted_sequence.ndim != 1 and sorted_sequence.shape[:-1] != wanted.shape[:-1]:
-        raise ShapeError(f"searchsorted of values {wanted.shape} in {sorted_sequence.shape}: all axes but the last must agree")
-    return on_host(_searchsorted, sorted_sequence, wanted, shape=wanted.shape, dtype="int64", side="right" if right else "left")
-
-
-def _histc(x: Array, bins: int, low: float, high: float) -> Array:
-    if low == high:
-        low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 1.0)
-    low, high = (low - 1, high + 1) if low == high else (low, high)
-    return np.histogram(x, bins, (low, high))[0].astype(x.dtype)
-
-
-def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of `bins` equal parts of min … max, by default from the least to the largest element; elements outside
-    are not counted. The result has the dtype of `x`. Runs on the host. Raises ShapeError for no bins or max below min."""
-    if bins < 1 or max < min:
-        raise ShapeError(f"histc with {bins} bins of {min} … {max}: there must be a bin, and max cannot be below min")
-    t = as_float("histc", x)
-    return on_host(_histc, t, shape=(bins,), dtype=t.dtype.name, bins=bins, low=float(min), high=float(max))

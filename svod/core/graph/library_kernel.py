@@ -57,7 +57,7 @@ def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Se
         _known(name, options[0], SCATTERS)
         whole = scattered_shape(shapes)
         if any(n not in (1, most) for shape in (index, value) for n, most in zip(shape, whole, strict=True)):
-            raise ShapeError(f"SCATTER into {base} at {index} of {value}: (o, n, k) and twice (o, m, k) are needed; 1 may stand for o, m and k")
+            raise ShapeError(f"SCATTER into {base} at {index} of {value}: (o, n, k) and twice (o, m, k) are needed; 1 repeats elements")
         if not types[1].is_int or types[0] != types[2]:
             raise DTypeError(f"SCATTER of {types[2].name} into {types[0].name} at {types[1].name}: one dtype, and integers as positions")
         return base

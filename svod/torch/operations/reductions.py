@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from svod.core.ir.dtype import DType
-from svod.tensor import Tensor
+from svod.core.ir.dtype import DType, dtypes
+from svod.tensor import Tensor, where
+from svod.tensor.searching import histc
 from svod.torch.operations.table import aten, methods
 
 Axes = int | Sequence[int] | None
@@ -48,6 +49,30 @@ def max_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tenso
 def min_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Any]:
     """The smallest element along an axis, and its position."""
     return x.min(dim, keepdim), lambda: x.argmin(dim, keepdim)
+
+
+@aten("median", widens=False)
+def median(x: Tensor) -> Tensor:
+    """The lower of the two middle values of all elements."""
+    return x.median()
+
+
+@aten("median.dim", widens=False)
+def median_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Any]:
+    """The lower of the two middle values along an axis, and its position; NaN and its first position if there is one."""
+    def position() -> Tensor:
+        found = x.kthvalue((x.shape[dim] + 1) // 2, dim, keepdim).indices
+        if not x.dtype.is_float:
+            return found
+        nan = x.isnan().cast(dtypes.uint8)
+        return where(nan.max(dim, keepdim).ne(0), nan.argmax(dim, keepdim), found)
+    return x.median(dim, keepdim), position
+
+
+@aten("histc")
+def histogram(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """Count the elements in equal parts of a range."""
+    return histc(x, bins, min, max)
 
 
 def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
