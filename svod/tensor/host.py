@@ -12,7 +12,6 @@ import numpy as np
 
 from svod.core.ir.dtype import dtypes
 from svod.errors import DTypeError, ShapeError
-from svod.tensor.base import Array
 from svod.tensor.callbacks import custom_function
 from svod.tensor.tensor import Tensor
 

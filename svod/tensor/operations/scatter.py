@@ -87,8 +87,8 @@ class Scatter(Ordered):
 
     def _put(self, tensors: list[tuple[int, Self]], value: Self) -> Self:
         """Copy self and replace the elements that these index tensors read by `value`, which is broadcast to them. The last value for an
-        element is kept, and positions out of range are skipped. A small scatter finds the value for each position, and a `where` selects
-        it."""
+        element is kept, and positions out of range are skipped. Single elements are scattered. Of slices a small scatter finds the value
+        for each position, and a `where` selects it."""
         order, first, index = self._points(tensors)
         moved = self.permute(order)
         shape = (*moved.shape[:first], *index.shape, *moved.shape[first + len(tensors):])
@@ -98,12 +98,16 @@ class Scatter(Ordered):
         flat = moved.reshape(*moved.shape[:first], -1, *moved.shape[first + len(tensors):])
         extent, count = flat.shape[first], index.numel()
         place = index.ravel()
-        kind = dtypes.int32 if count < 2 ** 31 else dtypes.int64
-        nothing, numbers = self.full((extent,), -1, kind), self.arange(count, dtype=kind)
-        source = nothing._scatter("t[…] = value", 0, place.where(place.ge(0), upper(extent)), numbers, "SET")
-        rows = given.reshape(*shape[:first], count, *shape[first + index.ndim:]).take(source.maximum(0), first)
-        chosen = source.ge(0).reshape(*(extent if a == first else 1 for a in range(flat.ndim)))
-        return rows.where(chosen, flat).reshape(moved.shape).permute([order.index(a) for a in range(self.ndim)])
+        place = place.where(place.ge(0), upper(extent))
+        if flat.ndim == 1:
+            changed = flat._scatter("t[…] = value", 0, place, given.ravel(), "SET")
+        else:
+            kind = dtypes.int32 if count < 2 ** 31 else dtypes.int64
+            nothing, numbers = self.full((extent,), -1, kind), self.arange(count, dtype=kind)
+            source = nothing._scatter("t[…] = value", 0, place, numbers, "SET")
+            rows = given.reshape(*shape[:first], count, *shape[first + index.ndim:]).take(source.maximum(0), first)
+            changed = rows.where(source.ge(0).reshape(*(extent if a == first else 1 for a in range(flat.ndim))), flat)
+        return changed.reshape(moved.shape).permute([order.index(a) for a in range(self.ndim)])
 
     def _spread(self, name: str, dim: int, index: Operand, source: Self) -> Self:
         """Expand a list of positions along an axis to one position per element of `source`."""

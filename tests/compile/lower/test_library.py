@@ -238,6 +238,14 @@ def test_scatter_of_repeated_positions_and_values(reduction: str, native: bool) 
             compare_scatter(reduction, "float32", (2, 5, inner), places, values, native)
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_scatter_into_a_base_that_is_copied_before(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter, "PARALLEL_ELEMENTS", 50)
+    for base, values in (((1, 60, 1), (1, 9, 1)), ((2, 5, 37), (2, 4, 37)), ((1, 7, 40), (1, 5, 40))):
+        for places in (values, (*values[:2], 1)):
+            compare_scatter("ADD", "float32", base, places, values, native)
+
+
 @pytest.mark.parametrize(("reduction", "kind"), [("ADD", "float32"), ("ADD", "int64"), ("MUL", "float32"), ("MIN", "uint8")])
 def test_scatter_of_many_values_by_parts(reduction: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "LEAST_SCATTERED_PART", 5)

@@ -10,7 +10,7 @@ block are vectors. If there are fewer blocks than cores and much more values tha
 """
 from __future__ import annotations
 
-from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, cores, program
+from svod.compile.lower.library.loops import BOOL, INDEX, PARALLEL_ELEMENTS, Loops, aligned, cores, program
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import scattered_shape
 from svod.core.ir.combiner import get_combiner
@@ -50,28 +50,44 @@ class _Scatter:
         self.blocks = -(-self.inner // self.width)
 
     def by_blocks(self) -> Program:
-        """Return the program in which a core stores all values of a block of columns of a row."""
+        """Return the program in which a core stores all values of a block of columns of a row. If there are fewer rows than cores, a large
+        base is copied in a phase before."""
         b, n, inner = Loops(), self.n, self.inner
-        y, base, *_ = b.args(self.node)
-
-        def copy(begin: int, end: int) -> None:
-            b.span(begin, end, self.lanes, lambda i, width: b.put(y, i, b.get(base, i, width)))
+        y = b.args(self.node)[0]
+        size = self.outer * n * inner
+        copies_before = self.outer < self.target.threads and size >= PARALLEL_ELEMENTS
 
         def block(it: int) -> None:
             row, first = b.over(it, self.blocks), b.mul(b.mod(it, self.blocks), self.width)
             last = b.least(b.plus(first, self.width), b.index(inner))
             begin = b.mul(row, n * inner)
-            if self.blocks == 1:
-                copy(begin, b.plus(begin, n * inner))
-            else:
+            if not copies_before and self.blocks == 1:
+                self._copy(b, begin, b.plus(begin, n * inner))
+            elif not copies_before:
                 def line(i: int) -> None:
                     at = b.calc("ADD", begin, b.mul(i, inner))
-                    copy(b.calc("ADD", at, first), b.calc("ADD", at, last))
+                    self._copy(b, b.calc("ADD", at, first), b.calc("ADD", at, last))
                 b.loop(b.index(0), b.index(n), line)
             self._store(b, y, begin, row, (b.index(0), b.index(self.m)), (first, last))
         b.loop(*b.bounds(), block)
         blocks = self.outer * self.blocks
-        return program(self.node, (), (b, blocks, cores(self.target, self.outer * (n + self.m) * inner, blocks), 0))
+        stores = b, blocks, cores(self.target, self.outer * (n + self.m) * inner, blocks), 0
+        return program(self.node, (), *[self._copies(size)] * copies_before, stores)
+
+    def _copies(self, size: int) -> tuple[Loops, int, int, int]:
+        """Make the phase that copies the base."""
+        b = Loops()
+
+        def chunk(it: int) -> None:
+            begin = b.mul(it, PARALLEL_ELEMENTS)
+            self._copy(b, begin, b.least(b.plus(begin, PARALLEL_ELEMENTS), b.index(size)))
+        b.loop(*b.bounds(), chunk)
+        chunks = -(-size // PARALLEL_ELEMENTS)
+        return b, chunks, min(self.target.threads, chunks), 0
+
+    def _copy(self, b: Loops, begin: int, end: int) -> None:
+        y, base, *_ = b.args(self.node)
+        b.span(begin, end, self.lanes, lambda i, width: b.put(y, i, b.get(base, i, width)))
 
     def by_parts(self, parts: int) -> Program:
         """Return the program in which a core stores the values of a part of a row into a table of its own."""
