@@ -52,6 +52,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (X, torch.tensor([-1.5, 0.25, 0.25, 0.5, 1.75]), torch.linspace(-2, 1.5, 18).reshape(6, 3))),
     "medians": (lambda x, i: (x.median(), x.median(1), x.median(2, keepdim=True), i.median(0), x[0, :2].median(), x.half().median(1)),
                 (torch.where(Y > 2.9, torch.nan, Y), N)),
+    "medians without NaN": (lambda x: (x.nanmedian(), x.nanmedian(1), x.nanmedian(2, keepdim=True), x[0].half().nanmedian(0)),
+                            (torch.where(torch.arange(24).reshape(2, 3, 4) % 5 == 1, torch.nan, Y),)),
+    "bags": (lambda w, i, offsets, weights: (
+        F.embedding_bag(i, w, offsets), F.embedding_bag(i, w, offsets, mode="sum", per_sample_weights=weights),
+        F.embedding_bag(i, w, offsets, mode="max"), F.embedding_bag(i, w, offsets, mode="mean", padding_idx=2),
+        F.embedding_bag(i, w, offsets, mode="sum", include_last_offset=True), F.embedding_bag(i, w.half(), offsets, mode="mean"),
+        F.embedding_bag(i.reshape(4, 2), w, mode="max", padding_idx=2)),
+        (torch.sin(torch.arange(50.0)).reshape(10, 5), torch.tensor([1, 2, 4, 5, 2, 3, 2, 9]), torch.tensor([0, 3, 3, 6]),
+         torch.linspace(-1, 2, 8))),
+    "slices reduced": (lambda x, i, v: [x.index_reduce(1, i, v, reduce, include_self=include)
+                                        for reduce in ("amax", "amin", "prod", "mean") for include in (True, False)],
+                       (X, torch.tensor([1, 0, 1, 1]), torch.cos(torch.arange(32.0)).reshape(2, 4, 4))),
     "histograms": (lambda x: (torch.histc(x, 5, -1, 2), torch.histc(x, 16, -2, 2), torch.histc(x, 7), torch.histc(x[0, 0, :1], 3),
                               torch.histc(x.double(), 16, -2, 2)), (torch.round(X * 8) / 8,)),
     "signs and shifts": (lambda x, i: (x.sign(), x.sgn(), i.sign(), i << 2, i >> 1),

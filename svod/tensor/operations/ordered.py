@@ -124,7 +124,7 @@ class Ordered(ReductionMethods):
         at = self._axis("argsort", dim if axis is None else axis) if self.ndim else 0
         if is_symbolic(self.shape):
             return self._largest(self._last_in_order(descending)).argsort(at, descending)._cut_to(self.shape)
-        if 0 in self.shape or self.ndim == 0 or self.shape[at] == 1:
+        if 0 in self.shape or self.ndim == 0:
             return self.full(self.shape, 0, dtypes.int64)
         return self._by_rows(at, "ARGSORT", (bool(descending),))
 
@@ -190,7 +190,9 @@ class Ordered(ReductionMethods):
         return self.narrow(at, position, 1)
 
     def _by_rows(self, at: int, kernel: str, options: tuple[Any, ...]) -> Self:
-        """Move an axis last, run a library kernel with an int64 result on the rows, and move the axis back."""
+        """Move an axis last, run a library kernel that gives positions in int64 on the rows, and move the axis back."""
+        if self.shape[at] == 1:
+            return self.full(self.shape, 0, dtypes.int64)
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])

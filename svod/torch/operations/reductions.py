@@ -69,6 +69,21 @@ def median_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Te
     return x.median(dim, keepdim), position
 
 
+@aten("nanmedian", widens=False)
+def nanmedian(x: Tensor) -> Tensor:
+    """The lower of the two middle values of all elements that are not NaN."""
+    return nanmedian_with_position(x.ravel(), 0)[0]
+
+
+@aten("nanmedian.dim", widens=False)
+def nanmedian_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The lower of the two middle values along an axis that are not NaN, and its position; the first element if all are."""
+    counts = x.isnan().logical_not().cast(dtypes.int64).sum(dim, keepdim=True)
+    position = x.argsort(dim).gather(dim, counts.sub(1).maximum(0).floor_divide(2))      # NaN comes last
+    value = x.gather(dim, position)
+    return (value, position) if keepdim else (value.squeeze(dim), position.squeeze(dim))
+
+
 @aten("histc")
 def histogram(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Count the elements in equal parts of a range."""

@@ -44,6 +44,14 @@ def _put_by_mask(x: Tensor, given: Sequence[tuple[int, Tensor]], values: Tensor,
     return select(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), _fitting(x, values).reshape(), x)
 
 
+@aten("index_reduce", widens=False)
+def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    """Combine slices of `source` with the slices of x at positions in a list; returns the changed x."""
+    at = dim % x.ndim
+    places = index.reshape(tuple(index.numel() if i == at else 1 for i in range(x.ndim))).expand(source.shape)
+    return x.scatter_reduce(at, places, source, reduce, include_self=include_self)
+
+
 @aten("slice_scatter", widens=False)
 def slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
     """Replace x[start:end:step] along an axis; returns the changed x."""
