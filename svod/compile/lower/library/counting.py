@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned
+from svod.compile.lower.library.loops import BOOL, INDEX, Keys, Loops, aligned
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import Target
 
 MOST_VECTORS = 4            # vectors of neighbouring keys that are compared with a key at a time
-
-Keys = Callable[[int, int], int]         # (position in the row, lanes) → the keys from this position on
 
 
 def type_to_compare(kind: DType) -> DType:

@@ -14,6 +14,7 @@ from svod.core.machine.target import Target
 INDEX, BOOL = dtypes.index, dtypes.bool
 GROUP = 256                     # threads of a group, if the target allows as many
 PARALLEL_ELEMENTS = 1 << 14     # elements; a phase with fewer runs on one core, which is done before another core starts
+Keys = Callable[[int, int], int]         # (position in a row, lanes) → the keys from this position on
 
 
 class Loops(Builder):

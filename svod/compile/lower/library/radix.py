@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from svod.compile.lower.library.loops import BOOL, INDEX, Loops
+from svod.compile.lower.library.loops import BOOL, INDEX, Keys, Loops
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from svod.core.machine.target import Target
 
@@ -26,8 +26,6 @@ BUCKETS = 1 << DIGIT_BITS
 WORD_BITS = 32
 POSITION_MASK = (1 << WORD_BITS) - 1
 WORD_MASK = POSITION_MASK << WORD_BITS
-
-Keys = Callable[[int, int], int]         # (position in the row, lanes) → the keys from this position on
 
 
 class Radix:

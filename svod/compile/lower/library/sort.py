@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial, reduce
 
 from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, type_to_compare
-from svod.compile.lower.library.loops import BOOL, Loops, aligned, cores, program
+from svod.compile.lower.library.loops import BOOL, Keys, Loops, aligned, cores, program
 from svod.compile.lower.library.radix import BUCKETS, COUNT, DIGIT_BITS, ELEMENT, Radix
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
@@ -24,7 +24,6 @@ POSITION = dtypes.int32
 LEAST_SORTED_PART = 1 << 14         # minimum number of positions of a part of a row that is sorted
 COUNTED_PER_DIGIT = 64          # keys; with at most as many per digit, comparison counting takes less time than a radix sort
 
-Keys = Callable[[int, int], int]         # (position in the row, lanes) → the keys from this position on
 Step = Callable[[Radix, int, int, int, int], None]     # (…, row, part, first position, last position): writes a step of one part
 _CONSTANT_BITS = {"bfloat16": 16, "float16": 13}     # the low bits of a float32 that are 0 if it is converted from the type
 
