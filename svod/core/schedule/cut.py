@@ -297,11 +297,12 @@ def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) ->
 
 
 class _Cost(NamedTuple):
-    """The cost of one element of a value: operations, where slow ones count several times, and the buffers and reductions that it reads."""
+    """The cost of one element of a value: operations, where slow ones count several times, the buffers that it reads, and whether it holds
+    a reduction."""
 
     operations: int
     buffers: int
-    reductions: int
+    has_reduction: bool
 
 
 # -- the cut --------------------------------------------------------------------------------------------------------------
@@ -631,21 +632,21 @@ class Cut:
         return reads >= REPEATED * size_of(u) and bool(self.expensive(u, self.why))
 
     def cost_of(self, u: UOp, realised: dict[UOp, str], most: int) -> _Cost:
-        """The cost of computing u anew from the buffers below it; of a value with many nodes below it, a part with more than `most`
-        operations."""
-        operations, buffers, reductions = 0, 0, 0
+        """The cost of computing u anew from the buffers below it, or a part of it: up to the nearest reduction, or, of a value with many
+        nodes below it, more than `most` operations."""
+        operations, buffers = 0, 0
         for visited, n in enumerate(self.cone(u, realised)):
             if visited > MAX_DEPTH and buffers and operations > most:
                 break
             if n.op is Ops.BUFFER or (n is not u and n in realised):
                 buffers += 1
             elif is_reduction(n):
-                reductions += 1
+                return _Cost(operations, buffers, True)
             elif n.op in ELEMENTWISE and not converts_floats(n):
                 operations += 6 if n.op in TRANSCENDENTAL else 3 if n.op in _SLOW else 1
             elif n.op is Ops.GATHER:
                 operations += 3
-        return _Cost(operations, buffers, reductions)
+        return _Cost(operations, buffers, False)
 
     def is_recomputed(self, u: UOp, shifts: int) -> bool:
         """Whether it costs too much to compute u at `shifts` positions of one kernel."""
@@ -654,7 +655,7 @@ class Cut:
     def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
         """The reason why several kernels should not each recompute u; "" if they should."""
         cost = self.cost_of(u, realised, CHEAP_COST)
-        if cost.reductions:
+        if cost.has_reduction:
             return "holds a reduction"
         if not cost.buffers:
             return ""
