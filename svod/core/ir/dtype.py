@@ -143,6 +143,20 @@ def promote(a: DType, b: DType) -> DType:
     return dtypes.float64 if unsigned.bits == 64 else BY_NAME[f"int{unsigned.bits * 2}"]
 
 
+_EXACT_BITS = {dtypes.float16: 11, dtypes.bfloat16: 8, dtypes.float32: 24, dtypes.float64: 53}     # an integer of so many bits is exact
+
+
+def holds(wide: DType, narrow: DType) -> bool:
+    """Whether every value of `narrow` is a value of `wide`, so that a conversion rounds nothing."""
+    if wide == narrow or narrow.kind == "b":
+        return True
+    if narrow.is_float:
+        return wide.is_float and wide.bits > narrow.bits
+    if wide.is_float:
+        return narrow.bits - narrow.is_signed <= _EXACT_BITS[wide]
+    return wide.is_int and wide.min <= narrow.min and narrow.max <= wide.max
+
+
 def accumulator(dtype: DType) -> DType:
     """Return the type in which sums and products of `dtype` are accumulated: float32 for 16-bit floats, int32 or uint32 for narrow
     integers, int32 for bool, otherwise `dtype`."""

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from svod.core.graph.library_kernel import library_kernel_of
-from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.dtype import DType, dtypes, holds
 from svod.core.ir.summation import SumRule, sum_rule
 from svod.core.ir.symbolic import extent_of, is_symbolic
 from svod.core.ir.uop import ALU, Ops, UOp
@@ -280,7 +280,7 @@ def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
             todo += missing
             continue
         src = tuple([done[s] for s in u.src])
-        node = u if src == u.src else u.replace(src=src)
+        node = _converted_once(u if src == u.src else u.replace(src=src))
         if node.op is not Ops.INDEX or src[0].op is not Ops.STAGE or not through(src[0]):
             done[u] = node
         elif node not in values:
@@ -289,6 +289,16 @@ def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
         else:
             done[u] = done[node] = done[values[node]]
     return done[value]
+
+
+def _converted_once(u: UOp) -> UOp:
+    """A conversion of a conversion that is exact, as one conversion; other nodes unchanged. int8 → bfloat16 → float32 is int8 → float32."""
+    if u.op is not Ops.CAST or u.src[0].op is not Ops.CAST:
+        return u
+    between, x = u.src[0].dtype, u.src[0].src[0]
+    if not holds(between, x.dtype) or not (u.dtype.is_float or between.is_int) or dtypes.index in (between, x.dtype, u.dtype):
+        return u
+    return x if x.dtype == u.dtype else u.replace(src=(x,))
 
 
 def _value_at(stage: UOp, coords: tuple[UOp, ...]) -> UOp:
