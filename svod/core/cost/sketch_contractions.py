@@ -175,16 +175,24 @@ def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Fac
     return _unroll_last(state, r)
 
 
-def _ordered(state: Scheduler, r: ResolvedStage, axes: Sequence[int]) -> Scheduler:
-    skipping, summed = _skipping_axes(state, r), range(len(r.stage.outs), len(r.axes))
+def _skipped(p: Point) -> list[list[int]]:
+    """Reduce axes to put outside of the others: their loops skip zeros, and outside bounds are computed rarely and branches predicted
+    well. Axes that skip few iterations are put there for the best tile alone, as one of two choices."""
+    windows = windows_of(p.state.kernel, p.stage.stage.index)
+    every = [a for a in p.reds if a in windows]
+    small = [a for a in every if windows[a].is_small]
+    return [small, every] if len(small) < len(every) and p[_TILE].rank == 0 else [small]
+
+
+def _ordered(state: Scheduler, r: ResolvedStage, axes: Sequence[int], skipping: Sequence[int]) -> Scheduler:
+    summed = range(len(r.stage.outs), len(r.axes))
     summed_in_order = [*skipping, *(a for a in summed if a not in skipping)] if skipping else []
     names = [name_of(state, r, a) for a in (*axes, *summed_in_order) if extent_of(state, r, a) > 1]
     return try_opt(state, "ORDER", r.stage.name, tuple(names)) if len(names) > 1 else state
 
 
 def _skipping_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
-    """The reduce axes whose loops skip iterations that add zeros. They go outside the others, where their bounds are computed rarely and
-    branches predicted well."""
+    """The reduce axes whose loops skip iterations that add zeros."""
     if not windows_of(state.kernel, r.stage.index):
         return []
     axes = loop_nest(state).stages[r.stage.index].axes
@@ -263,6 +271,7 @@ _TILE = Hole("", _register_tiles)
 LANES = Hole("lanes", lambda p: (p[_TILE].lanes,))
 ROWS = Hole("rows", lambda p: (p[_TILE].rows,))
 _ORDER = Hole("", _loop_orders)
+_SKIPPING = Hole("", _skipped)
 _STAGED = fact(lambda p: _stage_operand(p.state, p.stage, p[_ORDER].inner, p[_ORDER].at))       # the state after staging the inner operand
 _UNROLL = Do(lambda p: _unroll_windows(p.state, p.stage, p[_TILE], p[_ORDER].other))
 
@@ -271,7 +280,7 @@ _UNROLL = Do(lambda p: _unroll_windows(p.state, p.stage, p[_TILE], p[_ORDER].oth
 CONTRACTION = Template(
     "CONTRACTION", OPERANDS, _TILE, LANES, ROWS,
     Need(Apply("UPCAST", lambda p: p[_TILE].tile, ROWS), Apply("UPCAST", lambda p: p[_TILE].lane, LANES)), Apply("LANES", _innermost_lane),
-    _ORDER, Do(lambda p: _ordered(p.state, p.stage, p[_ORDER].axes)), _STAGED, Choose(
+    _ORDER, _SKIPPING, Do(lambda p: _ordered(p.state, p.stage, p[_ORDER].axes, p[_SKIPPING])), _STAGED, Choose(
         [Do(lambda p: p[_STAGED]), Choose(
             [Do(lambda p: _stage_masked(p.state, p.stage, p[_ORDER].other)), _UNROLL],
             [Need(Do(lambda p: _stage_share(p.state, p.stage, p[_ORDER].other, p[_TILE].tile))), _UNROLL,

@@ -2,13 +2,18 @@
 zero."""
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import inf, prod
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import Kernel, Node, ResolvedStage
+from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
-_WORTH = 0.75       # a loop skips iterations only if at most this share of them remains, as the bounds cost a few instructions
+# A loop skips iterations only if at most this share of them remains, as the bounds cost a few instructions: with few iterations of other
+# loops inside, and with at least `_MANY_INSIDE`.
+_WORTH, _WORTH_MANY = 0.75, 0.95
+_MANY_INSIDE = 8
 
 
 def product_of(r: ResolvedStage) -> Node | None:
@@ -31,7 +36,7 @@ def through_casts(r: ResolvedStage, nodes: tuple[int, ...]) -> tuple[int, ...]:
 
 class Window(NamedTuple):
     """The positions where a factor of a sum may be nonzero: low ≤ step·o + apart·q < high, with position o of an output axis and q of a
-    reduce axis. `step` and `apart` are positive."""
+    reduce axis. `apart` is positive."""
 
     output: int         # local axes: `output` has the positions o, `summed` the positions q
     summed: int
@@ -39,15 +44,26 @@ class Window(NamedTuple):
     apart: int
     low: int
     high: int
+    share: float = 1.0  # share of the pairs of positions that may be nonzero
+
+    @property
+    def is_small(self) -> bool:
+        """Whether skipping pays whatever the loop contains."""
+        return self.share <= _WORTH
+
+    def reach(self, tile: int) -> tuple[int, int]:
+        """The least and the largest step·(o - start) of a tile of output positions that begins at `start`."""
+        ends = 0, self.step * (tile - 1)
+        return min(ends), max(ends)
 
     def used(self, tile: int, outputs: int, summed: int) -> float:
         """The share of reduce positions that are not skipped, on average over the tiles. `tile`: output positions of a tile; `outputs`,
         `summed`: extents of both axes."""
         starts = range(0, outputs, tile)
-        kept = 0
+        kept, (least, most) = 0, self.reach(tile)
         for start in starts:
-            first = -(-(self.low - self.step * (start + tile - 1)) // self.apart)
-            last = (self.high - 1 - self.step * start) // self.apart
+            first = -(-(self.low - self.step * start - most) // self.apart)
+            last = (self.high - 1 - self.step * start - least) // self.apart
             kept += max(0, min(last, summed - 1) - max(first, 0) + 1)
         return kept / (len(starts) * summed)
 
@@ -61,7 +77,12 @@ def skipping_window(state: Scheduler, r: ResolvedStage, summed: int, pieces: tup
             or (state.split_reduce is not None and state.split_reduce.axis == axis.index) \
             or sum(p.extent > 1 for p in pieces) != 1 or not any(p.role == LOOP and p.extent == axis.extent for p in pieces):
         return None
-    return windows_of(state.kernel, s).get(summed)
+    window = windows_of(state.kernel, s).get(summed)
+    if window is None or window.is_small:
+        return window
+    rows = [state.rows[row] for row in state.order[s]]
+    inside = rows[max(i for i, row in enumerate(rows) if row.axis == axis.index) + 1:]
+    return window if prod([row.extent for row in inside]) >= _MANY_INSIDE else None
 
 
 def windows_of(kernel: Kernel, s: int) -> dict[int, Window]:
@@ -69,13 +90,11 @@ def windows_of(kernel: Kernel, s: int) -> dict[int, Window]:
     whose loops would skip too few iterations are left out. Cached on the kernel."""
     found: dict[int, Window] | None = kernel.windows.get(s)
     if found is None:
-        def share(window: Window) -> float:
-            return window.used(1, extents[window.output], extents[window.summed])
-
-        stage, windows = kernel.stages[s], _windows_of(kernel, s)
+        stage = kernel.stages[s]
         extents = [kernel.axes[a].extent for a in (*stage.outs, *stage.reds)]
-        best = [min((w for w in windows if w.summed == q), key=share) for q in dict.fromkeys([w.summed for w in windows])]
-        found = kernel.windows[s] = {w.summed: w for w in best if share(w) <= _WORTH}
+        windows = [w._replace(share=w.used(1, extents[w.output], extents[w.summed])) for w in _windows_of(kernel, s)]
+        best = [min((w for w in windows if w.summed == q), key=lambda w: w.share) for q in dict.fromkeys([w.summed for w in windows])]
+        found = kernel.windows[s] = {w.summed: w for w in best if w.share <= _WORTH_MANY}
     return found
 
 
@@ -86,42 +105,80 @@ def _windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
     if r is None or product is None:
         return ()
     outs, found = len(r.stage.outs), []
+    extents = [kernel.axes[a].extent for a in r.axes]
     for node in (r.nodes[n] for n in through_casts(r, product.src)):
         if node.kind != "read":
             continue
         inner = kernel.resolve(frozenset())[node.arg]
         assert inner is not None        # nothing is inlined
-        for dim, (low, high) in _nonzero_range(kernel, inner).items():
-            lin = node.dims[dim]
-            if len(lin.coefs) != 2 or lin.atoms or any(kernel.axes[r.axes[a]].bound is not None for a, _ in lin.coefs):
+        for form, (low, high) in _nonzero_ranges(inner).items():
+            if any(node.dims[dim].atoms for dim, _ in form):
                 continue
-            (a, step), (q, apart) = lin.coefs       # in order of the axes: outputs come first
-            if a < outs <= q and step > 0 and apart > 0:
-                found.append(Window(a, q, step, apart, low - lin.const, high - lin.const))
+            shift = sum(c * node.dims[dim].const for dim, c in form)
+            moved = _added([(node.dims[dim].coefs, c) for dim, c in form])
+            if len(moved) != 2 or any(kernel.axes[r.axes[a]].bound is not None for a in moved):
+                continue
+            (a, step), (q, apart) = sorted(moved.items())       # outputs come first
+            if apart < 0:
+                step, apart, low, high, shift = -step, -apart, 1 - high, 1 - low, -shift
+            if a < outs <= q:
+                least, most = min(0, step * (extents[a] - 1)), max(0, step * (extents[a] - 1)) + apart * (extents[q] - 1)
+                found.append(Window(a, q, step, apart, int(max(low - shift, least)), int(min(high - shift, most + 1))))
     return tuple(found)
 
 
-def _nonzero_range(kernel: Kernel, r: ResolvedStage) -> dict[int, tuple[int, int]]:
-    """Dims of a stage with a range outside of which its value is 0: dim → (first position, end)."""
+Coefs = tuple[tuple[int, int], ...]     # (local axis, factor) of the terms of a sum of axes
+
+
+def _added(forms: Iterable[tuple[Coefs, int]]) -> dict[int, int]:
+    """The sum of sums of axes, each times a number: local axis → factor."""
+    total: dict[int, int] = {}
+    for form, times in forms:
+        for a, c in form:
+            total[a] = total.get(a, 0) + c * times
+    return {a: c for a, c in sorted(total.items()) if c}
+
+
+def _nonzero_ranges(r: ResolvedStage) -> dict[Coefs, tuple[float, float]]:
+    """Sums of dims of a stage with a range outside of which its value is 0: sum → (first value, end). The first factor is positive."""
     value = r.nodes[through_casts(r, (r.value,))[0]]
     gate, other = (value.gate, value.alt) if value.kind == "load" else (value.src[0], value.src[2]) if value.op == "WHERE" else (-1, -1)
     if gate < 0 or r.nodes[other].kind != "const" or r.nodes[other].arg != 0:
         return {}
-    ranges: dict[int, tuple[int, int]] = {}
+    ranges: dict[Coefs, tuple[float, float]] = {}
     todo = [gate]
     while todo:
         n = r.nodes[todo.pop()]
         if n.op == "AND":
             todo += n.src
-            continue
         if n.op not in ("CMPLT", "CMPLE"):
             continue
-        x, y = (r.nodes[i] for i in n.src)
-        equal = n.op == "CMPLE"
-        if x.kind == "axis" and y.kind == "const":
-            low, high = ranges.get(x.arg, (0, kernel.axes[r.axes[x.arg]].extent))
-            ranges[x.arg] = low, min(high, y.arg + equal)
-        elif x.kind == "const" and y.kind == "axis":
-            low, high = ranges.get(y.arg, (0, kernel.axes[r.axes[y.arg]].extent))
-            ranges[y.arg] = max(low, x.arg + 1 - equal), high
+        x, y = [_linear(r, i) for i in n.src]
+        form, end = tuple(_added([(x.coefs, 1), (y.coefs, -1)]).items()), y.const - x.const + (n.op == "CMPLE")     # form < end
+        if not form or x.atoms or y.atoms:
+            continue
+        is_upper = form[0][1] > 0
+        form = form if is_upper else tuple([(a, -c) for a, c in form])
+        low, high = ranges.get(form, (-inf, inf))
+        ranges[form] = (low, min(high, end)) if is_upper else (max(low, 1 - end), high)
     return ranges
+
+
+def _linear(r: ResolvedStage, node: int) -> LinearIndex:
+    """A node of a stage as Σ coef·axis + const; other terms are atoms."""
+    found, const, atoms = list[tuple[Coefs, int]](), 0, list[tuple[int, int]]()
+    todo = [(node, 1)]
+    while todo:
+        i, times = todo.pop()
+        n = r.nodes[i]
+        if n.kind == "const":
+            const += times * n.arg
+        elif n.kind == "axis":
+            found.append((((n.arg, 1),), times))
+        elif n.op in ("ADD", "SUB"):
+            todo += [(n.src[0], times), (n.src[1], times if n.op == "ADD" else -times)]
+        elif n.op == "MUL" and r.nodes[n.src[1]].kind == "const":
+            todo.append((n.src[0], times * r.nodes[n.src[1]].arg))
+        else:
+            atoms.append((i, times))
+    return LinearIndex(tuple(_added(found).items()), const, tuple(atoms))

@@ -44,12 +44,27 @@ def dynamic_loops(program: Program) -> int:
 def test_windows_of_wide_padding() -> None:
     """Row o reads with tap q and a dilation of 5 the padded row o + 5·q; rows 5 to 12 have data, the others are padding."""
     wide = Kernel(kernel_of(conv(3, 6, 7, 3, dilation=5, padding=5)))
-    assert windows(wide) == {"r1": Window(1, 4, 1, 5, 5, 12), "r2": Window(2, 5, 1, 5, 5, 12)}
+    assert windows(wide) == {"r1": Window(1, 4, 1, 5, 5, 12, 11 / 21), "r2": Window(2, 5, 1, 5, 5, 12, 11 / 21)}
     assert windows(wide, Opt("UNROLL", "r2", 0)).keys() == {"r1"}, "straight-line code has no bounds"
     assert not windows(Kernel(kernel_of(conv(3, 6, 7, 3, padding=1)))), "nineteen of twenty-one taps are used"
     assert not windows(Kernel(kernel_of(conv(3, 6, 7, 3, dilation=2))))
     strided = windows(Kernel(kernel_of(conv(3, 6, 12, 3, dilation=5, padding=5, stride=3))))
     assert strided["r1"][2:4] == (3, 5)
+
+
+def test_windows_of_taps_that_a_phase_lacks() -> None:
+    """Position o of a block of two and tap q of two read the weight 2·(1 - q) + o, which the kernel of three has if it is below 3."""
+    kernel = Kernel(kernel_of(data(1, 8, 9).conv_transpose1d(data(8, 4, 3), stride=2), 0))
+    assert windows(kernel) == {"r1": Window(2, 4, -1, 2, 0, 3, 0.75)}
+
+
+def test_windows_that_skip_few_need_other_loops_inside() -> None:
+    """Nineteen of 21 taps of a row are used: the loop skips the others if another loop of many iterations is inside of it."""
+    kernel = Kernel(kernel_of(conv(16, 6, 7, 3, padding=1)))
+    assert not windows(kernel)
+    outside = windows(kernel, Opt("ORDER", "out", ("o0", "o1", "o2", "r1", "r2", "r0")))
+    assert {name: w.share for name, w in outside.items()} == {"r1": 19 / 21, "r2": 19 / 21}
+    assert windows(kernel, Opt("ORDER", "out", ("o0", "o1", "o2", "r1", "r0", "r2"))).keys() == {"r1"}
 
 
 def test_the_share_of_taps_that_are_used() -> None:
@@ -58,7 +73,7 @@ def test_the_share_of_taps_that_are_used() -> None:
     for _ in range(200):
         outputs, summed, tile = rng.randint(1, 17), rng.randint(1, 7), rng.randint(1, 5)
         low = rng.randint(-3, 12)
-        w = Window(0, 1, rng.randint(1, 3), rng.randint(1, 7), low, low + rng.randint(1, 20))
+        w = Window(0, 1, rng.choice((-2, -1, 1, 2, 3)), rng.randint(1, 7), low, low + rng.randint(1, 20))
         starts = range(0, outputs, tile)
         used = sum(any(w.low <= w.step * o + w.apart * q < w.high for o in range(start, start + tile))
                    for start in starts for q in range(summed))
@@ -99,12 +114,16 @@ def test_numbers_stay(seed: int) -> None:
     for size in (1, 7, shapes.randint(2, 13), shapes.choice((8, 11, 16))):
         apart = shapes.randint(max(2, size // 2 + 1), size + 2)
         taps, stride = shapes.choice((2, 3, 5)), shapes.choice((1, 1, 2))
-        case = Case(Kernel(kernel_of(conv(shapes.choice((1, 3)), shapes.choice((5, 17)), size, taps, dilation=apart,
-                                          padding=apart * (taps // 2), stride=stride))))
-        start = Scheduler(case.kernel, target)
-        for state in (*sketches(start)[:12], *(random_state(rng, start, rng.randint(1, 8)) for _ in range(12))):
-            program = lower(state)
-            validate(program)
-            stood += dynamic_loops(program) > 0
-            (run_native(case, program, target, 2) if NATIVE else run_interpreted(case, program, 2))
-    assert stood >= 8
+        wide = conv(shapes.choice((1, 3)), shapes.choice((5, 17)), size, taps, dilation=apart, padding=apart * (taps // 2), stride=stride)
+        stride = shapes.randint(2, 4)
+        lacking = data(1, 8, size).conv_transpose1d(data(8, shapes.choice((5, 17)), stride + shapes.randint(1, stride)), stride=stride,
+                                                    padding=shapes.randint(0, stride // 2))
+        for tensor in (wide, lacking):
+            case = Case(Kernel(kernel_of(tensor, 0)))
+            start = Scheduler(case.kernel, target)
+            for state in (*sketches(start)[:12], *(random_state(rng, start, rng.randint(1, 8)) for _ in range(12))):
+                program = lower(state)
+                validate(program)
+                stood += dynamic_loops(program) > 0
+                (run_native(case, program, target, 2) if NATIVE else run_interpreted(case, program, 2))
+    assert stood >= 16

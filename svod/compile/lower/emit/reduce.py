@@ -259,9 +259,9 @@ class ReduceLoops:
         if window is None:
             return self._unmasked_bounds(node, end)
         first = b.mul(self.axes.ssa(self.axes.start(stage, window.output)), window.step)
-        apart, span = b.index(window.apart), window.step * (stage.span(window.output) - 1)
-        start = b.alu("SUB", dtypes.index, 1, b.index(window.low - span + window.apart - 1), first)
-        stop = b.alu("SUB", dtypes.index, 1, b.index(window.high - 1 + window.apart), first)
+        apart, (least, most) = b.index(window.apart), window.reach(stage.span(window.output))
+        start = b.alu("SUB", dtypes.index, 1, b.index(window.low - most + window.apart - 1), first)
+        stop = b.alu("SUB", dtypes.index, 1, b.index(window.high - least - 1 + window.apart), first)
         return (b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("IDIV", dtypes.index, 1, start, apart)),
                 b.alu("MIN", dtypes.index, 1, b.index(end), b.alu("IDIV", dtypes.index, 1, stop, apart)))
 
