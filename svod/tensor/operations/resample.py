@@ -59,17 +59,21 @@ class Resample(NeuralNetwork):
         if any(s > 1 and d > 1 for s, d in zip(steps, dilations, strict=True)):
             w, dilations = _spread_out(w, dilations, steps)
         kernel = w.shape[2:]
-        full = self._all_positions(name, w, steps, dilations, groups)
+        # zeros before the taps move the beginning of the result to that of a block, if they need no further block
+        before = [-p % s if -(-(k + -p % s) // s) == -(-k // s) else 0 for p, s, k in zip(pads, steps, kernel, strict=True)]
+        begins = [p + b for p, b in zip(pads, before, strict=True)]
+        full = self._all_positions(name, w.pad([(0, 0), (0, 0), *((b, 0) for b in before)]), steps, dilations, groups)
         sizes = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in
                  zip(self.shape[2:], steps, pads, dilations, kernel, extra, strict=True)]
         if min(sizes) < 1:
             raise ShapeError(f"{name} of {self.shape} with a weight of {given.shape} and padding {pads}: nothing is left")
-        if any(p % s or n % s for p, n, s in zip(pads, sizes, steps, strict=True)):
-            # stored, so that lanes of one kernel use equal taps: the result begins or ends within a block of `stride` positions
-            full = full.from_uop(graph.contiguous(full.uop))
-        behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
-        result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
-                                                                                           zip(pads, sizes, strict=True))])
+        blocks = [(b // s * s, -(-(b + n) // s) * s) for b, n, s in zip(begins, sizes, steps, strict=True)]
+        behind = [max(0, end - m) for (_, end), m in zip(blocks, full.shape[2:], strict=True)]
+        result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *blocks])
+        if result.shape[2:] != tuple(sizes):
+            # Whole blocks of `stride` positions are stored first, so that neighbouring lanes of one kernel use equal taps.
+            result = result.from_uop(graph.contiguous(result.uop))
+            result = result.shrink([None, None, *((b % s, b % s + n) for b, n, s in zip(begins, sizes, steps, strict=True))])
         return result._with_bias(name, bias)
 
     def _all_positions(self, name: str, weight: Self, steps: Sequence[int], dilations: Sequence[int], groups: int) -> Self:
