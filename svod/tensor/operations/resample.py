@@ -104,8 +104,8 @@ class Resample(NeuralNetwork):
         `mode`: 'nearest', 'nearest-exact', 'linear' (3 axes), 'bilinear' (4), 'trilinear' (5), 'bicubic' (4; Keys' kernel with a = -0.75),
         or 'area' (means, as `adaptive_avg_pool2d`). Positions are PyTorch's: with `align_corners` the centres of the corner elements
         coincide, otherwise their edges. Axes are resized one after the other, from the last to the first, so that the largest arrays are
-        sums of whole rows. Each is resized by a few gathers at positions known when the graph is built. Raises ShapeError and
-        UnsupportedError."""
+        sums of whole rows; axes that shrink come before the last axis, which then has fewer rows. Each is resized by a few gathers at
+        positions known when the graph is built. Raises ShapeError and UnsupportedError."""
         spatial = self.ndim - 2
         wanted = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}.get(mode, spatial)
         if spatial < 1 or spatial > 3 or wanted != spatial:
@@ -138,9 +138,13 @@ class Resample(NeuralNetwork):
     def _interpolated(self, sizes: Sequence[int], factors: Sequence[float | None], mode: str, align_corners: bool) -> Self:
         """Resize by the linear modes and bicubic."""
         result = self._float()
-        for axis, n, f in reversed(list(zip(range(2, self.ndim), sizes, factors, strict=True))):
+        *others, last = zip(range(2, self.ndim), sizes, factors, strict=True)
+        shrinking = [(axis, n, f) for axis, n, f in others if n < self.shape[axis]]
+        for axis, n, f in (*shrinking, last, *reversed([step for step in others if step not in shrinking])):
             if n == self.shape[axis] and mode != "bicubic":
                 continue        # PyTorch ignores the factor if the extent does not change
+            if shrinking and axis == self.ndim - 1:     # whole rows are sums of rows; at single positions they would be gathered
+                result = result.from_uop(graph.contiguous(result.uop))
             if self.shape[axis] == 1:       # all taps read the only element, and their weights add up to 1
                 result = result.expand(*result.shape[:axis], n, *result.shape[axis + 1:])
                 continue
