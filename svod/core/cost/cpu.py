@@ -42,7 +42,7 @@ class Cpu:
     wide_mask_operations: float = 2.0   # price of a wide load under a mask that is shuffled after the load
     shuffled_step: int = 4              # largest distance of lanes, in elements, at which whole vectors are loaded and shuffled
     lane_loads: float = 1.5             # price, in loads, of one lane that is loaded separately
-    masked_lane_loads: float = 6.0      # price, in loads, of one lane that is loaded separately under a mask
+    masked_lane_loads: float = 6.0      # price, in loads, of one lane that is loaded separately under a bit of a mask
     # price, in loads, of one lane from a staged area: its rows mostly are a power of two apart and share cache sets
     staged_lane_loads: float = 8.0
     transposed_lane_loads: float = 0.5  # price, in loads, of one lane if squares are transposed in registers
@@ -214,7 +214,9 @@ class IssuePricer:
             return cpu.staged_lane_loads * lanes, 0.0
         if n.gate < 0 and any(self._is_wide(a, lanes) for a, c in n.linear.coefs if c == 1 and a != self.stage.vector):
             return cpu.transposed_lane_loads * lanes, 0.0
-        return (cpu.lane_loads if n.gate < 0 else cpu.masked_lane_loads) * lanes, 0.0
+        # lanes that share one bit of the mask are loaded in a branch, or not at all
+        is_masked = n.gate >= 0 and self.stage.vector in self.r.nodes[n.gate].deps
+        return (cpu.masked_lane_loads if is_masked else cpu.lane_loads) * lanes, 0.0
 
     def _staged_lanes(self, n: Node, lanes: int) -> tuple[int, bool]:
         """(elements between the lanes of a read of scratch memory, whether all its vectors are aligned)."""

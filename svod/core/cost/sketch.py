@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from svod.core.cost.cpu import cost_of, cost_within
 from svod.core.cost.sketch_ahead import ahead
+from svod.core.cost.sketch_channels import CHANNELS
 from svod.core.cost.sketch_contractions import CONTRACTION, inner_contraction
 from svod.core.cost.sketch_facts import (
     bytes_of_arguments,
@@ -601,6 +602,7 @@ TEMPLATES: tuple[Steps, ...] = (
         [Only(lambda p: not p.stage.reductions), TRANSPOSE],
         [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.reds), ROW_SUMS],
         [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.outs), Choose(COLUMN_SUMS, WINDOWS)])],
+    [_IS_NONE, CHANNELS],
     [_IS_NONE])
 FINISH = Do(_finish)
 PREFETCHED, STREAMED = Template("PREFETCH", Do(lambda p: ahead(p.state))), Template("STREAM", Do(lambda p: _streamed(p.state)))
