@@ -42,7 +42,7 @@ class Cpu:
     wide_mask_operations: float = 2.0   # price of a wide load under a mask that is shuffled after the load
     shuffled_step: int = 4              # largest distance of lanes, in elements, at which whole vectors are loaded and shuffled
     lane_loads: float = 1.5             # price, in loads, of one lane that is loaded separately
-    masked_lane_loads: float = 6.0      # price, in loads, of one lane that is loaded separately under a bit of a mask
+    masked_lane_loads: float = 4.0      # price, in loads, of one lane that is loaded separately under a bit of a mask
     # price, in loads, of one lane from a staged area: its rows mostly are a power of two apart and share cache sets
     staged_lane_loads: float = 8.0
     transposed_lane_loads: float = 0.5  # price, in loads, of one lane if squares are transposed in registers

@@ -450,3 +450,10 @@ def test_cores_share_a_product_only_if_that_saves_more_than_their_start_takes(ro
     tensor = (data(rows, columns) * data(columns)).sum(1)
     state = heuristic(Scheduler(Kernel(kernel_of(tensor)), replace(AVX512, threads=2)))
     assert any(opt.op == "THREAD" for opt in state.applied_opts) == is_shared
+
+
+def test_elements_that_are_looked_up_are_loaded_in_vectors() -> None:
+    """Rows of 97 at positions of rows of 41, as in resizing: the bounds of sixteen positions are checked at once."""
+    looked_up = data(16, 37, 41).take(data(97, dtype="int32"), 2)
+    chosen = heuristic(Scheduler(Kernel(kernel_of(looked_up)), replace(AVX512, threads=2)))
+    assert any(opt.op == "UPCAST" and opt.axis == "o1" for opt in chosen.applied_opts)
