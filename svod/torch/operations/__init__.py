@@ -17,10 +17,11 @@ from svod.torch.operations import (
                                    recurrent,
                                    reductions,
                                    scatter,
+                                   searching,
                                    views,
 )
 from svod.torch.operations.complex_numbers import COMPLEX
 from svod.torch.operations.table import TABLE, Operation
 
 __all__ = ["COMPLEX", "TABLE", "Operation", "attention", "complex_numbers", "convolutions", "creation", "elementwise", "indexing", "norms",
-           "pooling", "products", "recurrent", "reductions", "scatter", "views"]
+           "pooling", "products", "recurrent", "reductions", "scatter", "searching", "views"]
