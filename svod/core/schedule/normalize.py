@@ -34,6 +34,9 @@ from svod.core.schedule.rangeify import reduce_extents
 from svod.errors import ScheduleError
 
 
+_MEMORY = (Ops.BUFFER, Ops.AFTER)
+
+
 class Normalized(NamedTuple):
     """A normalized graph. `sink`: the rewritten SINK. `outputs`: per source, the node below RESHAPEs that holds its value. `roots`: nodes
     that need a buffer, with the reason."""
@@ -78,9 +81,11 @@ def _without_change(u: UOp) -> UOp | None:
 
 
 def _reduced_alone(u: UOp) -> UOp | None:
-    """The operand of a REDUCE_AXIS, or of its GEP, that reduces one element; None for others."""
+    """The operand of a REDUCE_AXIS, or of its GEP, that reduces one element; None for others, and where the operand is memory or a constant,
+    as an output needs a kernel that stores it."""
     made = u.src[0].src[u.arg] if u.op is Ops.GEP else u.src[0]
-    return made if not reduce_extents(u) and made.dtype == u.dtype else None
+    is_computed = base_of(made).op not in (*_MEMORY, Ops.CONST)
+    return made if is_computed and not reduce_extents(u) and made.dtype == u.dtype else None
 
 
 def _stores_as_assigns(u: UOp) -> UOp | None:
@@ -112,9 +117,6 @@ MERGE_REDUCTIONS = PatternMatcher([
     (Pattern(Ops.REDUCE_AXIS, (_INNER_SUM,), name="outer"), _merge_reductions),
     (Pattern(Ops.REDUCE_AXIS, (Pattern(Ops.RESHAPE, (_INNER_SUM,), name="between"),), name="outer"), _merge_reductions_reshaped),
 ])
-
-
-_MEMORY = (Ops.BUFFER, Ops.AFTER)
 
 
 def _roots_at(node: UOp) -> Iterator[tuple[UOp, str]]:

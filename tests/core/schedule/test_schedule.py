@@ -16,6 +16,7 @@ from svod.core.schedule.cut import MAX_DEPTH, MAX_READS, Cut
 from svod.core.schedule.schedule import Schedule, create_schedule
 from svod.errors import ScheduleError
 from svod.tensor import Tensor
+from svod.tensor.realize import realize_tensors
 from tests.core.corpus import attention, data
 from tests.core.scheduling import run_schedule
 from tests.draws import a_quarter
@@ -457,3 +458,24 @@ def test_the_cut_looks_at_each_step_of_a_recurrence_equally_often(monkeypatch: p
         create_schedule(graph.sink(h.uop))
         counts.append(visited[0])
     assert counts[1] < 2.5 * counts[0], "four times as many if every step looks at all steps below it"
+
+
+OPERANDS: dict[str, Any] = {"memory": lambda t: t, "a view": lambda t: t.permute(1, 0).permute(1, 0), "computed": lambda t: t * 2,
+                            "a constant": lambda t: Tensor.full(t.shape, 3.0)}
+REDUCTIONS: dict[str, Any] = {"max": lambda t: t.max(0), "sum": lambda t: t.sum(0), "prod": lambda t: t.prod(0), "mean": lambda t: t.mean(0)}
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("operand", OPERANDS.values(), ids=OPERANDS)
+@pytest.mark.parametrize("reduce", REDUCTIONS.values(), ids=REDUCTIONS)
+def test_a_reduction_of_one_element_is_an_output_of_its_own(reduce: Any, operand: Any, columns: int) -> None:
+    """Also where its operand is memory, which the result must not share, and where both are outputs."""
+    a = np.random.default_rng(6).random((1, columns), np.float32)
+    for dtype in ("float32", "bfloat16"):
+        t = Tensor(a, dtype=dtype) if dtype == "float32" else Tensor(a).cast(dtype).realize()
+        value = operand(t)
+        expected = operand(t).cast("float32").numpy()[0]
+        result = reduce(value)
+        realize_tensors([value, result])
+        np.testing.assert_array_equal(result.cast("float32").numpy(), expected)
+        np.testing.assert_array_equal(value.cast("float32").numpy()[0], expected)
