@@ -33,7 +33,6 @@ from svod.core.schedule.calls import arguments_of
 from svod.core.schedule.rangeify import reduce_extents
 from svod.errors import ScheduleError
 
-
 _MEMORY = (Ops.BUFFER, Ops.AFTER)
 
 
@@ -81,7 +80,7 @@ def _without_change(u: UOp) -> UOp | None:
 
 
 def _reduced_alone(u: UOp) -> UOp | None:
-    """The operand of a REDUCE_AXIS, or of its GEP, that reduces one element; None for others, and where the operand is memory or a constant,
+    """The operand of a REDUCE_AXIS, or of its GEP, that reduces one element; None for others, and where the operand is memory or constant,
     as an output needs a kernel that stores it."""
     made = u.src[0].src[u.arg] if u.op is Ops.GEP else u.src[0]
     is_computed = base_of(made).op not in (*_MEMORY, Ops.CONST)

@@ -460,9 +460,11 @@ def test_the_cut_looks_at_each_step_of_a_recurrence_equally_often(monkeypatch: p
     assert counts[1] < 2.5 * counts[0], "four times as many if every step looks at all steps below it"
 
 
-OPERANDS: dict[str, Any] = {"memory": lambda t: t, "a view": lambda t: t.permute(1, 0).permute(1, 0), "computed": lambda t: t * 2,
-                            "a constant": lambda t: Tensor.full(t.shape, 3.0)}
-REDUCTIONS: dict[str, Any] = {"max": lambda t: t.max(0), "sum": lambda t: t.sum(0), "prod": lambda t: t.prod(0), "mean": lambda t: t.mean(0)}
+OPERANDS: dict[str, Any] = {
+    "memory": lambda t: t, "a view": lambda t: t.permute(1, 0).permute(1, 0), "computed": lambda t: t * 2,
+    "a constant": lambda t: Tensor.full(t.shape, 3.0)}
+REDUCTIONS: dict[str, Any] = {
+    "max": lambda t: t.max(0), "sum": lambda t: t.sum(0), "prod": lambda t: t.prod(0), "mean": lambda t: t.mean(0)}
 
 
 @pytest.mark.parametrize("columns", [1, 3])
