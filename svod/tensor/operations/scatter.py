@@ -164,7 +164,8 @@ class Scatter(Ordered):
         kind = accumulator(self.dtype) if self.dtype.is_float else dtypes.uint8 if self.dtype.kind == "b" else self.dtype
         if reduction not in ("ADD", "MUL") and self.dtype.is_float:
             kind = self.dtype
-        operands = [self.cast(kind)._in_three_axes(at), index._without_repeats(at), values._without_repeats(at).cast(kind)]
+        # the index tells how many elements are placed along its axis, so it keeps that extent
+        operands = [self.cast(kind)._in_three_axes(at), index._without_repeats(at, but_at=True), values._without_repeats(at).cast(kind)]
         placed = self.from_uop(graph.library_kernel("SCATTER", (reduction,), kind, *[t.uop for t in operands]))
         return placed.reshape(self.shape).cast(self.dtype)
 
@@ -172,12 +173,12 @@ class Scatter(Ordered):
         """Merge the axes before `at`, and those behind it."""
         return self.reshape(math.prod(self.shape[:at]), self.shape[at], math.prod(self.shape[at + 1:]))
 
-    def _without_repeats(self, at: int) -> Self:
-        """View as three axes. An axis that repeats elements has extent 1."""
+    def _without_repeats(self, at: int, but_at: bool = False) -> Self:
+        """View as three axes. An axis that repeats elements has extent 1; with `but_at` not the axis `at`."""
         if self.uop.op is not Ops.EXPAND:
             return self._in_three_axes(at)
         source, shape = self.uop.src[0], list(self.shape)
-        for axes in (slice(0, at), slice(at, at + 1), slice(at + 1, self.ndim)):
+        for axes in (slice(0, at), *([] if but_at else [slice(at, at + 1)]), slice(at + 1, self.ndim)):
             single = shape_of(source)[axes]
             if all(n == 1 for n in single):
                 shape[axes] = single

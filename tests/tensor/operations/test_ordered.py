@@ -150,12 +150,16 @@ def test_rows_by_a_list() -> None:
 @given(shape=shapes(2, 3, zero=False), seed=seeds, data=st.data())
 def test_scatter_of_expanded_operands(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))
-    single = tuple(n if i == axis else data.draw(st.sampled_from([1, n])) for i, n in enumerate(shape))
-    a, values = make(shape, "float32", seed), make(tuple(1 if i == axis else n for i, n in enumerate(single)), "float32", seed + 1)
+    single, given = (tuple(data.draw(st.sampled_from([1, n])) for n in shape) for _ in range(2))
+    a, values = make(shape, "float32", seed), make(given, "float32", seed + 1)
     index = np.random.default_rng(seed).integers(0, shape[axis], single)
     t, i, v = Tensor(a), Tensor(index).expand(shape), Tensor(values).expand(shape)
-    check(t.scatter_add(axis, i, v), scattered(a, axis, np.broadcast_to(index, shape), np.broadcast_to(values, shape), "sum"), 2)
-    check(t.scatter(axis, i, 2.0), scattered(a, axis, np.broadcast_to(index, shape), np.full(shape, 2, np.float32), "set"))
+    where, placed = np.broadcast_to(index, shape), np.broadcast_to(values, shape)
+    check(t.scatter_add(axis, i, v), scattered(a, axis, where, placed, "sum"), 2)
+    check(t.scatter(axis, i, 2.0), scattered(a, axis, where, np.full(shape, 2, np.float32), "set"))
+    check(t.scatter_add(axis, i, 2.0), scattered(a, axis, where, np.full(shape, 2, np.float32), "sum"), 2)
+    reduce, include = data.draw(st.sampled_from(["sum", "prod", "mean", "amax"])), data.draw(st.booleans())
+    check(t.scatter_reduce(axis, i, v, reduce, include_self=include), scattered(a, axis, where, placed, reduce, include), 4)
 
 
 @few
