@@ -55,7 +55,7 @@ def _by_halving(sequence: Tensor, values: Tensor, right: bool) -> Tensor:
 
 
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of `bins` equal parts of min … max, by default from the least to the largest element; elements outside
+    """Count the elements in each of `bins` equal parts of min … max, by default from the least to the largest number; elements outside
     and NaN are not counted. The result has the dtype of `x`. Raises ShapeError for no bins or max below min."""
     if bins < 1 or max < min:
         raise ShapeError(f"histc with {bins} bins of {min} … {max}: there must be a bin, and max cannot be below min")
@@ -64,8 +64,8 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
         return Tensor.full((bins,), 0, t.dtype)
     low, high = (Tensor.full((), float(limit), t.dtype) for limit in (min, max))
     if min == max:
-        low, high = t.min(), t.max()
-        low, high = where(low.eq(high), low - 1, low), where(low.eq(high), high + 1, high)
+        low, high = where(t.isnan(), math.inf, t).min(), where(t.isnan(), -math.inf, t).max()
     part = t.sub(low).mul(bins).div(high.sub(low)).clamp(0, bins - 1)      # the last part includes max
+    part = where(low.eq(high), bins // 2, part)         # equal elements lie in the middle, as if the parts began 1 below and ended 1 above
     place = where(t.ge(low) & t.le(high), part, bins).cast(dtypes.int32)      # out of range: skipped
     return Tensor.full((bins,), 0, dtypes.int32).scatter_add(0, place, 1).cast(t.dtype)

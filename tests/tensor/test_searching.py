@@ -69,6 +69,19 @@ def test_histograms(n: int, bins: int, dtype: str, seed: int) -> None:
     assert histc(Tensor(with_nan), bins, -9, 9).tolist() == histc(Tensor(x), bins, -9, 9).tolist()
 
 
+@pytest.mark.parametrize("value", [0.0, -2.5, 1e9])
+@pytest.mark.parametrize("bins", [1, 4, 5])
+def test_a_histogram_of_equal_numbers_has_them_in_the_middle(value: float, bins: int) -> None:
+    """Also where adding 1 does not change the number, and beside NaN."""
+    counts = [3.0 * (k == bins // 2) for k in range(bins)]
+    assert histc(Tensor(np.full(3, value, np.float32)), bins).tolist() == counts
+    assert histc(Tensor(np.array([np.nan, value, value, value], np.float32)), bins).tolist() == counts
+
+
+def test_a_number_is_searched_as_it_is_among_integers() -> None:
+    assert searchsorted(Tensor([0, 1, 2]), 0.5).item() == 1 == searchsorted(Tensor([0, 1, 2]), Tensor(0.5)).item()
+
+
 def test_what_is_refused_and_public_names() -> None:
     for call in (lambda: searchsorted(Tensor([[1.0]]), Tensor([[1.0], [2.0]])), lambda: searchsorted(Tensor(1.0), 2.0),
                  lambda: histc(Tensor([1.0]), 0), lambda: histc(Tensor([1.0]), 3, 2, 1)):

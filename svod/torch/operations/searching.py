@@ -15,7 +15,7 @@ def positions_in_sorted(sequence: Tensor, values: Any, out_int32: bool = False, 
                         sorter: Tensor | None = None) -> Tensor:
     """The positions at which values would be put into sorted sequences. `sorter`: the order that sorts the sequences."""
     in_order = sequence if sorter is None else sequence.gather(-1, sorter)
-    found = searchsorted(in_order, _as_values(values, sequence), right or side == "right")
+    found = searchsorted(in_order, values, right or side == "right")
     return found.cast(dtypes.int32) if out_int32 else found
 
 
@@ -23,10 +23,6 @@ def positions_in_sorted(sequence: Tensor, values: Any, out_int32: bool = False, 
 def bucketize(values: Any, boundaries: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
     """The number of the interval between boundaries in which each value lies."""
     return positions_in_sorted(boundaries, values, out_int32, right)
-
-
-def _as_values(values: Any, sequence: Tensor) -> Tensor:
-    return values if isinstance(values, Tensor) else Tensor.full((), values, sequence.dtype)
 
 
 @aten("_embedding_bag", "_embedding_bag_forward_only")
