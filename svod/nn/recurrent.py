@@ -16,7 +16,7 @@ from svod.nn.module import Module, fan_in_bound, uniform
 from svod.tensor import Tensor
 from svod.tensor.precision import common_half, rounded, widened
 
-MOST_STEPS = 2000       # most steps of all layers and directions that are unrolled: each takes 6 ms to compile, and 0.1 MB
+MOST_STEPS = 2000       # most steps of all layers and directions that are unrolled; a step takes 6 ms to compile and 0.1 MB of memory
 
 State = tuple[Tensor, ...]      # the hidden state; for an LSTM, the hidden state and the cell state
 # a function from (product of the weights with the input, product with the last hidden state, last state) to the next state

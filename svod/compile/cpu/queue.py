@@ -35,7 +35,7 @@ from svod.errors import LaunchError
 from svod.system.process.cores import usable_cores
 
 _GROUP_CHUNKS = 8       # chunks per thread for the kernels of a level: taking a chunk costs more than a small kernel
-_FEW_PLACES = 16        # most words that are written one by one: more take longer than one assignment of NumPy's
+_FEW_PLACES = 16        # most words that are written one by one; above this number one assignment of NumPy's is faster
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
 RECORDS, COUNT, POOL, SCRATCH, REPEATS = (offset // 8 for offset in (
     rt.PLAN_RECORDS, rt.PLAN_COUNT, rt.PLAN_POOL, rt.PLAN_SCRATCH, rt.PLAN_REPEATS))

@@ -86,7 +86,7 @@ class _PhaseCheck:
         self.at = 0
 
     def require(self, ok: bool, why: str) -> None:
-        """Raise CompileError unless `ok`. Frequent checks make the text only where it is needed: texts took more time than the checks."""
+        """Raise CompileError unless `ok`. Frequent checks test first, as making the text takes longer than the check."""
         if not ok:
             raise CompileError(f"phase {self.phase.symbol}: {format_instruction(self.at, self.code[self.at])}: {why}")
 

@@ -10,10 +10,10 @@ from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
-# A loop skips iterations only if at most this share of them remains, as the bounds cost a few instructions: with few iterations of other
-# loops inside, and with at least `_MANY_INSIDE`.
-_WORTH, _WORTH_MANY = 0.75, 0.95
-_MANY_INSIDE = 8
+# A loop skips iterations only if few enough of them remain, as its bounds cost a few instructions.
+_MOST_SHARE = 0.75              # largest share of iterations that may remain
+_MOST_SHARE_AROUND_LOOPS = 0.95 # the same, for a loop with `_MANY_INSIDE` iterations of other loops in it
+_MANY_INSIDE = 8                # iterations of the loops inside
 
 
 def product_of(r: ResolvedStage) -> Node | None:
@@ -49,7 +49,7 @@ class Window(NamedTuple):
     @property
     def is_small(self) -> bool:
         """Whether skipping pays whatever the loop contains."""
-        return self.share <= _WORTH
+        return self.share <= _MOST_SHARE
 
     def reach(self, tile: int) -> tuple[int, int]:
         """The least and the largest step·(o - start) of a tile of output positions that begins at `start`."""
@@ -94,7 +94,7 @@ def windows_of(kernel: Kernel, s: int) -> dict[int, Window]:
         extents = [kernel.axes[a].extent for a in (*stage.outs, *stage.reds)]
         windows = [w._replace(share=w.used(1, extents[w.output], extents[w.summed])) for w in _windows_of(kernel, s)]
         best = [min((w for w in windows if w.summed == q), key=lambda w: w.share) for q in dict.fromkeys([w.summed for w in windows])]
-        found = kernel.windows[s] = {w.summed: w for w in best if w.share <= _WORTH_MANY}
+        found = kernel.windows[s] = {w.summed: w for w in best if w.share <= _MOST_SHARE_AROUND_LOOPS}
     return found
 
 

@@ -1,6 +1,7 @@
 """Sums, extrema and their positions, variances, scans, sorting."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +54,9 @@ def min_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tenso
 
 @aten("median", widens=False)
 def median(x: Tensor) -> Tensor:
-    """The lower of the two middle values of all elements."""
+    """The lower of the two middle values of all elements; NaN if there are none."""
+    if 0 in x.shape and x.dtype.is_float:
+        return Tensor.full((), math.nan, x.dtype)
     return x.median()
 
 
@@ -71,7 +74,9 @@ def median_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Te
 
 @aten("nanmedian", widens=False)
 def nanmedian(x: Tensor) -> Tensor:
-    """The lower of the two middle values of all elements that are not NaN."""
+    """The lower of the two middle values of all elements that are not NaN; NaN if there are none."""
+    if 0 in x.shape and x.dtype.is_float:
+        return Tensor.full((), math.nan, x.dtype)
     return nanmedian_with_position(x.ravel(), 0)[0]
 
 

@@ -26,7 +26,7 @@ def _count_type(kind: DType) -> DType:
 
 
 def _counted(b: Loops, places: int, precedes: int) -> int:
-    """Emit `places` plus 1 in lanes where a key precedes the one of the place."""
+    """Emit `places`, increased by 1 in lanes where `precedes` holds."""
     count, lanes = b.dtype[places], b.num_lanes[places]
     return b.alu("ADD", count, lanes, places, b.alu("WHERE", count, lanes, precedes, b.const(count, lanes, 1), b.const(count, lanes, 0)))
 

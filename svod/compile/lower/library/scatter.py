@@ -20,7 +20,7 @@ from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
 BLOCK_BYTES = 256           # bytes of a row of columns that one core processes in its loop over positions
-VALUES_PER_PLACE = 4        # values are cut into parts if there are as many per place of all tables
+VALUES_PER_PLACE = 4        # least number of values per entry of a table for which values are cut into parts, each with a table
 LEAST_SCATTERED_PART = 1 << 12       # minimum number of positions of a part
 
 

@@ -20,23 +20,23 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 BLOCK_VECTORS = 8
-CAPACITY_SHARE = 4          # the candidates that have memory, per element of the result
+CAPACITY_FACTOR = 4         # candidates that have memory, per element of the result
 LEAST_CAPACITY = 64
-SORT_SHARE = 8              # a row of n elements is sorted if k > n / SORT_SHARE
+SORT_FACTOR = 8             # a row of n elements is sorted if k · SORT_FACTOR > n
 SHORT_ROW = 128             # rows with up to as many elements are sorted
 
 
 def lower_topk(node: UOp, target: Target) -> Program:
     """Return the Program of a TOPK."""
     (k, largest), ((rows, n),) = node.arg[1:]
-    if k * SORT_SHARE > n or n <= SHORT_ROW:
+    if k * SORT_FACTOR > n or n <= SHORT_ROW:
         return sort_rows(node, target, k, bool(largest))
     b = Loops()
     y, x = b.args(node)
     kind = key_type(node.src[0].dtype)
     lanes = target.lanes(kind)
     width = BLOCK_VECTORS * lanes
-    capacity = max(LEAST_CAPACITY, CAPACITY_SHARE * k)
+    capacity = max(LEAST_CAPACITY, CAPACITY_FACTOR * k)
     room = capacity + width
     areas, offset = [], 0
     for dtype, count in ((kind, room), (POSITION, room), (POSITION, k), (kind, k), (POSITION, k)):
