@@ -8,7 +8,7 @@ Its semantics are in svod/compile/lower/interpreter.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes
@@ -86,9 +86,12 @@ class _PhaseCheck:
         self.at = 0
 
     def require(self, ok: bool, why: str) -> None:
-        """Raise CompileError unless `ok`. Frequent checks test first, as making the text takes longer than the check."""
+        """Raise CompileError unless `ok`. Frequent checks test before they call `fail`, as making the text takes longer than the check."""
         if not ok:
-            raise CompileError(f"phase {self.phase.symbol}: {format_instruction(self.at, self.code[self.at])}: {why}")
+            self.fail(why)
+
+    def fail(self, why: str) -> NoReturn:
+        raise CompileError(f"phase {self.phase.symbol}: {format_instruction(self.at, self.code[self.at])}: {why}")
 
     def kind(self, s: int) -> tuple[DType, int]:
         return self.code[s].dtype, self.code[s].lanes
@@ -113,7 +116,7 @@ class _PhaseCheck:
             self.note_tiles_and_threads(op, src, arg)
             check = _CHECKS.get(op)
             if check is None:
-                self.require(False, "is not an operation of LINEAR")
+                self.fail("is not an operation of LINEAR")
             else:
                 check(self, op, dtype, lanes, src, arg)
             if op == "LOOP":
@@ -123,16 +126,16 @@ class _PhaseCheck:
                 self.open.pop()
         if self.open:
             self.at = self.open[-1]
-            self.require(False, "the loop is never closed")
+            self.fail("the loop is never closed")
 
     def operands_are_defined(self, op: str, src: tuple[int, ...]) -> None:
         for s in src:
             if not (isinstance(s, int) and 0 <= s < self.at):
-                self.require(False, f"operand %{s} is not an earlier instruction")
+                self.fail(f"operand %{s} is not an earlier instruction")
             if self.code[s].op in NO_VALUE:
-                self.require(False, f"operand %{s} has no value")
+                self.fail(f"operand %{s} has no value")
             if not (self.scope[s] == -1 or self.scope[s] in self.open or (op == "RESULT" and s in self.ends)):
-                self.require(False, f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
+                self.fail(f"operand %{s} is defined in the loop %{self.scope[s]}, which is closed")
 
     def note_tiles_and_threads(self, op: str, src: tuple[int, ...], arg: Any) -> None:
         """Note whether the instruction's value is a tile, and whether it may differ between the threads of a group."""
@@ -212,7 +215,7 @@ class _PhaseCheck:
             else None
         dot = DOTS.get(name) if isinstance(name, str) else None
         if dot is None or dot.fragments is None or dot.reads_shared != (op == "MMASHARED"):
-            self.require(False, f"{name!r} is no instruction of a subgroup{' with operands in shared memory' * (op == 'MMASHARED')}")
+            self.fail(f"{name!r} is no instruction of a subgroup{' with operands in shared memory' * (op == 'MMASHARED')}")
             return
         subgroups = dot.threads // max(1, self.phase.subgroup)
         self.require(dot.threads == subgroups * self.phase.subgroup and self.phase.block % dot.threads == 0,
@@ -269,18 +272,18 @@ class _PhaseCheck:
                          f"rows of {lines} lines lie in an area that begins at a multiple of {8 * lines * MATRIX_LINE_BYTES} bytes")
 
     def transcendental(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-        self.require(False, "transcendental operations are expanded by lowering (svod.compile.lower.math)")
+        self.fail("transcendental operations are expanded by lowering (svod.compile.lower.math)")
 
     def elementwise(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         if len(src) != ARITY[op]:
-            self.require(False, f"takes {ARITY[op]} operands")
+            self.fail(f"takes {ARITY[op]} operands")
         of = dtype
         if op in COMPARES:
             self.require(dtype == BOOL, "a comparison gives bool")
             of, _ = self.kind(src[0])
         elif op == "WHERE":
             if self.kind(src[0]) not in ((BOOL, lanes), (BOOL, 1)):
-                self.require(False, f"the condition %{src[0]} is not a bool of {lanes} lanes or one")
+                self.fail(f"the condition %{src[0]} is not a bool of {lanes} lanes or one")
             src = src[1:]
         self.require(op not in FLOAT_ONLY or dtype.is_float, "is defined for floats")
         self.require(op != "POW2" or dtype == dtypes.float32, "is defined for float32")
@@ -293,10 +296,10 @@ class _PhaseCheck:
         self.require(len(src) == 1 or (op == "SHUFFLE" and len(src) == 2), "wrong number of operands")
         of, width = self.kind(src[0])
         if self.code[src[0]].op in POINTERS:
-            self.require(False, f"operand %{src[0]} is a pointer")
+            self.fail(f"operand %{src[0]} is a pointer")
         if op == "CAST":
             if width != lanes:
-                self.require(False, f"keeps the {width} lanes of its operand")
+                self.fail(f"keeps the {width} lanes of its operand")
             return
         if op == "BITCAST":
             same = of.itemsize == dtype.itemsize and width == lanes
@@ -304,17 +307,17 @@ class _PhaseCheck:
                          f"{of.name}x{width} and {dtype.name}x{lanes} differ in width")
             return
         if of != dtype:
-            self.require(False, f"keeps the type {of.name} of its operand")
+            self.fail(f"keeps the type {of.name} of its operand")
         if op == "SPLAT":
             if width != 1:
-                self.require(False, f"operand has {width} lanes, needed is a scalar")
+                self.fail(f"operand has {width} lanes, needed is a scalar")
         elif op == "EXTRACT":
             if not (lanes == 1 and isinstance(arg, int) and 0 <= arg < width):
-                self.require(False, f"takes one of {width} lanes")
+                self.fail(f"takes one of {width} lanes")
         else:
             self.operand(src[-1], dtype, width, "operand")
             if not (isinstance(arg, tuple) and len(arg) == lanes and (not arg or (min(arg) >= -1 and max(arg) < width * len(src)))):
-                self.require(False, f"needs {lanes} lane numbers below {width * len(src)}")
+                self.fail(f"needs {lanes} lane numbers below {width * len(src)}")
 
     def dot(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) == 3, "takes an accumulator and two operands")
@@ -335,7 +338,7 @@ class _PhaseCheck:
             kinds = tuple(self.code[s].dtype for s in src[1:])
             dot = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, group)), None)
             if dot is None:
-                self.require(False, f"{dtype.name} of {group} {' by '.join(k.name for k in kinds)} is no instruction")
+                self.fail(f"{dtype.name} of {group} {' by '.join(k.name for k in kinds)} is no instruction")
                 return
             self.require(1 <= rows <= dot.rows and 1 <= columns <= dot.columns, f"has {dot.rows} rows of {dot.columns} at most")
             self.operand(src[0], dtype, lanes, "accumulator", tile=True)
@@ -357,18 +360,18 @@ class _PhaseCheck:
         self.require(len(src) in ((plain, plain + 1) if store else (plain, plain + 2)), "wrong number of operands")
         pointer = self.code[src[0]]
         if pointer.op not in POINTERS:
-            self.require(False, f"operand %{src[0]} is not a pointer")
+            self.fail(f"operand %{src[0]} is not a pointer")
         if pointer.dtype != dtype:
-            self.require(False, f"the pointer %{src[0]} is to {pointer.dtype.name}")
+            self.fail(f"the pointer %{src[0]} is to {pointer.dtype.name}")
         self.operand(src[1], INDEX, lanes if indexed else 1, "index")
         if store:
             self.operand(src[2], dtype, lanes, "value")
             if pointer.op == "ARG" and pointer.arg not in self.spec.outs:
-                self.require(False, f"argument {pointer.arg} is not an output {self.spec.outs}")
+                self.fail(f"argument {pointer.arg} is not an output {self.spec.outs}")
         if len(src) > plain:
             mask = src[plain]
             if self.kind(mask) not in ((BOOL, lanes), (BOOL, 1)):
-                self.require(False, f"the mask %{mask} is not a bool of {lanes} lanes or one")
+                self.fail(f"the mask %{mask} is not a bool of {lanes} lanes or one")
             if not store:
                 self.operand(src[3], dtype, lanes, "alternative")
         wanted = {"LOAD": "offset", "GATHER": "offset", "SCATTER": "offset", "STORE": "(offset, stream)"}.get(op, "(offset, stride)")
