@@ -204,6 +204,14 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
     return state
 
 
+def _with_vector(state: Scheduler, r: ResolvedStage, a: int) -> Scheduler:
+    """Make axis `a`, which is upcast, the vector if accesses, scattered as most of them are, leave the stage without one (`vector_row`):
+    arithmetic gains by vectors too."""
+    inlined = state.kernel.resolve(state.inlined)[r.stage.index]
+    assert inlined is not None
+    return state if a < 0 or vector_row(state, inlined) >= 0 else try_opt(state, "LANES", f"{name_of(state, r, a)}.in")
+
+
 def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
     """STAGE each value that overlapping windows read and that is more than a load: a mask, a conversion, arithmetic. The copy is placed at
     the second innermost output loop, so that it serves a whole row of windows."""
@@ -284,14 +292,6 @@ def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
 LANE = Hole("", lambda p: _vector_axes(p.state, p.stage))
 _ROWS = Hole("rows", lambda p: SIDE_BY_SIDE if _untiled_reductions(p.state) else (1,))
 _VECTORS = Hole("vectors", lambda p: VECTORS_AT_ONCE)
-
-def _with_vector(state: Scheduler, r: ResolvedStage, a: int) -> Scheduler:
-    """Make axis `a`, which is upcast, the vector if accesses, scattered as most of them are, leave the stage without one (`vector_row`):
-    arithmetic gains by vectors too."""
-    inlined = state.kernel.resolve(state.inlined)[r.stage.index]
-    assert inlined is not None
-    return state if a < 0 or vector_row(state, inlined) >= 0 else try_opt(state, "LANES", f"{name_of(state, r, a)}.in")
-
 
 VECTORS = Template(
     "VECTORS", _ROWS, _VECTORS, Do(lambda p: _vectors(p.state, p.stage, p[LANE], p[_VECTORS])),
@@ -435,7 +435,7 @@ def _windows_along(p: Point, *axes: int) -> set[int]:
     """The reduce axes over which windows overlap that neighbouring positions along one of the output axes `axes` read."""
     inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
     assert inlined is not None
-    return {q for n in inlined.nodes if n.linear is not None for a in axes for q in _overlaps(p.state, p.stage, n.linear, a)}
+    return {q for n in inlined.nodes if n.linear is not None for a in axes for q in _overlapping_reductions(p.state, p.stage, n.linear, a)}
 
 
 def _straight_line_axes(p: Point, a: int) -> list[int]:
@@ -453,7 +453,7 @@ def _window_tiles(p: Point) -> Iterable[tuple[int, int]]:
     return dict.fromkeys([(n, lane_amounts(extent, width, 4 // n)[0]) for n in WINDOW_ROWS] + whole)
 
 
-def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> list[int]:
+def _overlapping_reductions(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> list[int]:
     """The reduce axes over which near positions of an output axis read some of the same elements: neighbours, or with dilated windows
     positions a few apart."""
     stride, outs = abs(lin.coef(a)), len(r.stage.outs)

@@ -425,16 +425,16 @@ def test_a_sum_of_one_element_is_its_operand(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(y.numpy(), sum(rows[..., j:j + shape[3]] for j in range(3)) / 9, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("dear", "kernels"), [(False, 1), (True, 2)], ids=["cheap", "dear"])
+@pytest.mark.parametrize(("costly", "kernels"), [(False, 1), (True, 2)], ids=["cheap", "costly"])
 @pytest.mark.parametrize("shape", [(5, 3), (33, 18), (3, 64)], ids=str)
-def test_a_stencil_of_a_dear_value_reads_a_buffer(shape: tuple[int, int], dear: bool, kernels: int) -> None:
+def test_a_stencil_of_a_costly_value_reads_a_buffer(shape: tuple[int, int], costly: bool, kernels: int) -> None:
     """A value that each element of a stencil would compute five times anew is computed once; a cheap one is computed in place."""
     a = np.random.default_rng(4).standard_normal(shape).astype(np.float32)
-    y = ((Tensor(a).exp() + 1).log().sigmoid() if dear else Tensor(a).relu() * 2).pad([(1, 1), (1, 1)])
+    y = ((Tensor(a).exp() + 1).log().sigmoid() if costly else Tensor(a).relu() * 2).pad([(1, 1), (1, 1)])
     found = y[1:-1, 1:-1] * 4 - y[:-2, 1:-1] - y[2:, 1:-1] - y[1:-1, :-2] - y[1:-1, 2:]
     assert len(words(found)) == kernels
     b = a.astype(np.float64)
-    exact = np.pad(1 / (1 + np.exp(-np.log(np.exp(b) + 1))) if dear else np.maximum(b, 0) * 2, 1)
+    exact = np.pad(1 / (1 + np.exp(-np.log(np.exp(b) + 1))) if costly else np.maximum(b, 0) * 2, 1)
     expected = exact[1:-1, 1:-1] * 4 - exact[:-2, 1:-1] - exact[2:, 1:-1] - exact[1:-1, :-2] - exact[1:-1, 2:]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
 
