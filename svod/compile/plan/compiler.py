@@ -292,9 +292,8 @@ class Compilation:
         """Prepare the process for plans, and load the code that queues need."""
         load = self.compiler.backend.start(self.compiler.cache)
         if load is not None and self._threads is not None:
-            self._started = self._threads.submit(load)
-        elif load is not None:
-            load()
+            with suppress(RuntimeError):        # no thread can be started: queues load the code themselves
+                self._started = self._threads.submit(load)
 
     def begin(self, kernel: Kernel, choice: Choice) -> None:
         """Compile a kernel in another thread, ahead of `Compiler.compile`."""
