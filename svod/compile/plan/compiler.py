@@ -190,7 +190,7 @@ class Compiler:
                 return None
         if self.cache.has(key):
             return None
-        with suppress(KernelOptError, CompileError):
+        with suppress(KernelOptError, CompileError, RuntimeError):      # a RuntimeError: no thread can be started
             lowered = self._lowered(kernel, choice)
             program = rendered(self._program(kernel, lowered), self.target)
             source = stage_of(program, Ops.SOURCE).arg
