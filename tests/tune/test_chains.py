@@ -222,7 +222,7 @@ def test_a_cancelled_compilation_is_done_by_the_thread_that_waits_for_it(watch: 
     watch.during = wait
     with ThreadPoolExecutor(1, "beside") as one:
         for kernel in KERNELS[:2]:
-            compiler.begin(kernel, NONE, one)
+            compiler.begin(kernel, NONE, one.submit)
         going.wait(60)
         one.shutdown(wait=False, cancel_futures=True)
         done.set()

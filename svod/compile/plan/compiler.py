@@ -18,10 +18,10 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from svod.compile.backend import Device, device_named
@@ -46,6 +46,7 @@ log = logging.getLogger("svod.tune.chains")
 
 Chain = tuple[Opt, ...]
 T = TypeVar("T")
+Submit = Callable[[Callable[[], bytes]], Future[bytes] | None]      # lets another thread do some work, if it can
 
 NO_PROGRAM = ProgramSpec("", (), (), (), ())       # the spec of a cache entry without code, which has only remarks
 FLIGHTS = 64   # number of locks of compilations, chosen by the hash of a key: threads rarely wait for another key
@@ -180,8 +181,8 @@ class Compiler:
     def _program(self, kernel: Kernel, lowered: Program) -> UOp:
         return add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered)
 
-    def begin(self, kernel: Kernel, choice: Choice, threads: Executor) -> ObjectKey | None:
-        """Lower a kernel, and let another thread compile it, unless it was compiled already or its compilation has begun. Returns the
+    def begin(self, kernel: Kernel, choice: Choice, submit: Submit) -> ObjectKey | None:
+        """Lower a kernel, and let another thread compile it by `submit`, unless it was compiled already or its compilation has begun. Returns the
         key of the compilation, or None if none begins. An error is not raised here: `compile` raises it, because it does the same work
         again."""
         key = self._key(kernel, chain_digest(choice.chain))
@@ -190,12 +191,13 @@ class Compiler:
                 return None
         if self.cache.has(key):
             return None
-        with suppress(KernelOptError, CompileError, RuntimeError):      # a RuntimeError: no thread can be started
+        with suppress(KernelOptError, CompileError):
             lowered = self._lowered(kernel, choice)
             program = rendered(self._program(kernel, lowered), self.target)
-            source = stage_of(program, Ops.SOURCE).arg
-            self._begun[key] = _Begun(lowered, program, threads.submit(self.pair.compile, source, self.target))
-            return key
+            binary = submit(partial(self.pair.compile, stage_of(program, Ops.SOURCE).arg, self.target))
+            if binary is not None:
+                self._begun[key] = _Begun(lowered, program, binary)
+                return key
         return None
 
     def forget(self, key: ObjectKey) -> None:
@@ -291,13 +293,19 @@ class Compilation:
     def start(self) -> None:
         """Prepare the process for plans, and load the code that queues need."""
         load = self.compiler.backend.start(self.compiler.cache)
-        if load is not None and self._threads is not None:
-            with suppress(RuntimeError):        # no thread can be started: queues load the code themselves
-                self._started = self._threads.submit(load)
+        if load is not None:
+            self._started = self._submit(load)      # None: queues load the code when they need it
+
+    def _submit(self, work: Callable[[], T]) -> Future[T] | None:
+        """Let another thread do some work. None on a single core, and where no thread can be started."""
+        if self._threads is not None:
+            with suppress(RuntimeError):
+                return self._threads.submit(work)
+        return None
 
     def begin(self, kernel: Kernel, choice: Choice) -> None:
         """Compile a kernel in another thread, ahead of `Compiler.compile`."""
-        key = self.compiler.begin(kernel, choice, self._threads) if self._threads is not None else None
+        key = self.compiler.begin(kernel, choice, self._submit) if self._threads is not None else None
         if key is not None:
             self._keys.append(key)
 
