@@ -182,9 +182,9 @@ class Compiler:
         return add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered)
 
     def begin(self, kernel: Kernel, choice: Choice, submit: Submit) -> ObjectKey | None:
-        """Lower a kernel, and let another thread compile it by `submit`, unless it was compiled already or its compilation has begun. Returns
-        the key of the compilation, or None if none begins. An error is not raised here: `compile` raises it, because it does the same work
-        again."""
+        """Lower a kernel, and let another thread compile it by `submit`, unless it was compiled already or its compilation has begun.
+        Returns the key of the compilation, or None if none begins. An error is not raised here: `compile` raises it, because it does the
+        same work again."""
         key = self._key(kernel, chain_digest(choice.chain))
         with self._lock:
             if key in self._made or key in self._begun:
