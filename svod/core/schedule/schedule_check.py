@@ -5,8 +5,9 @@
     0: a → x, deps (1,)    1: x → y, deps (0,)      refused: a cycle
     0: a → x    1: x → y                            refused: call 1 reads the buffer that call 0 writes, and does not wait for it
 
-The check is one pass over the calls. Calls run level by level, so of two calls that depend on each other, the later one must not be on an
-earlier level. Whether two calls of one level write the same part of a buffer is checked by the plan.
+The check goes over the calls in order. Calls run level by level, so of two calls that depend on each other, the later one must not be on
+an earlier level; only where a call is on a level no higher than one before it that uses the same buffer, are the parts of the buffer that
+both use compared. Whether two calls of one level write the same part of a buffer is checked by the plan.
 """
 from __future__ import annotations
 
