@@ -63,12 +63,17 @@ def advance(step: Step, a: Tensor, weights: Direction, state: State) -> State:
     return made if dtype is None else rounded(made, dtype)
 
 
+def check_steps(what: str, steps: int, ways: int) -> None:
+    """Raise UnsupportedError if `what` has too many steps to unroll. `ways`: the number of its layers times that of their directions."""
+    if steps * ways > MOST_STEPS:
+        raise UnsupportedError(f"{what} over {steps} steps; svod unrolls up to {MOST_STEPS // ways} of {ways} layers and directions")
+
+
 def run_layers(step: Step, x: Tensor, start: State, directions: Sequence[Direction], bidirectional: bool) -> tuple[Tensor, State]:
     """The hidden states of the last layer at every step of x (length, batch, features), and the last states of every layer and direction.
     `start`: the first states, each (layers · directions, batch, features), in the order of `directions`. Raises UnsupportedError if there
     are too many steps to unroll."""
-    if x.shape[0] * len(directions) > MOST_STEPS:
-        raise UnsupportedError(f"{x.shape[0]} steps; svod unrolls up to {MOST_STEPS // len(directions)} of so many layers and directions")
+    check_steps("a recurrent layer", x.shape[0], len(directions))
     last: list[State] = []
     for first in range(0, len(directions), 1 + bidirectional):
         ways = []

@@ -235,7 +235,7 @@ def test_a_run_of_a_file(words: list[str], status: int, text: str, tmp_path: Pat
 
 @pytest.mark.parametrize(("direction", "most"), [("forward", 6), ("bidirectional", 3)])
 def test_layers_of_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch, direction: str, most: int) -> None:
-    monkeypatch.setattr("svod.onnx.operators.recurrent.MOST_STEPS", 6)
+    monkeypatch.setattr("svod.nn.recurrent.MOST_STEPS", 6)
     ways = 1 + (direction == "bidirectional")
 
     def load(steps: int) -> Any:

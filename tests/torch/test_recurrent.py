@@ -114,7 +114,7 @@ def test_pytorch_runs_layers_of_too_many_steps(monkeypatch: pytest.MonkeyPatch, 
         agree(run(given), model(given))
     warnings = [r.getMessage() for r in caplog.records if r.name == "svod.torch"]
     assert len(warnings) == 1 and "svod.gru" in warnings[0]
-    with pytest.raises(UnsupportedError, match="4 steps; svod unrolls up to 3 of so many layers"):
+    with pytest.raises(UnsupportedError, match="over 4 steps; svod unrolls up to 3 of 4 layers"):
         torch.compile(model, backend="svod", options={"strict": True})(x)
 
 

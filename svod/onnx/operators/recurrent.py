@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from svod.errors import UnsupportedError
-from svod.nn.recurrent import MOST_STEPS
+from svod.nn.recurrent import check_steps
 from svod.onnx.operators.activations import hard_sigmoid
 from svod.onnx.registry import OnnxNode, operator
 from svod.tensor import Tensor, where
@@ -48,8 +48,7 @@ def run(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tens
     t = x.transpose(0, 1) if batch_first else x
     steps, batch = t.shape[:2]
     backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[node.get("direction", "forward")]
-    if steps * len(backwards) > MOST_STEPS:
-        raise UnsupportedError(f"{node} over {steps} steps; svod unrolls up to {MOST_STEPS // len(backwards)}")
+    check_steps(str(node), steps, len(backwards))
     outputs, finals = [], []
     for d, reverse in enumerate(backwards):
         given = [s if s is None or not batch_first else s.transpose(0, 1) for s in states]
