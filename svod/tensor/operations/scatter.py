@@ -72,6 +72,11 @@ class Scatter(Ordered):
         """Compute `index_add` of alpha · values at `places`, which has one position per value."""
         return self._scatter("index_add", dim, places, values.mul(alpha), "ADD")
 
+    def index_reduce(self, dim: int, index: Operand, source: Operand, reduce: str, *, include_self: bool = True) -> Self:
+        """Copy self and combine `source[j]` with slice `index[j]` along an axis, for each j, as `scatter_reduce` does."""
+        values = self._values_for("index_reduce", self._as_tensor(source))
+        return self.scatter_reduce(dim, self._spread("index_reduce", dim, index, values), values, reduce, include_self=include_self)
+
     def index_copy(self, dim: int, index: Operand, source: Operand) -> Self:
         """Copy self and replace slice `index[j]` along an axis by `source[j]`, for each j; the last slice for a position is kept."""
         values = self._as_tensor(source)

@@ -48,10 +48,8 @@ def _put_by_mask(x: Tensor, given: Sequence[tuple[int, Tensor]], values: Tensor,
 def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
     """Combine slices of `source` with the slices of x at positions in a list; returns the changed x."""
     if x.ndim == 0:
-        return index_reduce(x.reshape(1), 0, index, source.reshape(-1), reduce, include_self=include_self).reshape()
-    at = dim % x.ndim
-    places = index.reshape(tuple(index.numel() if i == at else 1 for i in range(x.ndim))).expand(source.shape)
-    return x.scatter_reduce(at, places, source, reduce, include_self=include_self)
+        return x.reshape(1).index_reduce(0, index, source.reshape(-1), reduce, include_self=include_self).reshape()
+    return x.index_reduce(dim, index, source, reduce, include_self=include_self)
 
 
 @aten("slice_scatter", widens=False)

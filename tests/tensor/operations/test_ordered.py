@@ -143,6 +143,9 @@ def test_rows_by_a_list() -> None:
     check(Tensor(a).index_add(0, Tensor(where), Tensor(values), alpha=2), added, 2)
     check(Tensor(a).index_copy(0, Tensor(where), Tensor(values)), copied)
     check(Tensor(a).index_fill(0, Tensor(where), 9), filled)
+    places = np.broadcast_to(where[:, None] % 5, values.shape)
+    for reduce in ("sum", "prod", "mean", "amax"):
+        check(Tensor(a).index_reduce(0, Tensor(where), Tensor(values), reduce), scattered(a, 0, places, values, reduce), 4)
     check(Tensor(a).scatter(1, Tensor([[7], [-4]]), 1.0), a)      # out of range: skipped
 
 
