@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage
+from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, linear_index
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
@@ -165,20 +165,8 @@ def _nonzero_ranges(r: ResolvedStage) -> dict[Coefs, tuple[float, float]]:
 
 
 def _linear(r: ResolvedStage, node: int) -> LinearIndex:
-    """A node of a stage as Σ coef·axis + const; other terms are atoms."""
-    found, const, atoms = list[tuple[Coefs, int]](), 0, list[tuple[int, int]]()
-    todo = [(node, 1)]
-    while todo:
-        i, times = todo.pop()
+    """A node of a stage as Σ coef·axis + const + Σ coef·atom."""
+    def part(i: int) -> tuple[str, Any]:
         n = r.nodes[i]
-        if n.kind == "const":
-            const += times * n.arg
-        elif n.kind == "axis":
-            found.append((((n.arg, 1),), times))
-        elif n.op in ("ADD", "SUB"):
-            todo += [(n.src[0], times), (n.src[1], times if n.op == "ADD" else -times)]
-        elif n.op == "MUL" and r.nodes[n.src[1]].kind == "const":
-            todo.append((n.src[0], times * r.nodes[n.src[1]].arg))
-        else:
-            atoms.append((i, times))
-    return LinearIndex(tuple(_added(found).items()), const, tuple(atoms))
+        return ("CONST", n.arg) if n.kind == "const" else ("AXIS", n.arg) if n.kind == "axis" else (n.op, n.src)
+    return linear_index(node, part, lambda i: i)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from svod.core.graph.library_kernel import library_kernel_of
 from svod.core.ir.dtype import DType, dtypes, holds
@@ -19,6 +19,8 @@ from svod.core.schedule.canonical import key_of_canonical
 from svod.core.schedule.kernel_variables import kernel_variables
 from svod.core.schedule.thread_indices import over_ranges
 from svod.errors import CompileError, KernelOptError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,32 @@ class LinearIndex:
         return 0
 
 
+def linear_index(root: T, part: Callable[[T], tuple[str, Any]], atom: Callable[[T], int]) -> LinearIndex:
+    """Analyse an index expression as Σ coef·axis + const + Σ coef·atom. `part`: returns ("CONST", value), ("AXIS", number), or (operation,
+    operands) of an expression; `atom`: the number of its node, if it is neither a sum nor a multiple."""
+    coefs, atoms, const = dict[int, int](), dict[int, int](), 0
+    todo = [(root, 1)]
+    while todo:
+        e, times = todo.pop()
+        op, of = part(e)
+        if op == "CONST":
+            const += times * of
+        elif op == "AXIS":
+            coefs[of] = coefs.get(of, 0) + times
+        elif op in ("ADD", "SUB"):
+            todo += [(of[0], times), (of[1], times if op == "ADD" else -times)]
+        elif op == "NEG":
+            todo.append((of[0], -times))
+        elif op == "MUL" and (second := part(of[1]))[0] == "CONST":
+            todo.append((of[0], times * second[1]))
+        elif op == "MUL" and (first := part(of[0]))[0] == "CONST":
+            todo.append((of[1], times * first[1]))
+        else:
+            n = atom(e)
+            atoms[n] = atoms.get(n, 0) + times
+    return LinearIndex(tuple(sorted((a, c) for a, c in coefs.items() if c)), const, tuple(sorted((n, c) for n, c in atoms.items() if c)))
+
+
 @dataclass(slots=True)
 class Node:
     """One operation of a resolved stage. `deps`: the local axes its value depends on."""
@@ -356,31 +384,9 @@ class _Resolver:
         """Analyse an index expression `u` as Σ coef·axis + const + Σ coef·atom."""
         if (linear := self.linears.get(u)) is not None:
             return linear
-        coefs: dict[int, int] = {}
-        atoms: dict[int, int] = {}
-        const = 0
-        todo = [(u, 1)]
-        while todo:
-            e, k = todo.pop()
-            if e.op is Ops.CONST:
-                const += k * e.arg
-            elif e.op is Ops.RANGE:
-                axis = self.axis(e)
-                coefs[axis] = coefs.get(axis, 0) + k
-            elif e.op is Ops.ADD:
-                todo += [(e.src[0], k), (e.src[1], k)]
-            elif e.op is Ops.SUB:
-                todo += [(e.src[0], k), (e.src[1], -k)]
-            elif e.op is Ops.NEG:
-                todo.append((e.src[0], -k))
-            elif e.op is Ops.MUL and e.src[1].op is Ops.CONST:
-                todo.append((e.src[0], k * e.src[1].arg))
-            elif e.op is Ops.MUL and e.src[0].op is Ops.CONST:
-                todo.append((e.src[1], k * e.src[0].arg))
-            else:
-                n = self.node(e)
-                atoms[n] = atoms.get(n, 0) + k
-        lin = LinearIndex(tuple(sorted((a, c) for a, c in coefs.items() if c)), const, tuple(sorted((n, c) for n, c in atoms.items() if c)))
+        def part(e: UOp) -> tuple[str, Any]:
+            return ("CONST", e.arg) if e.op is Ops.CONST else ("AXIS", self.axis(e)) if e.op is Ops.RANGE else (e.op.value, e.src)
+        lin = linear_index(u, part, self.node)
         self.linears[u] = lin
         return lin
 
