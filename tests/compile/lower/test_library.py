@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from svod.compile.lower.interpreter import PhaseInterpreter
 from svod.compile.lower.intervals import least_iterations
 from svod.compile.lower.library import chunks, lower_library_kernel, scan, scatter, select, sort
 from svod.compile.lower.library.chunks import lengths_of
@@ -23,6 +24,7 @@ from svod.core.spec.values import from_float
 from tests.agreement import Case, run_interpreted, run_native
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.draws import a_half, a_quarter
+from tests.interpreted import interpret
 from tests.tensor.strategies import make
 from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
@@ -147,7 +149,7 @@ def elements_to_sort(shape: tuple[int, int], dtype: str, seed: int) -> Array:
 
 # the way of sorting → its shapes, and the limits that choose it
 WAYS_TO_SORT: dict[str, tuple[list[tuple[int, int]], dict[str, int]]] = {
-    "counting": ([(1, 1), (2, 37), (3, 70)], {}), "rows": ([(19, 1), (18, 7), (33, 13)], {}),
+    "counting": ([(1, 1), (2, 37), (3, 61)], {}), "rows": ([(19, 1), (18, 7), (33, 13)], {}),
     "radix": ([(3, 17), (1, 67)], {"COUNTED_PER_DIGIT": 0}),
     "parts": ([(1, 71), (2, 50)], {"COUNTED_PER_DIGIT": 0, "LEAST_SORTED_PART": 20})}
 
@@ -159,23 +161,54 @@ def test_sorting(way: str, dtype: str, native: bool, monkeypatch: pytest.MonkeyP
     for name, limit in limits.items():
         monkeypatch.setattr(sort, name, limit)
     monkeypatch.setattr(select, "SHORT_ROW", 1 << 20)        # TOPK sorts as well
-    for number, shape in enumerate(shapes[:2] if not native else shapes):
+    made = spied(monkeypatch, (sort.Radix, "fill"), (sort, "count_rows"), (sort, "order_by_counting"))
+    for number, (shape, descending) in enumerate(product(shapes[:2] if not native else shapes, [False, True])):
         x = elements_to_sort(shape, dtype, number)
-        descending, k = bool(number % 2), 1 + shape[1] // 3
+        k = 1 + shape[1] // 3
         for name, options in (("ARGSORT", (descending,)), ("TOPK", (k, not descending))):
             kernel = kernel_of(name, options, "int64", [shape], [dtype])
             compare(kernel, [x], native)
+            made.clear()
             phases = lower_library_kernel(kernel, NATIVE).spec.phases
             assert (len(phases) > 1) == (way == "parts"), f"{way} has {len(phases)} phases"
+            assert made and ("fill" in made) == (way in ("radix", "parts")), f"{way} is written by {made}"
+
+
+def spied(monkeypatch: pytest.MonkeyPatch, *functions: tuple[Any, str]) -> list[str]:
+    """A list that gets the name of each of these functions, (module or class, name), when it is called."""
+    called: list[str] = []
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            called.append(name)
+            return real(*args, **options)
+        monkeypatch.setattr(owner, name, call)
+    for owner, name in functions:
+        watch(owner, name)
+    return called
 
 
 @pytest.mark.parametrize("low", [-3, 2 ** 40], ids=str)
 def test_digits_without_difference_have_no_pass(low: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers of 64 bits that differ in no digit, one or five, and in the high word alone."""
     monkeypatch.setattr(sort, "COUNTED_PER_DIGIT", 0)
+    stored = []
     for step in (0, 1, 7 * 10 ** 9, 1 << 32):
         x = (low + step * np.random.default_rng(0).integers(0, 9, (2, 41))).astype(np.int64)
-        compare(kernel_of("ARGSORT", (False,), "int64", [x.shape], ["int64"]), [x], True)
+        kernel = kernel_of("ARGSORT", (False,), "int64", [x.shape], ["int64"])
+        compare(kernel, [x], True)
+        stored.append(0)
+
+        def touched(self: PhaseInterpreter, i: int, memory: Any, where: Array, write: bool) -> None:
+            stored[-1] += write * where.size
+        with monkeypatch.context() as watching:
+            watching.setattr(PhaseInterpreter, "watched", True)
+            watching.setattr(PhaseInterpreter, "touched", touched)
+            interpret(lower_library_kernel(kernel, NATIVE), [np.zeros(x.size, np.int64), x.reshape(-1)])
+    none, one, five, high = stored
+    assert none < one < five and one <= high < five, f"elements that are stored: {stored}"
 
 
 @pytest.mark.parametrize(("dtype", "native"), a_half([*product(["float32", "bfloat16", "int64", "uint8"], [False, True])]), ids=str)
@@ -188,10 +221,12 @@ def test_selection(dtype: str, native: bool, monkeypatch: pytest.MonkeyPatch) ->
     if dtype != "bfloat16":
         x[1:] = np.sort(x[1:], -1)
         x[2] = x[2, ::-1]
+    made = spied(monkeypatch, (select, "sort_rows"))
     for k, limit in ((1, 64), (5, 0), (n // 9, 64)):
         monkeypatch.setattr(sort, "COUNTED_PER_DIGIT", limit)
         for largest in (False, True):
             compare(kernel_of("TOPK", (k, largest), "int64", [x.shape], [dtype]), [x], native)
+    assert not made, "rows are not sorted as wholes"
 
 
 @pytest.mark.slow
@@ -244,6 +279,8 @@ def test_scatter_into_a_base_that_is_copied_before(native: bool, monkeypatch: py
     for base, values in (((1, 60, 1), (1, 9, 1)), ((2, 5, 37), (2, 4, 37)), ((1, 7, 40), (1, 5, 40))):
         for places in (values, (*values[:2], 1)):
             compare_scatter("ADD", "float32", base, places, values, native)
+            kernel = kernel_of("SCATTER", ("ADD",), "float32", [base, places, values], ["float32", "int32", "float32"])
+            assert len(lower_library_kernel(kernel, replace(NATIVE, threads=4)).spec.phases) == 2
 
 
 @pytest.mark.parametrize(("reduction", "kind"), [("ADD", "float32"), ("ADD", "int64"), ("MUL", "float32"), ("MIN", "uint8")])
