@@ -46,6 +46,9 @@ def test_searches_of_a_length_that_varies(most: int, monkeypatch: pytest.MonkeyP
     for n in (5, 9, 70):
         edges, x = sequences((n,), "float32", n), make((n + 3,), "float32", n + 1)
         assert np.array_equal(np.asarray(f(edges, x)), np.searchsorted(edges, x))
+        plans = len(f.plans)
+    edges, x = sequences((33,), "float32", 33), make((41,), "float32", 34)
+    assert np.array_equal(np.asarray(f(edges, x)), np.searchsorted(edges, x)) and len(f.plans) == plans, "a plan serves further lengths"
 
 
 def test_searches_without_elements() -> None:
