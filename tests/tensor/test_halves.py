@@ -83,6 +83,8 @@ STEPS: dict[str, Case] = {
     "scatter_add": of(lambda x, y: x.scatter_add(0, PLACES, y), *TWO),
     "scatter_reduce": of(lambda x, y: tuple(x.scatter_reduce(0, PLACES, y, how, include_self=own) for own in (True, False)
                                             for how in ("sum", "prod", "mean", "amax", "amin")), *TWO),
+    "index_reduce": of(lambda x, y: tuple(x.index_reduce(0, AT, y, how, include_self=own) for own in (True, False)
+                                          for how in ("prod", "mean", "amax", "amin")), (4, 6), (3, 6)),
     "index_add": of(lambda x, y: (x.index_add(0, AT, y), x.index_add(0, AT, y, alpha=-1.5)), (4, 6), (3, 6)),
     "layer_norm": of(lambda x, w, b: x.layer_norm(6, w, b), (4, 6), (6,), (6,)),
     "rms_norm": of(lambda x, w: x.rms_norm(6, w, 1e-5), (4, 6), (6,)),

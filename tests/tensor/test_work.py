@@ -119,6 +119,7 @@ WORK: dict[str, Work] = {
     "scatter_add": Work(lambda n: f(n, n).scatter_add(1, i(n, n), f(n, n)), each=1),
     "scatter_reduce": Work(lambda n: f(n, n).scatter_reduce(1, i(n, n), f(n, n), "mean", include_self=False), each=6, copies=5),
     "index_add": Work(lambda n: f(n, n).index_add(0, i(n), f(n, n)), each=1),
+    "index_reduce": Work(lambda n: f(n, n).index_reduce(0, i(n), f(n, n), "mean", include_self=False), each=6, copies=5),
     "index_copy": Work(lambda n: f(n, n).index_copy(1, i(n), f(n, n)), each=1),
     "index_fill": square("index_fill", 0, [1, 2], 7.0),
     "t[[…]] = x": Work(lambda n: f(n, n)._put([(0, i(n))], f(n, n)), copies=4),
