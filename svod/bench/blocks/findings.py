@@ -53,6 +53,14 @@ def verdict_of(case: CaseResult, limit: float) -> BlockVerdict:
     return BlockVerdict("slow" if is_slow else None, ratio, f"{ratio:.2f} times eager's time" if is_slow else "", sure)
 
 
+def faults_of(case: CaseResult) -> tuple[str, ...]:
+    """The names of svod's contestants that are wrong or fail; none for a block that eager itself computes inexactly or does not run."""
+    eager = case.outcome(EAGER)
+    if case.suite == BLOCK_SUITE and (eager is None or eager.status != "ok"):
+        return ()
+    return tuple(o.name for o in case.contestants if o.name in SVOD and o.status in ("wrong", "failed"))
+
+
 @dataclass
 class Investigation:
     """Finds the faults of blocks. `measure` times a block as the suite does. `limit`: the multiple of eager's time above which a block

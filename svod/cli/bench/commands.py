@@ -315,6 +315,7 @@ def _investigated(result: Run, cases: Sequence[Case], alone: Alone, target: Targ
 
 def _conclude(result: Run, asked_for: int, json_path: Path | None) -> int:
     """Print and write a run. Returns the exit status."""
+    from svod.bench.blocks.findings import faults_of
     from svod.cli.bench.tables import print_run
 
     print_run(result)
@@ -323,8 +324,7 @@ def _conclude(result: Run, asked_for: int, json_path: Path | None) -> int:
     done = len(result.cases)
     missing = "" if done == asked_for else f"; interrupted, {asked_for - done} are missing"
     _say(f"{counted(done, 'kernel')} in {result.settings.seconds:.0f} s{missing}")
-    wrong = [f"{c.name} ({o.name})" for c in result.cases for o in c.contestants if o.name in ("heuristic", "tuned")
-             and o.status in ("wrong", "failed")]
+    wrong = [f"{c.name} ({o})" for c in result.cases for o in faults_of(c)]
     if wrong:
         _say(f"svod gives wrong results or fails: {', '.join(wrong)}")
     return 130 if done < asked_for else 1 if wrong else 0

@@ -10,7 +10,7 @@ import pytest
 
 from svod.bench.blocks.block import Block, every_layer, parse_block
 from svod.bench.blocks.families import block_case
-from svod.bench.blocks.findings import Investigation, family_results, verdict_of
+from svod.bench.blocks.findings import Investigation, family_results, faults_of, verdict_of
 from svod.bench.peers import PreparedPeer
 from svod.bench.results import CaseResult, ContestantResult, KernelShare
 from svod.bench.suites.cases import Case
@@ -38,8 +38,15 @@ def result_of(case: Case, own: float | str | list[float], eager: float | str = 1
     ("failed", "failed", None, None),
 ])
 def test_a_verdict_is_about_blocks_that_eager_runs(own: float | str, eager: float | str, kind: str | None, ratio: float | None) -> None:
-    verdict = verdict_of(result_of(block_case(BLOCK), own, eager), 1.1)
+    result = result_of(block_case(BLOCK), own, eager)
+    verdict = verdict_of(result, 1.1)
     assert verdict.kind == kind and verdict.ratio == (None if ratio is None else pytest.approx(ratio))
+    assert faults_of(result) == (("heuristic",) if kind in ("wrong", "failed") else ())
+
+
+def test_faults_of_a_kernel_do_not_depend_on_its_reference() -> None:
+    result = replace(result_of(block_case(BLOCK), "wrong", "wrong"), suite="core")
+    assert faults_of(result) == ("heuristic",)
 
 
 def test_samples_of_a_busy_moment_make_no_block_slow() -> None:
