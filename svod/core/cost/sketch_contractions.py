@@ -217,12 +217,17 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
     return try_opt(state, "STAGE", name, state.rows[wanted[-1]].name if wanted else ROOT)
 
 
-def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
-    """STAGE operand `y` too, if reading it in place needs a mask, a conversion or arithmetic, which the copy then does once."""
+def _is_computed(state: Scheduler, y: Factor) -> bool:
+    """Whether reading an operand in place needs a mask, a conversion or arithmetic, which a copy does once."""
     if y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
-        return state
-    inner = resolved(state, y.stage)
-    if not any(n.kind == "cast" or (n.kind == "load" and n.gate >= 0) or (n.kind == "alu" and n.dtype.is_float) for n in inner.nodes):
+        return False
+    nodes = resolved(state, y.stage).nodes
+    return any(n.kind == "cast" or (n.kind == "load" and n.gate >= 0) or (n.kind == "alu" and n.dtype.is_float) for n in nodes)
+
+
+def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
+    """STAGE operand `y` too, if it is no plain load."""
+    if not _is_computed(state, y):
         return state
     name = state.kernel.stages[y.stage].name
     if bytes_of(state, y.stage) <= state.target.l2:
@@ -292,7 +297,8 @@ CONTRACTION = Template(
 
 def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Scheduler | None:
     """Tile a contraction inside another nest (attention's scores): a register tile of the region computed at a time, with its vector
-    operand staged at the innermost loop that moves it. None if the region has no axis that only one operand depends on."""
+    operand staged at the innermost loop that moves it, and the other operand too if it is no plain load. None if the region has no axis
+    that only one operand depends on."""
     nest = loop_nest(state).stages.get(r.stage.index)
     if nest is None:
         return state
@@ -301,7 +307,7 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
     choices = lane_choices(state, r, operands, region)
     if not choices:
         return None
-    _, lane, x, _ = choices[0]
+    _, lane, x, y = choices[0]
     tiles_of = [t for t, e in enumerate(region) if t not in x.axes and t != lane and e > 1]
     tile = max(tiles_of, key=lambda t: region[t], default=-1)
     n, m = _tiles(region[lane], region[tile] if tile >= 0 else 1, width, registers)[0]
@@ -313,13 +319,14 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
     state = _unroll_last(state, r)
     if x.stage >= 0 and lane not in x.unit and is_derived(state.kernel.stages[x.stage]):
         state = _stage_around(state, r, x)
-    return state
+    return _stage_around(state, r, y, whole_bytes=state.target.l2) if _is_computed(state, y) else state
 
 
-def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor) -> Scheduler:
-    """STAGE an operand of a stage inside another nest: constants at the root, others at the innermost loop that moves them."""
+def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor, whole_bytes: int = 0) -> Scheduler:
+    """STAGE an operand of a stage inside another nest: constants and operands of at most `whole_bytes` at the root, others at the innermost
+    loop that moves them."""
     name = state.kernel.stages[x.stage].name
-    if is_constant(state, x.stage):
+    if is_constant(state, x.stage) or bytes_of(state, x.stage) <= whole_bytes:
         return try_opt(state, "STAGE", name, ROOT)
     path = place_stages(state).paths[r.stage.index] or ()
     rows = [row for t, depth in path for row in state.order[t][:depth]]

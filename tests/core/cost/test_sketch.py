@@ -154,6 +154,29 @@ def test_windows_of_costly_values_read_a_copy() -> None:
         assert any(state.place[s.index] != "inline" for s in kernel.stages if not s.is_output), str(state)
 
 
+def _attention(queries: int, keys: int, width: int) -> Tensor:
+    """Attention whose operands are rounded to a grid, as after quantisation."""
+    q, k, v = (((data(2, n, width) * 20).round().clamp(-127, 127)) * 0.05 for n in (queries, keys, keys))
+    return (q @ k.transpose(1, 2)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(("queries", "keys", "width"), [(40, 70, 32), (400, 400, 64), (7, 130, 16)])
+def test_products_inside_a_nest_read_copies_of_computed_operands(queries: int, keys: int, width: int) -> None:
+    kernel = Kernel(kernel_of(_attention(queries, keys, width)))
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        [scores] = [s for s in kernel.stages if s.has_reduce and len(kernel.reads[s.index]) == 2 and not s.is_output and s.value.arg[0] == "ADD"]
+        assert all(state.place[operand] != "inline" for operand in kernel.reads[scores.index]), str(state)
+
+
+@draws(6)
+@given(queries=st.sampled_from([1, 7, 33]), keys=st.sampled_from([1, 2, 13, 50]), width=st.sampled_from([1, 5, 16, 31]), seed=seeds)
+def test_attention_of_computed_operands_is_right(queries: int, keys: int, width: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(_attention(queries, keys, width))), seed)
+    for target in NATIVE:
+        run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
+
+
 @draws(6)
 @given(name=st.sampled_from(sorted(WINDOWS)), rows=st.sampled_from([1, 2, 7, 13]), width=st.sampled_from([1, 3, 17, 31]), seed=seeds)
 def test_overlapping_windows_are_right(name: str, rows: int, width: int, seed: int) -> None:
