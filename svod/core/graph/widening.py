@@ -1,11 +1,17 @@
-"""A rewrite that moves conversions of 16-bit floats to wider floats above movements, so that memory and copies stay 16 bits wide.
+"""Rewrites that place conversions of 16-bit floats to wider floats: after movements, so that memory and copies stay 16 bits wide.
 
-    WINDOW(PAD(CAST(x)))    →    CAST(WINDOW(PAD(x)))
+    WINDOW(PAD(CAST(x)))            →    CAST(WINDOW(PAD(x)))
+
+A product's operand that is widened last is a copy of all windows, which instructions on 16-bit pairs read. Where a product reads each
+element of the windows fewer times than these repeat an element of x, copying the windows takes longest, and x is widened before them:
+
+    EXPAND(CAST(WINDOW(PAD(x))))    →    EXPAND(WINDOW(CAST(PAD(x))))
 """
 from __future__ import annotations
 
 import math
 
+from svod.core.graph.shapes import size_of
 from svod.core.ir.rewrite import Pattern, PatternMatcher, graph_rewrite
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
 
@@ -29,6 +35,29 @@ WIDEN_LAST = Pattern(MOVEMENT - {Ops.EXPAND}, (Pattern(Ops.CAST, name="cast"),),
 _WIDENINGS = PatternMatcher([WIDEN_LAST])
 
 
+def _widen_then_window(u: UOp, cast: UOp) -> UOp | None:
+    """Return the EXPAND `u` of windows that are widened before they are taken; None if it repeats an element of the windows at least as
+    often as these repeat an element of their source."""
+    moved, node = list[UOp](), cast.src[0]
+    while node.op in MOVEMENT and node.op is not Ops.WINDOW:
+        moved.append(node)
+        node = node.src[0]
+    if not _is_widening(cast) or node.op is not Ops.WINDOW or size_of(u) * size_of(node.src[0]) >= size_of(cast) * size_of(node):
+        return None
+    x = UOp(Ops.CAST, cast.dtype, (node.src[0],), cast.arg)
+    for m in (node, *reversed(moved)):
+        x = UOp(m.op, cast.dtype, (x,), m.arg)
+    return u.replace(src=(x,))
+
+
+_FEW_READS = PatternMatcher([(Pattern(Ops.EXPAND, (Pattern(Ops.CAST, name="cast"),), name="u"), _widen_then_window)])
+
+
 def widened_last(sink: UOp) -> UOp:
     """Apply WIDEN_LAST everywhere in a graph."""
     return graph_rewrite(sink, _WIDENINGS) if any(_is_widening(u) for u in sink.toposort()) else sink
+
+
+def few_reads_widened_first(sink: UOp) -> UOp:
+    """Widen 16-bit floats before windows that products read too seldom to be copied. To be applied after WIDEN_LAST."""
+    return graph_rewrite(sink, _FEW_READS) if any(_is_widening(u) for u in sink.toposort()) else sink

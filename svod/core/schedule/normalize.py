@@ -24,7 +24,7 @@ from svod.core.graph.join import expand_joins
 from svod.core.graph.shapes import shape_of
 from svod.core.graph.stacks import take_stacks_apart
 from svod.core.graph.storage import base_of, is_kernel_store
-from svod.core.graph.widening import WIDEN_LAST
+from svod.core.graph.widening import WIDEN_LAST, few_reads_widened_first
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.rewrite import Pattern, PatternMatcher, graph_rewrite
@@ -164,7 +164,7 @@ def normalize(sink: UOp) -> Normalized:
     if any(u.op is Ops.STORE for u in sink.toposort()):
         sink = graph_rewrite(sink, STORES)
     expanded = expand_joins(take_stacks_apart(sink))
-    simplified = graph_rewrite(expanded, NORMALIZATIONS)
+    simplified = few_reads_widened_first(graph_rewrite(expanded, NORMALIZATIONS))
     readers = Counter(s for u in simplified.toposort() for s in set(u.src))
     for u in simplified.toposort():
         src = tuple([done[s] for s in u.src])

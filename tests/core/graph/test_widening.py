@@ -32,3 +32,16 @@ def test_what_is_not_exact_in_16_bits_or_repeated_is_widened_first() -> None:
     numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(filled.numpy(), np.pad(numbers, ((0, 0), (1, 1)), constant_values=0.1))
     assert widened_at(x.cast("float32").unsqueeze(0).expand(4, 2, 3) * 2) == [(1, 2, 3)]
+
+
+@pytest.mark.parametrize(("taps", "outputs", "is_first"), [(3, 2, True), (3, 6, True), (3, 7, False), (5, 13, True), (5, 64, False)])
+def test_images_of_few_products_are_widened_before_their_windows(taps: int, outputs: int, is_first: bool) -> None:
+    """Windows of 13×11 positions in 15×13 repeat an element 6.6 times, those in 17×15 of 25 positions 14 times."""
+    rng = np.random.default_rng(taps * outputs)
+    pad = taps // 2
+    image, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 3, 13, 11), (outputs, 3, taps, taps)))
+    x, w = (Tensor(a).cast("bfloat16").realize() for a in (image, weight))
+    y = x.conv2d(w, padding=pad)
+    assert ((1, 3, 13 + 2 * pad, 11 + 2 * pad) in widened_at(y)) == is_first
+    exact = Tensor(x.numpy().astype(np.float64)).conv2d(Tensor(w.numpy().astype(np.float64)), padding=pad).numpy()
+    np.testing.assert_allclose(y.cast("float32").numpy(), exact, atol=float(np.abs(exact).max()) * 2 ** -7)
