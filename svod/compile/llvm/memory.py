@@ -9,19 +9,22 @@ An access whose mask is false must not touch memory. How that is done:
     any, one address   loaded once for all lanes if the mask is true in any of them, with a scalar mask as above
     any, on a GPU      a branch around the access, which becomes a predicate: lane by lane, or once for the vector if all lanes' masks
                        are true
+    scalar and constant lanes: the address as for a scalar mask, the access under a constant mask; no masks are computed
 
 A strided load with a small stride loads complete vectors between its first and its last lane, never beyond, and shuffles them. Other
 strided and all indexed accesses go lane by lane, or use gather and scatter instructions if `gathers_in_hardware` is true.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
-from svod.compile.llvm.text import LlvmWriter, memory_type, refuse, register_type
+from svod.compile.llvm.text import LlvmWriter, memory_type, refuse, register_type, splat
 from svod.core.ir.dtype import DType
 from svod.core.machine.target import Target
+
+SHARED_BYTES = 512      # bytes; masked loads whose addresses differ by at most this much share one choice of an address
 
 
 def gathers_in_hardware(target: Target, bits: int) -> bool:
@@ -108,6 +111,19 @@ def _pick(w: LlvmWriter, mask: str, address: str, mem: str, content: str = "pois
     return w.temp(f"select i1 {mask}, ptr {address}, ptr {w.slot(mem, content)}")
 
 
+def _pick_elements(w: LlvmWriter, mask: str, src: tuple[int, ...], offset: int, lanes: int, fill: int) -> str:
+    """Return the address of `lanes` elements at `ptr[idx + offset]` if the scalar mask is true, otherwise of as many elements with the
+    constant value of instruction `fill`. Loads near each other under one mask share the choice."""
+    ptr, idx = src[:2]
+    dtype, near, key = w.code[ptr].dtype, SHARED_BYTES // w.code[ptr].dtype.itemsize, (ptr, idx, mask, lanes, w.value[fill])
+    first, picked = w.picked.get(key, (offset, ""))
+    if not picked or not first <= offset <= first + near:
+        content = splat(dtype, w.code[fill].arg, near + lanes)
+        first, picked = offset, _pick(w, mask, address_of(w, ptr, idx, offset), memory_type(dtype.name, near + lanes), content)
+        w.picked[key] = first, picked
+    return _moved(w, ptr, picked, offset - first)
+
+
 def _lane_mask(w: LlvmWriter, mask: int, lanes: int) -> str:
     """Return a mask as an operand with an i1 for each of `lanes` lanes; a scalar mask is broadcast."""
     return w.value[mask] if w.code[mask].lanes == lanes else w.broadcast("i1", lanes, w.value[mask])
@@ -129,6 +145,34 @@ def _scalar_of(w: LlvmWriter, mask: int) -> str | None:
     return w.value[mask] if w.code[mask].lanes == 1 else None
 
 
+class _UniformMask(NamedTuple):
+    """A mask that is the conjunction of a scalar, or None, and constants of lanes."""
+
+    scalar: str | None
+    lanes: tuple[bool, ...]
+
+
+def _uniform_mask(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...]) -> _UniformMask | None:
+    """Return the mask of a load of numbers with a constant alternative value as a conjunction; None for other loads and masks."""
+    return _conjunction(w, src[2], lanes) if w.code[src[3]].op == "CONST" and dtype.kind != "b" else None
+
+
+def _conjunction(w: LlvmWriter, mask: int, lanes: int) -> _UniformMask | None:
+    op, _, own, src, arg = w.code[mask]
+    if own == 1 or op == "SPLAT":
+        return _UniformMask(w.value[mask] if own == 1 else w.value[src[0]], (True,) * lanes)
+    if op == "VCONST" or op == "CONST":
+        return _UniformMask(None, tuple(arg) if op == "VCONST" else (arg,) * lanes)
+    if op != "AND":
+        return None
+    a, b = (_conjunction(w, s, lanes) for s in src)
+    if a is None or b is None:
+        return None
+    scalars = list(dict.fromkeys(x.scalar for x in (a, b) if x.scalar is not None))
+    scalar = w.temp(f"and i1 {', '.join(scalars)}") if len(scalars) == 2 else scalars[0] if scalars else None
+    return _UniformMask(scalar, tuple([x and y for x, y in zip(a.lanes, b.lanes, strict=True)]))
+
+
 def _reverse(w: LlvmWriter, vec: str, lanes: int, operand: str) -> str:
     order = ", ".join(f"i32 {k}" for k in range(lanes - 1, -1, -1))
     return w.temp(f"shufflevector {vec} {operand}, {vec} poison, <{lanes} x i32> <{order}>")
@@ -142,40 +186,44 @@ def _neighbours(w: LlvmWriter, dtype: DType, address: str, lanes: int, stride: i
 
 # -- contiguous -------------------------------------------------------------------------------------
 def _load(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    address, align = address_of(w, src[0], src[1], arg), w.family.alignment(w, src[0], src[1], arg, lanes)
+    align = w.family.alignment(w, src[0], src[1], arg, lanes)
     if len(src) == 2:
-        text = f"load {memory_type(dtype.name, lanes)}, ptr {address}, align {align}"
+        text = f"load {memory_type(dtype.name, lanes)}, ptr {address_of(w, src[0], src[1], arg)}, align {align}"
         if dtype.kind == "b":
             _from_memory(w, i, dtype, lanes, w.temp(text))
         else:
             w.define(i, text)
     elif w.family.branches:
-        _branched_load(w, i, dtype, lanes, _neighbours(w, dtype, address, lanes, 1), src[2], src[3], align)
+        _branched_load(w, i, dtype, lanes, _neighbours(w, dtype, address_of(w, src[0], src[1], arg), lanes, 1), src[2], src[3], align)
     else:
-        _masked_load(w, i, dtype, lanes, address, src[2], src[3], reverse=False)
+        _masked_load(w, i, dtype, lanes, src, arg, reverse=False)
 
 
-def _masked_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, mask: int, alt: int, reverse: bool) -> None:
-    """Load `lanes` contiguous elements; `reverse`: lane 0 is the last of them (the mask and `alt` count lanes)."""
-    mem, size = memory_type(dtype.name, lanes), dtype.itemsize
-    of_all = _scalar_of(w, mask)
+def _masked_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, reverse: bool) -> None:
+    """Load `lanes` contiguous elements; `reverse`: lane 0 is the last of them (the mask and the alternative value count lanes).
+
+    A scalar mask selects the address. A masked load instruction would take hundreds of cycles on an unmapped page, and the address may be
+    invalid if the mask is false. A constant alternative value is stored in the slot, so no select follows the load, and LLVM can fold the
+    load into the instruction that uses it."""
+    mem, size, bits = memory_type(dtype.name, lanes), dtype.itemsize, f"<{lanes} x i1>"
+    uniform, of_all = _uniform_mask(w, dtype, lanes, src), _scalar_of(w, src[2])
+    if uniform is not None and uniform.scalar is not None:
+        address = _pick_elements(w, uniform.scalar, src, offset, lanes, src[3])
+    else:
+        address = address_of(w, src[0], src[1], offset)
+        if of_all is not None:
+            address = _pick(w, of_all, address, mem)
     if of_all is not None:
-        # The mask selects the address. A masked load instruction would take hundreds of cycles on an unmapped page, and the address may be
-        # invalid if the mask is false. A constant alternative value is stored in the slot, so no select follows the load, and LLVM can fold
-        # the load into the instruction that uses it.
-        constant = w.code[alt].op == "CONST" and dtype.kind != "b"
-        content = w.value[alt] if constant else "poison"
-        loaded = w.temp(f"load {mem}, ptr {_pick(w, of_all, address, mem, content)}, align {size}")
-        _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
-        if not constant:
-            _select(w, i, dtype, lanes, "i1", of_all, alt)
-        return
-    bits = f"<{lanes} x i1>"
-    lane_mask, other = _lane_mask(w, mask, lanes), _to_memory(w, dtype, lanes, w.value[alt])
-    if reverse:
-        lane_mask, other = _reverse(w, bits, lanes, lane_mask), _reverse(w, mem, lanes, other)
-    loaded = w.masked("load", _element(dtype), lanes, ("ptr", address), ("i32", str(size)), (bits, lane_mask), (mem, other))
+        loaded = w.temp(f"load {mem}, ptr {address}, align {size}")
+    else:
+        mask = _lane_mask(w, src[2], lanes) if uniform is None else _constant_mask(uniform.lanes)
+        other = _to_memory(w, dtype, lanes, w.value[src[3]])
+        if reverse:
+            mask, other = _reverse(w, bits, lanes, mask), _reverse(w, mem, lanes, other)
+        loaded = w.masked("load", _element(dtype), lanes, ("ptr", address), ("i32", str(size)), (bits, mask), (mem, other))
     _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
+    if of_all is not None and uniform is None:
+        _select(w, i, dtype, lanes, "i1", of_all, src[3])
 
 
 def _store(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -292,17 +340,17 @@ def _loads(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
     if lanes == 1 or stride == 1:
         _load(w, i, dtype, lanes, src, offset)
     elif stride == -1 and not (masked and w.family.branches):
-        address = address_of(w, src[0], src[1], offset - lanes + 1)
         if masked:
-            _masked_load(w, i, dtype, lanes, address, src[2], src[3], reverse=True)
+            _masked_load(w, i, dtype, lanes, src, offset - lanes + 1, reverse=True)
         else:
-            loaded = w.temp(f"load {mem}, ptr {address}, align {size}")
+            loaded = w.temp(f"load {mem}, ptr {address_of(w, src[0], src[1], offset - lanes + 1)}, align {size}")
             _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded))
     elif stride == 0:
         _shared_load(w, i, dtype, lanes, address_of(w, src[0], src[1], offset), src)
     elif lanes >= 4 and 0 < abs(stride) <= w.family.widest_stride and (not masked or masks_in_hardware(w.target, size * 8)):
-        loaded = _wide_load(w, dtype, lanes, src, offset, stride)
-        if masked:
+        uniform = _uniform_mask(w, dtype, lanes, src) if masked else None
+        loaded = _wide_load(w, dtype, lanes, src, offset, stride, uniform)
+        if masked and uniform is None:
             kept, other = _lane_mask(w, src[2], lanes), _to_memory(w, dtype, lanes, w.value[src[3]])
             loaded = w.temp(f"select <{lanes} x i1> {kept}, {mem} {loaded}, {mem} {other}")
         _from_memory(w, i, dtype, lanes, loaded)
@@ -328,10 +376,12 @@ def _shared_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, 
     _select(w, i, dtype, lanes, register_type("bool", w.code[src[2]].lanes), w.value[src[2]], src[3])
 
 
-def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
-    """Write a strided load as contiguous loads and shuffles. Without a mask the last load begins earlier, so that it ends at the last
-    element needed. With a mask it does not, because the mask is false for elements beyond the last one. The loads have a power
-    of two lanes, because LLVM shuffles vectors of other lengths element by element."""
+def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int,
+               uniform: _UniformMask | None) -> str:
+    """Write a strided load as contiguous loads and shuffles. Without a mask of lanes the last load begins earlier, so that it ends at the
+    last element needed. With one it does not, because the mask is false for elements beyond the last one. The loads have a power of two
+    lanes, because LLVM shuffles vectors of other lengths element by element. `uniform`: the mask, where the alternative value is constant;
+    lanes that are not loaded then have it."""
     size, step = dtype.itemsize, abs(stride)
     span = (lanes - 1) * step + 1
     first = offset if stride > 0 else offset - (span - 1)
@@ -339,16 +389,23 @@ def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], of
     mem, count = memory_type(dtype.name, wide), -(-span // wide)
     position = [(k if stride > 0 else lanes - 1 - k) * step for k in range(lanes)]
     chunk_of = [p // wide for p in position]
-    if len(src) == 2:
+    other = "poison" if uniform is None else splat(dtype, w.code[src[3]].arg, wide)
+
+    def address(start: int) -> str:
+        if uniform is None or uniform.scalar is None:
+            return address_of(w, src[0], src[1], first + start)
+        return _pick_elements(w, uniform.scalar, src, first + start, wide, src[3])
+    if len(src) == 2 or (uniform is not None and all(uniform.lanes)):
         starts = [min(c * wide, span - wide) for c in range(count)]
-        chunks = [w.temp(f"load {mem}, ptr {address_of(w, src[0], src[1], first + s)}, align {size}") for s in starts]
+        chunks = [w.temp(f"load {mem}, ptr {address(s)}, align {size}") for s in starts]
     else:
         starts = [c * wide for c in range(count)]
         chunks = []
         for s in starts:
-            at, mask = address_of(w, src[0], src[1], first + s), _spread(w, src[2], lanes, wide, [p - s for p in position])
-            chunks.append(w.masked("load", _element(dtype), wide, ("ptr", at), ("i32", str(size)), (f"<{wide} x i1>", mask),
-                                   (mem, "poison")))
+            places = [p - s for p in position]
+            mask = _spread(w, src[2], lanes, wide, places) if uniform is None else _spread_constant(uniform.lanes, wide, places)
+            chunks.append(w.masked("load", _element(dtype), wide, ("ptr", address(s)), ("i32", str(size)), (f"<{wide} x i1>", mask),
+                                   (mem, other)))
     result = chunks[0]
     for c in range(1, count):
         # lanes of earlier chunks come from chunk 0 in the first iteration, afterwards from their final position in `result`
@@ -364,12 +421,21 @@ def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], of
 
 def _spread(w: LlvmWriter, mask: int, lanes: int, wide: int, position: list[int]) -> str:
     """Make a mask of `wide` lanes. Lane position[k] is lane k of `mask`, if that is less than `wide`; all other lanes are false."""
-    at = {p: k for k, p in enumerate(position)}
     if w.code[mask].op == "VCONST":
-        bits = ", ".join(f"i1 {'true' if p in at and w.code[mask].arg[at[p]] else 'false'}" for p in range(wide))
-        return f"<{bits}>"
+        return _spread_constant(w.code[mask].arg, wide, position)
+    at = {p: k for k, p in enumerate(position)}
     order = ", ".join(f"i32 {at.get(p, lanes)}" for p in range(wide))
     return w.temp(f"shufflevector <{lanes} x i1> {_lane_mask(w, mask, lanes)}, <{lanes} x i1> zeroinitializer, <{wide} x i32> <{order}>")
+
+
+def _spread_constant(lanes: Sequence[bool], wide: int, position: list[int]) -> str:
+    """`_spread` of a constant mask."""
+    held = {p for p, bit in zip(position, lanes, strict=True) if bit}
+    return _constant_mask([p in held for p in range(wide)])
+
+
+def _constant_mask(lanes: Sequence[bool]) -> str:
+    return f"<{', '.join(f'i1 {str(bit).lower()}' for bit in lanes)}>"
 
 
 def _load_lanes(w: LlvmWriter, i: int, dtype: DType, lanes: int, at: list[str], src: tuple[int, ...]) -> None:

@@ -70,14 +70,15 @@ class _Loop:
         self.init = src[2:]
         self.before = w.block
         self.header_line = 0
-        self.addresses = w.addresses
+        self.addresses, self.picked = w.addresses, w.picked
         self.results: list[str] = []
 
 
 def _loop(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     loop = _Loop(w, src, arg)
     w.loops[i] = loop
-    w.addresses = dict(loop.addresses)  # a copy, because addresses that the body adds are not valid after the loop
+    # copies, because addresses that the body adds are not valid after the loop
+    w.addresses, w.picked = dict(loop.addresses), dict(loop.picked)
     if loop.once:
         w.value[i] = loop.start
         return
@@ -101,7 +102,7 @@ def _carry(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
 def _endloop(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     at = src[0]
     loop = w.loops[at]
-    w.addresses = loop.addresses
+    w.addresses, w.picked = loop.addresses, loop.picked
     following = [w.value[s] for s in src[1:]]
     if loop.once:
         loop.results = following

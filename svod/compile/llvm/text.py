@@ -109,6 +109,8 @@ class LlvmWriter:
         self.slots: dict[tuple[str, str], str] = {}  # (memory type, content) → private stack slot: see `slot`
         self.value: list[str] = [""] * len(code)
         self.addresses: dict[tuple[int, int], str] = {}  # (pointer, index) → address, valid in the current scope
+        # (pointer, index, scalar mask, lanes, content) → (offset, address): choices of an address in the current scope, see `memory.py`
+        self.picked: dict[tuple[int, int, str, int, str], tuple[int, str]] = {}
         self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
         self.block = "entry"                # label of the block being written, for phis
         self.fresh = 0
