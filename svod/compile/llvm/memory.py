@@ -145,32 +145,50 @@ def _scalar_of(w: LlvmWriter, mask: int) -> str | None:
     return w.value[mask] if w.code[mask].lanes == 1 else None
 
 
-class _UniformMask(NamedTuple):
-    """A mask that is the conjunction of a scalar, or None, and constants of lanes."""
+class _Conjunction(NamedTuple):
+    """A mask of a load as a conjunction of a scalar, constants of lanes, and a vector that is neither; None: there is no such part."""
 
     scalar: str | None
     lanes: tuple[bool, ...]
+    vector: str | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the mask of lanes is constant."""
+        return self.vector is None
 
 
-def _uniform_mask(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...]) -> _UniformMask | None:
-    """Return the mask of a load of numbers with a constant alternative value as a conjunction; None for other loads and masks."""
-    return _conjunction(w, src[2], lanes) if w.code[src[3]].op == "CONST" and dtype.kind != "b" else None
+def _conjunction(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...]) -> _Conjunction | None:
+    """Take the mask of a load of numbers with a constant alternative value apart; None for other loads."""
+    return _parts(w, src[2], lanes) if w.code[src[3]].op == "CONST" and dtype.kind != "b" else None
 
 
-def _conjunction(w: LlvmWriter, mask: int, lanes: int) -> _UniformMask | None:
+def _parts(w: LlvmWriter, mask: int, lanes: int) -> _Conjunction:
     op, _, own, src, arg = w.code[mask]
+    every = (True,) * lanes
     if own == 1 or op == "SPLAT":
-        return _UniformMask(w.value[mask] if own == 1 else w.value[src[0]], (True,) * lanes)
+        return _Conjunction(w.value[mask] if own == 1 else w.value[src[0]], every, None)
     if op == "VCONST" or op == "CONST":
-        return _UniformMask(None, tuple(arg) if op == "VCONST" else (arg,) * lanes)
+        return _Conjunction(None, tuple(arg) if op == "VCONST" else (arg,) * lanes, None)
     if op != "AND":
-        return None
-    a, b = (_conjunction(w, s, lanes) for s in src)
-    if a is None or b is None:
-        return None
-    scalars = list(dict.fromkeys(x.scalar for x in (a, b) if x.scalar is not None))
-    scalar = w.temp(f"and i1 {', '.join(scalars)}") if len(scalars) == 2 else scalars[0] if scalars else None
-    return _UniformMask(scalar, tuple([x and y for x, y in zip(a.lanes, b.lanes, strict=True)]))
+        return _Conjunction(None, every, w.value[mask])
+    a, b = (_parts(w, s, lanes) for s in src)
+    if a.scalar is None and b.scalar is None and not (a.is_known and b.is_known):
+        return _Conjunction(None, every, w.value[mask])
+    return _Conjunction(_both(w, "i1", a.scalar, b.scalar), tuple([x and y for x, y in zip(a.lanes, b.lanes, strict=True)]),
+                        _both(w, f"<{lanes} x i1>", a.vector, b.vector))
+
+
+def _both(w: LlvmWriter, kind: str, a: str | None, b: str | None) -> str | None:
+    """Return the conjunction of two masks of an LLVM type, each of which may be missing."""
+    parts = list(dict.fromkeys(x for x in (a, b) if x is not None))
+    return w.temp(f"and {kind} {', '.join(parts)}") if len(parts) == 2 else parts[0] if parts else None
+
+
+def _lanes_of(w: LlvmWriter, mask: _Conjunction) -> str:
+    """Return the mask of lanes, without the scalar."""
+    constant = None if all(mask.lanes) and mask.vector is not None else _constant_mask(mask.lanes)
+    return _both(w, f"<{len(mask.lanes)} x i1>", mask.vector, constant) or _constant_mask(mask.lanes)
 
 
 def _reverse(w: LlvmWriter, vec: str, lanes: int, operand: str) -> str:
@@ -206,9 +224,9 @@ def _masked_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int
     invalid if the mask is false. A constant alternative value is stored in the slot, so no select follows the load, and LLVM can fold the
     load into the instruction that uses it."""
     mem, size, bits = memory_type(dtype.name, lanes), dtype.itemsize, f"<{lanes} x i1>"
-    uniform, of_all = _uniform_mask(w, dtype, lanes, src), _scalar_of(w, src[2])
-    if uniform is not None and uniform.scalar is not None:
-        address = _pick_elements(w, uniform.scalar, src, offset, lanes, src[3])
+    parts, of_all = _conjunction(w, dtype, lanes, src), _scalar_of(w, src[2])
+    if parts is not None and parts.scalar is not None:
+        address = _pick_elements(w, parts.scalar, src, offset, lanes, src[3])
     else:
         address = address_of(w, src[0], src[1], offset)
         if of_all is not None:
@@ -216,13 +234,13 @@ def _masked_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int
     if of_all is not None:
         loaded = w.temp(f"load {mem}, ptr {address}, align {size}")
     else:
-        mask = _lane_mask(w, src[2], lanes) if uniform is None else _constant_mask(uniform.lanes)
+        mask = _lane_mask(w, src[2], lanes) if parts is None else _lanes_of(w, parts)
         other = _to_memory(w, dtype, lanes, w.value[src[3]])
         if reverse:
             mask, other = _reverse(w, bits, lanes, mask), _reverse(w, mem, lanes, other)
         loaded = w.masked("load", _element(dtype), lanes, ("ptr", address), ("i32", str(size)), (bits, mask), (mem, other))
     _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
-    if of_all is not None and uniform is None:
+    if of_all is not None and parts is None:
         _select(w, i, dtype, lanes, "i1", of_all, src[3])
 
 
@@ -348,9 +366,9 @@ def _loads(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
     elif stride == 0:
         _shared_load(w, i, dtype, lanes, address_of(w, src[0], src[1], offset), src)
     elif lanes >= 4 and 0 < abs(stride) <= w.family.widest_stride and (not masked or masks_in_hardware(w.target, size * 8)):
-        uniform = _uniform_mask(w, dtype, lanes, src) if masked else None
-        loaded = _wide_load(w, dtype, lanes, src, offset, stride, uniform)
-        if masked and uniform is None:
+        parts = _conjunction(w, dtype, lanes, src) if masked else None
+        loaded = _wide_load(w, dtype, lanes, src, offset, stride, parts)
+        if masked and (parts is None or not parts.is_known):
             kept, other = _lane_mask(w, src[2], lanes), _to_memory(w, dtype, lanes, w.value[src[3]])
             loaded = w.temp(f"select <{lanes} x i1> {kept}, {mem} {loaded}, {mem} {other}")
         _from_memory(w, i, dtype, lanes, loaded)
@@ -377,11 +395,11 @@ def _shared_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, 
 
 
 def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int,
-               uniform: _UniformMask | None) -> str:
+               parts: _Conjunction | None) -> str:
     """Write a strided load as contiguous loads and shuffles. Without a mask of lanes the last load begins earlier, so that it ends at the
     last element needed. With one it does not, because the mask is false for elements beyond the last one. The loads have a power of two
-    lanes, because LLVM shuffles vectors of other lengths element by element. `uniform`: the mask, where the alternative value is constant;
-    lanes that are not loaded then have it."""
+    lanes, because LLVM shuffles vectors of other lengths element by element. `parts`: the mask, if the alternative value is constant. If
+    its lanes are known, those that are not loaded have that value."""
     size, step = dtype.itemsize, abs(stride)
     span = (lanes - 1) * step + 1
     first = offset if stride > 0 else offset - (span - 1)
@@ -389,22 +407,24 @@ def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], of
     mem, count = memory_type(dtype.name, wide), -(-span // wide)
     position = [(k if stride > 0 else lanes - 1 - k) * step for k in range(lanes)]
     chunk_of = [p // wide for p in position]
-    other = "poison" if uniform is None else splat(dtype, w.code[src[3]].arg, wide)
+    known = parts if parts is not None and parts.is_known else None
 
     def address(start: int) -> str:
-        if uniform is None or uniform.scalar is None:
+        if parts is None or parts.scalar is None:
             return address_of(w, src[0], src[1], first + start)
-        return _pick_elements(w, uniform.scalar, src, first + start, wide, src[3])
-    if len(src) == 2 or (uniform is not None and all(uniform.lanes)):
+        return _pick_elements(w, parts.scalar, src, first + start, wide, src[3])
+    if len(src) == 2 or (known is not None and all(known.lanes)):
         starts = [min(c * wide, span - wide) for c in range(count)]
         chunks = [w.temp(f"load {mem}, ptr {address(s)}, align {size}") for s in starts]
     else:
+        other = "poison" if known is None else splat(dtype, w.code[src[3]].arg, wide)
+        mask = _lane_mask(w, src[2], lanes) if parts is None else "" if known is not None else _lanes_of(w, parts)
         starts = [c * wide for c in range(count)]
         chunks = []
         for s in starts:
             places = [p - s for p in position]
-            mask = _spread(w, src[2], lanes, wide, places) if uniform is None else _spread_constant(uniform.lanes, wide, places)
-            chunks.append(w.masked("load", _element(dtype), wide, ("ptr", address(s)), ("i32", str(size)), (f"<{wide} x i1>", mask),
+            on = _spread(w, mask, lanes, wide, places) if known is None else _spread_constant(known.lanes, wide, places)
+            chunks.append(w.masked("load", _element(dtype), wide, ("ptr", address(s)), ("i32", str(size)), (f"<{wide} x i1>", on),
                                    (mem, other)))
     result = chunks[0]
     for c in range(1, count):
@@ -419,13 +439,11 @@ def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], of
     return w.temp(f"shufflevector {mem} {result}, {mem} poison, <{lanes} x i32> <{kept}>")
 
 
-def _spread(w: LlvmWriter, mask: int, lanes: int, wide: int, position: list[int]) -> str:
+def _spread(w: LlvmWriter, mask: str, lanes: int, wide: int, position: list[int]) -> str:
     """Make a mask of `wide` lanes. Lane position[k] is lane k of `mask`, if that is less than `wide`; all other lanes are false."""
-    if w.code[mask].op == "VCONST":
-        return _spread_constant(w.code[mask].arg, wide, position)
     at = {p: k for k, p in enumerate(position)}
     order = ", ".join(f"i32 {at.get(p, lanes)}" for p in range(wide))
-    return w.temp(f"shufflevector <{lanes} x i1> {_lane_mask(w, mask, lanes)}, <{lanes} x i1> zeroinitializer, <{wide} x i32> <{order}>")
+    return w.temp(f"shufflevector <{lanes} x i1> {mask}, <{lanes} x i1> zeroinitializer, <{wide} x i32> <{order}>")
 
 
 def _spread_constant(lanes: Sequence[bool], wide: int, position: list[int]) -> str:

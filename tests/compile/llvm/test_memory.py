@@ -202,33 +202,34 @@ def test_one_mask_for_all_lanes_chooses_the_address(lanes: int, dtype: DType, ta
 
 @OF_EACH
 @pytest.mark.parametrize("stride", [1, -1, 2, -3])
-def test_masks_of_a_scalar_and_constant_lanes_touch_no_other_element(stride: int, dtype: DType, target: Target) -> None:
-    """Loads near and far from each other, under conjunctions of scalars and constant lanes. Masked lanes point outside readable memory, and
-    so does every lane if a scalar is false."""
+def test_conjunctions_of_scalars_and_lanes_touch_no_other_element(stride: int, dtype: DType, target: Target) -> None:
+    """Loads near and far from each other, under conjunctions of scalars with constant and with computed lanes. Masked lanes point outside
+    readable memory, and so does every lane if a scalar is false."""
     rng = np.random.default_rng(abs(stride))
     for lanes, scalars in itertools.product((5, 16) if target == HOST else (8,), (1, 2)):
         lasting = lanes - rng.integers(0, lanes)
         patterns = [np.ones(lanes, bool), np.arange(lanes) < lasting, (np.arange(lanes) < lasting) & (rng.random(lanes) < 0.6)]
-        starts = [0, 7, 40, 45, 700]
+        patterns = [p if stride > 0 else p[::-1] for p in patterns]
+        cases = list(itertools.product((0, 7, 40, 45, 700), range(len(patterns)), (False, True)))
+        first = [start if stride > 0 else start + (lanes - 1) * -stride for start, _, _ in cases]
+        at = np.concatenate([k + stride * np.arange(lanes) for k in first])
         for on in (True, False):
             code = Code()
-            o, a, zero = code.arg(0, dtype), code.arg(1, dtype), code.put("BEGIN", INDEX, 1)
+            o, a, flags, zero = code.arg(0, dtype), code.arg(1, dtype), code.arg(2, BOOL), code.put("BEGIN", INDEX, 1)
             known = [code.alu("CMPLT", code.put("VAR", INDEX, 1, (), name), code.index(5)) for name in "jk"]
-            alt, want, holds = code.const(dtype, 1, lanes), [], []
-            for start, pattern in itertools.product(starts, patterns):
-                lanes_on = pattern if stride > 0 else pattern[::-1]
-                mask = code.put("VCONST", BOOL, lanes, (), tuple(map(bool, lanes_on)))
+            alt = code.const(dtype, 1, lanes)
+            for number, (_, pattern, is_computed) in enumerate(cases):
+                mask = (code.load(flags, zero, lanes, offset=pattern * lanes) if is_computed
+                        else code.put("VCONST", BOOL, lanes, (), tuple(map(bool, patterns[pattern]))))
                 for scalar in known[:scalars]:
                     mask = code.alu("AND", code.put("SPLAT", BOOL, lanes, (scalar,)), mask)
-                first = start if stride > 0 else start + (lanes - 1) * -stride
-                value = code.put("LOADS", dtype, lanes, (a, zero, mask, alt), (first, stride))
-                code.store(o, zero, value, offset=lanes * len(want))
-                want.append(first + stride * np.arange(lanes))
-                holds.append(lanes_on & on)
-            at, held = np.concatenate(want), np.concatenate(holds)
+                value = code.put("LOADS", dtype, lanes, (a, zero, mask, alt), (first[number], stride))
+                code.store(o, zero, value, offset=lanes * number)
+            held = np.concatenate([patterns[pattern] & on for _, pattern, _ in cases])
             x = at_end_of_page(values(dtype, int(at[held].max()) + 1 if on else 0))
             out = np.zeros(len(at), x.dtype)
-            run(code, [out, x], variables={"j": 0, "k": 0} if on else {"j": 0 if scalars == 2 else 9, "k": 9}, target=target)
+            variables = {"j": 0, "k": 0} if on else {"j": 0 if scalars == 2 else 9, "k": 9}
+            run(code, [out, x, np.concatenate(patterns)], variables=variables, target=target)
             expected = np.full(len(at), 0x3F80 if dtype == dtypes.bfloat16 else 1, x.dtype)
             expected[held] = x[at[held]]
             np.testing.assert_array_equal(out, expected)
