@@ -204,25 +204,21 @@ class UOp:
 
         `gate`: the sources of a node u are entered only if `gate(u)` is true; u itself is listed in either case."""
         order: list[UOp] = []
-        seen: set[int] = set()
+        seen: set[UOp] = set()
         stack: list[UOp | None] = [self]    # None: all sources of the next node on the stack are in `order` by the time it is popped
-        push, pop = stack.append, stack.pop
+        place, enter, push, pop = order.append, seen.add, stack.append, stack.pop
         while stack:
             u = pop()
             if u is None:
-                order.append(pop())         # type: ignore[arg-type]
-                continue
-            if id(u) in seen:
-                continue
-            seen.add(id(u))
-            if not u.src or (gate is not None and not gate(u)):
-                order.append(u)
-                continue
-            push(u)
-            push(None)
-            for s in reversed(u.src):
-                if id(s) not in seen:
-                    push(s)
+                place(pop())                # type: ignore[arg-type]
+            elif u not in seen:
+                enter(u)
+                if not u.src or (gate is not None and not gate(u)):
+                    place(u)
+                else:
+                    push(u)
+                    push(None)
+                    stack += u.src[::-1]
         return order
 
     def walk(self, *ops: Ops) -> Iterator[UOp]:
