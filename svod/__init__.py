@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from svod.system import process as _process  # noqa: F401 this import records the current directory, to which relative paths in the environment refer
 from svod.system import source as _source  # noqa: F401 this import records the state of svod's files before other modules are imported from them
+from svod.system.process.collector import rare_collections as _rare_collections
 
 __version__ = "0.1.0"
 
@@ -62,7 +63,8 @@ def __getattr__(name: str) -> Any:
 
         hint = f"; a Tensor has it: Tensor.{name}" if not name.startswith("_") and hasattr(Tensor, name) else ""
         raise AttributeError(f"module 'svod' has no attribute {name!r}{hint}")
-    value = getattr(import_module(_WHERE[name]), name)
+    with _rare_collections():
+        value = getattr(import_module(_WHERE[name]), name)
     globals()[name] = value
     return value
 

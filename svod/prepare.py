@@ -42,7 +42,7 @@ from svod.core.schedule.schedule_cache import schedule_of
 from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ConfigError, DeviceError, ScheduleError
 from svod.system.forksafe import remake_after_fork
-from svod.system.process.collector import older_objects_spared
+from svod.system.process.collector import rare_collections
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.chains import opts_by_key
@@ -155,7 +155,7 @@ class Prepared:
         replace_nodes(done)
 
 
-@older_objects_spared()
+@rare_collections()
 def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozenset[UOp] = frozenset(),
                   inputs: frozenset[UOp] = frozenset()) -> Prepared:
     """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run.

@@ -20,6 +20,7 @@ from svod.core.ir.variable import is_symbolic
 from svod.core.machine.target import HOST
 from svod.errors import SvodError
 from svod.prepare import buffers_under, complete_config, computed_now, prepare_graph
+from svod.system.process.collector import rare_collections
 from svod.tensor import Tensor
 from svod.tensor.base import TensorBase, live_tensors
 from svod.tensor.operations.random import random_keys
@@ -50,6 +51,7 @@ def _capturing() -> Iterator[None]:
         _here.capturing = False
 
 
+@rare_collections()
 def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: Sequence[Tensor], config: PrepareConfig | None,
             fresh_numbers: bool) -> Captured:
     """Capture a call. `tensors`: the tensors among its arguments, in memory, in order. `fresh_numbers`: random numbers are drawn anew in

@@ -12,7 +12,7 @@ import pytest
 
 import svod.prepare
 from svod import Tensor
-from svod.system.process.collector import older_objects_spared
+from svod.system.process.collector import rare_collections
 
 
 class Cycle:
@@ -34,7 +34,7 @@ def nothing_frozen() -> Iterator[None]:
 
 def test_objects_of_before_are_spared_until_the_end() -> None:
     before = ref(Cycle())
-    with older_objects_spared():
+    with rare_collections():
         within = ref(Cycle())
         gc.collect()
         assert before() is not None and within() is None
@@ -42,15 +42,46 @@ def test_objects_of_before_are_spared_until_the_end() -> None:
     assert before() is None
 
 
+def test_new_objects_are_collected_rarely_and_count_as_old_afterwards() -> None:
+    usual = gc.get_threshold()
+    gc.collect()
+    with rare_collections():
+        built = [[i] for i in range(3 * usual[0])]
+        assert gc.get_count()[0] >= len(built), "no collection of new objects"
+    assert gc.get_count()[0] < len(built) and gc.get_threshold() == usual
+    assert any(o is built[0] for o in gc.get_objects(generation=2))
+
+
+def test_contexts_may_overlap() -> None:
+    usual, first, second = gc.get_threshold(), rare_collections(), rare_collections()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold()[0] > usual[0] and gc.get_freeze_count()
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == usual and not gc.get_freeze_count()
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    usual = gc.get_threshold()
+    gc.set_threshold(0, *usual[1:])
+    try:
+        with rare_collections():
+            assert not gc.get_threshold()[0]
+        assert not gc.get_threshold()[0]
+    finally:
+        gc.set_threshold(*usual)
+
+
 def test_frozen_objects_stay_frozen() -> None:
     gc.freeze()
-    with pytest.raises(ValueError), older_objects_spared(), older_objects_spared():
+    with pytest.raises(ValueError), rare_collections(), rare_collections():
         raise ValueError
     assert gc.get_freeze_count()
 
 
 def test_an_error_ends_it() -> None:
-    with pytest.raises(ValueError), older_objects_spared():
+    with pytest.raises(ValueError), rare_collections():
         raise ValueError
     assert not gc.get_freeze_count()
 
@@ -67,9 +98,10 @@ def test_plans_are_prepared_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
-def test_a_child_collects_what_its_parent_exempts() -> None:
-    with older_objects_spared():
+def test_a_child_collects_as_its_parent_did_before() -> None:
+    usual = gc.get_threshold()
+    with rare_collections():
         child = os.fork()
         if child == 0:
-            os._exit(min(gc.get_freeze_count(), 1))
+            os._exit(min(gc.get_freeze_count(), 1) + (gc.get_threshold() != usual))
         assert os.waitpid(child, 0)[1] == 0 and gc.get_freeze_count()
