@@ -168,7 +168,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, resolved)
     sink, constants = with_constants_turned(sink, constants, lambda nodes: computed_now(nodes, resolved))
-    schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
+    schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache, keeper=resolved.compiler)
     places = Places(schedule, resolved.target.device)
     main = resolved.on(places.main)
     unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)

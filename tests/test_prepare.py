@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from svod.config import OptimizerConfig, PrepareConfig
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.isa import DOTS
-from svod.core.schedule import schedule
+from svod.core.schedule import schedule, schedule_cache
 from svod.errors import ArgumentError, ConfigError, DeviceError, KernelOptError, LaunchError, ScheduleError, SvodError, UnsupportedError
 from tests.plans import gemm_then_softmax
 from tests.toy_backend.target import TOY
@@ -217,6 +219,34 @@ def test_without_a_schedule_cache_nothing_is_looked_up_or_kept(monkeypatch: pyte
     assert float(plan.outputs[0][0]) == 303
     (Tensor(X).sum(0) + 3).prepare(PrepareConfig())
     assert asts.cache_info().currsize
+
+
+@pytest.mark.parametrize("other", ["nothing", "threads", "a weight's shape", "the graph"])
+def test_a_later_process_reads_the_schedule_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    made: list[UOp] = []
+
+    def counted(sink: UOp, *args: Any, **more: Any) -> schedule.Schedule:
+        made.append(sink)
+        return schedule.create_schedule(sink, *args, **more)
+    monkeypatch.setattr(schedule_cache, "create_schedule", counted)
+    for changed in ("nothing", other):
+        monkeypatch.setattr(schedule_cache, "_schedules", OrderedDict())
+        rng = np.random.default_rng(1)
+        width = 7 if changed == "a weight's shape" else 5
+        sizes = [*(5,) * 9, width, *(5,) * 9]
+        x = y = rng.standard_normal((3, 5)).astype(np.float32)
+        t, weights = Tensor(x), []
+        for n, m in pairwise(sizes):
+            w = rng.standard_normal((n, m)).astype(np.float32) / 2
+            weights.append(Tensor(w))
+            t, y = (t @ weights[-1]).tanh(), np.tanh(y @ w)
+        if changed == "the graph":
+            t, y = t + 1, y + 1
+        config = PrepareConfig(object_cache=str(tmp_path), threads=2 if changed == "threads" else 1)
+        plan = t.prepare(config, constants=weights)
+        plan.execute()
+        np.testing.assert_allclose(t.numpy(), y, rtol=1e-4, atol=1e-5)
+    assert len(made) == (1 if other == "nothing" else 2)
 
 
 @pytest.mark.parametrize(("act", "said"), [

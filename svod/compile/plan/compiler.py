@@ -233,6 +233,15 @@ class Compiler:
         self.cache.put(key, CachedObject(NO_PROGRAM, b"", {"chain": [o.to_json() for o in best.chain], "template": best.template}))
         return best
 
+    def kept(self, name: str) -> Any:
+        """Return the data that `keep` has stored in the object cache under a name, also in another process of this build, or None."""
+        entry = self.cache.get(ObjectKey(name, "data", self.build))
+        return None if entry is None else entry.remarks.get("data")
+
+    def keep(self, name: str, data: Any) -> None:
+        """Store JSON-able data in the object cache under a name."""
+        self.cache.put(ObjectKey(name, "data", self.build), CachedObject(NO_PROGRAM, b"", {"data": data}))
+
     def predicted_times(self, kernel: Kernel, chain: Chain) -> float:
         """Return the predicted time of a chain as a multiple of the heuristic's, from the object cache if it is there. Raises
         KernelOptError for a chain that does not apply."""

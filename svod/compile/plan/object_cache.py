@@ -5,6 +5,8 @@ is the target and the code generator. Finding it requires no lowering. Layout, l
 
     magic "svodobj1" | 16 bytes digest of the rest | u32 length of the JSON | JSON of the build, ProgramSpec and remarks | object bytes
 
+Some entries have remarks alone: chains of the heuristic, schedules of models.
+
 A cache is a list of directories: objects are stored in the first and read from all. `svod-db bake` makes a directory that is shipped with a
 model, and leaves the file `BAKED` in it; a process for whose build such a directory has no object says so once.
 

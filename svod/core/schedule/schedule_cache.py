@@ -1,4 +1,4 @@
-"""Caches schedules in this process. The key is a digest of the graph that leaves out which buffers it has.
+"""Caches schedules in this process, and those of models on disk. The key is a digest of the graph that leaves out which buffers it has.
 
     SINK(x@b7 + y@b9, x@b7 * 2)     normalised: #0 + #1, #0 * 2          digest → Schedule over #0, #1 and new buffers
     SINK(u@b31 + v@b40, u@b31 * 2)  the same digest: that Schedule with b31 for #0 and b40 for #1
@@ -9,6 +9,9 @@ origins of nodes, as calls name them.
 
 Kernels keep their ASTs, which name arguments by slot. Only the arguments and outputs of a schedule are restored: a numbered buffer becomes
 the caller's, a buffer that the schedule made stays its LUNIQUE, from which `prepare` makes new memory for every plan.
+
+On disk a schedule is JSON: its ASTs and the buffers that it made, as one table of nodes, and the calls, which name them by position. It is
+read in a quarter of the time in which it is made.
 """
 from __future__ import annotations
 
@@ -17,24 +20,48 @@ import sys
 from collections import OrderedDict
 from dataclasses import replace
 from threading import Lock
+from typing import Any, NamedTuple, Protocol
 
+from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import origin_of
+from svod.core.ir.serialize import ast_to_data, data_to_ast
 from svod.core.ir.uop import Ops, UOp, encode
-from svod.core.schedule.schedule import Schedule, create_schedule
+from svod.core.schedule.schedule import KernelCall, Schedule, create_schedule
+from svod.errors import FormatError
 from svod.system.forksafe import remake_after_fork
 
-MOST_SCHEDULES = 256    # most schedules kept; the oldest entry goes first
+MOST_SCHEDULES = 256    # most schedules kept in memory; the oldest entry goes first
+LEAST_BUFFERS = 16      # least number of buffers of a graph whose schedule is kept on disk: that of a model
 
 _Places = tuple[int | UOp, ...]     # per buffer: its number in the graph, or the node itself if the schedule has created it
 
-# digest → (schedule without buffers, outputs, arguments)
-_schedules: OrderedDict[bytes, tuple[Schedule, _Places, tuple[_Places, ...]]] = OrderedDict()
+
+class _Known(NamedTuple):
+    """A schedule without its buffers, which stand apart: of the outputs, and of the arguments of each call."""
+
+    bare: Schedule
+    outputs: _Places
+    arguments: tuple[_Places, ...]
+
+
+class Keeper(Protocol):
+    """Keeps JSON-able data by name for later processes that run the same code of svod."""
+
+    def kept(self, name: str) -> Any:
+        """Return the data of a name; None if there is none."""
+
+    def keep(self, name: str, data: Any) -> None:
+        """Keep the data under a name, if that is possible."""
+
+
+_schedules: OrderedDict[bytes, _Known] = OrderedDict()      # by the graph's digest
 _lock = Lock()
 remake_after_fork(sys.modules[__name__], "_lock", Lock)
 
 
-def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> Schedule:
+def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True, keeper: Keeper | None = None) -> Schedule:
     """Like `create_schedule`, but reuses the schedule of a graph that differs only in its buffers. `remember` False: the cache is not used.
+    `keeper`: has the schedules of earlier processes.
 
     Raises ScheduleError as that does; failures are not cached."""
     if not remember:
@@ -43,22 +70,63 @@ def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember:
     with _lock:
         known = _schedules.get(digest)
     if known is None:
-        schedule = create_schedule(sink, constants)
-        number = {b: i for i, b in enumerate(buffers)}
-        outputs = tuple(number.get(b, b) for b in schedule.outputs)
-        arguments = tuple(tuple(number.get(b, b) for b in call.args) for call in schedule.calls)
-        bare = replace(schedule, calls=tuple(replace(call, args=()) for call in schedule.calls), outputs=())
+        known = _made_or_kept(sink, constants, digest, buffers, keeper if len(buffers) >= LEAST_BUFFERS else None)
         with _lock:
-            _schedules[digest] = bare, outputs, arguments
+            _schedules[digest] = known
             while len(_schedules) > MOST_SCHEDULES:
                 _schedules.popitem(last=False)
-        return schedule
 
     def restored(places: _Places) -> tuple[UOp, ...]:
         return tuple(buffers[b] if isinstance(b, int) else b for b in places)
-    bare, outputs, arguments = known
-    calls = tuple(replace(call, args=restored(args)) for call, args in zip(bare.calls, arguments, strict=True))
-    return replace(bare, calls=calls, outputs=restored(outputs))
+    calls = tuple(replace(call, args=restored(args)) for call, args in zip(known.bare.calls, known.arguments, strict=True))
+    return replace(known.bare, calls=calls, outputs=restored(known.outputs))
+
+
+def _made_or_kept(sink: UOp, constants: frozenset[UOp], digest: bytes, buffers: tuple[UOp, ...], keeper: Keeper | None) -> _Known:
+    """The schedule that `keeper` has, or a new one, which it then keeps."""
+    name = digest.hex()
+    if keeper is not None and (data := keeper.kept(name)) is not None:
+        try:
+            return _from_data(data)
+        except (FormatError, LookupError, TypeError, ValueError):
+            pass        # the data of an entry that another program wrote: the schedule is made, and the entry is replaced
+    schedule = create_schedule(sink, constants)
+    number = {b: i for i, b in enumerate(buffers)}
+    bare = replace(schedule, calls=tuple(replace(call, args=()) for call in schedule.calls), outputs=())
+    known = _Known(bare, tuple(number.get(b, b) for b in schedule.outputs),
+                   tuple(tuple(number.get(b, b) for b in call.args) for call in schedule.calls))
+    if keeper is not None:
+        keeper.keep(name, _to_data(known))
+    return known
+
+
+def _to_data(known: _Known) -> dict[str, Any]:
+    """JSON-able data, from which `_from_data` makes an equal schedule. A buffer of the graph is a number there, one that the schedule made
+    a list with its position in the table of nodes."""
+    calls = known.bare.calls
+    made = [b for places in (known.outputs, *known.arguments) for b in places if not isinstance(b, int)]
+    nodes = list(dict.fromkeys([*(c.ast for c in calls), *(v for c in calls for v in c.variables), *made]))
+    position = {u: i for i, u in enumerate(nodes)}
+
+    def data_of(places: _Places) -> list[Any]:
+        return [b if isinstance(b, int) else [position[b]] for b in places]
+    return {"nodes": ast_to_data(UOp(Ops.SINK, dtypes.void, tuple(nodes))), "outputs": data_of(known.outputs),
+            "calls": [[position[c.ast], data_of(args), c.offsets, c.name_hint, c.origin, c.deps, c.why, [position[v] for v in c.variables]]
+                      for c, args in zip(calls, known.arguments, strict=True)]}
+
+
+def _from_data(data: Any) -> _Known:
+    """Make the schedule of `_to_data`. Raises FormatError, LookupError, TypeError or ValueError for other data."""
+    nodes = data_to_ast(data["nodes"]).src
+
+    def places_of(places: list[Any]) -> _Places:
+        return tuple([nodes[b[0]] if isinstance(b, list) else int(b) for b in places])
+    calls, arguments = list[KernelCall](), list[_Places]()
+    for ast, args, offsets, name, origin, deps, why, variables in data["calls"]:
+        calls.append(KernelCall(nodes[ast], (), tuple(map(int, offsets)), str(name), str(origin), tuple(map(int, deps)), str(why),
+                                tuple([nodes[v] for v in variables])))
+        arguments.append(places_of(args))
+    return _Known(Schedule(tuple(calls), ()), places_of(data["outputs"]), tuple(arguments))
 
 
 def normal_form(sink: UOp, constants: frozenset[UOp] = frozenset()) -> tuple[bytes, tuple[UOp, ...]]:

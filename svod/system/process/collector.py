@@ -46,10 +46,10 @@ _collector = _Collector()
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let the collector run rarely until the end, and not over objects that exist at the start. Almost all that svod builds stays alive, and
-    Python's usual collections take a sixth of the time in which a plan is prepared; a full one visits the whole program, for 0.2 s where
-    PyTorch is imported. What is built counts as old afterwards: only full collections visit it. Objects that the program has frozen itself
-    (`gc.freeze`) stay frozen; nothing else is exempted then."""
+    """Let the collector run rarely until the end, and not over objects that exist at the start. Almost all that svod builds stays alive,
+    and Python's usual collections take a sixth of the time in which a plan is prepared; a full one visits the whole program, for 0.2 s
+    where PyTorch is imported. What is built counts as old afterwards: only full collections visit it. Objects that the program has frozen
+    itself (`gc.freeze`) stay frozen; nothing else is exempted then."""
     before = _collector
     before.begin()
     try:

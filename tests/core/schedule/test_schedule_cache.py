@@ -1,6 +1,7 @@
 """The schedule cache: a cached schedule equals a newly made one, with the buffers of the current graph."""
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import scope
 from svod.core.ir.uop import UOp
+from svod.core.ir.variable import Variable, without_binds
 from svod.core.schedule import schedule_cache
 from svod.core.schedule.schedule import Schedule, create_schedule
 from svod.core.schedule.schedule_cache import normal_form, schedule_of
@@ -129,3 +131,94 @@ def test_four_threads_get_schedules_of_their_own_buffers(made: list[UOp]) -> Non
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(40)))
     assert len(schedule_cache._schedules) == 3
+
+
+class Shelf:
+    """Keeps data as JSON text, as a file would."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def kept(self, name: str) -> Any:
+        text = self.texts.get(name)
+        return None if text is None else json.loads(text)
+
+    def keep(self, name: str, data: Any) -> None:
+        self.texts[name] = json.dumps(data)
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    monkeypatch.setattr(schedule_cache, "LEAST_BUFFERS", 1)
+    return Shelf()
+
+
+def of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_cache, "_schedules", OrderedDict())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_kept_schedule_equals_a_new_one(made: list[UOp], shelf: Shelf, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    for _ in range(2):
+        of_another_process(monkeypatch)
+        g = RandomGraph(seed)
+        g.grow(9)
+        sink = graph.sink(g.nodes[-1], g.nodes[-2])
+        schedule = schedule_of(sink, keeper=shelf)
+        assert schedule == create_schedule(sink)
+        memory = run_schedule(schedule, g.contents)
+        np.testing.assert_array_equal(memory[schedule.outputs[0]], evaluate_graph(g.nodes[-1], g.contents).ravel())
+    assert len(made) == len(shelf.texts) == 1
+
+
+def test_a_kept_schedule_has_variables_origins_and_the_order_of_its_calls(made: list[UOp], shelf: Shelf,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    n = Variable("n", 1, 12)
+
+    def sink() -> UOp:
+        with scope("layer"):
+            x = Tensor(np.ones(12, np.float32))[:n.bind(5)]
+            memory = ones(12)
+            memory[:3] = memory[3:6] + x.sum()
+            return graph.sink((x * 2).uop, memory.uop, (memory + 1).uop)
+    for _ in range(2):
+        of_another_process(monkeypatch)
+        nodes = without_binds(sink())[0]
+        assert schedule_of(nodes, keeper=shelf) == create_schedule(nodes)
+    assert len(made) == 1 and any(c.variables for c in create_schedule(nodes).calls)
+
+
+def test_what_a_schedule_depends_on_is_kept_apart(made: list[UOp], shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    for build in CHANGES.values():
+        for _ in range(2):
+            of_another_process(monkeypatch)
+            t, constants = build()
+            schedule_of(graph.sink(t.uop), constants, keeper=shelf)
+    assert len(made) == len(shelf.texts) == len(CHANGES)
+
+
+def test_schedules_of_small_graphs_and_without_the_cache_are_not_kept(made: list[UOp], shelf: Shelf,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule_of(graph.sink((ones() + 1).uop), remember=False, keeper=shelf)
+    monkeypatch.setattr(schedule_cache, "LEAST_BUFFERS", 2)
+    schedule_of(graph.sink((ones() + 1).uop), keeper=shelf)
+    assert not shelf.texts
+    schedule_of(graph.sink((ones() + ones()).uop), keeper=shelf)
+    assert len(shelf.texts) == 1
+
+
+@pytest.mark.parametrize("wrong", [7, [], {}, {"nodes": {}}, {"nodes": None, "outputs": [], "calls": []}, "outputs", "calls", "nodes",
+                                   "row"])
+def test_data_that_is_no_schedule_is_replaced(made: list[UOp], shelf: Shelf, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    sink = graph.sink((ones() + ones() * 2).uop)
+    schedule_of(sink, keeper=shelf)
+    (name, text), = shelf.texts.items()
+    data = json.loads(text)
+    if wrong == "row":
+        data["calls"][0].pop()
+    elif isinstance(wrong, str):
+        data[wrong] = [[99]] if wrong == "outputs" else [*data[wrong][:-1], [99]] if wrong == "calls" else {"format": 0}
+    shelf.keep(name, data if isinstance(wrong, str) else wrong)
+    of_another_process(monkeypatch)
+    assert schedule_of(sink, keeper=shelf) == create_schedule(sink)
+    assert len(made) == 2 and shelf.texts[name] == text
