@@ -235,10 +235,11 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, plan: ExecutionPl
     temporary = sum(k.spec.temps)
     flops = read = written = seconds = None
     by = ""
-    if isinstance(k.estimate, Work):
-        flops, read, written = k.estimate.flops, k.estimate.bytes_read, k.estimate.bytes_written
+    work = k.work
+    if work is not None:
+        flops, read, written = work.flops, work.bytes_read, work.bytes_written
         if limits is not None:
-            seconds, by = _estimate(k.estimate, limits, target, threads, len(phases))
+            seconds, by = _estimate(work, limits, target, threads, len(phases))
     elif k.is_host_item:
         moved = [size * dtype.itemsize for dtype, size in k.spec.params]
         written, by = sum(moved[s] for s in k.spec.outs), k.opts_source

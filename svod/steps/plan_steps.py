@@ -13,7 +13,6 @@ from svod.compile.plan.dump import PLAN_PASSES, DumpedPlan
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm
 from svod.compile.plan.plan_parts import PreparedKernel, kernel_name
-from svod.core.cost.op_count import Work
 from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.schedule.schedule import Explained
 from svod.errors import SvodError
@@ -114,7 +113,7 @@ def _plan_facts(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
 def call_of(number: int, k: PreparedKernel, part: KernelPart | None = None, figures: KernelSeconds | None = None) -> PlanCall:
     """Make the overview's row of a kernel. `number`: its position in the plan."""
     figures = figures or KernelSeconds()
-    work = k.estimate if isinstance(k.estimate, Work) else None
+    work = k.work
     return PlanCall(number, kernel_name(k), part.id if part is not None else "", k.opts_source, k.chain or AS_IT_IS,
                 part.cycles if part is not None else None, figures.estimates.get(k.key), figures.measured.get(k.key),
                 work.bytes_moved if work is not None else None, k.level, _cut_words(k.cut), k.origin)

@@ -53,9 +53,10 @@ class SourceFiles:
 
     def _hash(self, parts: tuple[str, ...]) -> str:
         h = hashlib.blake2b(digest_size=8)
+        inside = f"{self._root}{os.sep}"
         for path in sorted(self._files):
-            name = os.path.relpath(path, self._root).replace(os.sep, "/")
-            if name.startswith(".."):
+            name = path.removeprefix(inside).replace(os.sep, "/")
+            if not path.startswith(inside):
                 with open(path, "rb") as file:
                     h.update(hashlib.file_digest(file, "blake2b").digest())
             elif not parts or name in parts or name.startswith(tuple(f"{p}/" for p in parts)):
@@ -100,12 +101,14 @@ def _executed(path: str) -> bytes:
     """The bytes that Python executes for a module's file: its source, or bytecode without the header, which has a time stamp."""
     if path.endswith(".py"):
         try:
-            compiled = Path(importlib.util.cache_from_source(path)).read_bytes()
+            with open(importlib.util.cache_from_source(path), "rb", buffering=0) as file:
+                header = file.read(PYC_HEADER_BYTES)
+                if header[:4] == importlib.util.MAGIC_NUMBER and header[4] & 0b11 == UNCHECKED_FLAG:
+                    return file.readall()
         except (OSError, NotImplementedError):
-            compiled = b""
-        if compiled[:4] == importlib.util.MAGIC_NUMBER and compiled[4] & 0b11 == UNCHECKED_FLAG:
-            return compiled[PYC_HEADER_BYTES:]
-    raw = Path(path).read_bytes()
+            pass
+    with open(path, "rb", buffering=0) as file:
+        raw = file.readall()
     return raw[PYC_HEADER_BYTES:] if path.endswith(".pyc") else raw
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from svod.compile.plan.compiler import Chain, Choice, Compilation, Compiled, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BeamConfig
-from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.system.optional import optional
 from svod.tune.chains import choose, choose_each
@@ -32,8 +30,7 @@ def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resol
     with Compilation(compiler) as compilation:
         compilation.start()
         choices = plan_choices(unbound, given, resolved, compilation.begin)
-        compiled = compile_all(unbound.kernels, choices, compiler)
-    return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
+        return compile_all(unbound.kernels, choices, compiler)
 
 
 def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved,

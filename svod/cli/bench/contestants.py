@@ -24,7 +24,6 @@ from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.kernel_form import KernelForm
 from svod.config import NONE, BeamConfig, PrepareConfig
-from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.machine.target import HOST
@@ -181,7 +180,7 @@ def describe(plan: ExecutionPlan) -> tuple[KernelInfo, ...]:
     """The kernels of a plan as the KernelInfo of benchmark results."""
     out = []
     for k in plan.kernels:
-        e = k.estimate if isinstance(k.estimate, Work) else None
+        e = k.work
         out.append(KernelInfo(k.key, k.name, k.origin, k.opts, k.opts_source, k.why, None if e is None else e.flops,
                               None if e is None else e.bytes_moved))
     return tuple(out)

@@ -88,7 +88,6 @@ class Compiled:
     chain: Chain
     source: str
     why: str
-    estimate: Any = None
     packing: PackedTemporaries | None = None    # the output of the phases that run once
     form: KernelForm | None = None      # the kernel, its chain and the target
 

@@ -125,7 +125,7 @@ class PreparedKernel:
     opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; library, host callback
     why: str = ""
     origin: str = ""                    # module path or file:line
-    estimate: Any = None                # flops and bytes of one run
+    estimate: Work | None = None        # operations and bytes of one run; None: what `form` counts
     level: int | None = None            # kernels of one level are independent; None: this kernel alone is a level
     cut: str = ""                       # the scheduler's rule that made it a separate kernel
     offsets: tuple[int, ...] = ()       # per slot: offset in bytes of the kernel's argument within the buffer; (): all 0
@@ -149,10 +149,15 @@ class PreparedKernel:
         """The chain of opts as text, as `PrepareConfig.opts` and `svod.kernel` take it."""
         return self.form.chain_text if self.form is not None else ""
 
+    @property
+    def work(self) -> Work | None:
+        """The operations and bytes of one run; None if they are unknown."""
+        return self.form.work({}) if self.estimate is None and self.form is not None else self.estimate
+
     def work_at(self, values: Mapping[str, int]) -> Work | None:
         """Count the work of one run with these values of the plan's variables; None if it is unknown."""
         if self.form is None or not self.variables:
-            return self.estimate if isinstance(self.estimate, Work) else None
+            return self.work
         return self.form.work({own: values[name] for own, name in names_of(self).items()})
 
     @property
@@ -264,8 +269,8 @@ def run_together(kernels: Sequence[PreparedKernel], group: Sequence[int], thread
     alone = [i for i in group if kernels[i].single_core]
     if threads < 2 or len(alone) < 2:
         return []
-    work = [kernels[i].estimate for i in alone]
-    if not all(isinstance(w, Work) for w in work):
+    work = [w for i in alone if (w := kernels[i].work) is not None]
+    if len(work) < len(alone):
         return alone
     computed = [w.flops / OPERATIONS_PER_CYCLE + w.transcendental * TRANSCENDENTAL_CYCLES for w in work]
     cycles = [max(c, w.bytes_moved / BYTES_PER_CYCLE) for c, w in zip(computed, work, strict=True)]

@@ -168,7 +168,7 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
         chain = tuple(o.to_json() for o in code.chain)
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, name, c.kernel, chain, code.source,
-                                      code.why, c.origin, code.estimate, c.level, c.why,
+                                      code.why, c.origin, None, c.level, c.why,
                                       tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions,
                                       c.variables, code.packing, code.form, c.device))
     return ExecutionPlan(kernels, buffers, unbound.outputs, threads=threads, planner=planner, device=device)
