@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from svod.compile.llvm.memory import Handler
@@ -274,8 +275,7 @@ def _shuffle(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ..
     if n == 1:
         operands = [w.temp(f"insertelement {vec} poison, {scalar} {x}, i64 0") for x in operands]
     b = operands[1] if len(operands) > 1 else "poison"
-    order = ", ".join(f"i32 {k}" if k >= 0 else "i32 poison" for k in arg)
-    result = w.temp(f"shufflevector {vec} {operands[0]}, {vec} {b}, <{len(arg)} x i32> <{order}>")
+    result = w.temp(f"shufflevector {vec} {operands[0]}, {vec} {b}, {_order(arg)}")
     w.value[i] = result if lanes > 1 else w.temp(f"extractelement <1 x {scalar}> {result}, i64 0")
     if len(src) == 2 and dtype.kind != "b" and w.family.fences:
         depth = 1 + max(w.shuffles.get(s, 0) for s in src)
@@ -284,6 +284,13 @@ def _shuffle(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ..
             w.value[i] = _fenced(w, f"<{lanes} x {scalar}>", size // 4, w.value[i])
         else:
             w.shuffles[i] = depth
+
+
+@lru_cache(maxsize=4096)
+def _order(lanes: tuple[int, ...]) -> str:
+    """Return the mask of a shuffle that takes these lanes of its operands; any element where -1 stands. The few masks of a transposition
+    are its longest text."""
+    return f"<{len(lanes)} x i32> <" + ", ".join([f"i32 {k}" if k >= 0 else "i32 poison" for k in lanes]) + ">"
 
 
 def _fenced(w: LlvmWriter, vec: str, words: int, operand: str) -> str:

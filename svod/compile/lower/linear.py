@@ -111,7 +111,8 @@ class _PhaseCheck:
     def run(self) -> None:
         for at, (op, dtype, lanes, src, arg) in enumerate(self.code):
             self.at = at
-            self.require(isinstance(dtype, DType) and isinstance(lanes, int) and lanes >= 1, "needs a dtype and at least one lane")
+            if not (isinstance(dtype, DType) and isinstance(lanes, int) and lanes >= 1):
+                self.fail("needs a dtype and at least one lane")
             self.operands_are_defined(op, src)
             self.note_tiles_and_threads(op, src, arg)
             check = _CHECKS.get(op)
@@ -141,9 +142,9 @@ class _PhaseCheck:
         """Note whether the instruction's value is a tile, and whether it may differ between the threads of a group."""
         carried = op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]].op == "LOOP"
         first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # the initial value of a carried value
-        if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
+        if op in ("TILEZERO", "TILELOAD", "TILEDOT") or not self.tiles.isdisjoint(first):
             self.tiles.add(self.at)
-        if op in _OF_A_THREAD or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
+        if op in _OF_A_THREAD or (op in LOADS_OPS and self.phase.block > 1) or not self.varying.isdisjoint(src):
             self.varying.add(self.at)
 
     def constant(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -407,10 +408,12 @@ class _PhaseCheck:
             self.operand(src[1], INDEX, 1, "stop")
             self.require(isinstance(arg, int) and arg >= 1, "the step is a positive integer")
             for s in src[2:]:
-                self.require(self.code[s].op not in POINTERS, f"initial value %{s} is a pointer")
+                if self.code[s].op in POINTERS:
+                    self.fail(f"initial value %{s} is a pointer")
             return
         head = self.code[src[0]]
-        self.require(head.op == "LOOP", f"%{src[0]} is not a LOOP")
+        if head.op != "LOOP":
+            self.fail(f"%{src[0]} is not a LOOP")
         init = head.src[2:]
         if op == "ENDLOOP":
             self.require(bool(self.open) and self.open[-1] == src[0], f"closes %{src[0]}, the innermost open loop is {self.open[-1:]}")
@@ -423,8 +426,10 @@ class _PhaseCheck:
             self.require(src[0] in self.open, "stands outside its loop")
         else:
             self.require(src[0] in self.ends, "stands in its loop")
-        self.require(isinstance(arg, int) and 0 <= arg < len(init), f"the loop carries {len(init)} values")
-        self.require(self.kind(init[arg]) == (dtype, lanes), f"the carried value %{init[arg]} has another type")
+        if not (isinstance(arg, int) and 0 <= arg < len(init)):
+            self.fail(f"the loop carries {len(init)} values")
+        if self.kind(init[arg]) != (dtype, lanes):
+            self.fail(f"the carried value %{init[arg]} has another type")
 
 
 _OF_A_THREAD = frozenset({"LOCAL_ID", *SUBGROUP_OPS})       # operations whose results differ between the threads of a group

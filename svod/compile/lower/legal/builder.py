@@ -23,12 +23,15 @@ class Rewriting:
         self.out: list[Instruction] = []
         self.at: list[int] = []                                 # instruction of `code` → the position of its value in `out`
         self.made: list[dict[tuple[Any, ...], int]] = [{}]      # per open loop: instruction added by a rule → its position
+        self._moved = False                                     # whether a value is at another position in `out` than in `code`
         self._intervals: list[Interval] | None = None
 
     def run(self) -> list[Instruction]:
         """Rewrite the phase; returns its instructions."""
-        for instruction in self.code:
-            self.at.append(self.rewritten(instruction))
+        for position, instruction in enumerate(self.code):
+            value = self.rewritten(instruction)
+            self._moved |= value != position
+            self.at.append(value)
             if instruction.op == "LOOP":
                 self.made.append({})
             elif instruction.op == "ENDLOOP":
@@ -38,7 +41,12 @@ class Rewriting:
     def rewritten(self, instruction: Instruction) -> int:
         """Rewrite the next instruction of `code`; returns its value."""
         op, dtype, lanes, src, arg = instruction
-        return self.add(op, dtype, lanes, tuple([self.at[s] for s in src]), arg)
+        if self._moved:
+            return self.add(op, dtype, lanes, tuple([self.at[s] for s in src]), arg)
+        if self.rule_of(op, dtype, self.out[src[0]].dtype if src else dtype) is not None:
+            return self.add(op, dtype, lanes, src, arg)
+        self.out.append(instruction)
+        return len(self.out) - 1
 
     def add(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None) -> int:
         """Add an instruction on values of `out`, or the instructions that its rule replaces it by; returns its value."""
