@@ -169,7 +169,7 @@ class Walk:
     def _initializers(self, graph: onnx.GraphProto) -> dict[str, Value]:
         _, known_values = self._initial.get(id(graph), (graph, None))
         if known_values is None:
-            known_values = {t.name: self.arrays.of(t) for t in graph.initializer}
+            known_values = dict[str, Value](self.arrays.by_name(graph.initializer))
             for sparse in graph.sparse_initializer:
                 known_values[sparse.values.name] = dense(sparse, self.arrays)
             self._initial[id(graph)] = graph, known_values

@@ -14,7 +14,7 @@ import svod
 import svod.onnx
 from svod import Tensor, Variable
 from svod.errors import UnsupportedError
-from svod.onnx import OnnxError
+from svod.onnx import OnnxError, reader
 from svod.onnx.run import arrays_in, dimensions, make_feed, relative_difference, shapes_of
 
 RNG = np.random.default_rng(3)
@@ -238,6 +238,28 @@ def test_large_weights_are_mapped(tmp_path: Path) -> None:
     assert not t.raw_data and m.proto.ByteSize() < 1000
     x = RNG.standard_normal((1, 64)).astype(np.float32)
     np.testing.assert_allclose(m(x), x @ w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_weights_at_every_address_have_their_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(reader, "usable_cores", lambda: cores)
+    kinds = [np.float32, np.float64, np.int64, np.int8, np.float16]
+    large = [RNG.integers(-99, 99, (300, 1000 + i)).astype(kind) for i, kind in enumerate(kinds)]
+    weights = {f"w{i}": w for i, w in enumerate([*large, *(w[:1, :7] for w in large), np.zeros((0, 3), np.float32), np.float32(2)])}
+    ends = set()
+    for shift in range(4):
+        path = tmp_path / f"{shift}.onnx"
+        given = model([helper.make_node("Identity", ["w0"], ["y"])], [], [info("y", None)], weights)
+        given.producer_name += "x" * shift          # moves what follows in the file
+        onnx.save(given, path)
+        proto, arrays = reader.read_model(path)
+        own = {t.name: arrays._stored(t) for t in proto.graph.initializer}
+        ends |= {a.ctypes.data % 4 for a in own.values() if a.nbytes}
+        for name, array in arrays.by_name(proto.graph.initializer).items():
+            assert array.flags.aligned and array.dtype == weights[name].dtype
+            np.testing.assert_array_equal(array, weights[name])
+            assert array is not own[name] or own[name].flags.aligned
+    assert ends == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("cut", [0.1, 0.5, 0.99])
