@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any, cast
 
@@ -211,11 +212,13 @@ def device_called(name: str) -> str:
 def arranged(sink: UOp, resolved: Resolved) -> UOp:
     """Return the graph with operands of matrix instructions stored in the order of axes that these instructions read. Values on the CPU
     are arranged for the device that runs the plan, or for the device that kernels are captured for."""
+    target_of = cache(resolved.target_of)
+
     def wanted(image: UOp) -> bool:
         name = device_of(image) or HOST
         if name.startswith(DISK):
             return False
-        target = resolved.target_of((resolved.config.capture_device or resolved.target.device) if name == HOST else name)
+        target = target_of((resolved.config.capture_device or resolved.target.device) if name == HOST else name)
         return holds_tiles_of(target, image.dtype)
     return channels_last(sink, wanted)
 
