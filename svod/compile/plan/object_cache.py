@@ -30,7 +30,7 @@ import logging
 import os
 import secrets
 import struct
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,11 @@ class Build:
     compiler: str
     code: str = field(default_factory=generator_digest)
 
+    @cached_property
+    def parts(self) -> list[Any]:
+        """The values of all fields."""
+        return [getattr(self, f.name) for f in fields(self)]
+
     def differences(self, here: Build) -> list[str]:
         """Describe the differences from the build `here` in words; [] if objects of this build are used there."""
         theirs, ours = parse_key(self.target), parse_key(here.target)
@@ -90,7 +95,7 @@ class ObjectKey:
     @cached_property
     def name(self) -> str:
         """The name of the entry, 32 hex digits."""
-        text = json.dumps([self.kernel, self.chain, *astuple(self.build)], separators=(",", ":"))
+        text = json.dumps([self.kernel, self.chain, *self.build.parts], separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -146,7 +151,7 @@ def _digest(payload: bytes) -> bytes:
 
 def pack(key: ObjectKey, entry: CachedObject) -> bytes:
     """Return the bytes of an entry's file."""
-    meta = json.dumps({"key": key.name, "build": astuple(key.build), "spec": spec_to_json(entry.spec), "remarks": entry.remarks},
+    meta = json.dumps({"key": key.name, "build": key.build.parts, "spec": spec_to_json(entry.spec), "remarks": entry.remarks},
                       separators=(",", ":")).encode()
     length = struct.pack("<I", len(meta))
     return ENTRY_MAGIC + _digest(length + meta + entry.code) + length + meta + entry.code
