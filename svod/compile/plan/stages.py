@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 
 from svod.compile.backend import CompilerPair, device_named
-from svod.compile.lower.library import lower_library_kernel
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program, ProgramSpec, derive_spec
@@ -97,6 +96,7 @@ def lower_kernel(kernel: Kernel, target: Target, chain: tuple[Opt, ...] = ()) ->
         if chain:
             raise KernelOptError(f"{chain[0].op} on a {kernel.library_kernel.arg[0].lower()}: a library kernel has one form and takes no "
                                  "opts")
+        from svod.compile.lower.library import lower_library_kernel  # imported late: most models have no library kernel
         return lower_library_kernel(kernel, target)
     return lower(apply_opts(Scheduler(kernel, target), chain))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from svod.errors import UnsupportedError
-from svod.nn.recurrent import check_steps
 from svod.onnx.operators.activations import hard_sigmoid
 from svod.onnx.registry import OnnxNode, operator
 from svod.tensor import Tensor, where
@@ -48,6 +47,7 @@ def run(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None, lengths: Tens
     t = x.transpose(0, 1) if batch_first else x
     steps, batch = t.shape[:2]
     backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[node.get("direction", "forward")]
+    from svod.nn.recurrent import check_steps  # imported late: most models have no such layer
     check_steps(str(node), steps, len(backwards))
     outputs, finals = [], []
     for d, reverse in enumerate(backwards):

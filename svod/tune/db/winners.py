@@ -26,13 +26,15 @@ A search chooses among its finalists by the same function (`best_of`), so that i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from svod.bench.race import Ratio
 from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.scheduler import Opt
 from svod.tune.db.records import Chain, Measurement, SizeTime, Verdict
 from svod.tune.db.schema import OWN, SHIPPED
+
+if TYPE_CHECKING:
+    from svod.bench.race import Ratio
 
 LEVEL_FACTOR = 1.003         # Upper ends within this factor count as equal (rule 8); docs/measuring.md gives the reason for the number.
 MIN_RATIO = 1e-3    # No chain is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery.
@@ -100,6 +102,7 @@ class Winner(NamedTuple):
     @property
     def interval(self) -> Ratio:
         """The speed-up over the heuristic with its 95 % interval."""
+        from svod.bench.race import Ratio  # imported late: plans are made without it
         return Ratio(1.0 / self.ratio, 1.0 / self.ratio_high, 1.0 / self.ratio_low)
 
     @property
