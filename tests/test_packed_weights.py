@@ -6,6 +6,7 @@ import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.cpu.host import host_target
 from svod.config import PrepareConfig
 
 SPLIT = {"gemm_0": "UPCAST(o0, 2) UPCAST(o1, 16) LANES(o1.in) ORDER(out, o1,o0) STAGE(s1, root)"}
@@ -38,6 +39,21 @@ def test_plans_of_two_lengths_share_a_packed_weight(rng):
     first, second, third = f.plans
     assert packed_of(first) == packed_of(second) == packed_of(third) and len(packed_of(first)) == 1
     assert second.prepare_seconds == 0.0 and first.memory.kept >= own.nbytes
+
+
+@pytest.mark.parametrize(("k", "n"), [(37, 64), (64, 96), (16, 32), (48, 1), (5, 65), (128, 160)])
+@pytest.mark.parametrize("tile", [16, 32, 48, 64])
+def test_a_weight_stored_by_outputs_is_transposed_square_by_square(rng, k, n, tile):
+    x, w = rng.standard_normal((7, k)).astype(np.float32), weights(rng, n, k)
+    chain = f"UPCAST(o1, {min(tile, n)}) LANES(o1.in) STAGE(s1, root)" if n > 1 else ""
+    y = Tensor(x) @ Tensor(w).T
+    plan = y.prepare(PrepareConfig(opts={"gemm_0": chain}))
+    plan.execute()
+    np.testing.assert_allclose(y.numpy(), x.astype(np.float64) @ w.T, rtol=1e-4, atol=1e-4)
+    lanes = host_target(1).vector_bytes // 4
+    if min(k, n) >= lanes and n % tile == 0 and tile % lanes == 0:
+        packing = plan.kernels[0].views.linear().split("phase")[1]
+        assert packing.count("SHUFFLE") == lanes * (lanes.bit_length() - 1), "one square in each iteration, however wide the tile is"
 
 
 def test_a_narrow_weight_stays_narrow(rng):

@@ -2,7 +2,7 @@
 them.
 
     s1[512, 256] read by vectors of dim 0     for j in 0…256: for i in 0…512 by 64: 4 vectors of 16 along i
-    the same, contiguous in memory along j    for j by 16: for i by 64: squares of 16 × 16, transposed in registers
+    the same, contiguous in memory along j    for j by 16: for i by 64: for 16 of these: a square of 16 × 16, transposed in registers
     a row of 37 under a mask                  straight-line code: its masks are constants, and most of them go away
 """
 from __future__ import annotations
@@ -43,9 +43,11 @@ def exact_step(extent: int, width: int) -> int:
     return next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if extent % (k * width) == 0), 1)
 
 
-def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0, exact: bool = False) -> CopyLoops:
+def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0, exact: bool = False,
+               single: bool = False) -> CopyLoops:
     """Build the loops of a copy of `extents` positions. `order`: dims, outermost first; vectors of `width` lanes run along the last.
-    `tile`: size of the layout's tiles along that dim, or 0. `exact`: no position may be computed twice."""
+    `tile`: size of the layout's tiles along that dim, or 0. `exact`: no position may be computed twice. `single`: an iteration transposes
+    one square, and not all squares of a step: less code to compile."""
     loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
     if not order:
         return CopyLoops(loops, -1, width)
@@ -62,6 +64,8 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
             and not (exact and extents[source] % square):
         # The source is contiguous along another dim: copy squares, which are transposed in registers.
         loops[source] = _split(extents[source], square, COPY_ROWS)
+        if single:
+            loops[inner] = _split_in_squares(extent, step, square)
     elif len(order) > 1 and vectors < MAX_TILE_VECTORS and step == extent:
         outer = order[-2]
         rows = next((k for k in (8, 4, 2) if extents[outer] % k == 0 and k * vectors <= MAX_TILE_ROWS), 1)
@@ -90,6 +94,15 @@ def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: 
 def _split(extent: int, step: int, row: int) -> tuple[EmittedLoop, ...]:
     """Split a loop over `extent` positions into a loop of steps and the `step` positions of each."""
     return EmittedLoop(NO_ROW, LOOP, -(-extent // step), step), EmittedLoop(row, UPCAST, step, 1)
+
+
+def _split_in_squares(extent: int, step: int, square: int) -> tuple[EmittedLoop, ...]:
+    """Split a loop over `extent` positions, whose steps have one or more squares, into steps, squares and the positions of a square. If the
+    steps do not divide the loop, an iteration copies a whole step."""
+    if step == square or extent % step:
+        return _split(extent, step, COPY_VECTOR)
+    return (EmittedLoop(NO_ROW, LOOP, extent // step, step), EmittedLoop(NO_ROW, LOOP, step // square, square),
+            EmittedLoop(COPY_VECTOR, UPCAST, square, 1))
 
 
 def _source_dim(r: ResolvedStage, inner: int) -> int:

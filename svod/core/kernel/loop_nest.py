@@ -95,13 +95,17 @@ def loop_nest(state: Scheduler) -> LoopNest:
     return LoopNestMaker(state).make()
 
 
-def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout, exact: bool = False) -> CopyLoops:
-    """The loops of a copy stage over `extents` positions that are stored in `layout`. `exact`: no position may be computed twice."""
+def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout,
+               is_root: bool = False) -> CopyLoops:
+    """The loops of a copy stage over `extents` positions that are stored in `layout`. `is_root`: it is a phase of its own. On a GPU such a
+    copy computes no position twice. On a CPU an iteration of it transposes one square; a copy inside loops has as many loops for a part of
+    its region as for all of it, whatever divides them."""
     packed = layouts.packed.get(r.stage.index)
     if packed is not None and not packed.is_held:
         return packing_loops(r, extents, layout, packed, max(1, state.target.vector_bytes // WORD.itemsize))
     tile = layout.tile if layout.tiled >= 0 else 0
-    return copy_loops(r, extents, layout.order, copied_width(state, layouts, r), tile, exact)
+    return copy_loops(r, extents, layout.order, copied_width(state, layouts, r), tile, exact=is_root and state.target.has_groups,
+                      single=is_root and not state.target.has_groups)
 
 
 def copied_width(state: Scheduler, layouts: Layouts, r: ResolvedStage) -> int:
@@ -183,7 +187,7 @@ class LoopNestMaker:
             axes, vector, vector_loop = _axes_of_copy(copy, region), copy.vector, None
         elif is_derived(stage):
             assert layout is not None
-            axes, vector, vector_loop = self._copy(r, layout, state.target.has_groups and not path)
+            axes, vector, vector_loop = self._copy(r, layout, not path)
         else:
             axes, vector, vector_loop = self._rows(r, region)
         buffers = self._buffers(r, path) if copy is not None else 1
@@ -352,9 +356,9 @@ class LoopNestMaker:
                 region = (*region[:packed.row_dim], packed.row_padded, *region[packed.row_dim + 1:])
         return lay_out(self.state, self.layouts, r.stage.index, region, whole)
 
-    def _copy(self, r: ResolvedStage, layout: Layout, exact: bool) -> tuple[tuple[tuple[EmittedLoop, ...], ...], int, EmittedLoop | None]:
+    def _copy(self, r: ResolvedStage, layout: Layout, is_root: bool) -> tuple[tuple[tuple[EmittedLoop, ...], ...], int, EmittedLoop | None]:
         """The loops of a copy stage: (loops per axis, the vector axis, its vector loop)."""
-        copy = stage_copy(self.state, r, list(layout.extents), self.layouts, layout, exact)
+        copy = stage_copy(self.state, r, list(layout.extents), self.layouts, layout, is_root)
         vector_loop = copy.axes[copy.vector][-1] if copy.vector >= 0 else None
         return tuple(copy.axes), copy.vector, vector_loop
 

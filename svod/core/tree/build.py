@@ -102,7 +102,7 @@ class TreeMaker:
     def root_copy(self, nest: StageNest) -> Frame:
         """The loops of a copy that is a phase of its own."""
         assert nest.layout is not None, "a copy lies in memory"
-        copy = stage_copy(self.state, nest.r, list(nest.layout.extents), self.layouts, nest.layout, self.state.target.has_groups)
+        copy = stage_copy(self.state, nest.r, list(nest.layout.extents), self.layouts, nest.layout, is_root=True)
         return self.copy_frame(nest.r, copy, nest.layout.extents, nest.layout.order)
 
     def _combining_frame(self, r: ResolvedStage, parts: int) -> Frame:
@@ -115,7 +115,7 @@ class TreeMaker:
     def copy_frame(self, r: ResolvedStage, copy: CopyLoops, extents: tuple[int, ...], order: tuple[int, ...],
                    checks: Checks | None = None) -> Frame:
         """The loops of a copy of `extents` positions. `order`: its axes, outermost loop first."""
-        loops = tuple([StageLoop(a, copy.axes[a][0], NO_POINT) for a in order])
+        loops = tuple([StageLoop(a, p, NO_POINT) for a in order for p in copy.axes[a] if p.role == LOOP])
         return self.make_frame(r, tuple(copy.axes), extents, (0,) * len(extents), copy.vector, COPY_VECTOR, copy.width, loops, checks)
 
     def make_frame(self, r: ResolvedStage, pieces: tuple[tuple[EmittedLoop, ...], ...], bounds: tuple[int, ...], apart: tuple[int, ...],

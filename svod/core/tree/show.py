@@ -5,9 +5,10 @@
     phase 0: s1 → temporary, 512 KiB, once at prepare
       copy s1[512, 256], laid out in the order it is read:
         parallel j in 0…256 by 16
-          for i in 0…512 by 32
-            tile i 32 (vector) × j 16
-            s1[i, j] = p2[256·i + j]
+          parallel i in 0…512 by 32
+            for i in 0…32 by 16
+              tile i 16 (vector) × j 16
+              s1[i, j] = p2[256·i + j]
     phase 1: out → p0, on 2 cores
       parallel o1 in 0…512 by 32
         for o0 in 0…64 by 8
