@@ -5,22 +5,28 @@ cache (`caches.py`). A stage takes the time of the slowest of these and a share 
 """
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from math import inf, prod
 from typing import NamedTuple
 
 from svod.core.cost.caches import ANYWHERE_BYTES, PAGE_BYTES, Traffic, caches_of, traffic
 from svod.core.cost.cost import Cost, CostPart, total
 from svod.core.cost.op_count import count_operations
-from svod.core.cost.runs import StageRuns, stage_runs
+from svod.core.cost.runs import LoopRuns, StageRuns, stage_runs
 from svod.core.cost.work import Access, StageWork, Tile, has_constant_lanes, is_aligned, kind_of
+from svod.core.kernel.contraction import windows_of
+from svod.core.kernel.groups import phase_of
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import Node
-from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
+from svod.core.kernel.loop_nest import LoopNest, LoopNestMaker, StageNest, loop_nest, stored_bytes
+from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import NO_ROW, is_computed_once, is_derived, vector_width
-from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of
+from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of, cut_of
 from svod.core.machine.levels import CACHE_LINE_BYTES, CORE_START_CYCLES
-from svod.core.tree.passes import loop_tree
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.passes import counted_tree
 
 
 @dataclass(frozen=True)
@@ -68,49 +74,93 @@ TERMS = ("instructions", "first cache", "second cache", "memory", "page tables",
 @Derived
 def cost_of(state: Scheduler) -> Cost:
     """The predicted cost of a state, cached on the state. Raises KernelOptError if its placements contradict each other."""
-    cost = _priced(state, inf)
-    assert cost is not None
-    return cost
+    pricer = _StatePricer(state, loop_nest(state))
+    return total([pricer.price(work, IssuePricer(work, CPU).price()) for work in work_of(state)])
 
 
-def cost_within(state: Scheduler, most: float) -> Cost | None:
-    """The cost of a state if it is at most `most` cycles, else None. Pricing stops as soon as the stages priced so far exceed `most`.
-    Raises as `cost_of` does."""
-    cost = cost_of.known(state)
-    if cost is None:
-        cost = _priced(state, most)
-        cost_of.give(state, cost)
-    return cost if cost is not None and cost.cycles <= most else None
+def bounds_of(state: Scheduler) -> Iterator[float]:
+    """Lower bounds of the cycles that `cost_of` predicts. Each is at least as high as the one before, and took more time to compute; the
+    last one is exact. Raises KernelOptError as `cost_of` does."""
+    kernel, nests = state.kernel, LoopNestMaker(state)
+    if not windows_of(kernel, kernel.output):
+        yield _least_of_output(state, nests.make([kernel.output]))
+    nest = nests.make()
+    loop_nest.give(state, nest)
+    pricer, trees, runs, spent = _StatePricer(state, nest), TreeMaker(state, nest), dict[int, StageRuns](), 0.0
+    for s in nest.stages:
+        root = phase_of(nest.placement, s)
+        if is_computed_once(state, nest.placement, root):
+            continue
+        if s not in runs:
+            runs |= stage_runs(kernel, nest.stages, counted_tree(trees, trees.phases_of(root, cut_of(state, root))))
+        work = _work(state, nest, runs[s])
+        issue = IssuePricer(work, CPU).price()
+        yield spent + pricer.least(work, issue)
+        spent += pricer.price(work, issue).cycles
+        yield spent
 
 
-def _priced(state: Scheduler, most: float) -> Cost | None:
-    """The cost of a state; None if it is known to take more than `most` cycles."""
-    nest, kernel, cpu = loop_nest(state), state.kernel, CPU
-    threads, costs, spent = cores_of(state), list[Cost](), 0.0
-    memory = _Memory(state, nest, kept=float(count_operations(kernel.ast).bytes_moved))
-    for work in work_of(state):
-        stage, s = work.stage, work.r.stage.index
-        is_phase, is_once = nest.placement.paths[s] == (), is_computed_once(state, nest.placement, s)
-        scratch = 0 if is_phase else stored_bytes(state, nest.layouts, s) * prod(stage.region)
-        speedup, launch = _speedup(state, work.at, is_phase, threads), cpu.launch_cycles if is_phase and threads > 1 else 0.0
-        issue = IssuePricer(work, cpu).price()
-        if not is_once and spent + issue.cycles / speedup > most:
-            return None
-        streamed = stage.r.store is not None and any(p.launch.is_non_temporal for p in loop_tree(state))
-        non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, nest.layouts, s)) if streamed else 0.0
+def _least_of_output(state: Scheduler, nest: LoopNest) -> float:
+    """A lower bound of a state's cycles: those of the instructions of its output, if the sums have no blocks and no accumulators in memory.
+    It needs no tree, and of the nests only the output's. The loops must not skip iterations."""
+    out = nest.stages[state.kernel.output]
+    of_row = {p.row: LoopRuns(p.row, ((a, p.stride),), float(p.extent)) for a, pieces in enumerate(out.axes) for p in pieces}
+    own = tuple([of_row[row] for row in state.order[out.r.stage.index]])
+    work = _work(state, nest, StageRuns(out, (), tuple([loop for loop in own if loop.times > 1.0])))
+    return IssuePricer(work, CPU).price().cycles / _speedup(state, work.at, True, cores_of(state))
+
+
+def within(states: Sequence[Scheduler], factor: float) -> dict[int, float]:
+    """The states that are predicted to take at most `factor` times as long as the fastest of them: their numbers, in order, and cycles.
+    The one with the lowest bound is always the next to be priced further, until no bound is low enough."""
+    limit, exact = inf, dict[int, float]()
+    bounds = [(next(more), number, more) for number, more in enumerate(map(bounds_of, states))]
+    heapify(bounds)
+    while bounds and bounds[0][0] <= limit:
+        bound, number, more = bounds[0]
+        higher = next(more, None)
+        if higher is not None:
+            heapreplace(bounds, (higher, number, more))
+            continue
+        heappop(bounds)
+        exact[number] = bound
+        limit = min(limit, factor * bound)
+    return {number: exact[number] for number in sorted(exact) if exact[number] <= limit}
+
+
+class _StatePricer:
+    """Prices the stages of a state; readers come before the stages that they read."""
+
+    def __init__(self, state: Scheduler, nest: LoopNest) -> None:
+        self.state, self.placement, self.layouts, self.threads = state, nest.placement, nest.layouts, cores_of(state)
+        kept = float(count_operations(state.kernel.ast).bytes_moved)
+        self.memory = _Memory(state, nest, kept)
+        self.at_prepare = _Memory(state, nest, kept)    # what runs once, at prepare, leaves nothing in the caches for other phases
+
+    def least(self, work: StageWork, issue: IssueCost) -> float:
+        """A lower bound of the cycles of a stage that does not run once: those of its instructions."""
+        return issue.cycles / _speedup(self.state, work.at, self._is_phase(work), self.threads)
+
+    def price(self, work: StageWork, issue: IssueCost) -> Cost:
+        """The cost of a stage. `issue`: the price of its instructions."""
+        state, kernel, cpu, stage, s = self.state, self.state.kernel, CPU, work.stage, work.r.stage.index
+        is_phase, is_once = self._is_phase(work), is_computed_once(state, self.placement, phase_of(self.placement, s))
+        scratch = 0 if is_phase else stored_bytes(state, self.layouts, s) * prod(stage.region)
+        speedup, launch = _speedup(state, work.at, is_phase, self.threads), cpu.launch_cycles if is_phase and self.threads > 1 else 0.0
+        streamed = state.stream and stage.r.store is not None and has_non_temporal_stores(state)
+        non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, self.layouts, s)) if streamed else 0.0
         if not kernel.written:      # a kernel that reads what it writes loads the stored data again
-            memory.kept -= non_temporal     # the output stage comes first, and no stage reads it
-        data = memory.of_stage(work, non_temporal)
+            self.memory.kept -= non_temporal    # the output stage comes first, and no stage reads it
+        data = (self.at_prepare if is_once else self.memory).of_stage(work, non_temporal)
         slowest = max(issue.cycles, *data.cycles)
         cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
         cycles = 0.0 if is_once else cycles / speedup + launch
         terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], launch)
         part = CostPart(stage.r.stage.name, cycles, tuple(zip(TERMS, terms, strict=True)))
-        costs.append(Cost(cycles, int(issue.accumulators), scratch, issue.flops, data.moved, () if is_once else (part,)))
-        spent += cycles
-        if spent > most:
-            return None
-    return total(costs)
+        return Cost(cycles, int(issue.accumulators), scratch, issue.flops, data.moved, () if is_once else (part,))
+
+    def _is_phase(self, work: StageWork) -> bool:
+        return self.placement.paths[work.r.stage.index] == ()
 
 
 def _speedup(state: Scheduler, at: StageRuns, is_phase: bool, threads: int) -> float:
@@ -129,11 +179,14 @@ def _speedup(state: Scheduler, at: StageRuns, is_phase: bool, threads: int) -> f
 
 
 def work_of(state: Scheduler) -> list[StageWork]:
-    """The work of each stage of a state as one core does it: all loops run serially, in vectors. Raises KernelOptError as `cost_of`
-    does."""
+    """The work of each stage of a state as one core does it: all loops run serially, in vectors; readers come before the stages that they
+    read. Raises KernelOptError as `cost_of` does."""
     nest = loop_nest(state)
-    return [StageWork(state, nest, at, [(loop.axis, loop.times) for loop in at.own], len(at.around), vector_width(state, at.nest.r))
-            for at in stage_runs(state.kernel, nest.stages, loop_tree(state)).values()]
+    return [_work(state, nest, at) for at in stage_runs(state.kernel, nest.stages, counted_tree(TreeMaker(state))).values()]
+
+
+def _work(state: Scheduler, nest: LoopNest, at: StageRuns) -> StageWork:
+    return StageWork(state, nest, at, [(loop.axis, loop.times) for loop in at.own], len(at.around), vector_width(state, at.nest.r))
 
 
 # -- instructions -------------------------------------------------------------------------------------------

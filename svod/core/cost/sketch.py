@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from svod.core.cost.cpu import cost_of, cost_within
+from svod.core.cost.cpu import cost_of, within
 from svod.core.cost.sketch_ahead import ahead
 from svod.core.cost.sketch_channels import CHANNELS
 from svod.core.cost.sketch_contractions import CONTRACTION, inner_contraction
@@ -68,15 +68,10 @@ WINDOW_ROWS = (4, 2)
 def heuristic(state: Scheduler) -> Scheduler:
     """The best sketch by prediction, which runs if nothing was measured. Among sketches with equal predictions it takes the one with the
     fewest phases, as cores wait for each other between phases, and then the shortest chain."""
-    limit, near = math.inf, list[Scheduler]()
-    for s in _distinct(_generate(state, is_bounded=True)):
-        cost = cost_within(s, limit)
-        if cost is not None:
-            limit = min(limit, TIE_FACTOR * cost.cycles)
-            near.append(s)
-    best = min((s for s in near if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
-               default=state)
-    return next(schedule(PREFETCHED, best))
+    found = _distinct(_generate(state, is_bounded=True))
+    cycles = within(found, TIE_FACTOR)
+    best = min(cycles, key=lambda k: (_phases(found[k]), len(found[k].applied_opts), cycles[k]), default=None)
+    return next(schedule(PREFETCHED, state if best is None else found[best]))
 
 
 def _phases(state: Scheduler) -> int:
@@ -533,7 +528,7 @@ def _parallel(state: Scheduler) -> Scheduler:
     choices = _shared(state)
     if work < SURELY_PARALLEL_OPERATIONS and state not in choices:
         choices.append(state)
-    return choices[0] if len(choices) == 1 else min(choices, key=lambda s: cost_of(s).cycles)
+    return choices[0] if len(choices) == 1 else choices[next(iter(within(choices, 1.0)))]
 
 
 def _shared(state: Scheduler) -> list[Scheduler]:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from svod.core.cost.cpu import cost_of, cost_within
+from svod.core.cost.cpu import bounds_of, cost_of
 from svod.core.cost.sketch_facts import (
     Factor,
     bytes_of,
@@ -147,8 +147,7 @@ def _is_near_unstaged(p: Point) -> bool:
     if p[_STAGED] is p.state or _has_variants(p) or p.is_bounded:
         return p[_STAGED] is not p.state
     most = UNSTAGED_FACTOR * cost_of(p[_STAGED]).cycles
-    cost = cost_within(p.state, most)
-    return cost is not None and cost.cycles < most
+    return all(bound < most for bound in bounds_of(p.state))
 
 
 def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:

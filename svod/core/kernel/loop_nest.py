@@ -166,7 +166,8 @@ class LoopNestMaker:
         for s in self.computed if wanted is None else sorted(wanted, reverse=True):
             path = self.placement.paths[s]
             assert path is not None
-            self.stages[s] = self._stage(self.placement.stage(s), path)
+            if s not in self.stages:
+                self.stages[s] = self._stage(self.placement.stage(s), path)
         return LoopNest(self.placement, self.layouts, self.stages)
 
     def _stage(self, r: ResolvedStage, path: Path) -> StageNest:

@@ -58,6 +58,19 @@ def _whole_tree(state: Scheduler) -> Tree:
     return made_tree(TreeMaker(state))
 
 
+UNCOUNTED = frozenset({"tails", "prefetches"})     # passes that change no count of whole iterations
+
+
+def counted_tree(maker: TreeMaker, phases: Tree | None = None) -> Tree:
+    """The tree of which `svod.core.cost.runs` counts the iterations on a CPU, without tails and prefetches. `phases`: as in
+    `made_tree`."""
+    tree = maker.phases() if phases is None else phases
+    for p in PASSES:
+        if p.name not in UNCOUNTED:
+            tree = p.run(maker, tree)
+    return tree
+
+
 def made_tree(maker: TreeMaker, last: str | None = None, phases: Tree | None = None) -> Tree:
     """Run the passes up to `last`, or all, over `phases`; None: over the state's tree before any pass."""
     names = ["", *[p.name for p in PASSES]]

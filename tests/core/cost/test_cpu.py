@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from svod.core.cost.cost import Cost
-from svod.core.cost.cpu import CPU, IssuePricer, cost_of, work_of
+from svod.core.cost.cpu import CPU, IssuePricer, bounds_of, cost_of, within, work_of
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Opt, Scheduler
 from tests.chains import random_state
 from tests.compile.native import AVX2, AVX512, BASELINE
@@ -44,6 +45,32 @@ def test_any_state_has_finite_positive_features(name: str) -> None:
         assert f.accumulators >= 0 and f.scratch_bytes >= 0
         assert math.isfinite(f.flops) and f.flops >= 0 and math.isfinite(f.bytes_moved) and f.bytes_moved >= 0
         assert cost_of(state) is f, "computed once per state"
+
+
+@pytest.mark.parametrize("name", a_half(KERNELS))
+def test_bounds_rise_to_the_cycles(name: str) -> None:
+    kernel, states = Kernel(KERNELS[name]()), dict[bytes, Scheduler]()
+    for seed in range(12):
+        rng = random.Random(f"{name} bounds {seed}")
+        state = random_state(rng, Scheduler(kernel, TARGETS[seed % len(TARGETS)]), rng.randint(0, 10))
+        bounds = list(bounds_of(state))
+        assert bounds == sorted(bounds) and bounds[-1] == cost_of(state).cycles, state
+        states[state.digest] = state
+    found = list(states.values())
+    cycles = [cost_of(s).cycles for s in found]
+    for factor in (1.0, 1.1, 3.0):
+        assert within(found, factor) == {k: c for k, c in enumerate(cycles) if c <= factor * min(cycles)}
+    assert within([], 1.0) == {}
+
+
+def test_the_search_for_the_fastest_states_prices_few_others_wholly() -> None:
+    states = [apply_opts(Scheduler(Kernel(gemm(64, 128, 96)), TARGET), [Opt("UPCAST", "o0", n), Opt("UPCAST", "o1", 32)])
+              for n in range(2, 33)]
+    [(best, _)] = within(states, 1.0).items()
+    assert best == min(range(len(states)), key=lambda k: cost_of(states[k]).cycles)
+    states = [apply_opts(Scheduler(s.kernel, TARGET), s.applied_opts) for s in states]
+    within(states, 1.0)
+    assert sum([loop_nest.known(s) is not None for s in states]) < len(states) / 3
 
 
 def test_flops_of_a_contraction_are_counted() -> None:
