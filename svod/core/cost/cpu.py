@@ -75,39 +75,49 @@ TERMS = ("instructions", "first cache", "second cache", "memory", "page tables",
 def cost_of(state: Scheduler) -> Cost:
     """The predicted cost of a state, cached on the state. Raises KernelOptError if its placements contradict each other."""
     pricer = _StatePricer(state, loop_nest(state))
-    return total([pricer.price(work, IssuePricer(work, CPU).price()) for work in work_of(state)])
+    return total([pricer.price(work) for work in work_of(state)])
 
 
 def bounds_of(state: Scheduler) -> Iterator[float]:
     """Lower bounds of the cycles that `cost_of` predicts. Each is at least as high as the one before, and took more time to compute; the
-    last one is exact. Raises KernelOptError as `cost_of` does."""
-    kernel, nests = state.kernel, LoopNestMaker(state)
-    if not windows_of(kernel, kernel.output):
-        yield _least_of_output(state, nests.make([kernel.output]))
+    last one is exact. Raises KernelOptError as `cost_of` does.
+
+    The first bounds are those of the output alone: its instructions, then its memory accesses as well. They need no tree if no loop skips
+    iterations; blocks of long sums and accumulators in memory are added last of all."""
+    out, nests, found = state.kernel.output, LoopNestMaker(state), dict[int, float]()
+    is_plain = state.split_reduce is None and not windows_of(state.kernel, out)
+    if is_plain:
+        alone = nests.make([out])
+        at = _loops_of_output(state, alone)
+        issue = IssuePricer(_work(state, alone, at), CPU).price()
+        yield issue.cycles / _speedup(state, at, True, cores_of(state)) + _launch(state, True)
     nest = nests.make()
     loop_nest.give(state, nest)
-    pricer, trees, runs, spent = _StatePricer(state, nest), TreeMaker(state, nest), dict[int, StageRuns](), 0.0
-    for s in nest.stages:
-        root = phase_of(nest.placement, s)
-        if is_computed_once(state, nest.placement, root):
-            continue
+    pricer, trees, runs, data = _StatePricer(state, nest), TreeMaker(state, nest), dict[int, StageRuns](), dict[int, Traffic]()
+    if is_plain:
+        work = _work(state, nest, at)
+        data[out] = pricer.traffic(work)
+        found[out] = pricer.cycles(work, issue, data[out])
+        yield found[out]
+    stages = [s for s in sorted(nest.stages, reverse=True) if not pricer.is_once(s)]
+    for s in sorted(stages, key=lambda s: s in found):
         if s not in runs:
-            runs |= stage_runs(kernel, nest.stages, counted_tree(trees, trees.phases_of(root, cut_of(state, root))))
+            root = phase_of(nest.placement, s)
+            runs |= stage_runs(state.kernel, nest.stages, counted_tree(trees, trees.phases_of(root, cut_of(state, root))))
         work = _work(state, nest, runs[s])
         issue = IssuePricer(work, CPU).price()
-        yield spent + pricer.least(work, issue)
-        spent += pricer.price(work, issue).cycles
-        yield spent
+        if s not in data:
+            yield sum(found.values()) + pricer.least(work, issue)
+            data[s] = pricer.traffic(work)
+        found[s] = pricer.cycles(work, issue, data[s])
+        yield sum(found.values())
 
 
-def _least_of_output(state: Scheduler, nest: LoopNest) -> float:
-    """A lower bound of a state's cycles: those of the instructions of its output, if the sums have no blocks and no accumulators in memory.
-    It needs no tree, and of the nests only the output's. The loops must not skip iterations."""
+def _loops_of_output(state: Scheduler, nest: LoopNest) -> StageRuns:
+    """The loops of the output, none of which skips iterations or is split into parts."""
     out = nest.stages[state.kernel.output]
-    of_row = {p.row: LoopRuns(p.row, ((a, p.stride),), float(p.extent)) for a, pieces in enumerate(out.axes) for p in pieces}
-    own = tuple([of_row[row] for row in state.order[out.r.stage.index]])
-    work = _work(state, nest, StageRuns(out, (), tuple([loop for loop in own if loop.times > 1.0])))
-    return IssuePricer(work, CPU).price().cycles / _speedup(state, work.at, True, cores_of(state))
+    loops = {p.row: LoopRuns(p.row, ((a, p.stride),), float(p.extent)) for a, own in enumerate(out.axes) for p in own if p.extent > 1}
+    return StageRuns(out, (), tuple([loops[row] for row in state.order[out.r.stage.index] if row in loops]))
 
 
 def within(states: Sequence[Scheduler], factor: float) -> dict[int, float]:
@@ -139,28 +149,47 @@ class _StatePricer:
 
     def least(self, work: StageWork, issue: IssueCost) -> float:
         """A lower bound of the cycles of a stage that does not run once: those of its instructions."""
-        return issue.cycles / _speedup(self.state, work.at, self._is_phase(work), self.threads)
+        is_phase = self._is_phase(work)
+        return issue.cycles / _speedup(self.state, work.at, is_phase, self.threads) + _launch(self.state, is_phase)
 
-    def price(self, work: StageWork, issue: IssueCost) -> Cost:
-        """The cost of a stage. `issue`: the price of its instructions."""
-        state, kernel, cpu, stage, s = self.state, self.state.kernel, CPU, work.stage, work.r.stage.index
-        is_phase, is_once = self._is_phase(work), is_computed_once(state, self.placement, phase_of(self.placement, s))
-        scratch = 0 if is_phase else stored_bytes(state, self.layouts, s) * prod(stage.region)
-        speedup, launch = _speedup(state, work.at, is_phase, self.threads), cpu.launch_cycles if is_phase and self.threads > 1 else 0.0
-        streamed = state.stream and stage.r.store is not None and has_non_temporal_stores(state)
-        non_temporal = float(kernel.params[stage.r.store_slot].arg.size * stored_bytes(state, self.layouts, s)) if streamed else 0.0
+    def traffic(self, work: StageWork, is_once: bool = False) -> Traffic:
+        """The price of the memory accesses of a stage."""
+        state, kernel, r = self.state, self.state.kernel, work.r
+        streamed = state.stream and r.store is not None and has_non_temporal_stores(state)
+        non_temporal = float(kernel.params[r.store_slot].arg.size * stored_bytes(state, self.layouts, r.stage.index)) if streamed else 0.0
         if not kernel.written:      # a kernel that reads what it writes loads the stored data again
             self.memory.kept -= non_temporal    # the output stage comes first, and no stage reads it
-        data = (self.at_prepare if is_once else self.memory).of_stage(work, non_temporal)
-        slowest = max(issue.cycles, *data.cycles)
+        return (self.at_prepare if is_once else self.memory).of_stage(work, non_temporal)
+
+    def cycles(self, work: StageWork, issue: IssueCost, data: Traffic) -> float:
+        """The cycles of a stage that does not run once, on all cores, from the prices of its instructions and memory accesses."""
+        cpu, slowest, is_phase = CPU, max(issue.cycles, *data.cycles), self._is_phase(work)
         cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
-        cycles = 0.0 if is_once else cycles / speedup + launch
-        terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], launch)
+        return cycles / _speedup(self.state, work.at, is_phase, self.threads) + _launch(self.state, is_phase)
+
+    def price(self, work: StageWork) -> Cost:
+        """The cost of a stage."""
+        stage, s, is_phase = work.stage, work.r.stage.index, self._is_phase(work)
+        is_once, issue = self.is_once(s), IssuePricer(work, CPU).price()
+        scratch, data = 0 if is_phase else stored_bytes(self.state, self.layouts, s) * prod(stage.region), self.traffic(work, is_once)
+        if is_once:
+            return Cost(0.0, int(issue.accumulators), scratch, issue.flops, data.moved)
+        cycles, speedup = self.cycles(work, issue, data), _speedup(self.state, work.at, is_phase, self.threads)
+        terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], _launch(self.state, is_phase))
         part = CostPart(stage.r.stage.name, cycles, tuple(zip(TERMS, terms, strict=True)))
-        return Cost(cycles, int(issue.accumulators), scratch, issue.flops, data.moved, () if is_once else (part,))
+        return Cost(cycles, int(issue.accumulators), scratch, issue.flops, data.moved, (part,))
 
     def _is_phase(self, work: StageWork) -> bool:
         return self.placement.paths[work.r.stage.index] == ()
+
+    def is_once(self, s: int) -> bool:
+        """Whether a stage is computed in a phase that runs once, at prepare."""
+        return is_computed_once(self.state, self.placement, phase_of(self.placement, s))
+
+
+def _launch(state: Scheduler, is_phase: bool) -> float:
+    """Cycles to wake the other cores."""
+    return CPU.launch_cycles if is_phase and cores_of(state) > 1 else 0.0
 
 
 def _speedup(state: Scheduler, at: StageRuns, is_phase: bool, threads: int) -> float:

@@ -28,7 +28,6 @@ from svod.core.cost.sketch_facts import (
     resolved,
     tile_amounts,
     try_opt,
-    work_of,
 )
 from svod.core.cost.sketch_online import ATTENTION
 from svod.core.cost.sketch_tiles import TILES
@@ -68,10 +67,10 @@ WINDOW_ROWS = (4, 2)
 def heuristic(state: Scheduler) -> Scheduler:
     """The best sketch by prediction, which runs if nothing was measured. Among sketches with equal predictions it takes the one with the
     fewest phases, as cores wait for each other between phases, and then the shortest chain."""
-    found = _distinct(_generate(state, is_bounded=True))
-    cycles = within(found, TIE_FACTOR)
-    best = min(cycles, key=lambda k: (_phases(found[k]), len(found[k].applied_opts), cycles[k]), default=None)
-    return next(schedule(PREFETCHED, state if best is None else found[best]))
+    found = list(_generate(state, is_bounded=True))
+    near = {found[k]: cycles for k, cycles in within(found, TIE_FACTOR).items()}
+    best = min(_distinct(near), key=lambda s: (_phases(s), len(s.applied_opts), near[s]), default=state)
+    return next(schedule(PREFETCHED, best))
 
 
 def _phases(state: Scheduler) -> int:
@@ -514,7 +513,7 @@ def _is_past_caches(state: Scheduler) -> bool:
 
 
 def _operations_per_core(state: Scheduler) -> float:
-    return sum(work_of(state, resolved(state, s.index)) for s in state.kernel.stages) / state.target.threads
+    return state.kernel.operations / state.target.threads
 
 
 def _parallel(state: Scheduler) -> Scheduler:

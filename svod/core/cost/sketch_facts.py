@@ -148,14 +148,6 @@ def name_of(state: Scheduler, r: ResolvedStage, local: int) -> str:
     return state.kernel.axes[r.axes[local]].name
 
 
-def work_of(state: Scheduler, r: ResolvedStage) -> int:
-    """Rough number of operations of a stage: positions × nodes / 2."""
-    total = 1
-    for axis in r.axes:
-        total *= state.kernel.axes[axis].extent
-    return total * max(1, sum(1 for n in r.nodes if n.kind in ("alu", "load", "read")) // 2)
-
-
 def bytes_of(state: Scheduler, s: int) -> int:
     st = state.kernel.stages[s]
     total = st.dtype.itemsize

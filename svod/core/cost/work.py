@@ -105,6 +105,7 @@ class StageWork:
         for _, iterations in loops:
             self.runs_of_loop.append(self.runs_of_loop[-1] * iterations)
         self.body = self.runs_of_loop[-1]
+        self.inside = {a: k + 1 for k, (a, _) in enumerate(loops)}      # axis → number of loops down to the innermost one over it
         self.held = list(held) or [1] * len(stage.axes)
         # per axis: positions side by side, as vectors on the vector axis
         self.positions = [self.side_by_side(a) * self.held[a] for a in range(len(stage.axes))]
@@ -129,7 +130,7 @@ class StageWork:
 
     def depth(self, deps: Collection[int]) -> int:
         """The number of own loops, from the outermost, that a value is inside of if it depends on these axes."""
-        return max([k + 1 for k, (a, _) in enumerate(self.loops) if a in deps], default=0)
+        return max([self.inside.get(a, 0) for a in deps], default=0)
 
     def runs(self, deps: Collection[int]) -> float:
         """How often a value that depends on these axes is computed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, TypeVar
 
 from svod.core.graph.library_kernel import library_kernel_of
@@ -127,10 +128,19 @@ class Kernel:
         """Bounds of the variables that the kernel is launched with: name → (least, most), sorted by name."""
         return kernel_variables(self.ast)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(p.arg.size * p.dtype.itemsize for p in self.params)
+
+    @cached_property
+    def operations(self) -> int:
+        """Rough number of operations: half the nodes of each stage, at each of its positions."""
+        total = 0
+        for r in self.resolve(frozenset()):
+            assert r is not None        # nothing is inlined
+            total += prod([self.axes[a].extent for a in r.axes]) * max(1, sum(n.kind in ("alu", "load", "read") for n in r.nodes) // 2)
+        return total
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:

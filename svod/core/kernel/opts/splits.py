@@ -60,8 +60,12 @@ def free_name(state: Scheduler, name: str) -> str:
 
 def keeps_nesting(state: Scheduler, order: tuple[int, ...]) -> bool:
     """Whether the rows of each axis have the same nesting in `order` as in the axis."""
-    places = ([order.index(r) for r in ids if r in order] for ids in state.axis_rows)
-    return all(inside == sorted(inside) for inside in places)
+    for ids in state.axis_rows:
+        if len(ids) > 1:
+            inside = [order.index(r) for r in ids if r in order]
+            if inside != sorted(inside):
+                return False
+    return True
 
 
 def split_row(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
