@@ -115,8 +115,11 @@ class StageWork:
     def side_by_side(self, a: int, role: str = "") -> int:
         """Positions of a local axis that are computed side by side. `role`: count only loops of this role; "": all that are side by
         side."""
-        return math.prod([-(-p.extent // self.lanes) if p is self.stage.vector_loop else p.extent for p in self.stage.axes[a]
-                          if (p.role == role if role else p.role not in _BOUND)])
+        positions, vector_loop = 1, self.stage.vector_loop
+        for p in self.stage.axes[a]:
+            if p.role == role if role else p.role not in _BOUND:
+                positions *= -(-p.extent // self.lanes) if p is vector_loop else p.extent
+        return positions
 
     @property
     def accumulators(self) -> int:

@@ -127,7 +127,9 @@ def is_covered(state: Scheduler, placement: Placement, stage: int, axis: int) ->
 
 def spanned(state: Scheduler, placement: Placement, stage: int, axis: int) -> int:
     """Positions of an axis of a stage that its loops span, padding included."""
-    return covered_extent(state, axis) if is_covered(state, placement, stage, axis) else state.axis_extent(axis)
+    if state.target.has_groups and is_covered(state, placement, stage, axis):
+        return covered_extent(state, axis)
+    return state.axis_extent(axis)
 
 
 def _rows_of(state: Scheduler, axes: tuple[int, ...], role: str) -> int:

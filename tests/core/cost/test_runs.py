@@ -21,8 +21,9 @@ from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import UNROLL, Scheduler
 from svod.core.machine.target import Target
+from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Accumulate, Body, Compute, Frame, Inner, Loop, Phase, PhaseKind, Reduction, Update
-from svod.core.tree.passes import loop_tree
+from svod.core.tree.passes import counted_tree, loop_tree
 from svod.core.tree.tails import is_split
 from svod.errors import KernelOptError
 from svod.tensor import Tensor
@@ -296,3 +297,13 @@ def test_counts_of_random_chains(name: str) -> None:
             except AssertionError as e:
                 raise AssertionError(f"{kernel_name}: {[o.to_json() for o in state.applied_opts]}") from e
     assert compared >= len(kernels) // 3
+
+
+@pytest.mark.parametrize("name", a_half(CORPUS))
+def test_tails_and_prefetches_change_no_count(name: str) -> None:
+    kernel = Kernel(CORPUS[name]())
+    for seed in range(8):
+        rng = random.Random(f"{name} uncounted {seed}")
+        state = random_state(rng, Scheduler(kernel, rng.choice([AVX2, replace(AVX512, threads=4)])), rng.randint(0, 10))
+        nests = loop_nest(state).stages
+        assert stage_runs(kernel, nests, counted_tree(TreeMaker(state))) == stage_runs(kernel, nests, loop_tree(state)), state

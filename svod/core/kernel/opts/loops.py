@@ -169,7 +169,7 @@ def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     if is_reduce(state, row):
         return cut_reduction(state, row, arg, f"THREAD({axis}, {arg})")
     order = state.order[stage.index]
-    order = (row, *(x for x in order if x != row))
+    order = (row, *[x for x in order if x != row])
     if not keeps_nesting(state, order):
         raise KernelOptError(f"THREAD({axis}, {arg}): an inner part of an axis cannot become the outermost loop")
     return with_order(state, stage.index, order).copy(thread=ParallelLoop(row, arg))
