@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod import PrepareConfig, Tensor
+from svod import PrepareConfig, Tensor, Variable
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph.allocator import OWN_BLOCK_BYTES
+from svod.errors import SvodError
 from svod.tracing import graphs
 from tests.draws import a_half
 
@@ -67,6 +68,27 @@ def test_a_graph_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plans_made(lambda other=other: other().numpy(), monkeypatch) == 1
     assert np.signbit((Tensor(np.ones(3, np.float32)) * -0.0).numpy()).all()
     assert not np.signbit((Tensor(np.ones(3, np.float32)) * 0.0).numpy()).any()
+
+
+@pytest.mark.parametrize("most", [13, 37])
+def test_one_plan_for_all_values_of_a_variable(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of memory, which are copied if it has not the layout of the variable's largest shape, and computations from them."""
+    n, m = Variable("n", 1, most), Variable("m", 1, 7)
+    x, y = drawn(most, 7), drawn(most, 7, seed=1)
+
+    def check(k: int, j: int) -> None:
+        part = Tensor(x)[:n.bind(k), :m.bind(j)]
+        np.testing.assert_array_equal(part.numpy(), x[:k, :j])
+        np.testing.assert_array_equal((part + 1).numpy(), x[:k, :j] + 1)
+        first, second = Tensor(x)[:n.bind(k)] * 2, Tensor(y)[:n.bind(k)] + Tensor(x)[:n.bind(k)]
+        Tensor.realize_batch([first, second])
+        np.testing.assert_array_equal(first.numpy(), x[:k] * 2)
+        np.testing.assert_allclose(second.numpy(), y[:k] + x[:k], rtol=1e-6)
+        np.testing.assert_allclose((first + second).sum().numpy(), (3 * x[:k] + y[:k]).sum(), rtol=1e-4, atol=1e-4)
+    check(3, 2)
+    assert plans_made(lambda: [check(k, j) for k, j in ((1, 1), (most, 7), (11, 5))], monkeypatch) == 0
+    with pytest.raises(SvodError, match="n"):
+        (Tensor(x)[:n] * 2).numpy()
 
 
 def test_results_are_apart() -> None:

@@ -14,7 +14,7 @@ import onnx
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core.ir.dtype import BY_NAME
-from svod.core.ir.variable import Variable
+from svod.core.ir.variable import Variable, is_symbolic
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx.fallback import RuntimeTail, check_runtime
 from svod.onnx.reader import SUPPORTED_TYPES, Arrays, OnnxError, Source, opsets, overridable, read_model, type_name
@@ -23,6 +23,7 @@ from svod.onnx.walk import Walk
 from svod.tensor import Tensor
 from svod.tensor.dlpack import is_shareable
 from svod.tracing import jit
+from svod.tracing.arguments import in_own_layout
 
 log = logging.getLogger("svod.onnx")
 
@@ -319,17 +320,15 @@ class Model:
 
     def _with_variables(self, i: Input, value: Any) -> Any:
         """Bind each free axis that has a Variable to the size of an operand."""
-        bound: list[Any] = [slice(None)] * len(i.shape or ())
+        shape: list[Any] = list(value.shape)
         for axis, wanted in enumerate(i.shape or ()):
             variable = self.dims.get(wanted) if isinstance(wanted, str) else None
             if isinstance(variable, Variable):
-                bound[axis] = slice(_bound(variable, int(value.shape[axis]), i.name))
-        if not any(b.stop is not None for b in bound):
+                shape[axis] = _bound(variable, int(shape[axis]), i.name)
+        if not is_symbolic(shape):
             return value
-        most = [b.stop.declared.arg[2] if b.stop is not None else n for b, n in zip(bound, value.shape, strict=True)]
-        room = np.zeros(most, value.dtype if isinstance(value, np.ndarray) else np.dtype(value.dtype.name))
-        room[tuple(slice(0, n) for n in value.shape)] = value if isinstance(value, np.ndarray) else array_of(value)
-        return Tensor(room)[tuple(bound)]
+        tensor = value if isinstance(value, Tensor) else Tensor(value)
+        return in_own_layout(tensor._values(), tensor.dtype, shape)
 
 
 def _outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> tuple[Input, ...]:

@@ -8,17 +8,19 @@ Arrays and tensors of any library are inputs of the plan. Every other argument i
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from svod.core.graph import graph
-from svod.core.graph.buffer import Array, Buffer, buffer_of
+from svod.core.graph.buffer import Array, Buffer, aligned_empty, buffer_of
+from svod.core.graph.memory import node_over
 from svod.core.graph.storage import base_of, is_padding_view
-from svod.core.ir.dtype import dtypes, to_numpy
+from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import UOp
-from svod.core.ir.variable import BoundVariable, Dim, bound_values, is_symbolic, number_of, without_binds
+from svod.core.ir.variable import BoundVariable, Dim, bound_values, is_symbolic, layout_shape, number_of, without_binds
 from svod.core.machine.target import HOST
 from svod.errors import ScheduleError, SvodError
 from svod.tensor import Tensor
@@ -133,6 +135,13 @@ def in_memory(t: Tensor) -> Tensor:
         return t.contiguous().realize()
     own = not is_symbolic(t.shape) or is_padding_view(t.uop)
     return t if own else Tensor.from_uop(graph.copy(t.uop, t.device)).realize()
+
+
+def in_own_layout(values: Array, dtype: DType, shape: Sequence[Any]) -> Tensor:
+    """Copy an array to new memory in the layout of `shape`, whose extents are those of the array; some are bound variables."""
+    memory = aligned_empty(math.prod(layout_shape(shape)), dtype)
+    memory.reshape(layout_shape(shape))[tuple([slice(0, n) for n in values.shape])] = values
+    return Tensor.from_uop(graph.storage_view(node_over(memory, dtype, shared=False, given=None), tuple(shape)))
 
 
 # -- nested values --------------------------------------------------------------------------------------

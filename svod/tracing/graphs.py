@@ -2,6 +2,7 @@
 
     x * 2 over buffer 7      key: ((BUFFER, 32), (RESHAPE, (4, 8), 0), (MUL, 1, <constant 2>))
     y * 2 over buffer 9      the same key: that plan, over the memory of 9 and a new result
+    x[:n=3], x[:n=5]         one key, which has the variable n, and one plan, which runs with n = 3 and n = 5
 
 The key numbers buffers by their first appearance. A part of a graph that reads no buffer is itself in the key: equal parts are one node.
 A plan is kept if its memory is small and the graph has no effects but its results. With a search, a capture or a dump configured in the
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from sys import getrefcount
 from threading import Lock
 
@@ -25,6 +26,7 @@ from svod.core.graph.shapes import shape_of
 from svod.core.graph.storage import base_of
 from svod.core.graph.traits import EFFECTS, HAS_BUFFERS, VARIABLES, traits_of
 from svod.core.ir.uop import Ops, UOp, intern_arg
+from svod.core.ir.variable import is_symbolic, without_binds
 from svod.errors import LaunchError
 from svod.prepare import Prepared, complete_config, prepare_graph
 from svod.system.forksafe import remake_after_fork
@@ -45,19 +47,20 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
     the plan is freed, unless the plan is kept. Raises SvodError."""
     asked, config = config, complete_config(config)
     roots = [t.uop for t in tensors]
-    if asked is not None or not _may_keep(roots, config):
+    unbound, values = _without_binds(roots)
+    if asked is not None or values is None or not _may_keep(roots, config):
         prepared = prepare_graph(roots, resolve(config))
         prepared.plan.execute()
         prepared.attach(tensors)
         return
-    key, buffers = key_of(roots)
+    key, buffers = key_of(unbound)
     key = id(config), key           # `id(config)` is enough: the environment's configuration is one object, which the plan keeps alive
     with _lock:
         kept = _plans.get(key)
         if kept is not None:
             _plans.move_to_end(key)
     try:
-        if kept is not None and kept.run(tensors, roots, buffers):
+        if kept is not None and kept.run(tensors, roots, buffers, values):
             return
     except LaunchError:     # its device may be lost: preparing again finds another device, or reports the cause
         with _lock:
@@ -70,7 +73,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
             _plans[key] = kept
             while len(_plans) > MOST_PLANS:
                 _plans.popitem(last=False)
-        if kept.run(tensors, roots, buffers):
+        if kept.run(tensors, roots, buffers, values):
             return
         prepared = prepare_graph(roots, resolved, inputs=frozenset(buffers))
     _bind(prepared.plan, [prepared.numbers.get(b) for b in buffers], buffers)
@@ -79,8 +82,8 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
 
 
 def key_of(roots: Sequence[UOp]) -> tuple[Hashable, list[UOp]]:
-    """The key that equal graphs over different buffers share, and their BUFFERs in the key's order. Not for graphs with EFFECTS or
-    VARIABLES."""
+    """The key that equal graphs over different buffers share, and their BUFFERs in the key's order. Not for graphs with EFFECTS, or with
+    bound variables."""
     places: dict[UOp, int | UOp] = {}       # value: position of the node's entry in the key, or the node itself if it reads no buffer
     entries: list[tuple[object, ...]] = []
     buffers: list[UOp] = []
@@ -105,9 +108,17 @@ def _reads_beyond(u: UOp) -> bool:
 
 
 def _may_keep(roots: Sequence[UOp], config: PrepareConfig) -> bool:
-    """Whether a kept plan may be run for an equal graph: no search, capture, debug output or dump, no effects and no variables."""
+    """Whether a kept plan may be run for an equal graph: no search, capture, debug output or dump, and no effects."""
     alone = config.beam is None and config.capture is None and not config.debug and config.dump_after is None
-    return alone and not config.disable_schedule_cache and not any(traits_of(r) & (EFFECTS | VARIABLES) for r in roots)
+    return alone and not config.disable_schedule_cache and not any(traits_of(r) & EFFECTS for r in roots)
+
+
+def _without_binds(roots: Sequence[UOp]) -> tuple[Sequence[UOp], dict[str, int] | None]:
+    """The roots with variables in place of bound ones, and the values of these by name; None if a variable has no value."""
+    if not any(traits_of(r) & VARIABLES for r in roots):
+        return roots, {}
+    whole, values, declared = without_binds(graph.sink(*roots))
+    return whole.src, values if values.keys() == declared.keys() else None
 
 
 def _is_small(prepared: Prepared) -> bool:
@@ -133,13 +144,15 @@ class _Kept:
         self.outputs = prepared.unbound.outputs
         self.memory = {}
         for i, shape in dict(zip(self.outputs, shapes, strict=True)).items():
-            self.memory[i] = ResultMemory(shape, prepared.unbound.buffers[i].dtype)
+            spec = prepared.unbound.buffers[i]
+            self.memory[i] = ResultMemory((spec.size,) if is_symbolic(shape) else shape, spec.dtype)
         self.made = {i: (prepared.unbound.buffers[i].dtype, prepared.unbound.buffers[i].size, prepared.device_of(i)) for i in self.memory}
         self.plan.keep, self.plan.writes = None, ()
         self.plan.bindings.release(self.outputs)
 
-    def run(self, tensors: Sequence[TensorBase], roots: Sequence[UOp], buffers: Sequence[UOp]) -> bool:
-        """Compute the tensors. Returns False without computing if another thread is running the plan."""
+    def run(self, tensors: Sequence[TensorBase], roots: Sequence[UOp], buffers: Sequence[UOp], values: Mapping[str, int]) -> bool:
+        """Compute the tensors, with the values of variables by name. Returns False without computing if another thread is running the
+        plan."""
         plan = self.plan
         if not plan.lock.acquire(blocking=False):
             return False
@@ -154,11 +167,13 @@ class _Kept:
                     continue
                 arrays[number], _, address = memory.take(None)
                 plan.bindings.bind_new(number, arrays[number], address)
+            if plan.variables:
+                plan.set_variables({name: n for name, n in values.items() if name in plan.variables})
             plan.execute()
             plan.bindings.release()
         finally:
             plan.lock.release()
-        if arrays and len(tensors) == 1 and _holds_alone(tensors[0], roots):
+        if arrays and len(tensors) == 1 and not is_symbolic(shape_of(roots[0])) and _holds_alone(tensors[0], roots):
             tensors[0]._become_memory(arrays[self.outputs[0]], roots[0].dtype, shared=False)
             forget_pending(tensors[0])
             return True

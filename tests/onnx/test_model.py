@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import svod
 import svod.onnx
 from svod import Tensor, Variable
+from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.errors import UnsupportedError
 from svod.onnx import OnnxError, reader
 from svod.onnx.run import arrays_in, dimensions, make_feed, relative_difference, shapes_of
@@ -360,6 +361,19 @@ def of_its_own_size() -> onnx.ModelProto:
                "heads": np.array([2, 3]), "width": np.array([6]), "low": np.array(-1e9, np.float32),
                "table": RNG.standard_normal((12, 6)).astype(np.float32)}
     return model(nodes, [info("x", [1, "n", 6])], [info("y", None), info("z", None)], weights)
+
+
+def test_a_size_seen_first_takes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are copied to the layout of the largest sizes, which a bound of 37 rounds up, without a kernel."""
+    m = svod.onnx.load(model([helper.make_node("Mul", ["x", "x"], ["y"])], [info("x", ["n", "m"])], [info("y", ["n", "m"])]),
+                       dims={"n": Variable("n", 1, 37), "m": Variable("m", 1, 21)})
+    m(np.ones((2, 3), np.float32))
+    monkeypatch.setattr(ExecutionPlan, "__init__", None)
+    for shape in ((37, 21), (1, 1), (13, 8)):
+        x = RNG.standard_normal(shape).astype(np.float32)
+        np.testing.assert_array_equal(m(x), x * x)
+        np.testing.assert_array_equal(m(Tensor(x)).numpy(), x * x)
+        np.testing.assert_array_equal(m(x[::-1, ::-1]), (x * x)[::-1, ::-1])
 
 
 @pytest.mark.slow
