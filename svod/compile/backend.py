@@ -147,6 +147,9 @@ class LaunchQueue(Protocol):
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
         """Restrict a phase to iterations begin ≤ i < end."""
 
+    def set_extents(self, phases: Sequence[tuple[int, int]], extents: Sequence[int]) -> None:
+        """Set the number of iterations of each phase (kernel, phase). `phases`: the same object in every call for these phases."""
+
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
         """Return the current addresses of a kernel's arguments and the current values of its variables."""
 

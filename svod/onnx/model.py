@@ -22,8 +22,8 @@ from svod.onnx.values import Undecided, Value, array_of, dtype_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
 from svod.tensor.dlpack import is_shareable
-from svod.tracing import jit
 from svod.tracing.arguments import in_own_layout
+from svod.tracing.jitted import Jit
 
 log = logging.getLogger("svod.onnx")
 
@@ -110,7 +110,7 @@ class Model:
 
     def _captured(self) -> Any:
         """The translation of the graph as a jitted function: one plan for each signature; each run draws new random numbers."""
-        return jit(self._trace, config=self.config, dynamic="never", random="fresh")
+        return Jit(self._trace, self.config, "fresh", "never", sized=True)
 
     def __repr__(self) -> str:
         def words(values: Sequence[Input]) -> str:

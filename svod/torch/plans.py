@@ -104,6 +104,7 @@ class Plan:
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
                  missing: Sequence[Missing], clock: FallbackSeconds, sizes: SizeVariables | None) -> None:
         self.sizes = sizes
+        self._names = {} if sizes is None else {s: str(s) for s in sizes.dims}     # the names of the variables by symbol
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
         # pairs of arguments that must not share memory; checked here if the run reads copies of them, because it then cannot detect that
@@ -147,7 +148,7 @@ class Plan:
         if self.captured is not None:
             with self.captured.plan.lock:       # the plan may copy arguments to memory of its own
                 memory, held = self._read(given, places if places is not None and places.can_stay else None)
-                made = self.captured.run(memory, {str(s): n for s, n in (values or {}).items()}, held)
+                made = self.captured.run(memory, {self._names[s]: n for s, n in values.items()} if values else {}, held, sized=True)
         self.runs += 1
         outputs = [_output(r, made, given, values or {}) for r in self.results]
         for i, number, r in self._parts:
@@ -213,7 +214,8 @@ class Plan:
 def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any], values: Mapping[Any, int]) -> Any:
     if r.run < 0:
         return given[r.value] if r.is_argument else concrete(r.value, values)
-    t = torch_tensor(made[r.run], r.dtype, copied=r.is_copied)
+    of_its_own = made[r.run]._memory is not None        # memory that no other run has
+    t = torch_tensor(made[r.run], r.dtype, copied=r.is_copied and not of_its_own)
     if r.device is not None:
         t = t.to(r.device)
     if r.parts is not None:

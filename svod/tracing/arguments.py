@@ -19,7 +19,7 @@ from svod.core.graph.buffer import Array, Buffer, aligned_empty, buffer_of
 from svod.core.graph.memory import node_over
 from svod.core.graph.storage import base_of, is_padding_view
 from svod.core.ir.dtype import DType, dtypes, to_numpy
-from svod.core.ir.uop import UOp
+from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import BoundVariable, Dim, bound_values, is_symbolic, layout_shape, number_of, without_binds
 from svod.core.machine.target import HOST
 from svod.errors import ScheduleError, SvodError
@@ -85,6 +85,10 @@ def _note(name: str, value: int, values: dict[str, int]) -> None:
 
 def _unbound(n: Dim, values: dict[str, int]) -> UOp:
     """A Dim without the values of its variables. Collects the values."""
+    if n.expr.op is Ops.BIND:
+        declared, value = n.expr.src
+        _note(declared.arg[0], value.arg, values)
+        return declared
     for name, bound in bound_values(n).items():
         _note(name, bound, values)
     number, _, _ = without_binds(number_of(n, dtypes.int64))
@@ -131,6 +135,8 @@ def buffer_under(leaf: Leaf) -> Buffer:
 
 def in_memory(t: Tensor) -> Tensor:
     """Realize a tensor and return it over a buffer in the layout of its shape. A constant gets memory here."""
+    if is_padding_view(t.uop) and base_of(t.uop).op is Ops.BUFFER:
+        return t
     if not t.realize().is_realized:
         return t.contiguous().realize()
     own = not is_symbolic(t.shape) or is_padding_view(t.uop)
@@ -139,8 +145,9 @@ def in_memory(t: Tensor) -> Tensor:
 
 def in_own_layout(values: Array, dtype: DType, shape: Sequence[Any]) -> Tensor:
     """Copy an array to new memory in the layout of `shape`, whose extents are those of the array; some are bound variables."""
-    memory = aligned_empty(math.prod(layout_shape(shape)), dtype)
-    memory.reshape(layout_shape(shape))[tuple([slice(0, n) for n in values.shape])] = values
+    layout = layout_shape(shape)
+    memory = aligned_empty(math.prod(layout), dtype)
+    memory.reshape(layout)[tuple([slice(n) for n in values.shape])] = values
     return Tensor.from_uop(graph.storage_view(node_over(memory, dtype, shared=False, given=None), tuple(shape)))
 
 

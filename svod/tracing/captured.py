@@ -6,6 +6,7 @@ No graph is built. A result is a tensor over an array; its graph node is made wh
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,12 +15,14 @@ import numpy as np
 from svod.compile.plan.plan_parts import address_of
 from svod.compile.plan.result_memory import ResultMemory
 from svod.core.graph import graph
-from svod.core.graph.buffer import Array, buffer_of
+from svod.core.graph.buffer import Array, aligned_empty, buffer_of
 from svod.core.graph.shapes import shape_of
 from svod.core.graph.storage import base_of
 from svod.core.graph.written import WrittenMemory, span_of
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.launch import evaluate_extent
 from svod.core.ir.uop import Ops, UOp
-from svod.core.ir.variable import is_symbolic, rebound
+from svod.core.ir.variable import is_symbolic, layout_shape, number_of, rebound, without_binds
 from svod.core.machine.target import HOST
 from svod.errors import LaunchError
 from svod.prepare import Prepared
@@ -35,6 +38,22 @@ class _Result(NamedTuple):
     made: int | None
     given: int | None
     node: UOp | None
+
+
+class _SizedResult:
+    """A result of a symbolic shape, whose sizes are those of a run."""
+
+    def __init__(self, shape: tuple[Any, ...], dtype: DType) -> None:
+        self.dtype, self._layout = dtype, layout_shape(shape)
+        whole, _, _ = without_binds(graph.sink(*(number_of(n, dtypes.int64) for n in shape)))
+        self._extents = [u.src[0] if u.op is Ops.CAST else u for u in whole.src]
+
+    def tensor(self, array: Array, values: Mapping[str, int]) -> Tensor:
+        """Copy the result to a tensor of its shape with these values of the variables. `array`: the memory of the run."""
+        shape = tuple([values[e.arg[0]] if e.op is Ops.DEFINE_VAR else evaluate_extent(e, values) for e in self._extents])
+        made = aligned_empty(math.prod(shape), self.dtype).reshape(shape)
+        made[...] = array.reshape(self._layout)[tuple([slice(n) for n in shape])]
+        return Tensor._over(made, self.dtype, False)
 
 
 class Captured:
@@ -67,7 +86,11 @@ class Captured:
         # each result has fresh memory of its own: tensors over the arrays suffice, without graph nodes
         numbers = [r.made for r in self.results]
         self._is_tuple = type(structure) is tuple and all(part is Tensor for part in structure)
-        self._is_plain = None not in numbers and len({*numbers}) == len(numbers) and not any(is_symbolic(r.shape) for r in self.results)
+        self._is_apart = None not in numbers and len({*numbers}) == len(numbers)
+        # None for a result of a constant shape
+        self._sized = [_SizedResult(r.shape, self.made[r.made].dtype) if r.made is not None and is_symbolic(r.shape) else None
+                       for r in self.results]
+        self._is_plain = self._is_apart and not any(is_symbolic(r.shape) for r in self.results)
 
     def _memory_for(self, number: int) -> ResultMemory:
         """The memory of an output, in the shape of its result if exactly one result uses it, else flat."""
@@ -82,9 +105,10 @@ class Captured:
         self._loose = [(i, number) for i, number in self.reads if i not in held]
         self._loose_written = [i for i in self._written if i not in held]
 
-    def run(self, given: Sequence[Leaf], values: Mapping[str, int], held: object = None) -> Any:
+    def run(self, given: Sequence[Leaf], values: Mapping[str, int], held: object = None, sized: bool = False) -> Any:
         """Run the plan over the arguments and return the function's results. `held`: an object that identifies the arguments declared by
-        `hold`; None: these may differ from the last run's. Raises LaunchError and ScheduleError."""
+        `hold`; None: these may differ from the last run's. `sized`: results of symbolic shapes may be tensors of the sizes that they have
+        in this run, in memory of their own. Raises LaunchError and ScheduleError."""
         plan, results = self.plan, {}
         if not plan.is_local:
             return self._run_on_devices(given, values)
@@ -122,6 +146,10 @@ class Captured:
                 (array,) = results.values()
                 return Tensor._over(array, kept.dtype, False)
             made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) for r in self.results]     # type: ignore[index]
+            return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
+        if sized and self._is_apart:
+            made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) if one is None      # type: ignore[index]
+                    else one.tensor(results[r.made], values) for r, one in zip(self.results, self._sized, strict=True)]  # type: ignore[index]
             return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
         return rebuild(self.structure, iter(self._tensors(results, given, values)))
 

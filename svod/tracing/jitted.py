@@ -27,11 +27,13 @@ log = logging.getLogger("svod.jit")
 
 
 class Jit:
-    """The result of `svod.jit`. Call it like the function."""
+    """The result of `svod.jit`. Call it like the function. `sized`: whether results of symbolic shapes may be tensors of the sizes that
+    they have in the call."""
 
-    def __init__(self, fn: Callable[..., Any], config: PrepareConfig | None = None, random: str = "captured", dynamic: str = "tell"):
+    def __init__(self, fn: Callable[..., Any], config: PrepareConfig | None = None, random: str = "captured", dynamic: str = "tell",
+                 sized: bool = False):
         _check_arguments(fn, config, random, dynamic)
-        self.fn, self.config, self.random, self.dynamic = fn, config, random, dynamic
+        self.fn, self.config, self.random, self.dynamic, self.sized = fn, config, random, dynamic, sized
         self._captured: dict[Hashable, Captured] = {}
         self._renewed: dict[Hashable, int] = {}
         self._lengths = Lengths()
@@ -61,7 +63,7 @@ class Jit:
             captured, given = self._capture(key, args, kwargs, given)
         if captured.draws:
             given += _keys(captured.draws)
-        return captured.run(given, values)
+        return captured.run(given, values, sized=self.sized)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind a method: the object becomes the first argument and a part of the signature; captures keep it alive."""

@@ -213,7 +213,7 @@ class OnePlan:
     def run(self, given: Sequence[Leaf], lengths: Mapping[LengthPlace, int], more: Sequence[Leaf]) -> Any:
         """Run the plan for these lengths. `more`: operands after the arguments, such as random keys."""
         assert self.captured is not None
-        result = self.captured.run([*self.filled(given), *more], self.values(lengths))
+        result = self.captured.run([*self.filled(given), *more], self.values(lengths), sized=True)
         return mapped(result, self._with_lengths)
 
     def _with_lengths(self, value: Any) -> Any:

@@ -11,7 +11,7 @@ cores take to begin: they become one launch, a group, whose iterations are the k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,16 @@ ENTRY, ARGS, VARS, BEGIN, END, THREADS, CHUNKS = (offset // 8 for offset in (
     rt.LAUNCH_ENTRY, rt.LAUNCH_ARGS, rt.LAUNCH_VARS, rt.LAUNCH_BEGIN, rt.LAUNCH_END, rt.LAUNCH_THREADS, rt.LAUNCH_CHUNKS))
 
 
+class _FittedPhases(NamedTuple):
+    """The phases of `set_extents`. `words`: for each of their records the words of its range, threads and chunks; `numbers`: the positions
+    of the records' phases among `phases`."""
+
+    phases: Sequence[tuple[int, int]]
+    threads: list[int]
+    words: Words
+    numbers: Words
+
+
 class CpuQueue:
     """The `svod.compile.backend.LaunchQueue` of the CPU. Its `Launches` hold the address of their first record and the number of
     records."""
@@ -73,6 +83,7 @@ class CpuQueue:
         self._many: dict[int, tuple[Words, Words]] = {}     # the same as arrays, for memory that many words hold the address of
         self._variables: dict[str, list[int]] = {}          # variable → words that hold its value
         self._copies: dict[int, list[int]] = {}             # word of a record → words of its copies among the launches
+        self._fitted: _FittedPhases | None = None           # the phases of the last `set_extents`
         self._write_kernels(arguments_at, addresses)
         self._segments: dict[Variant, tuple[Segment, ...]] = {}
         for variant, own in levels.items():
@@ -264,9 +275,23 @@ class CpuQueue:
             self._words[position] = value
 
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
-        first, threads = self._spans[kernel].first, self._kernels[kernel].spec.phases[phase].threads
-        for position in (first + phase * _LAUNCH, *self._copies.get(first + phase * _LAUNCH, ())):
-            self._write_range(position, threads, begin, end)
+        for position in self._records_of(kernel, phase):
+            self._write_range(position, self._kernels[kernel].spec.phases[phase].threads, begin, end)
+
+    def set_extents(self, phases: Sequence[tuple[int, int]], extents: Sequence[int]) -> None:
+        if self._fitted is None or self._fitted.phases is not phases:
+            records = [(number, position) for number, (k, p) in enumerate(phases) for position in self._records_of(k, p)]
+            numbers, positions = np.array(records, np.int64).reshape(-1, 2).T
+            self._fitted = _FittedPhases(phases, [self._kernels[k].spec.phases[p].threads for k, p in phases],
+                                         positions[:, None] + np.array([BEGIN, END, THREADS, CHUNKS]), numbers)
+        _, threads, words, numbers = self._fitted
+        self._block[words] = np.array([(0, extent, *fit_launch(extent, wanted, 0, self.threads))
+                                       for extent, wanted in zip(extents, threads, strict=True)], np.int64)[numbers]
+
+    def _records_of(self, kernel: int, phase: int) -> tuple[int, ...]:
+        """Return the words at which the records of a phase begin."""
+        first = self._spans[kernel].first + phase * _LAUNCH
+        return first, *self._copies.get(first, ())
 
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
         k = self._kernels[kernel]

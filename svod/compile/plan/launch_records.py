@@ -87,6 +87,10 @@ class LaunchRecords:
             self.ranges[kernel, phase] = begin, end
             self.changed(kernel)
 
+    def set_extents(self, phases: Sequence[tuple[int, int]], extents: Sequence[int]) -> None:
+        for (kernel, phase), extent in zip(phases, extents, strict=True):
+            self.set_range(kernel, phase, 0, extent)
+
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
         k = self.kernels[kernel]
         offsets = k.offsets or (0,) * len(k.buffers)

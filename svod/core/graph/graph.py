@@ -311,7 +311,11 @@ def storage_view(buffer: UOp, shape: Shape) -> UOp:
     if shape_of(buffer) == shape:
         return buffer
     whole = UOp(Ops.RESHAPE, buffer.dtype, (buffer,), layout_shape(shape))
-    return UOp(Ops.SHRINK, buffer.dtype, (whole,), tuple((0, n) for n in shape)) if is_symbolic(shape) else whole
+    if not is_symbolic(shape):
+        return whole
+    view = UOp(Ops.SHRINK, buffer.dtype, (whole,), tuple([(0, n) for n in shape]))
+    view.remarks.update({"shape": shape, "padding view": True})      # the results of `shape_of` and `is_padding_view`
+    return view
 
 
 def part_of_memory(u: UOp) -> tuple[UOp, int] | None:

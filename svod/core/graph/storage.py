@@ -61,7 +61,11 @@ def base_of(u: UOp) -> UOp:
 
 def is_padding_view(u: UOp) -> bool:
     """Whether u is the used part of a BUFFER or AFTER that has room for the largest shape of a symbolic shape (`graph.storage_view`)."""
-    return (u.op is Ops.SHRINK and is_symbolic([e for _, e in u.arg]) and u.src[0].op is Ops.RESHAPE
+    return u.op is Ops.SHRINK and bool(u.cached("padding view", _is_padding_view))
+
+
+def _is_padding_view(u: UOp) -> bool:
+    return (is_symbolic([e for _, e in u.arg]) and u.src[0].op is Ops.RESHAPE
             and u.src[0].src[0].op in (Ops.BUFFER, Ops.AFTER)
             and all(type(b) is int and b == 0 for b, _ in u.arg)
             and u.src[0].arg == layout_shape([e for _, e in u.arg]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from svod.compile.backend import LaunchQueue
 from svod.compile.plan.plan_parts import PreparedKernel, check_launches, names_of, ranges_of, variables_of
 from svod.compile.plan.running.devices import PlanDevices
 from svod.core.ir.launch import ONCE, check_bounds
@@ -24,7 +25,8 @@ class PlanValues:
         # kernels whose launches are impossible for some values
         self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)
         self._ranges = ranges_of(kernels)
-        self._extents: list[int | None] = [None] * len(self._ranges)       # the numbers of iterations in the queues
+        self._phases = self._phases_of_queues()
+        self._extents: list[int] = []       # the numbers of iterations in the queues; empty if they are not known
         self._is_sliced = False             # whether a phase computes only part of its iterations
 
     def known(self) -> dict[str, int]:
@@ -67,18 +69,28 @@ class PlanValues:
             raise LaunchError(f"variable {name}={value} is outside the integers")
         return int(value)
 
+    def _phases_of_queues(self) -> list[tuple[LaunchQueue, tuple[tuple[int, int], ...], list[int]]]:
+        """Return for each queue the phases that it runs, (kernel, phase), whose numbers of iterations depend on variables, and the
+        positions of these numbers in `_ranges`."""
+        found = []
+        for queue in self._devices.queues.values():
+            own = [(i, place) for i, r in enumerate(self._ranges) for place in r.places if self._devices.queue_of(place[0]) is queue]
+            if own:
+                found.append((queue, tuple([place for _, place in own]), [i for i, _ in own]))
+        return found
+
     def _fit_launches(self) -> None:
-        """Set the numbers of iterations that differ from those in the queues."""
-        for i, (phase, names, places) in enumerate(self._ranges):
-            if self.unset.isdisjoint(names.values()):
-                extent = phase.extent_at({name: self._values[known] for name, known in names.items()})     # type: ignore[misc]
-                if extent != self._extents[i]:
-                    self._extents[i] = extent
-                    for number, p in places:
-                        self._devices.queue_of(number).set_range(number, p, 0, extent)
+        """Set the numbers of iterations if they differ from those in the queues. A number of an unset variable is the largest."""
+        values = self.known()
+        extents = [phase.extent_at({name: values[known] for name, known in names.items()}) if self.unset.isdisjoint(names.values())
+                   else phase.extent for phase, names, _ in self._ranges]
+        if extents != self._extents:
+            self._extents = extents
+            for queue, phases, numbers in self._phases:
+                queue.set_extents(phases, [extents[i] for i in numbers])
 
     def slice(self, number: int, phase: int, begin: int, end: int) -> None:
         """Restrict a phase of a kernel to iterations begin ≤ i < end, until variables are set again."""
         self._is_sliced = True
-        self._extents = [None] * len(self._ranges)
+        self._extents = []
         self._devices.queue_of(number).set_range(number, phase, begin, end)
