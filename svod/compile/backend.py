@@ -147,7 +147,7 @@ class LaunchQueue(Protocol):
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
         """Restrict a phase to iterations begin ≤ i < end."""
 
-    def set_extents(self, phases: Sequence[tuple[int, int]], extents: Sequence[int]) -> None:
+    def set_extents(self, phases: Sequence[tuple[int, int]], extents: tuple[int, ...]) -> None:
         """Set the number of iterations of each phase (kernel, phase). `phases`: the same object in every call for these phases."""
 
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:

@@ -354,7 +354,7 @@ def _bound(variable: Variable, n: int, name: str) -> Any:
 def _taken(given: Any, wanted: str) -> Any:
     """Convert an input to an array or a tensor. Python numbers, and lists of them, get the model's type if it can hold them: an int
     becomes a float, but a float never an int. Raises the errors of NumPy and other libraries for values that are no arrays."""
-    if isinstance(given, Tensor):
+    if isinstance(given, (np.ndarray, Tensor)):
         return given
     if _is_foreign(given):
         return Tensor.from_dlpack(given)

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 
 from svod.core.graph import graph
-from svod.core.graph.devices import device_of, stack_of
+from svod.core.graph.devices import are_devices_named, device_of, stack_of
 from svod.core.graph.memory import node_over
 from svod.core.graph.shapes import broadcast_shapes, normalize_axes, shape_of
 from svod.core.graph.storage import base_of
@@ -224,7 +224,7 @@ class TensorBase:
         """The device that holds the values: "CPU" unless `to` named another. Values are computed on their device; values on the CPU are
         computed on the device that a configuration or SVOD_DEVICE names. A value with parts on several devices (an MSTACK) has all their
         names: "CPU, WEBGPU"."""
-        if self._memory is not None:
+        if self._memory is not None or not are_devices_named():
             return HOST
         stack = stack_of(self.uop)
         parts = (self.uop,) if stack is None else stack.src

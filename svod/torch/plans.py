@@ -104,7 +104,7 @@ class Plan:
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
                  missing: Sequence[Missing], clock: FallbackSeconds, sizes: SizeVariables | None) -> None:
         self.sizes = sizes
-        self._names = {} if sizes is None else {s: str(s) for s in sizes.dims}     # the names of the variables by symbol
+        self._names = _names_of(sizes)      # the names of the variables by symbol
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
         # pairs of arguments that must not share memory; checked here if the run reads copies of them, because it then cannot detect that
@@ -209,6 +209,10 @@ class Plan:
                     held[k] = None
             self._held = places, held
         return memory, held
+
+
+def _names_of(sizes: SizeVariables | None) -> dict[Any, str]:
+    return {} if sizes is None else {s: str(s) for s in sizes.dims}
 
 
 def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any], values: Mapping[Any, int]) -> Any:

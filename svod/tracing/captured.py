@@ -88,9 +88,18 @@ class Captured:
         self._is_tuple = type(structure) is tuple and all(part is Tensor for part in structure)
         self._is_apart = None not in numbers and len({*numbers}) == len(numbers)
         # None for a result of a constant shape
-        self._sized = [_SizedResult(r.shape, self.made[r.made].dtype) if r.made is not None and is_symbolic(r.shape) else None
-                       for r in self.results]
+        self._sized = self._sized_results()
         self._is_plain = self._is_apart and not any(is_symbolic(r.shape) for r in self.results)
+
+    def _sized_results(self) -> list[_SizedResult | None]:
+        return [_SizedResult(r.shape, self.made[r.made].dtype) if r.made is not None and is_symbolic(r.shape) else None
+                for r in self.results]
+
+    def _of_their_sizes(self, results: Mapping[int, Array], values: Mapping[str, int]) -> Any:
+        """The function's results as tensors of the sizes that they have in this run."""
+        made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) if one is None      # type: ignore[index]
+                else one.tensor(results[r.made], values) for r, one in zip(self.results, self._sized, strict=True)]  # type: ignore[index]
+        return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
 
     def _memory_for(self, number: int) -> ResultMemory:
         """The memory of an output, in the shape of its result if exactly one result uses it, else flat."""
@@ -148,9 +157,7 @@ class Captured:
             made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) for r in self.results]     # type: ignore[index]
             return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
         if sized and self._is_apart:
-            made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) if one is None      # type: ignore[index]
-                    else one.tensor(results[r.made], values) for r, one in zip(self.results, self._sized, strict=True)]  # type: ignore[index]
-            return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
+            return self._of_their_sizes(results, values)
         return rebuild(self.structure, iter(self._tensors(results, given, values)))
 
     def release_example(self) -> None:

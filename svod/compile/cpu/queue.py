@@ -34,6 +34,7 @@ from svod.compile.plan.plan_parts import (
 from svod.errors import LaunchError
 from svod.system.process.cores import usable_cores
 
+MOST_FITTED = 512       # most combinations of extents whose words are kept
 _GROUP_CHUNKS = 8       # chunks per thread for the kernels of a level: taking a chunk costs more than a small kernel
 _FEW_PLACES = 16        # most words that are written one by one; above this number one assignment of NumPy's is faster
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
@@ -46,12 +47,13 @@ ENTRY, ARGS, VARS, BEGIN, END, THREADS, CHUNKS = (offset // 8 for offset in (
 
 class _FittedPhases(NamedTuple):
     """The phases of `set_extents`. `words`: for each of their records the words of its range, threads and chunks; `numbers`: the positions
-    of the records' phases among `phases`."""
+    of the records' phases among `phases`; `known`: the content of the words by the phases' extents."""
 
     phases: Sequence[tuple[int, int]]
     threads: list[int]
     words: Words
     numbers: Words
+    known: dict[tuple[int, ...], Words]
 
 
 class CpuQueue:
@@ -278,15 +280,20 @@ class CpuQueue:
         for position in self._records_of(kernel, phase):
             self._write_range(position, self._kernels[kernel].spec.phases[phase].threads, begin, end)
 
-    def set_extents(self, phases: Sequence[tuple[int, int]], extents: Sequence[int]) -> None:
+    def set_extents(self, phases: Sequence[tuple[int, int]], extents: tuple[int, ...]) -> None:
         if self._fitted is None or self._fitted.phases is not phases:
             records = [(number, position) for number, (k, p) in enumerate(phases) for position in self._records_of(k, p)]
             numbers, positions = np.array(records, np.int64).reshape(-1, 2).T
             self._fitted = _FittedPhases(phases, [self._kernels[k].spec.phases[p].threads for k, p in phases],
-                                         positions[:, None] + np.array([BEGIN, END, THREADS, CHUNKS]), numbers)
-        _, threads, words, numbers = self._fitted
-        self._block[words] = np.array([(0, extent, *fit_launch(extent, wanted, 0, self.threads))
-                                       for extent, wanted in zip(extents, threads, strict=True)], np.int64)[numbers]
+                                         positions[:, None] + np.array([BEGIN, END, THREADS, CHUNKS]), numbers, {})
+        fitted = self._fitted
+        known = fitted.known.get(extents)
+        if known is None:
+            if len(fitted.known) >= MOST_FITTED:
+                fitted.known.clear()
+            rows = [(0, n, *fit_launch(n, wanted, 0, self.threads)) for n, wanted in zip(extents, fitted.threads, strict=True)]
+            known = fitted.known[extents] = np.array(rows, np.int64)[fitted.numbers]
+        self._block[fitted.words] = known
 
     def _records_of(self, kernel: int, phase: int) -> tuple[int, ...]:
         """Return the words at which the records of a phase begin."""

@@ -87,7 +87,7 @@ class LaunchRecords:
             self.ranges[kernel, phase] = begin, end
             self.changed(kernel)
 
-    def set_extents(self, phases: Sequence[tuple[int, int]], extents: Sequence[int]) -> None:
+    def set_extents(self, phases: Sequence[tuple[int, int]], extents: tuple[int, ...]) -> None:
         for (kernel, phase), extent in zip(phases, extents, strict=True):
             self.set_range(kernel, phase, 0, extent)
 

@@ -44,6 +44,11 @@ def device_of(u: UOp) -> str | None:
     return found
 
 
+def are_devices_named() -> bool:
+    """Return whether this process has made a node for a device other than the host."""
+    return _Devices.are_named
+
+
 def readers_devices(sink: UOp) -> dict[UOp, set[str]]:
     """Map each value that reads no memory to the devices of its readers; an output of `sink` counts as read on the host."""
     found: dict[UOp, set[str]] = {}

@@ -12,6 +12,8 @@ from svod.compile.plan.running.devices import PlanDevices
 from svod.core.ir.launch import ONCE, check_bounds
 from svod.errors import LaunchError
 
+MOST_FITTED = 512       # most combinations of values whose numbers of iterations are kept
+
 
 class PlanValues:
     """The values of variables, which stay until they are set again. `bounds`: the bounds of the variables that have them. `unset`: the
@@ -26,7 +28,8 @@ class PlanValues:
         self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)
         self._ranges = ranges_of(kernels)
         self._phases = self._phases_of_queues()
-        self._extents: list[int] = []       # the numbers of iterations in the queues; empty if they are not known
+        self._extents: list[tuple[int, ...]] = []       # for each queue, the numbers of iterations in it; empty if they are not known
+        self._fitted: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}      # the same by the values of all variables
         self._is_sliced = False             # whether a phase computes only part of its iterations
 
     def known(self) -> dict[str, int]:
@@ -80,14 +83,26 @@ class PlanValues:
         return found
 
     def _fit_launches(self) -> None:
-        """Set the numbers of iterations if they differ from those in the queues. A number of an unset variable is the largest."""
+        """Set the numbers of iterations if they differ from those in the queues."""
+        present = tuple(self._values.values())
+        extents = self._fitted.get(present) if not self.unset else None
+        if extents is None:
+            extents = self._extents_now()
+            if len(self._fitted) >= MOST_FITTED:
+                self._fitted.clear()
+            if not self.unset:
+                self._fitted[present] = extents
+        if extents != self._extents:
+            self._extents = extents
+            for (queue, phases, _), own in zip(self._phases, extents, strict=True):
+                queue.set_extents(phases, own)
+
+    def _extents_now(self) -> list[tuple[int, ...]]:
+        """Return for each queue the numbers of iterations of its phases; of one that depends on an unset variable, the largest."""
         values = self.known()
         extents = [phase.extent_at({name: values[known] for name, known in names.items()}) if self.unset.isdisjoint(names.values())
                    else phase.extent for phase, names, _ in self._ranges]
-        if extents != self._extents:
-            self._extents = extents
-            for queue, phases, numbers in self._phases:
-                queue.set_extents(phases, [extents[i] for i in numbers])
+        return [tuple([extents[i] for i in numbers]) for _, _, numbers in self._phases]
 
     def slice(self, number: int, phase: int, begin: int, end: int) -> None:
         """Restrict a phase of a kernel to iterations begin ≤ i < end, until variables are set again."""
