@@ -41,7 +41,7 @@ from tests.chains import random_state  # noqa: E402
 SUITES = ("core", "odd", "models")
 SKETCHES, RANDOM = 12, 6        # chains of a kernel, at most
 SLOWEST = 30.0                  # chains predicted slower than so many times the fastest are left out
-SAMPLES = 3
+ROUNDS = 5
 
 
 def candidates(kernel: Kernel, target: Target, rng: random.Random) -> list[Scheduler]:
@@ -62,18 +62,19 @@ def candidates(kernel: Kernel, target: Target, rng: random.Random) -> list[Sched
 
 
 def measured(kernel: Kernel, target: Target, rng: random.Random) -> list[tuple[list[Any], float]]:
-    """(chain, microseconds) of some chains of a kernel."""
-    machine, out = Machine(kernel, target), []
+    """(chain, microseconds) of some chains of a kernel: the least of `ROUNDS` samples, each round with a sample of every chain, as a busy
+    moment makes those slower that follow one another."""
+    machine, timed = Machine(kernel, target), []
     for state in candidates(kernel, target, rng):
         try:
             contestant = machine.contestant(state)
         except SvodError:
             continue        # it cannot be lowered
         contestant.run(1)
-        repeats, call = calibrate(contestant)
-        seconds = min(take_sample(contestant, repeats, call) for _ in range(SAMPLES))
-        out.append(([o.to_json() for o in state.applied_opts], round(seconds * 1e6, 3)))
-    return out
+        timed.append((state, contestant, *calibrate(contestant)))
+    rounds = [[take_sample(contestant, repeats, call) for _, contestant, repeats, call in timed] for _ in range(ROUNDS)]
+    return [([o.to_json() for o in state.applied_opts], round(min(samples) * 1e6, 3))
+            for (state, *_), samples in zip(timed, zip(*rounds, strict=True), strict=True)]
 
 
 def data_of(target: Target) -> dict[str, Any]:
