@@ -43,17 +43,35 @@ def test_plans_of_two_lengths_share_a_packed_weight(rng):
 
 @pytest.mark.parametrize(("k", "n"), [(37, 64), (64, 96), (16, 32), (48, 1), (5, 65), (128, 160)])
 @pytest.mark.parametrize("tile", [16, 32, 48, 64])
-def test_a_weight_stored_by_outputs_is_transposed_square_by_square(rng, k, n, tile):
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_an_operand_stored_by_outputs_is_transposed(rng, k, n, tile, is_constant):
+    """Constants by the shortest code, as they are copied once; values that are copied in each run square by square."""
     x, w = rng.standard_normal((7, k)).astype(np.float32), weights(rng, n, k)
-    chain = f"UPCAST(o1, {min(tile, n)}) LANES(o1.in) STAGE(s1, root)" if n > 1 else ""
-    y = Tensor(x) @ Tensor(w).T
-    plan = y.prepare(PrepareConfig(opts={"gemm_0": chain}))
-    plan.execute()
+    config = PrepareConfig(opts={"gemm_0": f"UPCAST(o1, {min(tile, n)}) LANES(o1.in) STAGE(s1, root)" if n > 1 else ""})
+    right = Tensor(w)
+    if is_constant:
+        run = svod.jit(lambda x: x @ right.T, config=config)
+        y, plan = run(x), run.plans[0]
+    else:
+        y = Tensor(x) @ right.T
+        plan = y.prepare(config)
+        plan.execute()
     np.testing.assert_allclose(y.numpy(), x.astype(np.float64) @ w.T, rtol=1e-4, atol=1e-4)
     lanes = host_target(1).vector_bytes // 4
     if min(k, n) >= lanes and n % tile == 0 and tile % lanes == 0:
         packing = plan.kernels[0].views.linear().split("phase")[1]
-        assert packing.count("SHUFFLE") == lanes * (lanes.bit_length() - 1), "one square in each iteration, however wide the tile is"
+        assert packing.count("SHUFFLE") == (0 if is_constant else lanes * (lanes.bit_length() - 1))
+        assert not is_constant or len(packing.splitlines()) < 40
+
+
+@pytest.mark.parametrize(("channels", "outputs", "size"), [(3, 32, 3), (16, 48, 1), (7, 33, 5), (1, 64, 7), (64, 16, 2)])
+def test_weights_of_convolutions_are_packed_right(rng, channels, outputs, size):
+    x = rng.standard_normal((2, channels, 9, 11)).astype(np.float32)
+    w = rng.standard_normal((outputs, channels, size, size)).astype(np.float32)
+    right = Tensor(w)
+    found = svod.jit(lambda x: x.conv2d(right))(x).numpy()
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (size, size), axis=(2, 3))
+    np.testing.assert_allclose(found, np.einsum("nchwij,ocij->nohw", windows, w), rtol=1e-3, atol=1e-3)
 
 
 def test_a_narrow_weight_stays_narrow(rng):

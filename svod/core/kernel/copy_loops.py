@@ -3,6 +3,7 @@ them.
 
     s1[512, 256] read by vectors of dim 0     for j in 0…256: for i in 0…512 by 64: 4 vectors of 16 along i
     the same, contiguous in memory along j    for j by 16: for i by 64: for 16 of these: a square of 16 × 16, transposed in registers
+    the same of constants, at prepare         for j by 16: for i by 64: for 64 of these: for 16 of j: one element
     a row of 37 under a mask                  straight-line code: its masks are constants, and most of them go away
 """
 from __future__ import annotations
@@ -18,6 +19,7 @@ from svod.core.kernel.scheduler import DOT, LOOP, UPCAST
 MAX_TILE_VECTORS = 4            # most vectors side by side in one iteration of a copy loop
 COMPUTED_TWICE = 16             # an iteration covers several vectors only if at most one in so many positions of the row is copied twice
 MASKED_ROW_VECTORS = 16         # most vectors of a masked row that are copied without a loop
+LINE_ELEMENTS = 16              # most neighbours in memory that a copy of single elements reads one after another
 MAX_TILE_ROWS = 8               # most rows in one iteration of a copy loop, and most vectors in all these rows
 
 
@@ -27,6 +29,7 @@ class CopyLoops(NamedTuple):
     axes: list[tuple[EmittedLoop, ...]]     # per dim, outermost first
     vector: int                             # the dim of the vectors, or -1
     width: int
+    last: int = -1                          # the dim whose innermost loop is inside those of all other dims; -1: that of the last dim
 
 
 def copy_step(extent: int, width: int) -> int:
@@ -72,6 +75,20 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
         if rows > 1:
             loops[outer] = _split(extents[outer], rows, COPY_ROWS)
     return CopyLoops(loops, inner, width)
+
+
+def single_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0) -> CopyLoops | None:
+    """Build the loops of a copy that moves one element at a time: a tenth of the code of vectors that are transposed. Neighbours in memory
+    follow one another, so that a cache line that was read is used. None for copies that compute, or that read memory contiguously, and if
+    the layout's tiles overlap."""
+    source = _source_dim(r, order[-1]) if order else -1
+    if source < 0 or any(n.kind not in ("load", "cast") for n in r.nodes) or (tile and extents[order[-1]] % tile):
+        return None
+    loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
+    for dim, step in ((order[-1], tile), (source, next(n for n in range(LINE_ELEMENTS, 0, -1) if extents[source] % n == 0))):
+        if 1 < step < extents[dim]:
+            loops[dim] = EmittedLoop(NO_ROW, LOOP, extents[dim] // step, step), EmittedLoop(NO_ROW, LOOP, step, 1)
+    return CopyLoops(loops, -1, width, source)
 
 
 def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: Packed, words: int) -> CopyLoops:

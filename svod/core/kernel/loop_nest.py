@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import NamedTuple
 
-from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
+from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops, single_loops
 from svod.core.kernel.group_memory.banks import THREADS_SERVED_TOGETHER, SharedRead, ThreadDigit, matrix_read, padded_rows
 from svod.core.kernel.group_memory.copy import GroupCopy, group_copy, rows_in_bulk
 from svod.core.kernel.group_memory.held import Holders, is_computed_in_place
@@ -32,7 +32,18 @@ from svod.core.kernel.groups import (
 from svod.core.kernel.intrinsics import WORD, held_threads, stored_node
 from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts, swizzled_lines
-from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
+from svod.core.kernel.placement import (
+    NO_ROW,
+    EmittedLoop,
+    Path,
+    Placement,
+    fit,
+    is_derived,
+    place_stages,
+    reads_constants,
+    span,
+    vector_width,
+)
 from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
 from svod.core.kernel.scheduler import LOOP, Derived, Scheduler
 from svod.core.machine.levels import OF_GROUP, MemorySpace
@@ -98,13 +109,17 @@ def loop_nest(state: Scheduler) -> LoopNest:
 def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout,
                is_root: bool = False) -> CopyLoops:
     """The loops of a copy stage over `extents` positions that are stored in `layout`. `is_root`: it is a phase of its own. On a GPU such a
-    copy computes no position twice. On a CPU an iteration of it transposes one square; a copy inside loops has as many loops for a part of
-    its region as for all of it, whatever divides them."""
+    copy computes no position twice. On a CPU an iteration of it transposes one square, or moves one element if it runs once, at prepare; a
+    copy inside loops has as many loops for a part of its region as for all of it, whatever divides them."""
     packed = layouts.packed.get(r.stage.index)
     if packed is not None and not packed.is_held:
         return packing_loops(r, extents, layout, packed, max(1, state.target.vector_bytes // WORD.itemsize))
-    tile = layout.tile if layout.tiled >= 0 else 0
-    return copy_loops(r, extents, layout.order, copied_width(state, layouts, r), tile, exact=is_root and state.target.has_groups,
+    tile, width = layout.tile if layout.tiled >= 0 else 0, copied_width(state, layouts, r)
+    if is_root and not state.target.has_groups and reads_constants(state, r):
+        singles = single_loops(r, extents, layout.order, width, tile)
+        if singles is not None:
+            return singles
+    return copy_loops(r, extents, layout.order, width, tile, exact=is_root and state.target.has_groups,
                       single=is_root and not state.target.has_groups)
 
 

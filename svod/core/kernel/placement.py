@@ -203,7 +203,7 @@ def is_computed_once(state: Scheduler, placement: Placement, s: int) -> bool:
         return False
     phases = _needed(placement, s, lambda q: placement.paths[q] == ())
     return all(q.reads or any(n.kind == "load" for n in q.nodes) for q in phases) \
-        and all(_is_constant(state, q) for q in _needed(placement, s, lambda _: True))
+        and all(reads_constants(state, q) for q in _needed(placement, s, lambda _: True))
 
 
 def _needed(placement: Placement, s: int, through: Callable[[int], bool]) -> list[ResolvedStage]:
@@ -217,7 +217,7 @@ def _needed(placement: Placement, s: int, through: Callable[[int], bool]) -> lis
     return [placement.stage(q) for q in needed]
 
 
-def _is_constant(state: Scheduler, r: ResolvedStage) -> bool:
+def reads_constants(state: Scheduler, r: ResolvedStage) -> bool:
     """Whether a stage's value is the same in every run, provided that the stages it reads are."""
     kernel = state.kernel
     return all(kernel.axes[a].bound is None for a in r.axes) and all(

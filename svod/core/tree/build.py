@@ -115,8 +115,11 @@ class TreeMaker:
     def copy_frame(self, r: ResolvedStage, copy: CopyLoops, extents: tuple[int, ...], order: tuple[int, ...],
                    checks: Checks | None = None) -> Frame:
         """The loops of a copy of `extents` positions. `order`: its axes, outermost loop first."""
-        loops = tuple([StageLoop(a, p, NO_POINT) for a in order for p in copy.axes[a] if p.role == LOOP])
-        return self.make_frame(r, tuple(copy.axes), extents, (0,) * len(extents), copy.vector, COPY_VECTOR, copy.width, loops, checks)
+        loops = [StageLoop(a, p, NO_POINT) for a in order for p in copy.axes[a] if p.role == LOOP]
+        if copy.last >= 0:
+            loops.append(loops.pop(max(i for i, loop in enumerate(loops) if loop.axis == copy.last)))
+        apart = (0,) * len(extents)
+        return self.make_frame(r, tuple(copy.axes), extents, apart, copy.vector, COPY_VECTOR, copy.width, tuple(loops), checks)
 
     def make_frame(self, r: ResolvedStage, pieces: tuple[tuple[EmittedLoop, ...], ...], bounds: tuple[int, ...], apart: tuple[int, ...],
                    lane: int, vector_row: int, width: int, loops: tuple[StageLoop, ...], checks: Checks | None = None) -> Frame:
