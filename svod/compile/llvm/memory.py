@@ -396,38 +396,18 @@ def _shared_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, 
 
 def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int,
                parts: _Conjunction | None) -> str:
-    """Write a strided load as contiguous loads and shuffles. Without a mask of lanes the last load begins earlier, so that it ends at the
-    last element needed. With one it does not, because the mask is false for elements beyond the last one. The loads have a power of two
-    lanes, because LLVM shuffles vectors of other lengths element by element. `parts`: the mask, if the alternative value is constant. If
-    its lanes are known, those that are not loaded have that value."""
-    size, step = dtype.itemsize, abs(stride)
+    """Write a strided load as contiguous loads and shuffles. The loads have a power of two lanes, because LLVM shuffles vectors of other
+    lengths element by element. `parts`: the mask, if the alternative value is constant. If its lanes are known, those that are not loaded
+    have that value."""
+    step = abs(stride)
     span = (lanes - 1) * step + 1
-    first = offset if stride > 0 else offset - (span - 1)
     wide = 1 << (lanes - 1).bit_length()        # lanes of each load: fewer than the span, which is at least 7 elements for 4 lanes
-    mem, count = memory_type(dtype.name, wide), -(-span // wide)
+    mem = memory_type(dtype.name, wide)
     position = [(k if stride > 0 else lanes - 1 - k) * step for k in range(lanes)]
     chunk_of = [p // wide for p in position]
-    known = parts if parts is not None and parts.is_known else None
-
-    def address(start: int) -> str:
-        if parts is None or parts.scalar is None:
-            return address_of(w, src[0], src[1], first + start)
-        return _pick_elements(w, parts.scalar, src, first + start, wide, src[3])
-    if len(src) == 2 or (known is not None and all(known.lanes)):
-        starts = [min(c * wide, span - wide) for c in range(count)]
-        chunks = [w.temp(f"load {mem}, ptr {address(s)}, align {size}") for s in starts]
-    else:
-        other = "poison" if known is None else splat(dtype, w.code[src[3]].arg, wide)
-        mask = _lane_mask(w, src[2], lanes) if parts is None else "" if known is not None else _lanes_of(w, parts)
-        starts = [c * wide for c in range(count)]
-        chunks = []
-        for s in starts:
-            places = [p - s for p in position]
-            on = _spread(w, mask, lanes, wide, places) if known is None else _spread_constant(known.lanes, wide, places)
-            chunks.append(w.masked("load", _element(dtype), wide, ("ptr", address(s)), ("i32", str(size)), (f"<{wide} x i1>", on),
-                                   (mem, other)))
+    starts, chunks = _chunks(w, dtype, wide, src, offset if stride > 0 else offset - (span - 1), position, parts)
     result = chunks[0]
-    for c in range(1, count):
+    for c in range(1, len(chunks)):
         # lanes of earlier chunks come from chunk 0 in the first iteration, afterwards from their final position in `result`
         order = [f"i32 {wide + position[k] - starts[c]}" if chunk_of[k] == c else
                  f"i32 {position[k] if c == 1 else k}" if chunk_of[k] < c else "i32 poison" for k in range(lanes)]
@@ -437,6 +417,34 @@ def _wide_load(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...], of
         return result
     kept = ", ".join(f"i32 {k}" for k in range(lanes))
     return w.temp(f"shufflevector {mem} {result}, {mem} poison, <{lanes} x i32> <{kept}>")
+
+
+def _chunks(w: LlvmWriter, dtype: DType, wide: int, src: tuple[int, ...], first: int, position: list[int],
+            parts: _Conjunction | None) -> tuple[list[int], list[str]]:
+    """Write the contiguous loads of a strided load, whose lanes are at `position` after the offset `first`; returns starts and values.
+    Without a mask of lanes the last load begins earlier, so that it ends at the last element needed. With one it does not, because the mask
+    is false for elements beyond the last one."""
+    mem, size, lanes, span = memory_type(dtype.name, wide), dtype.itemsize, len(position), max(position) + 1
+    known = parts.lanes if parts is not None and parts.is_known else None
+
+    def address(start: int) -> str:
+        if parts is None or parts.scalar is None:
+            return address_of(w, src[0], src[1], first + start)
+        return _pick_elements(w, parts.scalar, src, first + start, wide, src[3])
+    if len(src) == 2 or (known is not None and all(known)):
+        starts = [min(s, span - wide) for s in range(0, span, wide)]
+        return starts, [w.temp(f"load {mem}, ptr {address(s)}, align {size}") for s in starts]
+    starts = list(range(0, span, wide))
+    if known is None:
+        mask = _lane_mask(w, src[2], lanes) if parts is None else _lanes_of(w, parts)
+        masks = [_spread(w, mask, lanes, wide, [p - s for p in position]) for s in starts]
+        other = "poison"
+    else:
+        masks = [_spread_constant(known, wide, [p - s for p in position]) for s in starts]
+        other = splat(dtype, w.code[src[3]].arg, wide)
+    bits = f"<{wide} x i1>"
+    return starts, [w.masked("load", _element(dtype), wide, ("ptr", address(s)), ("i32", str(size)), (bits, mask), (mem, other))
+                    for s, mask in zip(starts, masks, strict=True)]
 
 
 def _spread(w: LlvmWriter, mask: str, lanes: int, wide: int, position: list[int]) -> str:
