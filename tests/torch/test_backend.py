@@ -130,12 +130,13 @@ def test_an_input_with_gaps_is_updated() -> None:
 def test_sizes_that_vary_have_one_plan_and_dynamo_compiles_twice() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
     torch._dynamo.utils.counters.clear()
+    before = set(functions)
     run = torch.compile(model, backend="svod")
     for n in range(2, 14):
         x = torch.randn(n, 4)
         torch.testing.assert_close(run(x), model(x))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-    assert [len(g.function.plans) for g in svod.torch.report().graphs if g.calls > 1] == [1]
+    assert [len(g.function.plans) for g in svod.torch.report().graphs if g.calls > 1 and g.function not in before] == [1]
 
 
 def test_channels_last_in_and_out_without_copies() -> None:
