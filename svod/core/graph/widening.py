@@ -21,10 +21,15 @@ def _is_widening(u: UOp) -> bool:
     return u.op is Ops.CAST and u.dtype.is_float and u.dtype.bits >= 32 and u.src[0].dtype.is_float and u.src[0].dtype.bits < 32
 
 
+def _is_exact(u: UOp) -> bool:
+    """Whether a movement gives the same numbers on 16-bit floats and on wider ones: the fill of a PAD may not be a 16-bit number."""
+    return u.op is not Ops.PAD or u.arg[1] in (0, math.inf, -math.inf)
+
+
 def _move_then_widen(u: UOp, cast: UOp) -> UOp | None:
     """Return the movement `u` on the 16-bit floats and the conversion after it; None if `cast` does not widen 16-bit floats, or if u is a
     PAD whose fill may not be a 16-bit number."""
-    if not _is_widening(cast) or (u.op is Ops.PAD and u.arg[1] not in (0, math.inf, -math.inf)):
+    if not _is_widening(cast) or not _is_exact(u):
         return None
     x = cast.src[0]
     return UOp(Ops.CAST, cast.dtype, (UOp(u.op, x.dtype, (x,), u.arg),), cast.arg)
@@ -37,15 +42,19 @@ _WIDENINGS = PatternMatcher([WIDEN_LAST])
 
 def _widen_then_window(u: UOp, cast: UOp) -> UOp | None:
     """Return the EXPAND `u` of windows that are widened before they are taken; None if it repeats an element of the windows at least as
-    often as these repeat an element of their source."""
+    often as these repeat an element of their source, or if the movements after that have other results on wider floats."""
+    if not _is_widening(cast):
+        return None
     moved, node = list[UOp](), cast.src[0]
-    while node.op in MOVEMENT and node.op is not Ops.WINDOW:
+    while node.op in MOVEMENT and node.op is not Ops.EXPAND:
         moved.append(node)
         node = node.src[0]
-    if not _is_widening(cast) or node.op is not Ops.WINDOW or size_of(u) * size_of(node.src[0]) >= size_of(cast) * size_of(node):
+    while moved and moved[-1].op is not Ops.WINDOW:     # what lies below the windows stays narrow
+        node = moved.pop()
+    if not moved or not all(map(_is_exact, moved)) or size_of(u) * size_of(node) >= size_of(cast) * size_of(moved[0]):
         return None
-    x = UOp(Ops.CAST, cast.dtype, (node.src[0],), cast.arg)
-    for m in (node, *reversed(moved)):
+    x = UOp(Ops.CAST, cast.dtype, (node,), cast.arg)
+    for m in reversed(moved):
         x = UOp(m.op, cast.dtype, (x,), m.arg)
     return u.replace(src=(x,))
 

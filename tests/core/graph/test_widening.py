@@ -45,3 +45,13 @@ def test_images_of_few_products_are_widened_before_their_windows(taps: int, outp
     assert ((1, 3, 13 + 2 * pad, 11 + 2 * pad) in widened_at(y)) == is_first
     exact = Tensor(x.numpy().astype(np.float64)).conv2d(Tensor(w.numpy().astype(np.float64)), padding=pad).numpy()
     np.testing.assert_allclose(y.cast("float32").numpy(), exact, atol=float(np.abs(exact).max()) * 2 ** -7)
+
+
+@pytest.mark.parametrize(("fill", "is_first"), [(0, True), (0.1, False)])
+def test_padded_windows_are_widened_first_if_their_fill_is_a_16_bit_number(fill: float, is_first: bool) -> None:
+    x = Tensor(np.random.default_rng(0).standard_normal((1, 2, 7, 5)).astype(np.float32)).cast("bfloat16").realize()
+    windows = x.unfold(2, 3, 1).unfold(3, 3, 1)
+    padded = windows.pad(((0, 0), (0, 0), (0, 1), (0, 1), (0, 0), (0, 0)), value=fill)
+    y = padded.cast("float32").unsqueeze(0).expand(2, *padded.shape) * 2
+    assert ((1, 2, 7, 5) in widened_at(y)) == is_first
+    np.testing.assert_array_equal(y.numpy()[1], padded.cast("float32").realize().numpy() * 2)
