@@ -121,6 +121,15 @@ def test_one_plan_for_all_lengths(name: str) -> None:
             np.testing.assert_allclose(a.numpy(), b, rtol=1e-4, atol=1e-4)
 
 
+def test_a_variable_that_the_function_binds_itself() -> None:
+    k, table = svod.Variable("k", 1, 9), Tensor(drawn(9)).realize()
+    run = svod.jit(lambda x: (x * 2, table[:k.bind(4)] * 3), dynamic="auto")
+    for n in LENGTHS:
+        first, second = run(drawn(n))
+        np.testing.assert_array_equal(first.numpy(), drawn(n) * 2)
+        np.testing.assert_array_equal(second.numpy(), drawn(9)[:4] * 3)
+
+
 def test_weights_that_change() -> None:
     model = nn.Linear(6, 4)
     f = svod.jit(lambda x: model(x).relu(), dynamic="auto")

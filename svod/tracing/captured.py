@@ -45,11 +45,13 @@ class _SizedResult:
 
     def __init__(self, shape: tuple[Any, ...], dtype: DType) -> None:
         self.dtype, self._layout = dtype, layout_shape(shape)
-        whole, _, _ = without_binds(graph.sink(*(number_of(n, dtypes.int64) for n in shape)))
+        # `_bound`: the values that the function bound itself; arguments' sizes have those of the run instead
+        whole, self._bound, _ = without_binds(graph.sink(*(number_of(n, dtypes.int64) for n in shape)))
         self._extents = [u.src[0] if u.op is Ops.CAST else u for u in whole.src]
 
     def tensor(self, array: Array, values: Mapping[str, int]) -> Tensor:
-        """Copy the result to a tensor of its shape with these values of the variables. `array`: the memory of the run."""
+        """Copy the result to a tensor of its shape. `values`: those of the arguments' variables. `array`: the memory of the run."""
+        values = {**self._bound, **values}
         shape = tuple([values[e.arg[0]] if e.op is Ops.DEFINE_VAR else evaluate_extent(e, values) for e in self._extents])
         made = aligned_empty(math.prod(shape), self.dtype).reshape(shape)
         made[...] = array.reshape(self._layout)[tuple([slice(n) for n in shape])]
@@ -87,11 +89,11 @@ class Captured:
         numbers = [r.made for r in self.results]
         self._is_tuple = type(structure) is tuple and all(part is Tensor for part in structure)
         self._is_apart = None not in numbers and len({*numbers}) == len(numbers)
-        # None for a result of a constant shape
         self._sized = self._sized_results()
         self._is_plain = self._is_apart and not any(is_symbolic(r.shape) for r in self.results)
 
     def _sized_results(self) -> list[_SizedResult | None]:
+        """The results whose sizes vary; None in place of each result of a constant shape."""
         return [_SizedResult(r.shape, self.made[r.made].dtype) if r.made is not None and is_symbolic(r.shape) else None
                 for r in self.results]
 
