@@ -54,11 +54,10 @@ def verdict_of(case: CaseResult, limit: float) -> BlockVerdict:
 
 
 def faults_of(case: CaseResult) -> tuple[str, ...]:
-    """The names of svod's contestants that are wrong or fail; none for a block that eager itself computes inexactly or does not run."""
-    eager = case.outcome(EAGER)
-    if case.suite == BLOCK_SUITE and (eager is None or eager.status != "ok"):
-        return ()
-    return tuple(o.name for o in case.contestants if o.name in SVOD and o.status in ("wrong", "failed"))
+    """The names of svod's contestants that are wrong or fail; of a block none that is as wrong as eager, or fails as eager does."""
+    eager = case.outcome(EAGER) if case.suite == BLOCK_SUITE else None
+    excused = () if eager is None else (eager.status,)
+    return tuple(o.name for o in case.contestants if o.name in SVOD and o.status in ("wrong", "failed") and o.status not in excused)
 
 
 @dataclass

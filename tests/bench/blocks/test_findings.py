@@ -44,9 +44,13 @@ def test_a_verdict_is_about_blocks_that_eager_runs(own: float | str, eager: floa
     assert faults_of(result) == (("heuristic",) if kind in ("wrong", "failed") else ())
 
 
-def test_faults_of_a_kernel_do_not_depend_on_its_reference() -> None:
-    result = replace(result_of(block_case(BLOCK), "wrong", "wrong"), suite="core")
-    assert faults_of(result) == ("heuristic",)
+def test_a_fault_is_excused_only_by_the_same_fault_of_eager() -> None:
+    block = block_case(BLOCK)
+    assert faults_of(result_of(block, "wrong", "wrong")) == () and faults_of(result_of(block, "failed", "failed")) == ()
+    assert faults_of(result_of(block, "failed", "wrong")) == ("heuristic",), "svod fails where eager is only inexact"
+    alone = result_of(block, "wrong", "wrong")
+    assert faults_of(replace(alone, contestants=alone.contestants[:1])) == ("heuristic",), "eager was not run"
+    assert faults_of(replace(alone, suite="core")) == ("heuristic",), "kernels have NumPy as their reference"
 
 
 def test_samples_of_a_busy_moment_make_no_block_slow() -> None:
