@@ -6,10 +6,11 @@ An access whose mask is false must not touch memory. How that is done:
     per lane           llvm.masked.load/store                     lane by lane, each with a scalar mask
     scalar             the address is replaced by that of a private stack slot: no branch, so basic blocks stay large. A contiguous store of
                        a vector is a masked store with the mask in all lanes, if the target has it as one instruction
+    scalar and lanes   a load of numbers with a constant alternative value: the address as for the scalar, under the mask of the lanes. If
+                       that is constant, no mask is computed. With the address of the slot no lane touches an unmapped page
     any, one address   loaded once for all lanes if the mask is true in any of them, with a scalar mask as above
     any, on a GPU      a branch around the access, which becomes a predicate: lane by lane, or once for the vector if all lanes' masks
                        are true
-    scalar and constant lanes: the address as for a scalar mask, the access under a constant mask; no masks are computed
 
 A strided load with a small stride loads complete vectors between its first and its last lane, never beyond, and shuffles them. Other
 strided and all indexed accesses go lane by lane, or use gather and scatter instructions if `gathers_in_hardware` is true.
@@ -24,7 +25,9 @@ from svod.compile.llvm.text import LlvmWriter, memory_type, refuse, register_typ
 from svod.core.ir.dtype import DType
 from svod.core.machine.target import Target
 
-SHARED_BYTES = 512      # bytes; masked loads whose addresses differ by at most this much share one choice of an address
+# bytes; masked loads whose addresses differ by at most this much share one choice of an address. A slot on the stack is that much longer
+# than a load: windows of most rows of images fit, and eight stores fill it
+NEAR_BYTES = 512
 
 
 def gathers_in_hardware(target: Target, bits: int) -> bool:
@@ -51,10 +54,10 @@ def address_of(w: LlvmWriter, ptr: int, idx: int, offset: int) -> str:
     index = w.code[idx]
     if index.op == "CONST":
         return _moved(w, ptr, w.value[ptr], offset + index.arg)
-    base = w.addresses.get((ptr, idx))
+    base = w.scope.addresses.get((ptr, idx))
     if base is None:
         operand = _as_index(w, idx)
-        base = w.addresses[ptr, idx] = w.temp(f"getelementptr {_element(w.code[ptr].dtype)}, ptr {w.value[ptr]}, i64 {operand}")
+        base = w.scope.addresses[ptr, idx] = w.temp(f"getelementptr {_element(w.code[ptr].dtype)}, ptr {w.value[ptr]}, i64 {operand}")
     return _moved(w, ptr, base, offset)
 
 
@@ -115,12 +118,12 @@ def _pick_elements(w: LlvmWriter, mask: str, src: tuple[int, ...], offset: int, 
     """Return the address of `lanes` elements at `ptr[idx + offset]` if the scalar mask is true, otherwise of as many elements with the
     constant value of instruction `fill`. Loads near each other under one mask share the choice."""
     ptr, idx = src[:2]
-    dtype, near, key = w.code[ptr].dtype, SHARED_BYTES // w.code[ptr].dtype.itemsize, (ptr, idx, mask, lanes, w.value[fill])
-    first, picked = w.picked.get(key, (offset, ""))
+    dtype, near, key = w.code[ptr].dtype, NEAR_BYTES // w.code[ptr].dtype.itemsize, (ptr, idx, mask, lanes, w.value[fill])
+    first, picked = w.scope.picked.get(key, (offset, ""))
     if not picked or not first <= offset <= first + near:
         content = splat(dtype, w.code[fill].arg, near + lanes)
         first, picked = offset, _pick(w, mask, address_of(w, ptr, idx, offset), memory_type(dtype.name, near + lanes), content)
-        w.picked[key] = first, picked
+        w.scope.picked[key] = first, picked
     return _moved(w, ptr, picked, offset - first)
 
 
@@ -164,6 +167,13 @@ def _conjunction(w: LlvmWriter, dtype: DType, lanes: int, src: tuple[int, ...]) 
 
 
 def _parts(w: LlvmWriter, mask: int, lanes: int) -> _Conjunction:
+    found = w.scope.conjunctions.get((mask, lanes))
+    if found is None:
+        found = w.scope.conjunctions[mask, lanes] = _take_apart(w, mask, lanes)
+    return found
+
+
+def _take_apart(w: LlvmWriter, mask: int, lanes: int) -> _Conjunction:
     op, _, own, src, arg = w.code[mask]
     every = (True,) * lanes
     if own == 1 or op == "SPLAT":
@@ -369,8 +379,8 @@ def _loads(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
         parts = _conjunction(w, dtype, lanes, src) if masked else None
         loaded = _wide_load(w, dtype, lanes, src, offset, stride, parts)
         if masked and (parts is None or not parts.is_known):
-            kept, other = _lane_mask(w, src[2], lanes), _to_memory(w, dtype, lanes, w.value[src[3]])
-            loaded = w.temp(f"select <{lanes} x i1> {kept}, {mem} {loaded}, {mem} {other}")
+            on, other = _lane_mask(w, src[2], lanes), _to_memory(w, dtype, lanes, w.value[src[3]])
+            loaded = w.temp(f"select <{lanes} x i1> {on}, {mem} {loaded}, {mem} {other}")
         _from_memory(w, i, dtype, lanes, loaded)
     else:
         _load_lanes(w, i, dtype, lanes, _neighbours(w, dtype, address_of(w, src[0], src[1], offset), lanes, stride), src)

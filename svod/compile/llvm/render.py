@@ -26,7 +26,7 @@ from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
 from svod.compile.llvm.alu import ends_of_rounds, instructions
 from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm.memory import Handler
-from svod.compile.llvm.text import LlvmWriter, register_type
+from svod.compile.llvm.text import LlvmWriter, Scope, register_type
 from svod.compile.llvm.tiles import HANDLERS as TILE_HANDLERS
 from svod.compile.llvm.tiles import assign_registers, begin_tiles, end_tiles
 from svod.compile.lower.legal.legalize import legalize
@@ -70,15 +70,14 @@ class _Loop:
         self.init = src[2:]
         self.before = w.block
         self.header_line = 0
-        self.addresses, self.picked = w.addresses, w.picked
+        self.scope = w.scope
         self.results: list[str] = []
 
 
 def _loop(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     loop = _Loop(w, src, arg)
     w.loops[i] = loop
-    # copies, because addresses that the body adds are not valid after the loop
-    w.addresses, w.picked = dict(loop.addresses), dict(loop.picked)
+    w.scope = Scope(loop.scope)     # addresses that the body adds are not valid after the loop
     if loop.once:
         w.value[i] = loop.start
         return
@@ -102,7 +101,7 @@ def _carry(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
 def _endloop(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     at = src[0]
     loop = w.loops[at]
-    w.addresses, w.picked = loop.addresses, loop.picked
+    w.scope = loop.scope
     following = [w.value[s] for s in src[1:]]
     if loop.once:
         loop.results = following

@@ -94,6 +94,17 @@ class Family:
 PROCESSOR = Family()
 
 
+class Scope:
+    """What the instructions of a scope share with those after them, and with the loops inside. `addresses`: (pointer, index) → address.
+    `picked`: (pointer, index, scalar mask, lanes, content) → (offset, address), the choices of an address; `conjunctions`: (mask, lanes) →
+    its parts; both as in `memory.py`."""
+
+    def __init__(self, around: Scope | None = None) -> None:
+        self.addresses: dict[tuple[int, int], str] = dict(around.addresses) if around is not None else {}
+        self.picked: dict[tuple[int, int, str, int, str], tuple[int, str]] = dict(around.picked) if around is not None else {}
+        self.conjunctions: dict[tuple[int, int], Any] = dict(around.conjunctions) if around is not None else {}
+
+
 class LlvmWriter:
     """One function while it is written. `value[i]` is the operand text of instruction i: a register or a constant."""
 
@@ -108,9 +119,7 @@ class LlvmWriter:
         self.lines: list[str] = ["entry:", ""]
         self.slots: dict[tuple[str, str], str] = {}  # (memory type, content) → private stack slot: see `slot`
         self.value: list[str] = [""] * len(code)
-        self.addresses: dict[tuple[int, int], str] = {}  # (pointer, index) → address, valid in the current scope
-        # (pointer, index, scalar mask, lanes, content) → (offset, address): choices of an address in the current scope, see `memory.py`
-        self.picked: dict[tuple[int, int, str, int, str], tuple[int, str]] = {}
+        self.scope = Scope()
         self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
         self.block = "entry"                # label of the block being written, for phis
         self.fresh = 0

@@ -235,6 +235,22 @@ def test_conjunctions_of_scalars_and_lanes_touch_no_other_element(stride: int, d
             np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("scalars", [1, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_near_loads_under_one_mask_share_the_choice_of_an_address(stride: int, scalars: int) -> None:
+    code = Code()
+    o, a, zero = code.arg(0, F32), code.arg(1, F32), code.put("BEGIN", INDEX, 1)
+    mask = code.put("VCONST", BOOL, 8, (), (True,) * 7 + (False,))
+    for name in "jk"[:scalars]:
+        below = code.alu("CMPLT", code.put("VAR", INDEX, 1, (), name), code.index(5))
+        mask = code.alu("AND", code.put("SPLAT", BOOL, 8, (below,)), mask)
+    for number in range(6):
+        value = code.put("LOADS", F32, 8, (a, zero, mask, code.const(F32, 0.0, 8)), (number, stride))
+        code.store(o, zero, value, offset=8 * number)
+    text = render(program(code, [np.zeros(48, np.float32), np.zeros(48, np.float32)], ("j", "k")), AVX2)
+    assert text.count("select i1") == 1 and text.count(" = and ") <= scalars - 1 + scalars
+
+
 @TARGETS
 @pytest.mark.parametrize("lanes", a_half([1, 16]))
 @pytest.mark.parametrize("on", [False, True])
