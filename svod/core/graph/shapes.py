@@ -288,7 +288,7 @@ def _shapes(nodes: Sequence[UOp]) -> str:
 
 def axis_of(name: str, axis: int, rank: int) -> int:
     """Return an axis as a number ≥ 0. Raises ShapeError, which names the operation `name`, for an axis out of range."""
-    if type(axis) is not int:       # isinstance takes ten times as long
+    if type(axis) is not int:       # far faster than isinstance with a protocol
         if not isinstance(axis, SupportsIndex):
             raise ShapeError(f"{name}: {axis!r} is not an axis: give ints")
         axis = operator.index(axis)

@@ -3,68 +3,74 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NEW_OBJECTS = 1_000_000     # number of new objects after which the collector runs meanwhile; Python's default is 700
+RARE = 999_983          # new objects after which the collector runs meanwhile; Python's default is 700. No program chooses this number.
+MANY_NEW = 10_000       # new objects at the end of a context, above which they become old
+ALL_AFTER = 500_000     # objects that became old so, after which the collector visits all objects
+
+_open: set[object] = set()          # one element for each context that is open now, in any thread
+_usual = gc.get_threshold()[0]      # number of new objects after which the collector runs outside the contexts
+_made_old = 0                       # objects that became old since the collector visited all of them
 
 
-class _Collector:
-    """The collector's state before the first of the contexts that are open now, in any thread."""
+# Nothing here waits for a lock: a signal handler and a finalizer may make a plan at any moment, in the thread that would hold it. Threads
+# that meet at an unlucky moment find the usual threshold in a context, which costs time only. An interrupt between two statements may
+# leave the rare one behind; the end of the next context takes it back.
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let the collector run rarely until the end. Almost all that svod builds stays alive, so the usual collections of new objects visit
+    much and free little (`experiments/first_call.py` shows what a first call takes). If many new objects exist at the end, they count as
+    old from then on: only collections of all objects visit them, of which one takes place here now and then. A threshold that the program
+    sets meanwhile stays as it is, and so does what it disables or freezes; while it keeps objects frozen, none become old here."""
+    global _usual
+    context = object()
+    try:
+        if not _open:
+            usual, *others = gc.get_threshold()
+            if 0 < usual < RARE:
+                _usual = usual
+                gc.set_threshold(RARE, *others)
+        _open.add(context)
+        yield
+    finally:
+        _open.discard(context)
+        if not _open and gc.get_threshold()[0] == RARE:
+            try:
+                _make_old()
+            finally:
+                _restore()
 
-    def __init__(self) -> None:
-        self.lock, self.open = threading.Lock(), 0
-        self.threshold, self.has_frozen = gc.get_threshold(), False
 
-    def begin(self) -> None:
-        with self.lock:
-            self.open += 1
-            if self.open > 1:
-                return
-            self.threshold, self.has_frozen = gc.get_threshold(), not gc.get_freeze_count()
-            if 0 < self.threshold[0] < NEW_OBJECTS:
-                gc.set_threshold(NEW_OBJECTS, *self.threshold[1:])
-            if self.has_frozen:
-                gc.freeze()
-
-    def end(self) -> None:
-        with self.lock:
-            self.open -= 1
-            if not self.open:
-                self.restore()
-
-    def restore(self) -> None:
-        gc.set_threshold(*self.threshold)
-        if self.has_frozen:
-            gc.freeze()         # with `unfreeze`, makes the new objects old ones, which the next collection of new objects would visit
+def _make_old() -> None:
+    """Make the new objects old ones if they are many, before a collection of new objects visits them."""
+    global _made_old
+    count = gc.get_count()[0]
+    if count < MANY_NEW or not gc.isenabled() or gc.get_freeze_count():
+        return
+    _made_old += count
+    if _made_old > ALL_AFTER:
+        _made_old = 0
+        gc.collect()
+    else:
+        try:
+            gc.freeze()
+        finally:
             gc.unfreeze()
 
 
-_collector = _Collector()
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Let the collector run rarely until the end, and not over objects that exist at the start. Almost all that svod builds stays alive,
-    and Python's usual collections take a sixth of the time in which a plan is prepared; a full one visits the whole program, for 0.2 s
-    where PyTorch is imported. What is built counts as old afterwards: only full collections visit it. Objects that the program has frozen
-    itself (`gc.freeze`) stay frozen; nothing else is exempted then."""
-    before = _collector
-    before.begin()
-    try:
-        yield
-    finally:
-        if before is _collector:        # not in a child that was forked meanwhile
-            before.end()
+def _restore() -> None:
+    """Set the usual threshold again, unless the program has set another one."""
+    rare, *others = gc.get_threshold()
+    if rare == RARE:
+        gc.set_threshold(_usual, *others)
 
 
 def _after_fork_in_child() -> None:
-    """Let the collector run as before. A child has no thread but the one that forked it, which may leave a context later."""
-    global _collector
-    if _collector.open:
-        _collector.restore()
-    _collector = _Collector()
+    """Let the collector run as usual. A child has no thread but the one that forked it, which may leave a context later."""
+    _open.clear()
+    _restore()
 
 
 if hasattr(os, "register_at_fork"):
