@@ -10,8 +10,8 @@ origins of nodes, as calls name them.
 Kernels keep their ASTs, which name arguments by slot. Only the arguments and outputs of a schedule are restored: a numbered buffer becomes
 the caller's, a buffer that the schedule made stays its LUNIQUE, from which `prepare` makes new memory for every plan.
 
-On disk a schedule is JSON: its ASTs and the buffers that it made, as one table of nodes, and the calls, which name them by position. It is
-read in a quarter of the time in which it is made.
+On disk a schedule is JSON: its ASTs and the buffers that it made, as one table of nodes, and the calls, which name them by position. One
+that calls functions of Python is not written: their numbers identify them in this process alone.
 """
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
+from svod.core.graph.callback import functions_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import origin_of
 from svod.core.ir.serialize import ast_to_data, data_to_ast
@@ -70,7 +71,8 @@ def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember:
     with _lock:
         known = _schedules.get(digest)
     if known is None:
-        known = _made_or_kept(sink, constants, digest, buffers, keeper if len(buffers) >= LEAST_BUFFERS else None)
+        keeps = len(buffers) >= LEAST_BUFFERS and not functions_of(sink)
+        known = _made_or_kept(sink, constants, digest, buffers, keeper if keeps else None)
         with _lock:
             _schedules[digest] = known
             while len(_schedules) > MOST_SCHEDULES:

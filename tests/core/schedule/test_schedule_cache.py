@@ -21,6 +21,7 @@ from svod.core.schedule.schedule import Schedule, create_schedule
 from svod.core.schedule.schedule_cache import normal_form, schedule_of
 from svod.errors import ScheduleError
 from svod.tensor import Tensor
+from svod.tensor.callbacks import custom_function
 from tests.core.schedule.test_schedule import RandomGraph
 from tests.core.scheduling import run_schedule
 from tests.graph_reference import evaluate_graph
@@ -205,6 +206,16 @@ def test_schedules_of_small_graphs_and_without_the_cache_are_not_kept(made: list
     assert not shelf.texts
     schedule_of(graph.sink((ones() + ones()).uop), keeper=shelf)
     assert len(shelf.texts) == 1
+
+
+def test_schedules_that_call_functions_of_python_are_not_kept(made: list[UOp], shelf: Shelf) -> None:
+    """The numbers of functions identify them in one process only."""
+    def doubled(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return a * 2
+    for _ in range(2):
+        y = custom_function(doubled, ones(), shape=(4,), dtype="float32")
+        schedule_of(graph.sink(y.uop), keeper=shelf)
+    assert len(made) == 1 and not shelf.texts
 
 
 @pytest.mark.parametrize("wrong", [7, [], {}, {"nodes": {}}, {"nodes": None, "outputs": [], "calls": []}, "outputs", "calls", "nodes",
