@@ -15,8 +15,9 @@ import pytest
 from svod.compile.cpu import backend
 from svod.compile.cpu.host import host_target
 from svod.compile.plan import compiler as compiler_module
+from svod.compile.plan import object_cache
 from svod.compile.plan.compiler import Choice, Compilation, Compiled, Compiler, compile_all
-from svod.compile.plan.object_cache import ObjectCache
+from svod.compile.plan.object_cache import BAKED, Build, ObjectCache, Stored, stored_builds
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
 from svod.errors import CompileError, KernelOptError, SvodError
@@ -179,6 +180,24 @@ def test_data_is_kept_for_other_processes_of_the_same_build(tmp_path: Path) -> N
     newer.build = replace(first.build, code="another version of svod")
     assert newer.kept("a") is None
     Compiler(host_target(1), ObjectCache(), 2).keep("a", 1)     # without a directory nothing is kept
+
+
+def test_only_a_program_that_is_missing_has_a_baked_directory_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def noted(directory: Path) -> dict[Build, Stored]:
+        read.append(directory)
+        return stored_builds(directory)
+    monkeypatch.setattr(object_cache, "stored_builds", noted)
+    (tmp_path / "baked").mkdir()
+    (tmp_path / "baked" / BAKED).touch()
+    compiler = Compiler(host_target(1), ObjectCache(tmp_path / "own", tmp_path / "baked"), 16)
+    assert compiler.kept("a schedule") is None
+    chain = compiler.heuristic(KERNEL)
+    assert compiler.predicted_times(KERNEL, chain) == 1 and compiler.linear_of(KERNEL, chain)
+    assert not read
+    compiler.compile(KERNEL, Choice(chain, "heuristic", ""))
+    assert read == [tmp_path / "baked"]
 
 
 @pytest.mark.usefixtures("two_cores")

@@ -221,10 +221,10 @@ class Compiler:
         return self._remembered(self._heuristics, key, lambda: self._find_heuristic(kernel, key))
 
     def _find_heuristic(self, kernel: Kernel, key: ObjectKey) -> Heuristic:
-        entry = self.cache.get(key)
-        if entry is not None:
+        remarks = self.cache.remarks(key)
+        if remarks:
             try:
-                return Heuristic(chain_of(entry.remarks["chain"]), str(entry.remarks["template"]))
+                return Heuristic(chain_of(remarks["chain"]), str(remarks["template"]))
             except (KeyError, KernelOptError):
                 log.info("the remembered heuristic of %s cannot be read and is found anew", kernel.key[:12])
         state = self.backend.heuristic(Scheduler(kernel, self.target))
@@ -234,8 +234,7 @@ class Compiler:
 
     def kept(self, name: str) -> Any:
         """Return the data that `keep` has stored in the object cache under a name, also in another process of this build, or None."""
-        entry = self.cache.get(ObjectKey(name, "data", self.build))
-        return None if entry is None else entry.remarks.get("data")
+        return self.cache.remarks(ObjectKey(name, "data", self.build)).get("data")
 
     def keep(self, name: str, data: Any) -> None:
         """Store JSON-able data in the object cache under a name."""
@@ -245,19 +244,19 @@ class Compiler:
         """Return the predicted time of a chain as a multiple of the heuristic's, from the object cache if it is there. Raises
         KernelOptError for a chain that does not apply."""
         key = self._key(kernel, f"times {chain_digest(chain)}")
-        entry = self.cache.get(key)
-        if entry is None or not isinstance(entry.remarks.get("times"), float):
+        times = self.cache.remarks(key).get("times")
+        if not isinstance(times, float):
             own, heuristic = (self.backend.cost(apply_opts(Scheduler(kernel, self.target), c)).cycles
                               for c in (chain, self.heuristic(kernel)))
-            entry = CachedObject(NO_PROGRAM, b"", {"times": float(own / heuristic)})
-            self.cache.put(key, entry)
-        return float(entry.remarks["times"])
+            times = float(own / heuristic)
+            self.cache.put(key, CachedObject(NO_PROGRAM, b"", {"times": times}))
+        return times
 
     def linear_of(self, kernel: Kernel, chain: Chain) -> str:
         """Return the digest of LINEAR under a chain, from the object cache if it is there."""
-        entry = self.cache.get(self._key(kernel, chain_digest(chain)))
-        if entry is not None and isinstance(entry.remarks.get("linear"), str):
-            return str(entry.remarks["linear"])
+        linear = self.cache.remarks(self._key(kernel, chain_digest(chain))).get("linear")
+        if isinstance(linear, str):
+            return linear
         return lower_kernel(kernel, self.target, chain).digest
 
 

@@ -5,7 +5,7 @@ is the target and the code generator. Finding it requires no lowering. Layout, l
 
     magic "svodobj1" | 16 bytes digest of the rest | u32 length of the JSON | JSON of the build, ProgramSpec and remarks | object bytes
 
-Some entries have remarks alone: chains of the heuristic, schedules of models.
+Some entries have remarks alone: chains of the heuristic, predicted times, schedules of models.
 
 A cache is a list of directories: objects are stored in the first and read from all. `svod-db bake` makes a directory that is shipped with a
 model, and leaves the file `BAKED` in it; a process for whose build such a directory has no object says so once.
@@ -239,14 +239,22 @@ class ObjectCache:
         return any(os.path.exists(_path(directory, key)) for directory in self.directories)
 
     def get(self, key: ObjectKey) -> CachedObject | None:
-        """Return the entry, or None. A damaged entry is removed."""
-        for directory in self.directories:
-            if (entry := self._read(directory, key)) is not None:
-                return entry
-        for directory in self.directories:
-            if os.path.exists(directory / BAKED):
-                self._say_unfit(directory, key.build)
-        return None
+        """Return the entry of a program, or None; then the log says which baked directories have no object of its build. A damaged entry is
+        removed."""
+        entry = self._find(key)
+        if entry is None:
+            for directory in self.directories:
+                if os.path.exists(directory / BAKED):
+                    self._say_unfit(directory, key.build)
+        return entry
+
+    def remarks(self, key: ObjectKey) -> dict[str, Any]:
+        """Return the remarks of an entry, {} if there is none. A damaged entry is removed."""
+        entry = self._find(key)
+        return {} if entry is None else entry.remarks
+
+    def _find(self, key: ObjectKey) -> CachedObject | None:
+        return next((entry for directory in self.directories if (entry := self._read(directory, key)) is not None), None)
 
     def _read(self, directory: Path, key: ObjectKey) -> CachedObject | None:
         try:
