@@ -4,11 +4,12 @@
     SINK(u@b31 + v@b40, u@b31 * 2)  the same digest: that Schedule with b31 for #0 and b40 for #1
 
 Normalising numbers BUFFERs (and UNIQUEs) by their first appearance and forgets their ids. The digest covers all that a schedule can depend
-on: every node's operation, dtype, argument and sources, the size, device and constness of each buffer, which uses share a buffer, and the
-origins of nodes, as calls name them.
+on: every node's operation, dtype, argument and sources, the size, device and constness of each buffer, which uses share a buffer, and which
+nodes share an origin. Origins are numbered too, so that lines of a script may move, and the script itself. A schedule depends on no target,
+option or variable of the environment.
 
-Kernels keep their ASTs, which name arguments by slot. Only the arguments and outputs of a schedule are restored: a numbered buffer becomes
-the caller's, a buffer that the schedule made stays its LUNIQUE, from which `prepare` makes new memory for every plan.
+Kernels keep their ASTs, which name arguments by slot. Only the arguments, outputs and origins of a schedule are restored: a numbered buffer
+or origin becomes the caller's, a buffer that the schedule made stays its LUNIQUE, from which `prepare` makes new memory for every plan.
 
 On disk a schedule is JSON: its ASTs and the buffers that it made, as one table of nodes, and the calls, which name them by position. One
 that calls functions of Python is not written: their numbers identify them in this process alone.
@@ -37,12 +38,23 @@ LEAST_BUFFERS = 16      # least number of buffers of a graph whose schedule is k
 _Places = tuple[int | UOp, ...]     # per buffer: its number in the graph, or the node itself if the schedule has created it
 
 
+class NormalForm(NamedTuple):
+    """A graph without its identity. `digest`: 16 bytes that are equal for graphs that differ only in their buffers and in the names of
+    their origins; `buffers`, `origins`: the BUFFERs and the origins by number."""
+
+    digest: bytes
+    buffers: tuple[UOp, ...]
+    origins: tuple[str, ...]
+
+
 class _Known(NamedTuple):
-    """A schedule without its buffers, which stand apart: of the outputs, and of the arguments of each call."""
+    """A schedule without its buffers and origins, which stand apart: `outputs`, and for each call `arguments` and `origins`. An origin is
+    its number in the graph, or "" for a call without one."""
 
     bare: Schedule
     outputs: _Places
     arguments: tuple[_Places, ...]
+    origins: tuple[int | str, ...]
 
 
 class Keeper(Protocol):
@@ -67,39 +79,51 @@ def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember:
     Raises ScheduleError as that does; failures are not cached."""
     if not remember:
         return create_schedule(sink, constants, remember=False)
-    digest, buffers = normal_form(sink, constants)
+    form = normal_form(sink, constants)
     with _lock:
-        known = _schedules.get(digest)
+        known = _schedules.get(form.digest)
     if known is None:
-        keeps = len(buffers) >= LEAST_BUFFERS and not functions_of(sink)
-        known = _made_or_kept(sink, constants, digest, buffers, keeper if keeps else None)
+        keeps = len(form.buffers) >= LEAST_BUFFERS and not functions_of(sink)
+        known = _made_or_kept(sink, constants, form, keeper if keeps else None)
         with _lock:
-            _schedules[digest] = known
+            _schedules[form.digest] = known
             while len(_schedules) > MOST_SCHEDULES:
                 _schedules.popitem(last=False)
-
-    def restored(places: _Places) -> tuple[UOp, ...]:
-        return tuple(buffers[b] if isinstance(b, int) else b for b in places)
-    calls = tuple(replace(call, args=restored(args)) for call, args in zip(known.bare.calls, known.arguments, strict=True))
-    return replace(known.bare, calls=calls, outputs=restored(known.outputs))
+    return _restored(known, form)
 
 
-def _made_or_kept(sink: UOp, constants: frozenset[UOp], digest: bytes, buffers: tuple[UOp, ...], keeper: Keeper | None) -> _Known:
+def _made_or_kept(sink: UOp, constants: frozenset[UOp], form: NormalForm, keeper: Keeper | None) -> _Known:
     """The schedule that `keeper` has, or a new one, which it then keeps."""
-    name = digest.hex()
+    name = form.digest.hex()
     if keeper is not None and (data := keeper.kept(name)) is not None:
         try:
-            return _from_data(data)
+            known = _from_data(data)
+            _restored(known, form)
         except (FormatError, LookupError, TypeError, ValueError):
             pass        # the data of an entry that another program wrote: the schedule is made, and the entry is replaced
-    schedule = create_schedule(sink, constants)
-    number = {b: i for i, b in enumerate(buffers)}
-    bare = replace(schedule, calls=tuple(replace(call, args=()) for call in schedule.calls), outputs=())
-    known = _Known(bare, tuple(number.get(b, b) for b in schedule.outputs),
-                   tuple(tuple(number.get(b, b) for b in call.args) for call in schedule.calls))
+        else:
+            return known
+    known = _taken_apart(create_schedule(sink, constants), form)
     if keeper is not None:
         keeper.keep(name, _to_data(known))
     return known
+
+
+def _taken_apart(schedule: Schedule, form: NormalForm) -> _Known:
+    buffer, origin = {b: i for i, b in enumerate(form.buffers)}, {o: i for i, o in enumerate(form.origins)}
+    calls = schedule.calls
+    return _Known(replace(schedule, calls=tuple(replace(c, args=(), origin="") for c in calls), outputs=()),
+                  tuple(buffer.get(b, b) for b in schedule.outputs), tuple(tuple(buffer.get(b, b) for b in c.args) for c in calls),
+                  tuple(origin.get(c.origin, c.origin) for c in calls))
+
+
+def _restored(known: _Known, form: NormalForm) -> Schedule:
+    """The schedule with the buffers and origins of a graph. Raises LookupError if it has a number that the graph lacks."""
+    def buffers(places: _Places) -> tuple[UOp, ...]:
+        return tuple(form.buffers[b] if isinstance(b, int) else b for b in places)
+    calls = tuple(replace(call, args=buffers(args), origin=form.origins[origin] if isinstance(origin, int) else origin)
+                  for call, args, origin in zip(known.bare.calls, known.arguments, known.origins, strict=True))
+    return replace(known.bare, calls=calls, outputs=buffers(known.outputs))
 
 
 def _to_data(known: _Known) -> dict[str, Any]:
@@ -113,8 +137,8 @@ def _to_data(known: _Known) -> dict[str, Any]:
     def data_of(places: _Places) -> list[Any]:
         return [b if isinstance(b, int) else [position[b]] for b in places]
     return {"nodes": ast_to_data(UOp(Ops.SINK, dtypes.void, tuple(nodes))), "outputs": data_of(known.outputs),
-            "calls": [[position[c.ast], data_of(args), c.offsets, c.name_hint, c.origin, c.deps, c.why, [position[v] for v in c.variables]]
-                      for c, args in zip(calls, known.arguments, strict=True)]}
+            "calls": [[position[c.ast], data_of(args), c.offsets, c.name_hint, origin, c.deps, c.why, [position[v] for v in c.variables]]
+                      for c, args, origin in zip(calls, known.arguments, known.origins, strict=True)]}
 
 
 def _from_data(data: Any) -> _Known:
@@ -123,19 +147,20 @@ def _from_data(data: Any) -> _Known:
 
     def places_of(places: list[Any]) -> _Places:
         return tuple([nodes[b[0]] if isinstance(b, list) else int(b) for b in places])
-    calls, arguments = list[KernelCall](), list[_Places]()
+    calls, arguments, origins = list[KernelCall](), list[_Places](), list[int | str]()
     for ast, args, offsets, name, origin, deps, why, variables in data["calls"]:
-        calls.append(KernelCall(nodes[ast], (), tuple(map(int, offsets)), str(name), str(origin), tuple(map(int, deps)), str(why),
+        calls.append(KernelCall(nodes[ast], (), tuple(map(int, offsets)), str(name), "", tuple(map(int, deps)), str(why),
                                 tuple([nodes[v] for v in variables])))
         arguments.append(places_of(args))
-    return _Known(Schedule(tuple(calls), ()), places_of(data["outputs"]), tuple(arguments))
+        origins.append(origin if isinstance(origin, int) else str(origin))
+    return _Known(Schedule(tuple(calls), ()), places_of(data["outputs"]), tuple(arguments), tuple(origins))
 
 
-def normal_form(sink: UOp, constants: frozenset[UOp] = frozenset()) -> tuple[bytes, tuple[UOp, ...]]:
-    """(digest of 16 bytes that is equal for graphs that differ only in their buffers, the BUFFERs by number)."""
+def normal_form(sink: UOp, constants: frozenset[UOp] = frozenset()) -> NormalForm:
     h = hashlib.blake2b(digest_size=16)
     position: dict[UOp, int] = {}
     buffers: list[UOp] = []
+    origins: dict[str, int] = {}
     for u in sink.toposort():
         position[u] = len(position)
         arg: object = u.arg
@@ -144,6 +169,7 @@ def normal_form(sink: UOp, constants: frozenset[UOp] = frozenset()) -> tuple[byt
         elif u.op is Ops.BUFFER:
             buffers.append(u)
             arg = (u.arg, u in constants)
+        origin = origin_of(u)
         h.update(b"%b|%b|%b|%b|%b;" % (u.op.value.encode(), u.dtype.name.encode(), encode(arg), encode(tuple([position[s] for s in u.src])),
-                                       encode(origin_of(u))))
-    return h.digest(), tuple(buffers)
+                                       encode(None if origin is None else origins.setdefault(origin, len(origins)))))
+    return NormalForm(h.digest(), tuple(buffers), tuple(origins))

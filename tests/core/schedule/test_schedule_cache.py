@@ -78,7 +78,7 @@ def test_what_a_schedule_depends_on_makes_another(made: list[UOp]) -> None:
     digests = {}
     for name, build in CHANGES.items():
         pairs = [build() for _ in range(2)]
-        found = {normal_form(graph.sink(t.uop), constants)[0] for t, constants in pairs}
+        found = {normal_form(graph.sink(t.uop), constants).digest for t, constants in pairs}
         assert len(found) == 1, f"{name}: built twice"
         digests[name] = found.pop()
     assert len(set(digests.values())) == len(digests)
@@ -91,6 +91,33 @@ def test_calls_say_where_this_graph_comes_from(made: list[UOp]) -> None:
         return [c.origin for c in schedule_of(graph.sink(y.uop)).calls]
 
     assert [origins(p) for p in ("encoder", "decoder", "encoder")] == [["encoder"], ["decoder"], ["encoder"]]
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_script_that_has_moved_or_grown_has_the_same_schedule(made: list[UOp], shelf: Shelf, monkeypatch: pytest.MonkeyPatch,
+                                                                keeps: bool) -> None:
+    """Origins are numbered: calls name the lines of the graph that asks, also for a schedule that another script left on disk."""
+    lines = ["hidden = x @ w", "y = (hidden.tanh() * 2).sum(1, keepdim=True) + (x @ w.exp())"]
+    for path, above in (("/a/model.py", 0), ("/a/model.py", 1), ("/elsewhere/b.py", 5)):
+        if keeps:
+            of_another_process(monkeypatch)
+        given = {"x": ones(8).reshape(2, 4), "w": ones(12).reshape(4, 3)}
+        exec(compile("\n" * above + "\n".join(lines), path, "exec"), given)
+        schedule = schedule_of(graph.sink(given["y"].uop), keeper=shelf if keeps else None)
+        assert schedule == create_schedule(graph.sink(given["y"].uop))
+        assert {c.origin for c in schedule.calls} == {f"{path}:{above + 1}", f"{path}:{above + 2}"}
+    assert len(made) == 1 and not any("model.py" in text for text in shelf.texts.values())
+
+
+def test_which_calls_share_an_origin_makes_another_schedule(made: list[UOp]) -> None:
+    """A call whose kernel may come from either of two lines names the right one."""
+    for names in (("a", "a"), ("a", "b"), ("c", "d")):
+        with scope(names[0]):
+            hidden = ones(8).reshape(2, 4) @ ones(12).reshape(4, 3)
+        with scope(names[1]):
+            sink = graph.sink((hidden.tanh() @ ones(3)).uop)
+        assert schedule_of(sink) == create_schedule(sink)
     assert len(made) == 2
 
 
@@ -219,7 +246,7 @@ def test_schedules_that_call_functions_of_python_are_not_kept(made: list[UOp], s
 
 
 @pytest.mark.parametrize("wrong", [7, [], {}, {"nodes": {}}, {"nodes": None, "outputs": [], "calls": []}, "outputs", "calls", "nodes",
-                                   "row"])
+                                   "row", "buffer", "origin"])
 def test_data_that_is_no_schedule_is_replaced(made: list[UOp], shelf: Shelf, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
     sink = graph.sink((ones() + ones() * 2).uop)
     schedule_of(sink, keeper=shelf)
@@ -227,6 +254,8 @@ def test_data_that_is_no_schedule_is_replaced(made: list[UOp], shelf: Shelf, mon
     data = json.loads(text)
     if wrong == "row":
         data["calls"][0].pop()
+    elif wrong in ("buffer", "origin"):
+        data["calls"][0][1 if wrong == "buffer" else 4] = [99] if wrong == "buffer" else 99
     elif isinstance(wrong, str):
         data[wrong] = [[99]] if wrong == "outputs" else [*data[wrong][:-1], [99]] if wrong == "calls" else {"format": 0}
     shelf.keep(name, data if isinstance(wrong, str) else wrong)
