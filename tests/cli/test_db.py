@@ -391,6 +391,15 @@ def test_objects_for_other_machines_are_listed_with_their_differences(tmp_path: 
     assert done.output.count("compiler llvm 1, here ") == done.output.count("another version of svod") == 2
 
 
+def test_schedules_fit_every_machine_with_the_same_code(tmp_path: Path) -> None:
+    build = resolve(PrepareConfig.from_env(db=":none:")).compiler.build
+    for code in (build.code, "0" * 16):
+        entry = CachedObject(ProgramSpec("", (), (), (), ()), b"")
+        assert ObjectCache(tmp_path).put(ObjectKey("a", "data", Build(OTHER, 1, "llvm 1", code).anywhere), entry)
+    out = CliRunner().invoke(cli, ["list", "--objects", str(tmp_path)]).output
+    assert "for any target: fits here\n" in out and "for any target: does not fit here: another version of svod\n" in out
+
+
 def test_stats(path: Path) -> None:
     data = json.loads(run(path, "stats", "--json").output)
     assert (data["kernels"], data["winners"], data["measurements"], data["verdicts"]) == (2, 3, 4, {"verified": 3})

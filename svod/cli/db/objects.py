@@ -62,8 +62,15 @@ def problems_of(directories: Sequence[Path], rows: Sequence[ObjectRow]) -> list[
 
 def described_objects(rows: Sequence[ObjectRow]) -> list[str]:
     """A line for each row: the number of objects, the target's key, and whether they fit here."""
-    return [f"{r.directory}: {count(r.objects, 'object')}, {size(r.bytes)}, for {r.target}" + ", any threads" * (not threads_of(r.target))
-            + f", {r.compiler}: {'does not fit here: ' + '; '.join(r.unfit) if r.unfit else 'fits here'}" for r in rows]
+    return [f"{r.directory}: {count(r.objects, 'object')}, {size(r.bytes)}, for {_target_of(r)}: "
+            + ('does not fit here: ' + '; '.join(r.unfit) if r.unfit else 'fits here') for r in rows]
+
+
+def _target_of(row: ObjectRow) -> str:
+    """Describe what the objects of a row are for; schedules are for any machine."""
+    if not row.target:
+        return "any target"
+    return row.target + ", any threads" * (not threads_of(row.target)) + f", {row.compiler}"
 
 
 class Baked(NamedTuple):

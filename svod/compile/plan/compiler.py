@@ -233,12 +233,16 @@ class Compiler:
         return best
 
     def kept(self, name: str) -> Any:
-        """Return the data that `keep` has stored in the object cache under a name, also in another process of this build, or None."""
-        return self.cache.remarks(ObjectKey(name, "data", self.build)).get("data")
+        """Return the data that `keep` has stored in the object cache under a name, also in another process and for another target, or
+        None."""
+        return self.cache.remarks(self._data_key(name)).get("data")
 
     def keep(self, name: str, data: Any) -> None:
-        """Store JSON-able data in the object cache under a name."""
-        self.cache.put(ObjectKey(name, "data", self.build), CachedObject(NO_PROGRAM, b"", {"data": data}))
+        """Store JSON-able data, which depends on its name and svod's code alone, in the object cache."""
+        self.cache.put(self._data_key(name), CachedObject(NO_PROGRAM, b"", {"data": data}))
+
+    def _data_key(self, name: str) -> ObjectKey:
+        return ObjectKey(name, "data", self.build.anywhere)
 
     def predicted_times(self, kernel: Kernel, chain: Chain) -> float:
         """Return the predicted time of a chain as a multiple of the heuristic's, from the object cache if it is there. Raises

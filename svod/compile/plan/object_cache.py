@@ -55,7 +55,7 @@ EVICT_TO = 0.8  # share of the limit that is left after eviction, so that not ev
 class Build:
     """The machine and the compiler of an object: target key, revision of svod's renderer, the compiler that it calls, and a digest of
     svod's own code. An object is used only by an equal build. For code that any number of threads may run, the target key lacks its last
-    field, the number of threads."""
+    field, the number of threads; for data of every machine and compiler, the other fields than `code` are empty (`anywhere`)."""
 
     target: str
     revision: int
@@ -67,8 +67,15 @@ class Build:
         """The values of all fields."""
         return [getattr(self, f.name) for f in fields(self)]
 
+    @property
+    def anywhere(self) -> Build:
+        """The build of data that depends on svod's code alone."""
+        return Build("", 0, "", self.code)
+
     def differences(self, here: Build) -> list[str]:
         """Describe the differences from the build `here` in words; [] if objects of this build are used there."""
+        if not self.target:
+            here = here.anywhere
         theirs, ours = parse_key(self.target), parse_key(here.target)
         words = [f"{name} {_unshared(value, ours[name])}" for name, value in theirs.items() if ours.get(name, value) != value]
         if self.compiler != here.compiler:
@@ -287,7 +294,8 @@ class ObjectCache:
         if ("unfit", directory) in self._said:
             return
         self._said.add(("unfit", directory))
-        alike = (build for build in stored_builds(directory) if (threads_of(build.target) is None) == (threads_of(here.target) is None))
+        alike = (build for build in stored_builds(directory)
+                 if build.target and (threads_of(build.target) is None) == (threads_of(here.target) is None))
         nearest = min((build.differences(here) for build in alike), key=len, default=["another version of svod"])
         if nearest:
             log.warning("no object in %s fits this process (%s), which compiles its kernels; svod-db list --objects %s shows what they fit",

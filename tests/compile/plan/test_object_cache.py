@@ -239,7 +239,7 @@ def test_objects_are_kept_in_the_first_directory_and_read_from_all(tmp_path: Pat
 def test_baked_objects_for_something_else_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Build,
                                                         why: str | None) -> None:
     for baked in (HERE, dataclasses.replace(HERE, target="x86_64/znver5/avx2,fma/l1 48k/l2 1m/l3 32m"),
-                  Build("aarch64/other/neon/l1 32k/l2 1m/l3 8m/t2", 7, "gcc", "very old")):
+                  Build("aarch64/other/neon/l1 32k/l2 1m/l3 8m/t2", 7, "gcc", "very old"), build.anywhere):
         assert ObjectCache(tmp_path).put(ObjectKey("k", "c", baked), ENTRY)
     cache = ObjectCache(tmp_path / "own", tmp_path)
     for mark in (False, True):
