@@ -16,6 +16,7 @@ from svod.compile.cpu.host import host_target
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.plan.memory_planner import PlannerMode
+from svod.compile.plan.running import values
 from svod.core.cost.sketch import heuristic
 from svod.core.graph import graph
 from svod.core.graph.allocator import HUGE_PAGE, LARGE_ARRAYS
@@ -128,6 +129,26 @@ def test_values_of_a_plan() -> None:
     plan.execute(n=3)
     plan.execute()
     assert plan.variable_values() == {"n": 3}
+
+
+def test_sizes_that_were_met_lately_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size unused for longest goes first; values of variables on which no number of iterations depends, as m and k, make no more."""
+    monkeypatch.setattr(values, "MOST_FITS", 3)
+    large, k = np.random.default_rng(0).random((257, 31), np.float32), Variable("k", 0, 9)
+    n, m = Variable("n", 1, 257), Variable("m", 1, 31)
+    plan = Tensor.prepare_batch([((Tensor(large)[:n, :m].exp() @ Tensor(np.ones((31, 7), np.float32))[:m]).contiguous() * 2 + k)],
+                                PrepareConfig(db=":none:"))
+    sizes = [(3, 7), (257, 31), (3, 7), (1, 1), (3, 7), (64, 16), (3, 7), (257, 31), (3, 7)]
+    fits = plan._values._fits
+    for at, (rows, columns) in enumerate(sizes):
+        kept = fits.get((rows,))
+        plan.execute(n=rows, m=columns, k=at)
+        want = np.exp(large[:rows, :columns]).sum(1)
+        assert_close(plan.outputs[0][:7 * rows].reshape(rows, 7), np.repeat(want[:, None] * 2 + at, 7, 1), f"{rows} × {columns}")
+        assert kept is None or fits[rows,] is kept
+        assert list(fits) == list(dict.fromkeys((rows,) for rows, _ in reversed(sizes[:at + 1])))[2::-1]
+        plan.execute(k=at + 1)
+        assert_close(plan.outputs[0][:1], [want[0] * 2 + at + 1], "another value")
 
 
 def test_jit_takes_another_value_in_each_call() -> None:

@@ -147,8 +147,12 @@ class LaunchQueue(Protocol):
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
         """Restrict a phase to iterations begin ≤ i < end."""
 
-    def set_extents(self, phases: Sequence[tuple[int, int]], extents: tuple[int, ...]) -> None:
-        """Set the number of iterations of each phase (kernel, phase). `phases`: the same object in every call for these phases."""
+    def vary(self, phases: Sequence[tuple[int, int]]) -> None:
+        """Declare the phases (kernel, phase) whose numbers of iterations `at_extents` sets. Called once."""
+
+    def at_extents(self, extents: tuple[int, ...]) -> Callable[[], None]:
+        """Return a function that sets the numbers of iterations of the phases of `vary` to these; it may be called many times, also after
+        they were set to others."""
 
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
         """Return the current addresses of a kernel's arguments and the current values of its variables."""

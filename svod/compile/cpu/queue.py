@@ -10,7 +10,8 @@ cores take to begin: they become one launch, a group, whose iterations are the k
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,6 @@ from svod.compile.plan.plan_parts import (
 from svod.errors import LaunchError
 from svod.system.process.cores import usable_cores
 
-MOST_FITTED = 512       # most combinations of extents whose words are kept
 _GROUP_CHUNKS = 8       # chunks per thread for the kernels of a level: taking a chunk costs more than a small kernel
 _FEW_PLACES = 16        # most words that are written one by one; above this number one assignment of NumPy's is faster
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
@@ -45,15 +45,13 @@ ENTRY, ARGS, VARS, BEGIN, END, THREADS, CHUNKS = (offset // 8 for offset in (
     rt.LAUNCH_ENTRY, rt.LAUNCH_ARGS, rt.LAUNCH_VARS, rt.LAUNCH_BEGIN, rt.LAUNCH_END, rt.LAUNCH_THREADS, rt.LAUNCH_CHUNKS))
 
 
-class _FittedPhases(NamedTuple):
-    """The phases of `set_extents`. `words`: for each of their records the words of its range, threads and chunks; `numbers`: the positions
-    of the records' phases among `phases`; `known`: the content of the words by the phases' extents."""
+class _VariedPhases(NamedTuple):
+    """The phases of `vary`. `threads`: the threads of each; `words`: for each of their records the words of its range, threads and chunks;
+    `numbers`: the positions of the records' phases among all."""
 
-    phases: Sequence[tuple[int, int]]
     threads: list[int]
     words: Words
     numbers: Words
-    known: dict[tuple[int, ...], Words]
 
 
 class CpuQueue:
@@ -85,7 +83,7 @@ class CpuQueue:
         self._many: dict[int, tuple[Words, Words]] = {}     # the same as arrays, for memory that many words hold the address of
         self._variables: dict[str, list[int]] = {}          # variable → words that hold its value
         self._copies: dict[int, list[int]] = {}             # word of a record → words of its copies among the launches
-        self._fitted: _FittedPhases | None = None           # the phases of the last `set_extents`
+        self._varied: _VariedPhases | None = None           # the phases of `vary`
         self._write_kernels(arguments_at, addresses)
         self._segments: dict[Variant, tuple[Segment, ...]] = {}
         for variant, own in levels.items():
@@ -280,20 +278,17 @@ class CpuQueue:
         for position in self._records_of(kernel, phase):
             self._write_range(position, self._kernels[kernel].spec.phases[phase].threads, begin, end)
 
-    def set_extents(self, phases: Sequence[tuple[int, int]], extents: tuple[int, ...]) -> None:
-        if self._fitted is None or self._fitted.phases is not phases:
-            records = [(number, position) for number, (k, p) in enumerate(phases) for position in self._records_of(k, p)]
-            numbers, positions = np.array(records, np.int64).reshape(-1, 2).T
-            self._fitted = _FittedPhases(phases, [self._kernels[k].spec.phases[p].threads for k, p in phases],
-                                         positions[:, None] + np.array([BEGIN, END, THREADS, CHUNKS]), numbers, {})
-        fitted = self._fitted
-        known = fitted.known.get(extents)
-        if known is None:
-            if len(fitted.known) >= MOST_FITTED:
-                fitted.known.clear()
-            rows = [(0, n, *fit_launch(n, wanted, 0, self.threads)) for n, wanted in zip(extents, fitted.threads, strict=True)]
-            known = fitted.known[extents] = np.array(rows, np.int64)[fitted.numbers]
-        self._block[fitted.words] = known
+    def vary(self, phases: Sequence[tuple[int, int]]) -> None:
+        records = [(number, position) for number, (k, p) in enumerate(phases) for position in self._records_of(k, p)]
+        numbers, positions = np.array(records, np.int64).reshape(-1, 2).T
+        self._varied = _VariedPhases([self._kernels[k].spec.phases[p].threads for k, p in phases],
+                                     positions[:, None] + np.array([BEGIN, END, THREADS, CHUNKS]), numbers)
+
+    def at_extents(self, extents: tuple[int, ...]) -> Callable[[], None]:
+        assert self._varied is not None, "the phases are given by vary"
+        threads, words, numbers = self._varied
+        rows = [(0, n, *fit_launch(n, wanted, 0, self.threads)) for n, wanted in zip(extents, threads, strict=True)]
+        return partial(self._block.__setitem__, words, np.array(rows, np.int64)[numbers])
 
     def _records_of(self, kernel: int, phase: int) -> tuple[int, ...]:
         """Return the words at which the records of a phase begin."""

@@ -1,7 +1,8 @@
 """A launch queue that stores launches as lists of (kernel, phase): the common base of the queues of devices with their own memory."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, levels_of, names_of, temporary_numbers
 
@@ -20,6 +21,7 @@ class LaunchRecords:
         self.ranges = {(k, p): (0, phase.extent) for k, kernel in enumerate(kernels) for p, phase in enumerate(kernel.spec.phases)}
         self.recorded: list[tuple[tuple[int, int], ...]] = []       # (kernel, phase) of every list of launches
         self._lists: dict[tuple[tuple[int, int], ...], Launches] = {}
+        self._varied: tuple[tuple[int, int], ...] = ()              # the phases of `vary`
         self._users: dict[int, list[int]] = {}                      # index of a buffer or temporary → kernels that use it
         self._named: dict[str, list[int]] = {}                      # variable → kernels that have it
         for k, kernel in enumerate(kernels):
@@ -87,8 +89,14 @@ class LaunchRecords:
             self.ranges[kernel, phase] = begin, end
             self.changed(kernel)
 
-    def set_extents(self, phases: Sequence[tuple[int, int]], extents: tuple[int, ...]) -> None:
-        for (kernel, phase), extent in zip(phases, extents, strict=True):
+    def vary(self, phases: Sequence[tuple[int, int]]) -> None:
+        self._varied = tuple(phases)
+
+    def at_extents(self, extents: tuple[int, ...]) -> Callable[[], None]:
+        return partial(self._set_extents, extents)
+
+    def _set_extents(self, extents: tuple[int, ...]) -> None:
+        for (kernel, phase), extent in zip(self._varied, extents, strict=True):
             self.set_range(kernel, phase, 0, extent)
 
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:

@@ -1,8 +1,9 @@
 """The values of a plan's variables: checks them, and sets them and the launch sizes that depend on them in the queues."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,14 @@ from svod.compile.plan.running.devices import PlanDevices
 from svod.core.ir.launch import ONCE, check_bounds
 from svod.errors import LaunchError
 
-MOST_FITTED = 512       # most combinations of values whose numbers of iterations are kept
+MOST_FITS = 2048        # most combinations of values whose numbers of iterations are kept: batches of 1–8 by lengths of 1–256
+
+
+class _Fit(NamedTuple):
+    """The numbers of iterations of all phases that depend on variables, and functions that set them in the queues."""
+
+    extents: tuple[int, ...]
+    setters: tuple[Callable[[], None], ...]
 
 
 class PlanValues:
@@ -27,9 +35,10 @@ class PlanValues:
         # kernels whose launches are impossible for some values
         self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)
         self._ranges = ranges_of(kernels)
-        self._phases = self._phases_of_queues()
-        self._extents: list[tuple[int, ...]] = []       # for each queue, the numbers of iterations in it; empty if they are not known
-        self._fitted: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}      # the same by the values of all variables
+        self._sizes = tuple(dict.fromkeys(name for r in self._ranges for name in r.names.values()))      # the variables in `_ranges`
+        self._queues = self._vary_queues()
+        self._extents: tuple[int, ...] = ()     # the numbers of iterations in the queues, as in `_ranges`; empty if they are not known
+        self._fits: OrderedDict[tuple[int | None, ...], _Fit] = OrderedDict()       # values of `_sizes` → their fit, the last used one last
         self._is_sliced = False             # whether a phase computes only part of its iterations
 
     def known(self) -> dict[str, int]:
@@ -72,40 +81,46 @@ class PlanValues:
             raise LaunchError(f"variable {name}={value} is outside the integers")
         return int(value)
 
-    def _phases_of_queues(self) -> list[tuple[LaunchQueue, tuple[tuple[int, int], ...], list[int]]]:
-        """Return for each queue the phases that it runs, (kernel, phase), whose numbers of iterations depend on variables, and the
+    def _vary_queues(self) -> list[tuple[LaunchQueue, list[int]]]:
+        """Declare in each queue the phases whose numbers of iterations depend on variables. Returns the queues that have some, with the
         positions of these numbers in `_ranges`."""
         found = []
         for queue in self._devices.queues.values():
             own = [(i, place) for i, r in enumerate(self._ranges) for place in r.places if self._devices.queue_of(place[0]) is queue]
             if own:
-                found.append((queue, tuple([place for _, place in own]), [i for i, _ in own]))
+                queue.vary([place for _, place in own])
+                found.append((queue, [i for i, _ in own]))
         return found
 
     def _fit_launches(self) -> None:
         """Set the numbers of iterations if they differ from those in the queues."""
-        present = tuple(self._values.values())
-        extents = self._fitted.get(present) if not self.unset else None
-        if extents is None:
-            extents = self._extents_now()
-            if len(self._fitted) >= MOST_FITTED:
-                self._fitted.clear()
-            if not self.unset:
-                self._fitted[present] = extents
-        if extents != self._extents:
-            self._extents = extents
-            for (queue, phases, _), own in zip(self._phases, extents, strict=True):
-                queue.set_extents(phases, own)
+        fit = self._fit() if self.unset.isdisjoint(self._sizes) else self._new_fit()
+        if fit.extents != self._extents:
+            self._extents = fit.extents
+            for set_extents in fit.setters:
+                set_extents()
 
-    def _extents_now(self) -> list[tuple[int, ...]]:
-        """Return for each queue the numbers of iterations of its phases; of one that depends on an unset variable, the largest."""
+    def _fit(self) -> _Fit:
+        """Return the numbers of iterations at the present values, which are all set, from those of earlier values if they are there."""
+        present = tuple([self._values[name] for name in self._sizes])
+        fit = self._fits.get(present)
+        if fit is None:
+            fit = self._fits[present] = self._new_fit()
+            if len(self._fits) > MOST_FITS:
+                self._fits.popitem(last=False)
+        else:
+            self._fits.move_to_end(present)
+        return fit
+
+    def _new_fit(self) -> _Fit:
+        """Return the numbers of iterations at the present values; of a phase that depends on an unset variable, the largest."""
         values = self.known()
-        extents = [phase.extent_at({name: values[known] for name, known in names.items()}) if self.unset.isdisjoint(names.values())
-                   else phase.extent for phase, names, _ in self._ranges]
-        return [tuple([extents[i] for i in numbers]) for _, _, numbers in self._phases]
+        extents = tuple([phase.extent_at({name: values[known] for name, known in names.items()}) if self.unset.isdisjoint(names.values())
+                         else phase.extent for phase, names, _ in self._ranges])
+        return _Fit(extents, tuple(queue.at_extents(tuple([extents[i] for i in numbers])) for queue, numbers in self._queues))
 
     def slice(self, number: int, phase: int, begin: int, end: int) -> None:
         """Restrict a phase of a kernel to iterations begin ≤ i < end, until variables are set again."""
         self._is_sliced = True
-        self._extents = []
+        self._extents = ()
         self._devices.queue_of(number).set_range(number, phase, begin, end)
