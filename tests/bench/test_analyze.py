@@ -18,6 +18,7 @@ from svod.config import NONE, PrepareConfig
 from svod.core.cost.op_count import Work
 from svod.core.ir.dtype import dtypes
 from svod.core.schedule.regions import Region
+from tests.bench.counted import Counted
 from tests.compile import loop_kernels
 
 N = 97                          # number of int64s in a buffer: 776 bytes, which the planner rounds up to 832
@@ -29,7 +30,8 @@ LIMITS = Ceilings("t", 2, False, {"float32": (2e9, 4e9), "float64": (1e9, 2e9)},
 
 def kernel(name: str, buffers: tuple[int, ...], flops: int, moved: tuple[int, int], threads: int = 1, **more: object) -> PreparedKernel:
     spec = loop_kernels.spec(name, N, slots=len(buffers), threads=threads, scratch=more.pop("scratch", 0))
-    return PreparedKernel(spec, loop_kernels.loaded(name), buffers, name, estimate=Work(((dtypes.int64, flops),), 0, *moved), **more)  # type: ignore[arg-type]
+    form = Counted(Work(((dtypes.int64, flops),), 0, *moved))
+    return PreparedKernel(spec, loop_kernels.loaded(name), buffers, name, form=form, **more)  # type: ignore[arg-type]
 
 
 def branches(more: int = 1) -> ExecutionPlan:
@@ -87,7 +89,7 @@ def test_critical_path_of_what_is_not_known() -> None:
     assert critical_path([2.0, 3.0, 4.0], chain) == ((0, 1), 5.0)
     assert critical_path([2.0, None, 4.0], chain) == ((2,), None)
     plan = branches()
-    plan._runs.kernels = (replace(plan.kernels[0], estimate=None), *plan.kernels[1:])
+    plan._runs.kernels = (replace(plan.kernels[0], form=None), *plan.kernels[1:])
     a = plan.analyze(LIMITS)
     assert a.seconds is None and a.critical_seconds is None and a.parallelism is None and a.kernels[0].flops is None
     assert "critical path –" in a.table()

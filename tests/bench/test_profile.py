@@ -18,6 +18,7 @@ from svod.compile.plan.plan_parts import PreparedKernel
 from svod.core.cost.op_count import Work
 from svod.core.ir.dtype import dtypes
 from svod.errors import ArgumentError, LaunchError
+from tests.bench.counted import Counted
 from tests.bench.example_run import CEILINGS
 
 EMPTY_CALL = 1e-6
@@ -26,7 +27,7 @@ EMPTY_CALL = 1e-6
 def kernel(name: str, origin: str, flops: int = 512_000_000, moved: int = 1000) -> PreparedKernel:
     spec = ProgramSpec(name, ((dtypes.float32, 4), (dtypes.float32, 4)), (0,), (), (PhaseSpec(name, 1, 1, 0),), ())
     return PreparedKernel(spec, None, (0, 1), name, f"key of {name}", (("UPCAST", "o0", 8),), "heuristic", "", origin,  # type: ignore[arg-type]
-                          Work(((dtypes.float32, flops),), 0, moved, 0))
+                          form=Counted(Work(((dtypes.float32, flops),), 0, moved, 0)))
 
 
 @dataclass

@@ -125,7 +125,6 @@ class PreparedKernel:
     opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; library, host callback
     why: str = ""
     origin: str = ""                    # module path or file:line
-    estimate: Work | None = None        # operations and bytes of one run; None: what `form` counts
     level: int | None = None            # kernels of one level are independent; None: this kernel alone is a level
     cut: str = ""                       # the scheduler's rule that made it a separate kernel
     offsets: tuple[int, ...] = ()       # per slot: offset in bytes of the kernel's argument within the buffer; (): all 0
@@ -152,7 +151,7 @@ class PreparedKernel:
     @property
     def work(self) -> Work | None:
         """The operations and bytes of one run; None if they are unknown."""
-        return self.form.work({}) if self.estimate is None and self.form is not None else self.estimate
+        return self.form.work({}) if self.form is not None else None
 
     def work_at(self, values: Mapping[str, int]) -> Work | None:
         """Count the work of one run with these values of the plan's variables; None if it is unknown."""

@@ -152,12 +152,12 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         if c.kernel in unbound.functions:
             program = HostProgram(unbound.functions[c.kernel])
             kernels.append(PreparedKernel(program.spec(len(c.variables)), program, c.args, name, c.kernel, (), "host callback",
-                                          "a function of Python", c.origin, None, c.level, c.why, variables=c.variables, device=c.device))
+                                          "a function of Python", c.origin, c.level, c.why, variables=c.variables, device=c.device))
             continue
         if c.kernel in unbound.copies:
             transfer = unbound.copies[c.kernel]
             kernels.append(PreparedKernel(transfer.spec, transfer, c.args, name, c.kernel, (), "copy", "from device to device", c.origin,
-                                          None, c.level, c.why, tuple(k * transfer.dtype.itemsize for k in c.offsets)))
+                                          c.level, c.why, tuple(k * transfer.dtype.itemsize for k in c.offsets)))
             continue
         known = (elsewhere or {}).get(c.device, {}) if c.device else compiled
         if c.kernel not in known:
@@ -168,7 +168,7 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
         chain = tuple(o.to_json() for o in code.chain)
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, name, c.kernel, chain, code.source,
-                                      code.why, c.origin, None, c.level, c.why,
+                                      code.why, c.origin, c.level, c.why,
                                       tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions,
                                       c.variables, code.packing, code.form, c.device))
     return ExecutionPlan(kernels, buffers, unbound.outputs, threads=threads, planner=planner, device=device)
