@@ -172,14 +172,16 @@ def threads_now() -> list[str]:
 
 def test_data_is_kept_for_other_processes_and_targets_of_the_same_code(tmp_path: Path) -> None:
     first, again, other = (Compiler(host_target(threads), ObjectCache(tmp_path), 2) for threads in (1, 1, 3))
-    assert first.kept("a") is None
+    assert first.kept("a") is None and first.lacks("a")
     first.keep("a", {"calls": [1, "x", None]})
     assert again.kept("a") == other.kept("a") == {"calls": [1, "x", None]}
-    assert again.kept("b") is None
+    assert again.kept("b") is None and not again.lacks("a")
     newer = Compiler(host_target(1), ObjectCache(tmp_path), 2)
     newer.build = replace(first.build, code="another version of svod")
     assert newer.kept("a") is None
-    Compiler(host_target(1), ObjectCache(), 2).keep("a", 1)     # without a directory nothing is kept
+    nowhere = Compiler(host_target(1), ObjectCache(), 2)
+    nowhere.keep("a", 1)        # without a directory nothing is kept
+    assert nowhere.kept("a") is None and not nowhere.lacks("a")
 
 
 def test_only_a_program_that_is_missing_has_a_baked_directory_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

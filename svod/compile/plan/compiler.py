@@ -232,6 +232,10 @@ class Compiler:
         self.cache.put(key, CachedObject(NO_PROGRAM, b"", {"chain": [o.to_json() for o in best.chain], "template": best.template}))
         return best
 
+    def lacks(self, name: str) -> bool:
+        """Whether there is an object cache without data under a name."""
+        return bool(self.cache.directories) and not self.cache.has(self._data_key(name))
+
     def kept(self, name: str) -> Any:
         """Return the data that `keep` has stored in the object cache under a name, also in another process and for another target, or
         None."""

@@ -60,6 +60,9 @@ class _Known(NamedTuple):
 class Keeper(Protocol):
     """Keeps JSON-able data by name for later processes that run the same code of svod."""
 
+    def lacks(self, name: str) -> bool:
+        """Whether `keep` would add an entry."""
+
     def kept(self, name: str) -> Any:
         """Return the data of a name; None if there is none."""
 
@@ -80,11 +83,15 @@ def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember:
     if not remember:
         return create_schedule(sink, constants, remember=False)
     form = normal_form(sink, constants)
+    if len(form.buffers) < LEAST_BUFFERS or (keeper is not None and functions_of(sink)):
+        keeper = None
     with _lock:
         known = _schedules.get(form.digest)
-    if known is None:
-        keeps = len(form.buffers) >= LEAST_BUFFERS and not functions_of(sink)
-        known = _made_or_kept(sink, constants, form, keeper if keeps else None)
+    if known is not None:
+        if keeper is not None and keeper.lacks(form.digest.hex()):      # it was made for another keeper, or for none
+            keeper.keep(form.digest.hex(), _to_data(known))
+    else:
+        known = _made_or_kept(sink, constants, form, keeper)
         with _lock:
             _schedules[form.digest] = known
             while len(_schedules) > MOST_SCHEDULES:

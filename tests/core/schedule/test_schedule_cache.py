@@ -167,6 +167,9 @@ class Shelf:
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
 
+    def lacks(self, name: str) -> bool:
+        return name not in self.texts
+
     def kept(self, name: str) -> Any:
         text = self.texts.get(name)
         return None if text is None else json.loads(text)
@@ -233,6 +236,17 @@ def test_schedules_of_small_graphs_and_without_the_cache_are_not_kept(made: list
     assert not shelf.texts
     schedule_of(graph.sink((ones() + ones()).uop), keeper=shelf)
     assert len(shelf.texts) == 1
+
+
+def test_a_schedule_in_memory_is_kept_where_it_is_not(made: list[UOp], shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, second = graph.sink((ones() + ones() * 2).uop), Shelf()
+    for keeper in (None, shelf, second, shelf):
+        schedule_of(sink, keeper=keeper)
+    assert len(made) == 1 and shelf.texts == second.texts and len(shelf.texts) == 1
+    monkeypatch.setattr(Shelf, "keep", None)        # it is there, and not written again
+    schedule_of(sink, keeper=shelf)
+    of_another_process(monkeypatch)
+    assert schedule_of(sink, keeper=shelf) == create_schedule(sink) and len(made) == 1
 
 
 def test_schedules_that_call_functions_of_python_are_not_kept(made: list[UOp], shelf: Shelf) -> None:
