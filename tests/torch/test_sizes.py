@@ -204,3 +204,12 @@ def test_axes_merge(old: Any, news: Any) -> None:
         t, array = reshaped(t, size), array.reshape(shape_at(new, VALUES))
         assert t.shape == size
         np.testing.assert_array_equal(without_merged(t).numpy(), array)
+
+
+def test_complex_numbers_of_lengths_that_vary() -> None:
+    def smoothed(a: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(torch.fft.rfft(a) * 2)
+    run = torch.compile(smoothed, backend="svod", dynamic=True, options={"strict": True})
+    for rows, length in ((3, 64), (2, 30), (5, 128), (1, 2)):
+        a = torch.randn(rows, length)
+        torch.testing.assert_close(run(a), smoothed(a), rtol=1e-4, atol=1e-5)

@@ -31,6 +31,15 @@ class Complex(Foreign):
         super().__init__([real, imag], torch.complex, torch.empty(real.shape, dtype=dtype, device="meta"))
         self.real, self.imag = real, imag
 
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The shape, with the sizes that vary as Dims."""
+        return self.real.shape
+
+    def numel(self) -> Any:
+        """The number of complex numbers."""
+        return self.real.numel()
+
 
 def on_complex(*names: str) -> Callable[[F], F]:
     """Register a function for overloads that read or make complex numbers."""
