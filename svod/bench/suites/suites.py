@@ -15,7 +15,7 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from svod.bench.blocks.families import BLOCK_COUNT, BLOCK_SUITE, SLOWNESS_LIMIT, block_cases
+from svod.bench.blocks.families import BLOCK_COUNT, BLOCK_SUITE, FAMILIES, SLOWNESS_LIMIT, block_cases
 from svod.bench.suites import cases
 from svod.bench.suites.cases import Case
 from svod.bench.suites.gpu_kernels import GPU, gpu_cases
@@ -114,7 +114,8 @@ def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int |
         if not matching:
             elsewhere = [n for n, own in SUITES.items() if n not in names and any(fnmatch.fnmatchcase(c.name, part) for c in own)]
             hint = f"; --suite {elsewhere[0]} has it" if elsewhere else ""
-            raise ConfigError(f"no kernel of suite {suites!r} matches {part!r}{hint}. It has: {', '.join(c.name for c in known)}")
+            names_there = [c.name for c in known] or [f"block_{family}_SEED_NUMBER" for family in FAMILIES]
+            raise ConfigError(f"no kernel of suite {suites!r} matches {part!r}{hint}. It has: {', '.join(names_there)}")
         chosen.update((c.name, c) for c in matching)
     if not chosen:
         raise ConfigError(f"no kernel was asked for ({pattern!r}); the suite {suites!r} has: {', '.join(c.name for c in known)}")
