@@ -55,6 +55,7 @@ EVEN_FACTOR = 1.12              # most uneven division of work among cores, as s
 STREAM_GAIN_FACTOR = 1.03       # least predicted gain for STREAM: a matrix product of 1024 lost 2-5 % at a predicted gain of 1.02
 SHORT_STRIDE_SHARE = 0.15       # score of an access whose lanes are a few elements apart: wide loads and shuffles
 TIE_FACTOR = 1.015              # predictions within this factor count as equal
+MANY_SUMS = 16                  # sums from which on what all of them read is computed once, before them
 SUMMED_ROWS = 8                 # rows that are added between loading sums from scratch memory and storing them
 HALF_VECTORS = 4                # half vectors that one iteration of a sum along contiguous memory reads
 OVERLAPPING_WINDOW = 32         # most positions of an overlapping window that becomes straight-line code, as neighbours share elements
@@ -347,7 +348,7 @@ _HALF = fact(_half_vector)
 ROW_SUMS = Template("ROW SUMS", Choose(
     [Need(Do(lambda p: _row_tile(p.state, p.stage, SIDE_BY_SIDE[-1]))),
      Do(lambda p: _vectors(p.state, p.stage, p[LANE], 4 if p.state.target.vector_registers >= 32 else 2)), _LANES],
-    [_HALF, Apply("UPCAST", LANE, _HALF), Apply("UNROLL", LANE, HALF_VECTORS)]))
+    [_HALF, Apply("UPCAST", LANE, _HALF), Apply("UNROLL", LANE, HALF_VECTORS)]), Do(lambda p: _keep_repeated(p.state, p.stage)))
 
 
 def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
@@ -500,11 +501,28 @@ def _keep_costly(state: Scheduler) -> Scheduler:
             continue
         r = resolved(state, s.index)
         readers = sum(1 for q in kernel.stages if s.index in kernel.reads[q.index])
-        if readers < 2 or not any(n.kind == "alu" and kind_of(n) >= OperationKind.DIVISION for n in r.nodes):
+        if readers < 2 or not _is_costly(r):
             continue
         loops = [state.rows[row] for row in reversed(state.order[kernel.output])]
         state = first_change(state, *[("STAGE", s.name, row.name) for row in loops if row.extent > 1])
     return state
+
+
+def _keep_repeated(state: Scheduler, r: ResolvedStage) -> Scheduler:
+    """STAGE values with costly operations that the sums of many outputs read, and that depend on none of these, once for all of them."""
+    outs = range(len(r.stage.outs))
+    if math.prod(extent_of(state, r, a) for a in outs) < MANY_SUMS:
+        return state
+    for node in r.read_nodes:
+        stage = state.kernel.stages[node.arg]
+        if is_derived(stage) and state.place[stage.index] == "inline" and not any(lin.coef(a) for lin in node.dims for a in outs) \
+                and _is_costly(resolved(state, stage.index)):
+            state = try_opt(state, "STAGE", stage.name, ROOT)
+    return state
+
+
+def _is_costly(r: ResolvedStage) -> bool:
+    return any(n.kind == "alu" and kind_of(n) >= OperationKind.DIVISION for n in r.nodes)
 
 
 def _is_past_caches(state: Scheduler) -> bool:

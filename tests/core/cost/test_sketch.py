@@ -18,6 +18,7 @@ from svod.core.cost.cpu import cost_of
 from svod.core.cost.runs import stage_runs
 from svod.core.cost.sketch import TIE_FACTOR, heuristic, sketches
 from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
+from svod.core.ir.uop import Ops
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
@@ -152,6 +153,28 @@ def test_windows_of_costly_values_read_a_copy() -> None:
     for target in TARGETS:
         state = heuristic(Scheduler(kernel, target))
         assert any(state.place[s.index] != "inline" for s in kernel.stages if not s.is_output), str(state)
+
+
+def _row_product(columns: int, width: int) -> Tensor:
+    """The product of one row of costly values with a matrix."""
+    return (data(1, width).exp().log1p().tanh() * data(columns, width)).sum(1)
+
+
+@pytest.mark.parametrize(("columns", "width", "is_kept"), [(2048, 512, True), (300, 768, True), (3, 512, False)])
+def test_costly_values_that_many_sums_read_are_computed_once(columns: int, width: int, is_kept: bool) -> None:
+    kernel = Kernel(kernel_of(_row_product(columns, width)))
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        costly = [s for s in kernel.stages if not s.is_output and any(u.op is Ops.EXP for u in s.value.toposort())]
+        assert [state.place[s.index] != "inline" for s in costly] == [is_kept], str(state)
+
+
+@draws(6)
+@given(columns=st.sampled_from([1, 2, 16, 33]), width=st.sampled_from([1, 7, 50, 130]), seed=seeds)
+def test_products_of_a_costly_row_are_right(columns: int, width: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(_row_product(columns, width))), seed)
+    for target in NATIVE:
+        run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
 
 
 def _attention(queries: int, keys: int, width: int) -> Tensor:
