@@ -33,10 +33,11 @@ from svod.core.machine.target import HOST, Target  # noqa: E402
 from svod.errors import KernelOptError  # noqa: E402
 from svod.tune.search.actions import default_actions, lanes_of, mutations  # noqa: E402
 
-FLOPS_PER_CYCLE, BYTES_PER_CYCLE = 64.0, 32.0       # of a core: two multiply-adds of 16 lanes, and half a line of a near cache
+FLOPS_PER_CYCLE = 64.0      # most operations of a core in a cycle: two multiply-adds of 16 lanes
+BYTES_PER_CYCLE = 32.0      # most bytes that a core reads from a near cache in a cycle: half a cache line
 LEAST_CYCLES = 300.0    # no kernel takes fewer
 DEEPEST = 5             # opts that the beam adds to a chain
-MUTATED = 2             # of them, how many may also replace opts of the chain
+MUTATED = 2             # first steps of the beam in which opts of the chain may be replaced too
 
 
 class Gap(NamedTuple):

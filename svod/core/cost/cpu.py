@@ -145,7 +145,8 @@ class _StatePricer:
         self.state, self.placement, self.layouts, self.threads = state, nest.placement, nest.layouts, cores_of(state)
         kept = float(count_operations(state.kernel.ast).bytes_moved)
         self.memory = _Memory(state, nest, kept)
-        self.at_prepare = _Memory(state, nest, kept)    # what runs once, at prepare, leaves nothing in the caches for other phases
+        # Phases that run at prepare have a memory of their own: they leave nothing in the caches for those of a run.
+        self.at_prepare = _Memory(state, nest, kept)
 
     def least(self, work: StageWork, issue: IssueCost) -> float:
         """A lower bound of the cycles of a stage that does not run once: those of its instructions."""

@@ -522,6 +522,7 @@ def _keep_repeated(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _is_costly(r: ResolvedStage) -> bool:
+    """Whether a stage computes divisions, roots or transcendental functions."""
     return any(n.kind == "alu" and kind_of(n) >= OperationKind.DIVISION for n in r.nodes)
 
 

@@ -49,7 +49,7 @@ def _widen_then_window(u: UOp, cast: UOp) -> UOp | None:
     while node.op in MOVEMENT and node.op is not Ops.EXPAND:
         moved.append(node)
         node = node.src[0]
-    while moved and moved[-1].op is not Ops.WINDOW:     # what lies below the windows stays narrow
+    while moved and moved[-1].op is not Ops.WINDOW:     # movements below the innermost windows move 16-bit floats
         node = moved.pop()
     if not moved or not all(map(_is_exact, moved)) or size_of(u) * size_of(node) >= size_of(cast) * size_of(moved[0]):
         return None

@@ -70,7 +70,7 @@ class Keeper(Protocol):
         """Keep the data under a name, if that is possible."""
 
 
-_schedules: OrderedDict[bytes, _Known] = OrderedDict()      # by the graph's digest
+_schedules: OrderedDict[bytes, _Known] = OrderedDict()      # digest of a graph → its schedule
 _lock = Lock()
 remake_after_fork(sys.modules[__name__], "_lock", Lock)
 

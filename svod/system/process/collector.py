@@ -15,9 +15,9 @@ _usual = gc.get_threshold()[0]      # number of new objects after which the coll
 _made_old = 0                       # objects that became old since the collector visited all of them
 
 
-# Nothing here waits for a lock: a signal handler and a finalizer may make a plan at any moment, in the thread that would hold it. Threads
-# that meet at an unlucky moment find the usual threshold in a context, which costs time only. An interrupt between two statements may
-# leave the rare one behind; the end of the next context takes it back.
+# The state above has no lock: a signal handler or a finalizer may make a plan at any moment, in the thread that would hold the lock. If two
+# threads open and end contexts at the same time, one may run with the usual threshold, which costs time only. If an interrupt leaves the
+# rare threshold behind, the end of the next context restores the usual one.
 @contextmanager
 def rare_collections() -> Iterator[None]:
     """Let the collector run rarely until the end. Almost all that svod builds stays alive, so the usual collections of new objects visit
