@@ -111,9 +111,10 @@ WORK: dict[str, Work] = {
     # a transposed copy, and positions of 8 bytes, are written and read
     "msort": Work(lambda n: f(n, n).msort(), lambda n: n * n * passes(n), each=2, copies=5.0),
     "median": Work(lambda n: f(n, n).median(1), lambda n: n * n * passes(n), each=4, copies=6),
-    "topk": Work(lambda n: f(n, n).topk(2).values, each=2),
+    # a pass for each of few elements reads all of them, and asks which were chosen
+    "topk": Work(lambda n: f(n, n).topk(2).values, lambda n: 2 * n * n, each=4),
     "topk of many": Work(lambda n: f(n, n).topk(n // 2).values, lambda n: n * n * passes(n), each=2),
-    "kthvalue": Work(lambda n: f(n, n).kthvalue(3).values, each=4),
+    "kthvalue": Work(lambda n: f(n, n).kthvalue(3).values, lambda n: 3 * n * n, each=9, copies=8),
     "scatter": Work(lambda n: f(n, n).scatter(0, i(n, n), f(n, n)), each=1),
     "scatter a part": Work(lambda n: f(n, n).scatter(0, i(3, n), f(n, n))),
     "scatter_add": Work(lambda n: f(n, n).scatter_add(1, i(n, n), f(n, n)), each=1),

@@ -22,6 +22,11 @@ from svod.tensor.precision import rounds_once
 
 TensorT = TypeVar("TensorT", bound=TensorBase)
 
+# The k largest elements of n are found by k passes in vectors if k and k · n are at most these: the library kernel appends candidates one
+# by one, hundreds in a row, but reads a long row once.
+MOST_PASSES = 4
+MOST_ELEMENTS_OF_PASSES = 1 << 15
+
 
 class Found(NamedTuple, Generic[TensorT]):
     """Values, and their int64 positions along the axis."""
@@ -155,8 +160,30 @@ class Ordered(ReductionMethods):
         if k == 0 or 0 in self.shape:
             empty = self.narrow(at, 0, k)
             return Found(empty, empty.cast(dtypes.int64))
-        positions = self._by_rows(at, "TOPK", (k, bool(largest)))
+        in_turn = k == 1 or k <= MOST_PASSES and k * n <= MOST_ELEMENTS_OF_PASSES
+        positions = self._first_in_turn(k, at, largest) if in_turn else self._by_rows(at, "TOPK", (k, bool(largest)))
         return Found(self.gather(at, positions), positions)
+
+    def _first_in_turn(self, k: int, at: int, largest: bool) -> Self:
+        """The int64 positions of the k first elements in order: each pass over the axis chooses one, beside those of the passes before it.
+
+        Of equal values the one of the least rank is chosen. Elements of the axis have their positions, then come those that are given the
+        value that comes last: a NaN where the smallest are chosen, and elements that were chosen."""
+        n, combiner = self.shape[at], "ARGMAX" if largest else "ARGMIN"
+        x = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self if k == 1 else self.contiguous()
+        place = self.from_uop(graph.reshape(graph.iota(n), tuple([n if i == at else 1 for i in range(self.ndim)]))).expand(*self.shape)
+        last: Scalar = x.dtype.min if largest else x.dtype.max
+        rank = place
+        if x.dtype.is_float and not largest:
+            rank = (place + n).where(x.isnan(), place)
+            x = x.masked_fill(x.isnan(), last)
+        chosen: list[Self] = []
+        for _ in range(k):
+            if chosen:
+                is_chosen = place == chosen[-1]
+                x, rank = x.masked_fill(is_chosen, last), rank.masked_fill(is_chosen, 2 * n)
+            chosen.append(self.from_uop(graph.arg_reduce(x.uop, rank.uop, combiner, (at,))) % n)
+        return self.cat(chosen, at).cast(dtypes.int64)
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None, keepdims: bool = False) -> Found[Self]:
         """The (value, index) of the k-th smallest element along an axis, counted from 1."""

@@ -96,11 +96,23 @@ def test_order(x: tuple[Tensor, Array], descending: bool, data: st.DataObject) -
         check(t.kthvalue(1, axis).values, np.take(np.sort(a, axis), 0, axis))
 
 
-def test_topk_by_a_heap() -> None:
-    a = make((2, 41), "float32", 1)
-    found = Tensor(a).topk(3)
-    check(found.values, -np.sort(-a)[:, :3])
-    assert "TOPK" in [u.arg[0] for u in found.values.uop.toposort() if u.op.value == "CUSTOM_FUNCTION"]
+@pytest.mark.parametrize("n, k, by_passes", [(41, 3, True), (41, 5, False), (1 << 15, 1, True), (1 << 15, 2, False)])
+def test_topk_of_few_elements_makes_a_pass_for_each(n: int, k: int, by_passes: bool) -> None:
+    a = make((2, n), "float32", 1)
+    found = Tensor(a).topk(k)
+    check(found.values, -np.sort(-a)[:, :k])
+    kernels = [u.arg[0] for u in found.values.uop.toposort() if u.op.value == "CUSTOM_FUNCTION"]
+    assert kernels == ([] if by_passes else ["TOPK"])
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_topk_by_passes_chooses_each_element_once(largest: bool) -> None:
+    worst = -np.inf if largest else np.inf
+    for row in ([worst, worst, worst, 1.0], [np.nan, worst, np.nan, worst], [np.nan] * 4, [0.0, -0.0, 0.0, 1.0]):
+        a = np.array([row, row[::-1]], np.float32)
+        last_first = np.argsort(np.flip(a, 1), 1, kind="stable")
+        order = 3 - np.flip(last_first, 1) if largest else np.argsort(a, 1, kind="stable")
+        check(Tensor(a).topk(4, 1, largest).indices, order)
 
 
 def scattered(a: Array, axis: int, index: Array, values: Array, reduce: str, include_self: bool = True) -> Array:
