@@ -285,6 +285,7 @@ def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
 
 
 LANE = Hole("", lambda p: _vector_axes(p.state, p.stage))
+_KEEP_REPEATED = Prefer(Do(lambda p: _keep_repeated(p.state, p.stage)))
 _ROWS = Hole("rows", lambda p: SIDE_BY_SIDE if _untiled_reductions(p.state) else (1,))
 _VECTORS = Hole("vectors", lambda p: VECTORS_AT_ONCE)
 
@@ -292,7 +293,7 @@ VECTORS = Template(
     "VECTORS", _ROWS, _VECTORS, Do(lambda p: _vectors(p.state, p.stage, p[LANE], p[_VECTORS])),
     Do(lambda p: _row_tile(p.state, p.stage, p[_ROWS])), Prefer(Do(lambda p: _stage_windows(p.state, p.stage))),
     Maybe(Do(lambda p: _with_vector(p.state, p.stage, p[LANE]))),
-    Prefer(Do(_side_by_side)), Choose([], Need(Do(_reductions_first)), Need(Do(_reductions_apart))))
+    Prefer(Do(_side_by_side)), Choose([], Need(Do(_reductions_first)), Need(Do(_reductions_apart))), _KEEP_REPEATED)
 
 
 # -- transposes ----------------------------------------------------------------------------------------
@@ -348,7 +349,7 @@ _HALF = fact(_half_vector)
 ROW_SUMS = Template("ROW SUMS", Choose(
     [Need(Do(lambda p: _row_tile(p.state, p.stage, SIDE_BY_SIDE[-1]))),
      Do(lambda p: _vectors(p.state, p.stage, p[LANE], 4 if p.state.target.vector_registers >= 32 else 2)), _LANES],
-    [_HALF, Apply("UPCAST", LANE, _HALF), Apply("UNROLL", LANE, HALF_VECTORS)]), Do(lambda p: _keep_repeated(p.state, p.stage)))
+    [_HALF, Apply("UPCAST", LANE, _HALF), Apply("UNROLL", LANE, HALF_VECTORS)]), _KEEP_REPEATED)
 
 
 def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
@@ -418,7 +419,7 @@ COLUMN_SUMS = Template("COLUMN SUMS", _ACROSS, _SUM_BYTES, Choose(
     [_ROW_VECTORS, Apply("UPCAST", LANE, lambda p: lane_amounts(p.extent(p[LANE]), p.width, p[_ROW_VECTORS])[0]),
      _UNROLL_ROWS, Do(_by_steps), Do(_shared_rows)],
     [_STRIP, Apply("TILE", LANE, _STRIP, must=True),
-     Apply("UPCAST", inner(LANE), lambda p: 4 * p.width), _UNROLL_ROWS, Do(lambda p: _by_steps(p, p.name(p[LANE])))]))
+     Apply("UPCAST", inner(LANE), lambda p: 4 * p.width), _UNROLL_ROWS, Do(lambda p: _by_steps(p, p.name(p[LANE])))]), _KEEP_REPEATED)
 
 
 def _overlapping_axes(p: Point) -> list[int]:
@@ -509,14 +510,11 @@ def _keep_costly(state: Scheduler) -> Scheduler:
 
 
 def _keep_repeated(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """STAGE values with costly operations that the sums of many outputs read, and that depend on none of these, once for all of them."""
-    outs = range(len(r.stage.outs))
-    if math.prod(extent_of(state, r, a) for a in outs) < MANY_SUMS:
-        return state
-    for node in r.read_nodes:
-        stage = state.kernel.stages[node.arg]
-        if is_derived(stage) and state.place[stage.index] == "inline" and not any(lin.coef(a) for lin in node.dims for a in outs) \
-                and _is_costly(resolved(state, stage.index)):
+    """STAGE values with costly operations, once for all sums that read them, if each is read by many sums."""
+    for node in r.read_nodes if r.reductions else ():
+        stage, still = state.kernel.stages[node.arg], [a for a in range(len(r.stage.outs)) if not any(lin.coef(a) for lin in node.dims)]
+        if is_derived(stage) and state.place[stage.index] == "inline" and _is_costly(resolved(state, stage.index)) \
+                and math.prod(extent_of(state, r, a) for a in still) >= MANY_SUMS:
             state = try_opt(state, "STAGE", stage.name, ROOT)
     return state
 

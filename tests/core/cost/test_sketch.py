@@ -155,14 +155,17 @@ def test_windows_of_costly_values_read_a_copy() -> None:
         assert any(state.place[s.index] != "inline" for s in kernel.stages if not s.is_output), str(state)
 
 
-def _row_product(columns: int, width: int) -> Tensor:
-    """The product of one row of costly values with a matrix."""
-    return (data(1, width).exp().log1p().tanh() * data(columns, width)).sum(1)
+def _products(width: int, columns: int, rows: int = 1, along: int = -1) -> Tensor:
+    """For each of `rows` rows of costly values, the product with a matrix of its own, whose sums run along the axis `along`."""
+    costly, matrices = data(rows, width).exp().log1p().tanh(), data(*((rows, columns, width) if along == -1 else (rows, width, columns)))
+    return ((costly.unsqueeze(1) if along == -1 else costly.unsqueeze(2)) * matrices).sum(along)
 
 
-@pytest.mark.parametrize(("columns", "width", "is_kept"), [(2048, 512, True), (300, 768, True), (3, 512, False)])
-def test_costly_values_that_many_sums_read_are_computed_once(columns: int, width: int, is_kept: bool) -> None:
-    kernel = Kernel(kernel_of(_row_product(columns, width)))
+@pytest.mark.parametrize(("width", "columns", "rows", "along", "is_kept"), [
+    (512, 2048, 1, -1, True), (768, 300, 1, -1, True), (100, 1025, 1, -1, True), (330, 301, 4, -1, True), (330, 301, 4, 1, True),
+    (512, 3, 1, -1, False), (512, 3, 1, 1, False)])
+def test_costly_values_that_many_sums_read_are_computed_once(width: int, columns: int, rows: int, along: int, is_kept: bool) -> None:
+    kernel = Kernel(kernel_of(_products(width, columns, rows, along)))
     for target in TARGETS:
         state = heuristic(Scheduler(kernel, target))
         costly = [s for s in kernel.stages if not s.is_output and any(u.op is Ops.EXP for u in s.value.toposort())]
@@ -170,9 +173,10 @@ def test_costly_values_that_many_sums_read_are_computed_once(columns: int, width
 
 
 @draws(6)
-@given(columns=st.sampled_from([1, 2, 16, 33]), width=st.sampled_from([1, 7, 50, 130]), seed=seeds)
-def test_products_of_a_costly_row_are_right(columns: int, width: int, seed: int) -> None:
-    case = Case(Kernel(kernel_of(_row_product(columns, width))), seed)
+@given(width=st.sampled_from([1, 7, 50, 130]), columns=st.sampled_from([1, 2, 16, 33]), rows=st.sampled_from([1, 3]),
+       along=st.sampled_from([-1, 1]), seed=seeds)
+def test_products_of_costly_rows_are_right(width: int, columns: int, rows: int, along: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(_products(width, columns, rows, along))), seed)
     for target in NATIVE:
         run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
 
