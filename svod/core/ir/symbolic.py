@@ -609,14 +609,15 @@ def gate_of(valid: Valid) -> UOp:
 
 
 def assuming(u: UOp, valid: Valid) -> UOp:
-    """Simplify `u` under the condition `valid`: divisions are simplified with the narrower bounds that `valid` gives RANGEs."""
+    """Simplify `u` under the condition `valid`: divisions are simplified with the narrower bounds that `valid` gives RANGEs and positions
+    that are looked up."""
     narrowed: dict[UOp, UOp] = {}
     for c in valid:
         terms, _ = linear(c.expr)
-        if len(terms) == 1 and c.expr.op is Ops.RANGE:
+        if len(terms) == 1 and c.expr.op in (Ops.RANGE, Ops.CAST):
             least, most = bounds(c.expr)
             lo, hi = least if c.lo is None else c.lo, most if c.hi is None else c.hi
-            narrowed[c.expr] = UOp(Ops.DEFINE_VAR, dtypes.index, (), (f"assumed{c.expr.arg}", lo, hi))
+            narrowed[c.expr] = UOp(Ops.DEFINE_VAR, dtypes.index, (), (f"assumed{len(narrowed)}", lo, hi))
     if not narrowed or not any(n.op in (Ops.IDIV, Ops.MOD, Ops.MIN, Ops.MAX) for n in u.toposort(gate=lambda n: n.op is not Ops.CAST)):
         return u
     return simplify(simplify(u, narrowed), {v: k for k, v in narrowed.items()})

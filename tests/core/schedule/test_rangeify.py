@@ -133,6 +133,13 @@ def test_a_gather_index_bounds_its_param() -> None:
     assert (param.arg.vmin, param.arg.vmax) == (0, 6) and buffers[param.arg.slot] is index
 
 
+def test_looked_up_positions_need_no_division() -> None:
+    """A position inside of an axis says which block of a merged axis an element is of, as far as the gate lets it be read."""
+    blocks = graph.reshape(graph.broadcast(graph.reshape(leaf(3), (3, 1)), (3, 2 * 4 * 5)), (6, 4, 5))
+    value = graph.gather(graph.gather(blocks, graph.buffer(dtypes.int64, 7), 2), graph.buffer(dtypes.int32, 9), 1)
+    assert not any(u.dtype == dtypes.index for u in ast_of(value).walk(Ops.IDIV, Ops.MOD))
+
+
 def test_a_sum_over_what_does_not_vary() -> None:
     x = graph.expand(graph.reshape(leaf(4), (4, 1)), (4, 9))
     ast = ast_of(graph.reduce_axis(x, "ADD", (1,)))

@@ -78,6 +78,19 @@ def test_take(shape: tuple[int, ...], index_shape: tuple[int, ...], dtype: str, 
     check(Tensor(a).take(Tensor(index)), np.take(a, index))
 
 
+@few
+@given(groups=st.sampled_from([1, 2, 3]), channels=st.sampled_from([1, 4, 5]), height=st.sampled_from([1, 3, 7]),
+       width=st.sampled_from([1, 2, 6]), seed=seeds)
+def test_taking_what_groups_of_a_merged_axis_scale(groups: int, channels: int, height: int, width: int, seed: int) -> None:
+    a, scales = make((groups * channels, height, width), "float32", seed), make((groups, 1), "float32", seed + 1)
+    rows, columns = (np.random.default_rng(seed).integers(-2, n + 2, 5) for n in (height, width))
+    scaled = (Tensor(a).reshape(groups, -1) * Tensor(scales)).reshape(*a.shape)
+    expected = (a.reshape(groups, -1) * scales).reshape(a.shape)[:, rows % height][:, :, columns % width]
+    expected[:, (rows < -height) | (rows >= height)] = 0
+    expected[:, :, (columns < -width) | (columns >= width)] = 0
+    check(scaled.take(Tensor(rows), 1).take(Tensor(columns), 2), expected)
+
+
 def test_an_index_outside_reads_zero() -> None:
     t = Tensor(np.arange(1, 6))
     check(t.take(Tensor([0, 5, -6, 4, 1000])), np.array([1, 0, 0, 5, 0]))
