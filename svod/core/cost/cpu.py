@@ -26,6 +26,7 @@ from svod.core.kernel.placement import NO_ROW, is_computed_once, is_derived, vec
 from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of, cut_of
 from svod.core.machine.levels import CACHE_LINE_BYTES, CORE_START_CYCLES
 from svod.core.tree.build import TreeMaker
+from svod.core.tree.launch import FEW_SUMS
 from svod.core.tree.passes import counted_tree
 
 
@@ -57,6 +58,7 @@ class Cpu:
     # cycles to store one lane if the lanes are multiples of a page apart, of half a page, or of a quarter, so that they evict each other
     evicting_store_cycles: tuple[float, float, float] = (40.0, 12.0, 4.0)
     launch_cycles: float = CORE_START_CYCLES    # cycles to wake the other cores for a phase
+    combined_line_cycles: float = 60.0  # cycles for a cache line of partial results that another core has stored and one core combines
     unhidden_share: float = 0.4         # share of the other resources' time that is added to that of the slowest one
     unhidden_translations: float = 0.3  # share of address translations that is never hidden, as the oldest instructions wait for them
 
@@ -150,8 +152,7 @@ class _StatePricer:
 
     def least(self, work: StageWork, issue: IssueCost) -> float:
         """A lower bound of the cycles of a stage that does not run once: those of its instructions."""
-        is_phase = self._is_phase(work)
-        return issue.cycles / _speedup(self.state, work.at, is_phase, self.threads) + _launch(self.state, is_phase)
+        return issue.cycles / _speedup(self.state, work.at, self._is_phase(work), self.threads) + self._launched(work)
 
     def traffic(self, work: StageWork, is_once: bool = False) -> Traffic:
         """The price of the memory accesses of a stage."""
@@ -164,9 +165,9 @@ class _StatePricer:
 
     def cycles(self, work: StageWork, issue: IssueCost, data: Traffic) -> float:
         """The cycles of a stage that does not run once, on all cores, from the prices of its instructions and memory accesses."""
-        cpu, slowest, is_phase = CPU, max(issue.cycles, *data.cycles), self._is_phase(work)
+        cpu, slowest = CPU, max(issue.cycles, *data.cycles)
         cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
-        return cycles / _speedup(self.state, work.at, is_phase, self.threads) + _launch(self.state, is_phase)
+        return cycles / _speedup(self.state, work.at, self._is_phase(work), self.threads) + self._launched(work)
 
     def price(self, work: StageWork) -> Cost:
         """The cost of a stage."""
@@ -176,9 +177,21 @@ class _StatePricer:
         if is_once:
             return Cost(0.0, int(issue.accumulators), scratch, issue.flops, data.moved)
         cycles, speedup = self.cycles(work, issue, data), _speedup(self.state, work.at, is_phase, self.threads)
-        terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], _launch(self.state, is_phase))
+        terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], self._launched(work))
         part = CostPart(stage.r.stage.name, cycles, tuple(zip(TERMS, terms, strict=True)))
         return Cost(cycles, int(issue.accumulators), scratch, issue.flops, data.moved, (part,))
+
+    def _launched(self, work: StageWork) -> float:
+        """Cycles to wake the other cores, and to combine the partial results of a split reduction, most of which other cores have
+        stored."""
+        state, stage = self.state, work.stage.r.stage
+        waking, cut = _launch(state, self._is_phase(work)), cut_of(state, stage.index)
+        if cut is None:
+            return waking
+        results, threads = prod([state.kernel.axes[a].extent for a in stage.outs]), state.target.threads
+        lines = results * sum([d.itemsize for red in work.r.reductions for d in red.dtypes]) / CACHE_LINE_BYTES
+        far = cut.parts * (1.0 - 1.0 / min(cut.parts, threads)) * lines
+        return waking + CPU.combined_line_cycles * far / (1 if results < FEW_SUMS else threads)
 
     def _is_phase(self, work: StageWork) -> bool:
         return self.placement.paths[work.r.stage.index] == ()

@@ -180,3 +180,12 @@ def test_rows_of_the_output_that_share_cache_sets_are_dear_to_store() -> None:
     along: list[list[Any]] = [["UPCAST", "o0", 12], ["UPCAST", "o1", 32], ["LANES", "o1.in"], ["ORDER", "out", ["o1", "o0"]]]
     assert cycles(12 * 512, turned) > 1.2 * cycles(12 * 500, turned)
     assert cycles(12 * 512, along) == pytest.approx(cycles(12 * 480, along), rel=0.01)
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(48, 96, 96), (64, 10, 384), (256, 1, 2048)])
+def test_partial_results_pass_between_caches(rows: int, columns: int, depth: int) -> None:
+    """Where two cores can share the rows, splitting the sum costs more: one core fetches the other's part from its cache."""
+    base = Scheduler(Kernel(gemm(rows, columns, depth)), replace(TARGET, threads=2))
+    tiled = [Opt("UPCAST", "o0", 8), Opt("UNROLL", "r0", 2)]
+    shared, split = (cost_of(apply_opts(base, [*tiled, Opt("THREAD", axis, 2)])) for axis in ("o0", "r0"))
+    assert split.cycles > shared.cycles + CPU.combined_line_cycles * rows * columns * 4 / 64 / 2
