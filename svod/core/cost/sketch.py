@@ -305,9 +305,9 @@ def _stored_axis(p: Point) -> int | None:
 
 
 def _read_axis(p: Point) -> int | None:
-    """Another output axis along which values are read contiguously, if it fills a vector."""
-    return next((a for i, n in enumerate(p.stage.nodes) if n.kind in ("load", "read") for a in contiguous_axes(p.state, p.stage, i).direct
-                 if a != p[_STORED] and a in p.outs and p.extent(a) >= p.width), None)
+    """Another output axis along which values that vary along both axes are read contiguously, if it fills a vector."""
+    return next((a for i, n in enumerate(p.stage.nodes) if n.kind in ("load", "read") and p[_STORED] in n.deps
+                 for a in contiguous_axes(p.state, p.stage, i).direct if a != p[_STORED] and a in p.outs and p.extent(a) >= p.width), None)
 
 
 def _columns(p: Point) -> list[int]:

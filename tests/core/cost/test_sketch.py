@@ -155,6 +155,16 @@ def test_windows_of_costly_values_read_a_copy() -> None:
         assert any(state.place[s.index] != "inline" for s in kernel.stages if not s.is_output), str(state)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(16, 1568), (32, 48), (50, 100)])
+def test_a_value_per_row_turns_no_tiles(rows: int, columns: int) -> None:
+    """What is contiguous along the rows alone needs no transposition: vectors run along the columns, one row at a time."""
+    for value in ((data(rows, 1) + data(rows, 1) * data(rows, columns)).sigmoid(), data(rows, 1) + data(rows, columns)):
+        kernel = Kernel(kernel_of(value))
+        for target in TARGETS:
+            state = heuristic(Scheduler(kernel, target))
+            assert {kernel.axes[row.axis].name for row in state.rows if row.role == UPCAST} == {"o1"}, str(state)
+
+
 def _products(width: int, columns: int, rows: int = 1, along: int = -1) -> Tensor:
     """For each of `rows` rows of costly values, the product with a matrix of its own, whose sums run along the axis `along`."""
     costly, matrices = data(rows, width).exp().log1p().tanh(), data(*((rows, columns, width) if along == -1 else (rows, width, columns)))
