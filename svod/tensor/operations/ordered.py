@@ -160,7 +160,7 @@ class Ordered(ReductionMethods):
         if k == 0 or 0 in self.shape:
             empty = self.narrow(at, 0, k)
             return Found(empty, empty.cast(dtypes.int64))
-        in_turn = k == 1 or k <= MOST_PASSES and k * n <= MOST_ELEMENTS_OF_PASSES
+        in_turn = k == 1 or (k <= MOST_PASSES and k * n <= MOST_ELEMENTS_OF_PASSES)
         positions = self._first_in_turn(k, at, largest) if in_turn else self._by_rows(at, "TOPK", (k, bool(largest)))
         return Found(self.gather(at, positions), positions)
 
@@ -170,7 +170,8 @@ class Ordered(ReductionMethods):
         Of equal values the one of the least rank is chosen. Elements of the axis have their positions, then come those that are given the
         value that comes last: a NaN where the smallest are chosen, and elements that were chosen."""
         n, combiner = self.shape[at], "ARGMAX" if largest else "ARGMIN"
-        x = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self if k == 1 else self.contiguous()
+        x = self.cast(dtypes.uint8) if self.dtype.kind == "b" else self
+        x = x if k == 1 else self.from_uop(graph.contiguous(x.uop))
         place = self.from_uop(graph.reshape(graph.iota(n), tuple([n if i == at else 1 for i in range(self.ndim)]))).expand(*self.shape)
         last: Scalar = x.dtype.min if largest else x.dtype.max
         rank = place
