@@ -495,7 +495,8 @@ def _untiled_reductions(state: Scheduler) -> list[int]:
 
 
 def _keep_costly(state: Scheduler) -> Scheduler:
-    """STAGE elementwise values with costly operations that several stages read, at the innermost loop around all readers."""
+    """STAGE elementwise values with costly operations that several stages read: at the innermost loop around all readers, or before loops
+    around it if that computes at most half as many values."""
     kernel = state.kernel
     for s in kernel.stages:
         if not is_derived(s) or state.place[s.index] != "inline":
@@ -504,8 +505,14 @@ def _keep_costly(state: Scheduler) -> Scheduler:
         readers = sum(1 for q in kernel.stages if s.index in kernel.reads[q.index])
         if readers < 2 or not _is_costly(r):
             continue
-        loops = [state.rows[row] for row in reversed(state.order[kernel.output])]
-        state = first_change(state, *[("STAGE", s.name, row.name) for row in loops if row.extent > 1])
+        loops = [row for i in state.order[kernel.output] if (row := state.rows[i]).extent > 1]
+        kept, least = state, math.inf
+        for depth in range(len(loops), -1, -1):
+            after = try_opt(state, "STAGE", s.name, loops[depth - 1].name if depth else ROOT)
+            if after is not state:
+                computed = math.prod(loop_nest(after).stages[s.index].region) * math.prod(row.extent for row in loops[:depth])
+                kept, least = (after, computed) if 2 * computed <= least else (kept, least)
+        state = kept
     return state
 
 

@@ -23,7 +23,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import place_stages
-from svod.core.kernel.scheduler import LOOP, UPCAST, Opt, Scheduler
+from svod.core.kernel.scheduler import LOOP, ROOT, UPCAST, Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.tree.passes import loop_tree
 from svod.tensor import Tensor
@@ -187,6 +187,29 @@ def test_costly_values_that_many_sums_read_are_computed_once(width: int, columns
        along=st.sampled_from([-1, 1]), seed=seeds)
 def test_products_of_costly_rows_are_right(width: int, columns: int, rows: int, along: int, seed: int) -> None:
     case = Case(Kernel(kernel_of(_products(width, columns, rows, along))), seed)
+    for target in NATIVE:
+        run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
+
+
+def _distances(rows: int, width: int) -> Tensor:
+    """Squared distances between rows of costly values, which two conversions read."""
+    costly = data(rows, width).exp().tanh().cast("bfloat16")
+    return (costly.unsqueeze(1).cast("float32") - costly.cast("float32")).square().sum(-1)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(880, 2), (880, 16), (37, 3), (300, 130)])
+def test_costly_values_of_pairs_are_computed_once(rows: int, width: int) -> None:
+    kernel = Kernel(kernel_of(_distances(rows, width)))
+    [costly] = [s for s in kernel.stages if len([q for q in kernel.stages if s.index in kernel.reads[q.index]]) == 2]
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        assert state.place[costly.index] == ROOT, str(state)
+
+
+@draws(6)
+@given(rows=st.sampled_from([1, 7, 33, 130]), width=st.sampled_from([1, 2, 17]), seed=seeds)
+def test_distances_of_costly_rows_are_right(rows: int, width: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(_distances(rows, width))), seed)
     for target in NATIVE:
         run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
 
