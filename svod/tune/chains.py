@@ -166,19 +166,26 @@ def _say_other_targets(lines: Iterable[Locked], target: Target, path: str | None
 
 def _from_lock(kernel: Kernel, resolved: Resolved) -> Chain | None:
     """The chain that the lock file has for this kernel and target, or None. A chain that cannot be used is reported once, as a warning."""
-    path, target, compiler = resolved.config.lock, resolved.target, resolved.compiler
+    path, target = resolved.config.lock, resolved.target
     locked = resolved.locked.get((kernel.key, target.key))
     if locked is None:
         _say_other_targets(resolved.locked.values(), target, path)
         return None
-    try:
-        problem = _suspicion(kernel, locked.chain, compiler)
-        barred = resolved.db.barred(kernel.key, target.key)
-        if problem is None and barred and compiler.pair.revision <= barred.get(compiler.linear_of(kernel, locked.chain), -1):
-            problem = "was found wrong or was retracted, as the tuning database has it"
-    except KernelOptError as e:
-        problem = f"does not apply: {e}"
+    problem = lock_fault(kernel, locked.chain, resolved)
     if problem is None:
         return locked.chain
     log_once(log, logging.WARNING, f"the lock file {path}, kernel {kernel.key[:12]}: its chain {problem}, and is not used")
     return None
+
+
+def lock_fault(kernel: Kernel, chain: Chain, resolved: Resolved) -> str | None:
+    """Why a kernel's chain from a lock file may not be used; None if it may."""
+    target, compiler = resolved.target, resolved.compiler
+    try:
+        problem = _suspicion(kernel, chain, compiler)
+        barred = resolved.db.barred(kernel.key, target.key)
+        if problem is None and barred and compiler.pair.revision <= barred.get(compiler.linear_of(kernel, chain), -1):
+            problem = "was found wrong or was retracted, as the tuning database has it"
+    except KernelOptError as e:
+        problem = f"does not apply: {e}"
+    return problem

@@ -34,6 +34,7 @@ from svod.system.quantities import seconds
 from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, layers
 from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
+from svod.tune.lock import Locked, write_lock
 from svod.tune.resolved import resolve
 from tests.draws import a_half
 from tests.patience import NEVER, wait_until
@@ -238,6 +239,31 @@ def test_why(path: Path) -> None:
     out = run(path, "why", CONV[:8], "--target", TARGET.replace("t2", "t4")).output
     assert "another target" in out and "first difference: threads; asked: 4; in the record: 8" in out
     assert run(path, "why", GEMM).output.count("the database has a winner") == 1
+
+
+def test_why_begins_with_the_lock_file(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of the lock file decides if it can be used, also for a kernel that the database does not know; else both reasons are given."""
+    lock, kernel, here = tmp_path / "m.lock.jsonl", canonical(elementwise(256)), host_target().key
+    with TuningDB.open(path) as db:
+        db.record([*winning(0.5, "ee", kernel.key, here), KernelRecord(kernel.key, "elementwise", ast_to_data(kernel.ast), AST_REVISION)])
+    write_lock(lock, [Locked(kernel.key, here, (Opt("UPCAST", "o0", 16),), "elementwise", gain=1.5), Locked(CONV, OTHER, (), "conv"),
+                      Locked("d4" * 16, "another/target", (), "locked_alone")])
+    assert run(path, "why", kernel.key).output.count("the database has a winner") == 1, "without a lock file"
+    monkeypatch.setenv("SVOD_LOCK", str(lock))
+    out = run(path, "why", kernel.key).output
+    assert f"{lock} has its chain, which goes before the tuning database: UPCAST(o0, 16) (1.50× the heuristic" in out
+    assert "the database" not in out.replace("the tuning database", "")
+    out = run(path, "why", CONV, "--target", TARGET).output
+    assert f"has no chain for it on this target, but on {OTHER}\n" in out and "the database has a winner" in out
+    assert "has no chain for it\n" in run(path, "why", GEMM).output
+    out = run(path, "why", "locked_alone").output
+    assert "locked_alone\n    another/target\n" in out and "goes before the tuning database: as it is" in out
+    other = tmp_path / "other.lock.jsonl"
+    write_lock(other, [Locked(kernel.key, here, (Opt("UPCAST", "o7", 8),))])
+    out = run(path, "why", kernel.key, "--lock", str(other)).output
+    assert f"the chain of the lock file {other} is not used: it does not apply: " in out and "the database has a winner" in out
+    with pytest.raises(ConfigError, match=r"nothing\.jsonl"):
+        CliRunner().invoke(cli, ["why", GEMM, "--lock", str(tmp_path / "nothing.jsonl")], catch_exceptions=False)
 
 
 def test_a_kernel_that_was_searched_in_vain_is_shown(path: Path) -> None:

@@ -8,7 +8,7 @@ import re
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +19,7 @@ from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.db.objects import bake as bake_objects
 from svod.cli.db.objects import described_objects, object_rows, problems_of
+from svod.cli.db.reasons import reason_lines
 from svod.cli.db.scripts import CapturedKernel, captured_kernels
 from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
 from svod.cli.tune.command import check_program, options_of
@@ -50,8 +51,8 @@ from svod.tune.db import (
     origins_of,
 )
 from svod.tune.db.transfer import EXPORT_FORMAT
-from svod.tune.db.why import describe_searches, explain
-from svod.tune.lock import check_whole
+from svod.tune.db.why import describe_searches
+from svod.tune.lock import Locked, check_whole, locked_lines
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
 # the options of svod-tune that say how a program is run, by parameter
@@ -136,11 +137,14 @@ def _check_whole(path: Path) -> None:
         raise DatabaseError(files.complaint(path, e)) from e
 
 
-def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False) -> str:
+def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: Iterable[Locked] = ()) -> str:
     """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one. A number at the
     end is ignored if nothing else fits, as plans number their kernels: gemm_0 is a kernel called gemm. `shipped`: if the user's records
-    have no such kernel, also look for the key among kernels that ship with svod."""
+    have no such kernel, also look for the key among kernels that ship with svod. `locked`: lines of a lock file, whose kernels count as
+    the user's."""
     names: dict[str, set[str]] = {key: set() for key, in (*db.tally(Measurement, "kernel"), *db.tally(Search, "kernel"))}
+    for line in locked:
+        names.setdefault(line.kernel, set()).add(line.name)
     for k, _ in db.select(KernelRecord):
         names.setdefault(k.kernel, set()).add(k.name)
     if (key := _only_match(text, names, origins_of(db))) is not None:
@@ -328,17 +332,32 @@ def _runs_programs(*others: str) -> Callable[[click.Command], click.Command]:
     return extended
 
 
+def _lock_option() -> Callable[[Any], Any]:
+    return click.option("--lock", metavar="FILE", type=click.Path(path_type=Path), help="A lock file of svod-tune -o instead of SVOD_LOCK.")
+
+
+def _whole_lock(given: Path | None) -> str | None:
+    """The lock file that `given` or else SVOD_LOCK names, or None. Raises ConfigError if it, or a line of it, cannot be used."""
+    lock = given or config.PrepareConfig.env_value("lock")
+    if lock is None:
+        return None
+    check_whole(lock)
+    return str(lock)
+
+
 @_runs_programs()
 @cli.command()
 @click.argument("what", metavar="SCRIPT|KERNEL")
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("--target", help="A target key; default: every target in the records, or the one the script was prepared for.")
+@_lock_option()
 @click.pass_context
-def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str | None, **program: Any) -> None:
-    """Explain why kernels have their chains, or none: show the nearest record and the first field that differs.
+def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str | None, lock: Path | None, **program: Any) -> None:
+    """Explain why kernels have their chains, or none: by the lock file, if there is one, else by the nearest record and the first field
+    that differs.
 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
-    db = _open(context)
+    db, used = _open(context), _whole_lock(lock)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
         options = TuneOptions(what, args, **program)
         check_program(options)
@@ -348,14 +367,13 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
     elif args or any(program.values()):
         raise click.UsageError(f"{what} is no script; arguments and {', '.join(OF_PROGRAMS.values())} are for scripts")
     else:
-        key = _resolve_kernel(db, what, shipped=True)
-        wanted = [CapturedKernel(key, t, "", "") for t in ([target] if target else [r.target for r in winner_rows(db, key)])]
-    names = {key: k.name for key, k in described(db, shipped=True).items()}
+        locked = locked_lines(used).values() if used else ()
+        key = _resolve_kernel(db, what, shipped=True, locked=locked)
+        names = {line.target: line.name for line in locked if line.kernel == key}
+        targets = [target] if target else dict.fromkeys([*(r.target for r in winner_rows(db, key)), *names])
+        wanted = [CapturedKernel(key, t, names.get(t, ""), "") for t in targets]
     for c in wanted:
-        reason = explain(db, c.kernel, target or c.target, structure=c.structure)
-        _say(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {reason.text}")
-        if reason.field and reason.stored and reason.field != "verdict":
-            _say(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
+        _say("\n".join(reason_lines(db, c._replace(target=target or c.target), used)))
     _report(db.skipped)
 
 
@@ -363,7 +381,7 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
 @cli.command()
 @click.option("-o", "--output", metavar="DIRECTORY", type=click.Path(file_okay=False, path_type=Path), required=True,
               help="Where the objects are kept; those that it has stay.")
-@click.option("--lock", metavar="FILE", type=click.Path(path_type=Path), help="A lock file of svod-tune -o instead of SVOD_LOCK.")
+@_lock_option()
 @click.pass_context
 def bake(context: click.Context, /, output: Path, lock: Path | None, **given: Any) -> None:
     """Fill a directory with the compiled kernels of SCRIPT, which may be an ONNX or a .pt2 file, to be shipped with it: run it once, with
@@ -374,9 +392,7 @@ def bake(context: click.Context, /, output: Path, lock: Path | None, **given: An
         _open(context, missing=False)
     options = options_of(**given)
     check_program(options)
-    used = lock or config.PrepareConfig.env_value("lock")
-    if used:
-        check_whole(used)
+    _whole_lock(lock)
     variables = {name: str(value) for name, value in (("SVOD_LOCK", lock and lock.absolute()), ("SVOD_TUNE_DB", context.obj)) if value}
     baked = bake_objects(options, output, **variables)
     _say("\n".join(described_objects(object_rows([output.absolute()]))))

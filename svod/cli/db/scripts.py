@@ -5,7 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from svod import config
 from svod.cli.installation import program
@@ -20,12 +20,13 @@ SCRIPT_SECONDS = 600.0  # seconds after which a script is ended
 
 
 class CapturedKernel(NamedTuple):
-    """A kernel that a script prepared."""
+    """A kernel that a script prepared. `ast`: its AST as `ast_to_data` makes it; None where that is not known."""
 
     kernel: str
     target: str
     name: str
     structure: str
+    ast: Any = None
 
 
 def run_script(options: TuneOptions, command: Sequence[str], *, shown: bool = False, **variables: str) -> str:
@@ -54,7 +55,8 @@ def captured_kernels(options: TuneOptions) -> tuple[list[CapturedKernel], str]:
                 except RecordError:
                     continue  # the last line of a process that was killed while writing
                 if isinstance(data, dict) and isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
-                    c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")))
+                    c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")),
+                                       data.get("ast"))
                     kernels[c.kernel, c.target] = c
     if not kernels:
         raise DatabaseError(f"{options.subject} prepared no kernel" + (f"; {failure}" if failure else ""))
