@@ -26,6 +26,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.unbound_plan import UnboundPlan, build_plan, synthetic_arrays
 from svod.config import BenchConfig
 from svod.core.machine.target import Target
+from svod.system.quantities import count
 from svod.system.quantities import seconds as duration
 from svod.tune.measure.plan_sizes import plan_sizes
 
@@ -99,6 +100,7 @@ class PlanCheck:
     changed: int
     kernels: tuple[InPlan, ...] = field(default=())
     at: Mapping[str, int] = field(default_factory=dict)     # the values of the plan's variables in the check
+    too_short: int = 0      # number of kernels that are left out of `kernels`, as single calls of theirs cannot be timed
     given_up: tuple[str, ...] = ()      # the chains that were slower inside the plan and are not used any more, in words
 
     @property
@@ -135,15 +137,17 @@ class PlanCheck:
         does not differ."""
         if not self.differs:
             return ()
+        short = f"{count(self.too_short, 'kernel')} {'are' if self.too_short > 1 else 'is'} too short to be timed one by one" \
+            if self.too_short else ""
         if not self.kernels:
-            return ("there was no time left to find out why",)
+            return (short or "there was no time left to find out why",)
         way = 1.0 if self.gained > self.promised else -1.0
         to_blame = [k for k in self.kernels if k.differs and way * (k.measured - k.promised) > 0]
         if to_blame:
             return tuple(k.reason for k in to_blame[:EXPLAINED])
         if any(k.high - k.low > max(abs(k.promised), abs(self.gained - self.promised)) for k in self.kernels):
             return ("the machine is too busy to tell which kernels make the difference",)
-        return ("kernel by kernel the plan gains what was promised, or no kernel stands out",)
+        return ("kernel by kernel the plan gains what was promised, or no kernel stands out" + f"; {short}" * bool(short),)
 
 
 def differs(heuristic: float, ratio: Ratio, promised: float) -> bool:
@@ -197,14 +201,15 @@ def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
     if not (changed or check.differs) or left() < 4 * MIN_ROUNDS * check.heuristic:
         return check
     inside = time_inside(base, best, unbound, left, rng)
-    kernels = [in_plan(unbound, key, gains.get(key), inside[key], check.bytes_touched, target) for key in wanted]
-    return replace(check, kernels=tuple(sorted(kernels, key=lambda k: -abs(k.measured - k.promised))))
+    kernels = [in_plan(unbound, key, gains.get(key), inside[key], check.bytes_touched, target) for key in wanted if key in inside]
+    return replace(check, kernels=tuple(sorted(kernels, key=lambda k: -abs(k.measured - k.promised))), too_short=len(wanted) - len(kernels))
 
 
 def time_inside(base: ExecutionPlan, best: ExecutionPlan, unbound: UnboundPlan, left: Callable[[], float],
                 rng: random.Random) -> dict[str, list[Gain]]:
     """Kernel key → for each pass the mean seconds of its calls with either plan's code, less the median time of an empty call. In a pass
-    each plan is run once, which fills the caches, and then kernel by kernel in its order. Ends when `left` returns no more seconds."""
+    each plan is run once, which fills the caches, and then kernel by kernel in its order. Ends when `left` returns no more seconds. Kernels
+    whose times are within the spread of those of empty calls are left out, as they are not known."""
     passes: dict[str, list[Gain]] = {k: [] for k in unbound.kernels}
     plans = [base, best]
     first = [Contestant(partial(plan.repeat_kernel, 0), "the first kernel") for plan in plans]
@@ -220,7 +225,11 @@ def time_inside(base: ExecutionPlan, best: ExecutionPlan, unbound: UnboundPlan, 
         for key, calls in unbound.counts.items():
             passes[key].append(Gain(spent[0][key] / calls, spent[1][key] / calls))
     call_seconds = statistics.median(empty)
-    return {k: [Gain(max(0.0, g.heuristic - call_seconds), max(0.0, g.tuned - call_seconds)) for g in gains] for k, gains in passes.items()}
+    tenths = statistics.quantiles(empty, n=10)
+    resolution = tenths[-1] - tenths[0]
+    inside = {k: [Gain(max(0.0, g.heuristic - call_seconds), max(0.0, g.tuned - call_seconds)) for g in gains]
+              for k, gains in passes.items()}
+    return {k: gains for k, gains in inside.items() if statistics.median(max(g.heuristic, g.tuned) for g in gains) > resolution}
 
 
 def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:

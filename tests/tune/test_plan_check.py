@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +104,27 @@ def test_a_call_is_no_part_of_a_kernel_inside_a_plan(monkeypatch: pytest.MonkeyP
     assert all((g.heuristic, g.tuned) == pytest.approx((8e-6, 8e-6)) for g in found[softmax])
 
 
+def test_kernels_shorter_than_a_call_can_tell_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of some nanoseconds: their times inside the plan are those of the calls, and no gain or loss is told of them."""
+    unbound = gemm_then_softmax(2, 3, 4)
+    same = compiled(unbound, tuned=True)
+    gains = {c.kernel: Gain(g, 3e-9) for c, g in zip(unbound.calls, (9e-3, 8e-3), strict=True)}
+    softmax = unbound.calls[1].kernel
+    empty = iter(range(10 ** 6))
+
+    def plan(*seconds: float) -> Any:
+        return SimpleNamespace(running=(0, 1), execute=lambda: None, repeat_kernel=lambda kernel, times: None,
+                               profile=lambda runs: [s + 1.5e-6 for s in seconds])
+    with monkeypatch.context() as patched:
+        patched.setattr(plan_check, "time_calls", lambda contestant, repeats: 1e-6 * (1 + next(empty) % 2))
+        inside = plan_check.time_inside(plan(9e-7, 5e-6), plan(8e-7, 9e-7), unbound, lambda: 0.0, random.Random(0))
+    assert inside.keys() == {softmax}, "one of its times is beyond the spread of empty calls, 1 µs"
+    monkeypatch.setattr(plan_check, "time_inside", lambda *given: {})
+    found = check_plan(unbound, same, same, gains, TARGET, seconds=1.0, rng=random.Random(1))
+    assert found.differs and found.kernels == found.losses == () and found.too_short == 2
+    assert found.explanation == ("2 kernels are too short to be timed one by one",)
+
+
 @pytest.mark.parametrize(("alone", "inside", "blamed"), [(2e-6, 2.5e-6, False), (2e-6, 3.5e-6, True), (1e-3, 1.05e-3, False),
                                                          (1e-3, 1.2e-3, True)])
 def test_what_a_single_call_cannot_tell_is_not_blamed_on_caches(alone: float, inside: float, blamed: bool) -> None:
@@ -153,5 +175,6 @@ def test_explanations() -> None:
     above = replace(check, ratio=Ratio(0.2, 0.19, 0.21), kernels=(*less, more, kept))
     assert above.differs and not above.fell_short and above.explanation == ("more is to blame",)
     assert "too busy" in replace(check, kernels=(kernel("unclear", 0.25, 0.2, width=0.4),)).explanation[0]
-    assert "no kernel stands out" in replace(check, kernels=(kept,)).explanation[0]
+    assert replace(check, kernels=(kept,)).explanation[0].endswith("or no kernel stands out")
+    assert replace(check, kernels=(kept,), too_short=1).explanation[0].endswith("; 1 kernel is too short to be timed one by one")
     assert replace(check, promised=0.1).explanation == ()
