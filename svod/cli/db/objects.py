@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from svod.cli.db.scripts import run_script
 from svod.cli.tune.options import TuneOptions
-from svod.compile.plan.object_cache import BAKED, object_files, stored_builds
+from svod.compile.plan.object_cache import BAKED, nearest_first, object_files, stored_builds
 from svod.config import NONE, PrepareConfig
 from svod.core.machine.target import threads_of
 from svod.errors import DatabaseError
@@ -35,12 +35,12 @@ class ObjectRow(NamedTuple):
 
 
 def object_rows(directories: Sequence[Path]) -> list[ObjectRow]:
-    """A row for each build with objects in the directories, those that fit this process first."""
+    """A row for each build with objects in the directories, those that fit this process first, then the nearest ones."""
     here = resolve(PrepareConfig.from_env(db=NONE, beam=None)).compiler.build
     rows = [ObjectRow(str(d), build.target, build.compiler, stored.objects, stored.bytes,
                       (*build.differences(here), *([f"not loaded, as {stored.writers}"] if stored.writers else [])))
-            for d in directories for build, stored in stored_builds(d).items()]
-    return sorted(rows, key=lambda r: (r.directory, len(r.unfit), r.target))
+            for d in directories for build, stored in nearest_first(stored_builds(d), here)]
+    return sorted(rows, key=lambda r: (r.directory, bool(r.unfit)))
 
 
 def problems_of(directories: Sequence[Path], rows: Sequence[ObjectRow]) -> list[str]:

@@ -30,6 +30,7 @@ import logging
 import os
 import secrets
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +39,7 @@ from typing import Any, NamedTuple
 from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
 from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.launch import ONCE, LaunchDims
-from svod.core.machine.target import parse_key, threads_of
+from svod.core.machine.target import KEY_FIELDS, parse_key, threads_of
 from svod.system.process.trust import writers
 from svod.system.source import generator_digest, is_known
 
@@ -83,6 +84,18 @@ class Build:
         if (self.revision, self.code) != (here.revision, here.code):
             words.append("another version of svod")
         return words
+
+    def distance(self, here: Build) -> tuple[int, ...]:
+        """Measure how far this build is from `here`; smaller tuples are nearer. First the number of differences counts, then which they
+        are: another version of svod or of the compiler is farther than another target, and in the target an earlier field than a later
+        one; last the number of features that one of them lacks, and the difference of the threads."""
+        if not self.target:
+            here = here.anywhere
+        theirs, ours = parse_key(self.target), parse_key(here.target)
+        features = set(theirs.get("features", "").split(",")) ^ set(ours.get("features", "").split(","))
+        return (len(self.differences(here)), (self.revision, self.code) != (here.revision, here.code), self.compiler != here.compiler,
+                *(theirs.get(name, "") != ours.get(name, "") for name in KEY_FIELDS), len(features),
+                abs((threads_of(self.target) or 0) - (threads_of(here.target) or 0)))
 
 
 def _unshared(theirs: str, ours: str) -> str:
@@ -214,6 +227,11 @@ def stored_builds(directory: Path) -> dict[Build, Stored]:
     return found
 
 
+def nearest_first(found: Mapping[Build, Stored], here: Build) -> list[tuple[Build, Stored]]:
+    """Order builds by their distances from `here`; equally near ones by their numbers of objects, largest first, then by their names."""
+    return sorted(found.items(), key=lambda x: (x[0].distance(here), -x[1].objects, x[0].parts))
+
+
 def _path(directory: Path, key: ObjectKey) -> Path:
     """Return the file of an entry; in two directory levels, because a directory of 100,000 files is slow on some systems."""
     return directory / key.name[:2] / f"{key.name}.obj"
@@ -294,9 +312,10 @@ class ObjectCache:
         if ("unfit", directory) in self._said:
             return
         self._said.add(("unfit", directory))
-        alike = (build for build in stored_builds(directory)
-                 if build.target and (threads_of(build.target) is None) == (threads_of(here.target) is None))
-        nearest = min((build.differences(here) for build in alike), key=len, default=["another version of svod"])
+        alike = [build for build, _ in nearest_first(stored_builds(directory), here)
+                 if build.target and (threads_of(build.target) is None) == (threads_of(here.target) is None)]
+        unknown = "another version of svod" if object_files(directory) else "it is empty"
+        nearest = alike[0].differences(here) if alike else [unknown]
         if nearest:
             log.warning("no object in %s fits this process (%s), which compiles its kernels; svod-db list --objects %s shows what they fit",
                         directory, "; ".join(nearest), directory)

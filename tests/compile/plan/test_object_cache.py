@@ -8,6 +8,7 @@ import json
 import logging
 import multiprocessing
 import os
+import random
 import stat
 import struct
 from dataclasses import MISSING
@@ -24,6 +25,8 @@ from svod.compile.plan.object_cache import (
     CachedObject,
     ObjectCache,
     ObjectKey,
+    Stored,
+    nearest_first,
     pack,
     spec_from_json,
     spec_to_json,
@@ -249,6 +252,39 @@ def test_baked_objects_for_something_else_are_said_once(tmp_path: Path, caplog: 
             assert cache.get(ObjectKey("x", "c", build)) is None and cache.get(ObjectKey("y", "c", build)) is None
         assert [r.message.startswith(f"no object in {tmp_path} fits this process ({why}), ") for r in caplog.records] == \
             [True] * (mark and why is not None)
+
+
+TARGETS = [HERE.target.replace("/t2", f"/t{n}") for n in (2, 3, 8)]
+NEAREST_FIRST = [HERE, dataclasses.replace(HERE, target=TARGETS[1]), dataclasses.replace(HERE, target=TARGETS[2]),
+                 dataclasses.replace(HERE, target=HERE.target.replace("avx2,fma", "avx2,avx512f,fma")),
+                 dataclasses.replace(HERE, target=HERE.target.replace("znver5", "znver4")),
+                 dataclasses.replace(HERE, compiler="llvm 2"), dataclasses.replace(HERE, code="old"),
+                 dataclasses.replace(HERE, code="older"),
+                 dataclasses.replace(HERE, target=TARGETS[1], code="old"),
+                 Build("x86_64/znver4/avx2/l1 32k/l2 1m/l3 32m/t2", 1, "llvm 1")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_reason_is_that_of_the_nearest_build(tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int) -> None:
+    """Whatever the order in which they lie in the directory, which depends on digests."""
+    stored = {build: Stored(5) for build in NEAREST_FIRST}
+    drawn = random.Random(seed).sample(NEAREST_FIRST, len(NEAREST_FIRST))
+    assert [build for build, _ in nearest_first({build: stored[build] for build in drawn}, HERE)] == NEAREST_FIRST
+    assert nearest_first({**{build: stored[build] for build in drawn}, NEAREST_FIRST[7]: Stored(6)}, HERE)[6][0] == NEAREST_FIRST[7]
+    for build in drawn:
+        if build not in NEAREST_FIRST[:3]:
+            assert ObjectCache(tmp_path).put(ObjectKey(f"k{seed}", "c", build), ENTRY)
+    (tmp_path / BAKED).touch()
+    with caplog.at_level(logging.WARNING, "svod.object_cache"):
+        assert ObjectCache(tmp_path).get(ObjectKey("x", "c", HERE)) is None
+    assert "(features avx512f, here less)" in caplog.text
+
+
+def test_an_empty_baked_directory_is_said_to_be_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / BAKED).touch()
+    with caplog.at_level(logging.WARNING, "svod.object_cache"):
+        assert ObjectCache(tmp_path).get(KEY) is None
+    assert f"no object in {tmp_path} fits this process (it is empty)" in caplog.text
 
 
 def test_what_a_directory_has_is_listed_by_build(tmp_path: Path) -> None:
