@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from svod.cli.db.scripts import run_script
 from svod.cli.tune.options import TuneOptions
-from svod.compile.plan.object_cache import BAKED, nearest_first, object_files, stored_builds
+from svod.compile.plan.object_cache import BAKED, make_directory, nearest_first, object_files, stored_builds
 from svod.config import NONE, PrepareConfig
 from svod.core.machine.target import threads_of
 from svod.errors import DatabaseError
@@ -87,10 +87,13 @@ def bake(options: TuneOptions, directory: Path, **variables: str) -> Baked:
     directory = directory.absolute()
     if not is_writable(directory):
         raise DatabaseError(f"objects cannot be kept in {directory}: name a directory that can be written")
+    make_directory(directory)       # a directory that is missing would be warned of
     before = _last_uses(directory)
     failure = run_script(options, ["bake", "-o", str(directory)], shown=True, SVOD_OBJECT_CACHE=str(directory), **variables)
     used = [path for path, last in _last_uses(directory).items() if before.get(path) != last]
     if not used:
+        with suppress(OSError):         # it has had objects before
+            directory.rmdir()
         raise DatabaseError(f"{options.subject} compiled no kernel" + (f"; {failure}" if failure else ""))
     write_text(directory / BAKED, MARK)
     known = sum(path in before for path in used)

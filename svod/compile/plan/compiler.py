@@ -289,7 +289,8 @@ def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
     with _compilers_lock:
         compiler = _compilers.get(key)
         if compiler is None:
-            compiler = _compilers[key] = Compiler(target, ObjectCache(*directories), config.opt_cache_max, device)
+            cache = ObjectCache(*directories, named=config.object_cache is not None)
+            compiler = _compilers[key] = Compiler(target, cache, config.opt_cache_max, device)
     return compiler
 
 

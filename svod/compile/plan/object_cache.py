@@ -8,7 +8,8 @@ is the target and the code generator. Finding it requires no lowering. Layout, l
 Some entries have remarks alone: chains of the heuristic, predicted times, schedules of models.
 
 A cache is a list of directories: objects are stored in the first and read from all. `svod-db bake` makes a directory that is shipped with a
-model, and leaves the file `BAKED` in it; a process for whose build such a directory has no object says so once.
+model, and leaves the file `BAKED` in it; a process for whose build such a directory has no object says so once. So does one for which the
+user named a directory that is missing or empty: it may have been meant for a baked one.
 
 What the cache promises:
 
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
+from svod.config import log_once
 from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.launch import ONCE, LaunchDims
 from svod.core.machine.target import KEY_FIELDS, parse_key, threads_of
@@ -237,20 +239,21 @@ def _path(directory: Path, key: ObjectKey) -> Path:
     return directory / key.name[:2] / f"{key.name}.obj"
 
 
-def _make_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
     """Make a directory and its parents, which others may read, if the umask permits it, but not write."""
     if not path.is_dir():
-        _make_directory(path.parent)
+        make_directory(path.parent)
         path.mkdir(0o755, exist_ok=True)
 
 
 class ObjectCache:
     """Objects in the first of `directories`, at most `max_bytes` in total; the others are only read. Without directories nothing is stored.
+    `named`: whether the user named them.
 
     Usable from several threads and processes at once; the guarantees are in the module's docstring."""
 
-    def __init__(self, *directories: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.directories = directories
+    def __init__(self, *directories: Path, max_bytes: int = DEFAULT_MAX_BYTES, named: bool = False) -> None:
+        self.directories, self.named = directories, named
         self.max_bytes = max_bytes
         self._size: int | None = None  # bytes in the first directory as last counted, plus this process's stores; None: not counted yet
         self._said: set[tuple[str, Path]] = set()
@@ -264,13 +267,15 @@ class ObjectCache:
         return any(os.path.exists(_path(directory, key)) for directory in self.directories)
 
     def get(self, key: ObjectKey) -> CachedObject | None:
-        """Return the entry of a program, or None; then the log says which baked directories have no object of its build. A damaged entry is
-        removed."""
+        """Return the entry of a program, or None; then the log says which baked directories have no object of its build, and which named
+        ones have no objects. A damaged entry is removed."""
         entry = self._find(key)
         if entry is None:
             for directory in self.directories:
                 if os.path.exists(directory / BAKED):
                     self._say_unfit(directory, key.build)
+                elif self.named:
+                    self._say_empty(directory)
         return entry
 
     def remarks(self, key: ObjectKey) -> dict[str, Any]:
@@ -320,6 +325,18 @@ class ObjectCache:
             log.warning("no object in %s fits this process (%s), which compiles its kernels; svod-db list --objects %s shows what they fit",
                         directory, "; ".join(nearest), directory)
 
+    def _say_empty(self, directory: Path) -> None:
+        """Log once that a named directory has no objects: as a warning, unless it is there to be filled."""
+        if ("empty", directory) in self._said:
+            return
+        self._said.add(("empty", directory))
+        if next(directory.glob("??/*.obj"), None) is None:
+            exists, filled = os.path.isdir(directory), directory == self.directories[0]
+            found = "has no compiled objects" if exists else "does not exist"
+            log_once(log, logging.INFO if exists and filled else logging.WARNING,
+                     f"{directory}, which SVOD_OBJECT_CACHE or object_cache= names, {found}: kernels are compiled"
+                     f"{', and kept there' * filled}")
+
     def put(self, key: ObjectKey, entry: CachedObject) -> bool:
         """Store an entry. Returns whether it could be stored."""
         path = self.path(key)
@@ -330,7 +347,7 @@ class ObjectCache:
             self._say("kept", self.directories[0], "svod's files are not those that this process imported, or cannot be read")
             return False
         try:
-            _make_directory(path.parent)
+            make_directory(path.parent)
             beside = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}.tmp")
             try:
                 with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:

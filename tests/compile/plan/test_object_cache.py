@@ -287,6 +287,27 @@ def test_an_empty_baked_directory_is_said_to_be_empty(tmp_path: Path, caplog: py
     assert f"no object in {tmp_path} fits this process (it is empty)" in caplog.text
 
 
+def test_a_named_directory_without_objects_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first is told as a warning if it does not exist, the others also if they are empty; none once it has objects."""
+    first, second = tmp_path / "mistyped", tmp_path / "empty"
+    second.mkdir()
+
+    def said(*directories: Path, named: bool = True) -> list[tuple[str, str]]:
+        caplog.clear()
+        cache = ObjectCache(*directories, named=named)
+        with caplog.at_level(logging.INFO, "svod.object_cache"):
+            assert cache.get(KEY) is None and cache.get(ObjectKey("another", "c", HERE)) is None
+        return [(r.levelname, r.message.replace(", which SVOD_OBJECT_CACHE or object_cache= names,", "")) for r in caplog.records]
+    assert said(first, second, named=False) == []
+    assert said(first, second) == [("WARNING", f"{first} does not exist: kernels are compiled, and kept there"),
+                                   ("WARNING", f"{second} has no compiled objects: kernels are compiled")]
+    assert said(second, first) == [("INFO", f"{second} has no compiled objects: kernels are compiled, and kept there"),
+                                   ("WARNING", f"{first} does not exist: kernels are compiled")]
+    assert said(first) == [], "once per process"
+    filled = tmp_path / "filled"
+    assert ObjectCache(filled).put(ObjectKey("other", "c", HERE), ENTRY) and said(filled) == []
+
+
 def test_what_a_directory_has_is_listed_by_build(tmp_path: Path) -> None:
     other = dataclasses.replace(HERE, target="elsewhere/t1")
     for n, build in enumerate((HERE, HERE, other)):
