@@ -7,8 +7,10 @@ would decompose, although svod implements them, become operators of svod in the 
 """
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import FrameType
@@ -42,12 +44,12 @@ _while_tracing = ExitStack()            # settings of PyTorch for the code that 
 log = logging.getLogger("svod.torch")
 
 
-def watch_dynamo() -> None:
-    """Make Dynamo call svod before and after it traces code. `torch._dynamo.reset` removes the callbacks; the next graph that svod gets
-    restores them."""
-    if _before_tracing not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(_before_tracing)
-        callback_handler.register_end_callback(_after_tracing)
+def _watch(register: Callable[[Callable[[Any], None]], Any], called: Callable[[Any], None]) -> None:
+    """Give Dynamo a callback, for as long as this process lives: where Dynamo drops it, as `torch._dynamo.reset` does, another one takes
+    its place. Nothing but Dynamo's list refers to the registered object, so that its end is that of its registration."""
+    callback = functools.partial(called)
+    register(callback)
+    weakref.finalize(callback, _watch, register, called).atexit = False
 
 
 def _before_tracing(_: Any) -> None:
@@ -84,7 +86,6 @@ def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = N
     gives the reason.
 
     Raises ConfigError for unknown options, and under `options={"strict": True}` UnsupportedError for a graph that svod cannot run."""
-    watch_dynamo()
     try:
         return _function_of(gm, example_inputs, mode, options)
     except SvodError as error:
@@ -208,4 +209,5 @@ def name_of(gm: Any) -> str:
     return str(getattr(outermost[0], "__name__", outermost[0])) if outermost else "a graph"
 
 
-watch_dynamo()
+_watch(callback_handler.register_start_callback, _before_tracing)
+_watch(callback_handler.register_end_callback, _after_tracing)

@@ -22,7 +22,6 @@ leaves = torch.utils._pytree.tree_leaves
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    backend.watch_dynamo()      # `reset` made Dynamo forget the callbacks
     torch.manual_seed(0)
     yield
     torch._dynamo.utils.counters.clear()
@@ -66,6 +65,19 @@ def test_other_backends_are_as_before() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported, match="RNN, GRU, or LSTM"):
         theirs(x)
     agree(ours(x[:2]), model(x[:2]))
+
+
+def test_the_first_layer_after_a_reset_of_dynamo() -> None:
+    """`torch._dynamo.reset` drops callbacks. Those of svod are there again when the next trace begins, each once."""
+    model, x = torch.nn.LSTM(3, 2).eval(), torch.randn(5, 2, 3)
+    run = torch.compile(model, backend="svod", fullgraph=True, options={"strict": True})
+    for _ in range(3):
+        agree(run(x), model(x))
+        torch._dynamo.reset()
+    handler = torch._dynamo.callback.callback_handler
+    for kept, called in ((handler.start_callbacks, backend._before_tracing), (handler.end_callbacks, backend._after_tracing)):
+        assert [c.func for c in kept if getattr(c, "func", None) is called] == [called]
+    agree(torch.compile(model, backend="svod", fullgraph=True)(x), model(x))
 
 
 def _drawn(draw: random.Random) -> tuple[Any, Any, list[Any]]:
