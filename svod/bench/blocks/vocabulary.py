@@ -134,7 +134,7 @@ def forms_of(form: Form, layers: tuple[BlockLayer, ...]) -> list[Form]:
 def check_block(block: Block) -> None:
     """Raise MisfitError unless each layer fits the result of the layer before it."""
     fit(len(block.layers) > 0, "a block has at least one layer")
-    fit(all(n >= 1 for n in block.input.shape), f"an input of {block.input}")
+    fit(all(n >= 1 for n in block.input.shape), f"an input of {block.input} has no numbers; each of its sizes is 1 or more")
     forms_of(block.input, block.layers)
 
 

@@ -44,6 +44,8 @@ def test_a_text_is_read_back() -> None:
     ("picture float32 1x8x9x9: relu", "there is no family 'picture'; the families are image, signal"),
     ("image float32 1x8: relu", "an input of the family image has 4 axes, not those of float32 1x8"),
     ("program float32 8x8x8: relu", "an input of the family program has 1 or 2 axes"),
+    ("image float32 0x8x9x9: relu", "an input of float32 0x8x9x9 has no numbers; each of its sizes is 1 or more"),
+    ("image float32 1x8x2x2: max_pool k=3 s=2", "a window of 3 is larger than the input"),
     ("einsum float32 2x4x4: einsum_self e=abc.cd.abd", "there is no einsum 'abc.cd.abd' of this kind"),
 ])
 def test_a_text_that_is_no_block_says_why(text: str, words: str) -> None:
