@@ -218,6 +218,44 @@ def test_complex_numbers_are_pairs(function: Any) -> None:
     torch.testing.assert_close(torch.compile(function, backend="svod")(x), function(x), rtol=1e-4, atol=1e-5)
 
 
+_MIXED = {
+    "quotients": lambda z, w, r, n: (z / r, z / n, z / 2, z / 2.5, r / z, z / w, 3 / z, z / (1 - 2j), z / r[:1], z[:1] / r, z.reciprocal()),
+    "products": lambda z, w, r, n: (z * r, r * z, z * n, z * 2, 2.5 * z, z * (r > 2), r * 1j, n * (2 + 1j), z[:1] * r, z * r.double()),
+    "sums": lambda z, w, r, n: (z + r, r + z, z + n, z + 2, r + 1j, z + (r > 2), z[:1] + r, r[:1] + z, torch.add(z, r, alpha=2),
+                                torch.add(r, z, alpha=3), torch.add(z, w, alpha=1 + 2j), torch.add(z, r, alpha=2j)),
+    "differences": lambda z, w, r, n: (z - r, r - z, 2 - z, 1j - r, 1j - z, z[:1] - r, torch.rsub(z, r), torch.rsub(z, 2, alpha=3)),
+    "powers": lambda z, w, r, n: (z ** 0, z ** 1, z ** 2, z ** 3, z ** 7.0, z ** -1, z ** -2, z.square())}
+
+
+@pytest.mark.parametrize("name", _MIXED)
+@pytest.mark.parametrize("shape", [(3, 5), (1, 37)])
+def test_complex_and_real_numbers_are_mixed(name: str, shape: tuple[int, int]) -> None:
+    def function(x: Any, y: Any, r: Any, n: Any) -> Any:
+        return [torch.view_as_real(made) for made in _MIXED[name](torch.view_as_complex(x), torch.view_as_complex(y), r, n)]
+    given = torch.randn(*shape, 2), torch.randn(*shape, 2), torch.rand(*shape) + 1.5, torch.arange(1, shape[1] + 1)
+    got = torch.compile(function, backend="svod", options={"strict": True})(*given)
+    for a, b in zip(got, function(*given), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype) and is_near(a, b).all()
+
+
+def is_near(pairs: Any, wanted: Any) -> Any:
+    """Whether each complex number, given as a pair, differs from the wanted one by at most 1e-5 of its magnitude."""
+    apart, size = (torch.view_as_complex(v.double()).abs() for v in (pairs - wanted, wanted))
+    return apart <= 1e-5 * size
+
+
+def test_quotients_of_complex_numbers_at_the_ends_of_the_range() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return torch.view_as_real(torch.view_as_complex(x) / torch.view_as_complex(y))
+    ends = torch.tensor([0.0, 1e-30, 1.0, 3e30])
+    pairs = torch.cartesian_prod(ends, ends)
+    x, y = pairs.repeat(16, 1), pairs.repeat_interleave(16, 0)
+    x = x * (y.abs().amax(1, keepdim=True) / 3e30).clamp(min=1e-8)      # no quotient is beyond the range
+    got, wanted = torch.compile(function, backend="svod", options={"strict": True})(x, y), function(x, y)
+    assert torch.equal(got.isfinite(), wanted.isfinite())
+    assert is_near(got, wanted)[wanted.isfinite().all(1)].all()
+
+
 def test_a_spectrogram_runs_in_svod_alone(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: Any) -> Any:
         return torch.stft(x, 16, window=torch.hann_window(16), return_complex=True).abs().square().log1p()

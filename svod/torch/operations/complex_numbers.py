@@ -90,29 +90,88 @@ def _tensor(part: Any, like: Tensor) -> Tensor:
     return part if isinstance(part, Tensor) else Tensor.full(like.shape, part, dtype=like.dtype)
 
 
-@on_complex("mul.Tensor")
+def _like(*operands: Any) -> Tensor:
+    """The tensor in the operands, or the real part of the complex one."""
+    found = next(v for v in operands if isinstance(v, (Complex, Tensor)))
+    return found.real if isinstance(found, Complex) else found
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, (Complex, complex))
+
+
+@on_complex("mul.Tensor", "mul.Scalar")
 def mul(x: Any, y: Any) -> Complex:
     """The product of two operands; a real one scales both parts of the other."""
-    z, w = (x, y) if isinstance(x, Complex) else (y, x)
-    real, imag = _parts(w)
-    if not isinstance(w, (Complex, complex)):
-        return Complex(z.real.mul(real), z.imag.mul(real))
-    return Complex(z.real.mul(real).sub(z.imag.mul(imag)), z.real.mul(imag).add(z.imag.mul(real)))
+    z, w = (x, y) if _is_complex(x) else (y, x)
+    (a, b), (c, d), like = _parts(z), _parts(w), _like(x, y)
+    if not _is_complex(w):
+        return Complex(_tensor(a * c, like), _tensor(b * c, like))
+    return Complex(_tensor(a * c - b * d, like), _tensor(a * d + b * c, like))
 
 
-@on_complex("add.Tensor")
-def add(x: Any, y: Any, *, alpha: float = 1) -> Complex:
+@on_complex("div.Tensor", "div.Scalar")
+def div(x: Any, y: Any) -> Complex:
+    """The quotient of two operands; a real one divides both parts of the other. Of a complex divisor c + di the larger part is divided by,
+    as squares may overflow or underflow (R. L. Smith, "Algorithm 116: Complex division", CACM 5(8), 1962)."""
+    (a, b), (c, d), like = _parts(x), _parts(y), _like(x, y)
+    if not _is_complex(y):
+        return Complex(_tensor(a, like).div(c), _tensor(b, like).div(c))
+    (a, b), (c, d) = ([_tensor(part, like) for part in parts] for parts in ((a, b), (c, d)))
+    larger = c.abs().ge(d.abs())
+    first, second = where(larger, c, d), where(larger, d, c)
+    ratio = where(first.eq(0), 0.0, second.div(first))
+    least = first.add(second.mul(ratio))
+    return Complex(where(larger, a.add(b.mul(ratio)), a.mul(ratio).add(b)).div(least),
+                   where(larger, b.sub(a.mul(ratio)), b.mul(ratio).sub(a)).div(least))
+
+
+@on_complex("reciprocal.default")
+def reciprocal(z: Complex) -> Complex:
+    """The quotient 1 / z."""
+    return div(1.0, z)
+
+
+@on_complex("add.Tensor", "add.Scalar")
+def add(x: Any, y: Any, alpha: complex = 1) -> Complex:
     """The sum x + alpha · y."""
-    (a, b), (c, d) = _parts(x), _parts(y)
-    like = next(v.real for v in (x, y) if isinstance(v, Complex))
-    scaled = [part if alpha == 1 else part * alpha for part in (c, d)]
-    return Complex(_tensor(a, like).add(scaled[0]), _tensor(b, like).add(scaled[1]))
+    if alpha != 1:
+        y = mul(y, alpha) if isinstance(y, Complex) or (isinstance(y, Tensor) and isinstance(alpha, complex)) else y * alpha
+    (a, b), (c, d), like = _parts(x), _parts(y), _like(x, y)
+    real, imag = _tensor(a, like).add(c), _tensor(b, like).add(d)
+    return Complex(real, imag.expand(*real.shape))      # the imaginary part of a real operand is a number
 
 
-@on_complex("sub.Tensor")
-def sub(x: Any, y: Any, *, alpha: float = 1) -> Complex:
+@on_complex("sub.Tensor", "sub.Scalar")
+def sub(x: Any, y: Any, alpha: complex = 1) -> Complex:
     """The difference x - alpha · y."""
-    return add(x, y, alpha=-alpha)
+    return add(x, y, -alpha)
+
+
+@on_complex("rsub.Tensor", "rsub.Scalar")
+def rsub(x: Any, y: Any, alpha: complex = 1) -> Complex:
+    """The difference y - alpha · x."""
+    return add(y, x, -alpha)
+
+
+MOST_POWER = 64     # largest integer exponent whose power is made of products
+
+
+@on_complex("pow.Tensor_Scalar")
+def power(z: Complex, exponent: complex) -> Complex:
+    """The power of an integer exponent, by products. Raises UnsupportedError for other exponents."""
+    real, imag = _parts(exponent)
+    if imag or not float(real).is_integer() or abs(real) > MOST_POWER:
+        raise UnsupportedError(f"a complex number to the power of {exponent}")
+    n, square, made = abs(int(real)), z, None
+    while n:
+        if n & 1:
+            made = square if made is None else mul(made, square)
+        n >>= 1
+        square = mul(square, square) if n else square
+    if made is None:
+        return Complex(Tensor.ones(z.shape, dtype=z.real.dtype), Tensor.zeros(z.shape, dtype=z.real.dtype))
+    return made if real > 0 else reciprocal(made)
 
 
 @on_complex("abs.default")
