@@ -9,6 +9,7 @@ import pytest
 
 import svod
 from svod import Tensor, nn
+from svod.core.ir.variable import value_of
 from svod.errors import ArgumentError, ShapeError
 from svod.tracing.lengths import FEW
 from tests.draws import a_half
@@ -128,6 +129,26 @@ def test_a_variable_that_the_function_binds_itself() -> None:
         first, second = run(drawn(n))
         np.testing.assert_array_equal(first.numpy(), drawn(n) * 2)
         np.testing.assert_array_equal(second.numpy(), drawn(9)[:4] * 3)
+
+
+def test_extents_that_a_function_returns_are_those_of_the_call() -> None:
+    """Also in sums and shapes, of an int argument, and of a variable that the function binds itself."""
+    k, table = svod.Variable("k", 1, 9), Tensor(drawn(9)).realize()
+
+    @svod.jit(dynamic="auto")
+    def measured(x: Tensor, times: Any) -> Any:
+        return {"rows": x.shape[0], "shape": x.shape, "sum": [2 * x.shape[0] + 1, times]}, x * times, table[:k.bind(4)].shape[0]
+    for n in LENGTHS:
+        sizes, scaled, fixed = measured(drawn(n, 3), n + 1)
+        assert sizes == {"rows": n, "shape": (n, 3), "sum": [2 * n + 1, n + 1]}
+        assert (type(sizes["rows"]), type(sizes["sum"][1])) == (int, int)
+        np.testing.assert_array_equal(scaled.numpy(), drawn(n, 3) * np.float32(n + 1))
+        assert value_of(fixed) == 4
+    up_to = svod.Variable("up_to", 1, 64)
+    declared = svod.jit(lambda x: (x.shape[0], x + 1))
+    for rows in (5, 17):
+        extent, made = declared(Tensor(drawn(64, 3))[:up_to.bind(rows)])
+        assert value_of(extent) == value_of(made.shape[0]) == rows
 
 
 def test_weights_that_change() -> None:

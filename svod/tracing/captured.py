@@ -22,12 +22,12 @@ from svod.core.graph.written import WrittenMemory, span_of
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.launch import evaluate_extent
 from svod.core.ir.uop import Ops, UOp
-from svod.core.ir.variable import is_symbolic, layout_shape, number_of, rebound, without_binds
+from svod.core.ir.variable import Dim, is_symbolic, layout_shape, number_of, rebound, value_of, without_binds
 from svod.core.machine.target import HOST
 from svod.errors import LaunchError
 from svod.prepare import Prepared
 from svod.tensor import Tensor
-from svod.tracing.arguments import Leaf, as_tensor, buffer_under, memory_of, rebuild
+from svod.tracing.arguments import Leaf, as_tensor, buffer_under, mapped, memory_of, rebuild
 
 
 class _Result(NamedTuple):
@@ -87,6 +87,9 @@ class Captured:
         self._memory = WrittenMemory(self._fixed, prepared.overwritten) if prepared.overwritten else None
         # each result has fresh memory of its own: tensors over the arrays suffice, without graph nodes
         numbers = [r.made for r in self.results]
+        leaves: list[Any] = []
+        mapped(structure, leaves.append)
+        self._has_extents = any(isinstance(leaf, Dim) for leaf in leaves)
         self._is_tuple = type(structure) is tuple and all(part is Tensor for part in structure)
         self._is_apart = None not in numbers and len({*numbers}) == len(numbers)
         self._sized = self._sized_results()
@@ -101,7 +104,17 @@ class Captured:
         """The function's results as tensors of the sizes that they have in this run."""
         made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) if one is None      # type: ignore[index]
                 else one.tensor(results[r.made], values) for r, one in zip(self.results, self._sized, strict=True)]  # type: ignore[index]
-        return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
+        return tuple(made) if self._is_tuple else self._rebuilt(made, values, True)
+
+    def _rebuilt(self, made: Iterable[Tensor], values: Mapping[str, int], sized: bool) -> Any:
+        """The function's result with `made` as its tensors. Extents that it returns have their values in this run: as integers if `sized`,
+        else as Dims in which the variables are bound to them."""
+        def of_this_run(value: Any) -> Any:
+            if not isinstance(value, Dim):
+                return value
+            (now,) = rebound((value,), values)
+            return value_of(now, values) if sized else now
+        return rebuild(mapped(self.structure, of_this_run) if self._has_extents else self.structure, iter(made))
 
     def _memory_for(self, number: int) -> ResultMemory:
         """The memory of an output, in the shape of its result if exactly one result uses it, else flat."""
@@ -119,10 +132,10 @@ class Captured:
     def run(self, given: Sequence[Leaf], values: Mapping[str, int], held: object = None, sized: bool = False) -> Any:
         """Run the plan over the arguments and return the function's results. `held`: an object that identifies the arguments declared by
         `hold`; None: these may differ from the last run's. `sized`: results of symbolic shapes may be tensors of the sizes that they have
-        in this run, in memory of their own. Raises LaunchError and ScheduleError."""
+        in this run, in memory of their own, and extents are integers. Raises LaunchError and ScheduleError."""
         plan, results = self.plan, {}
         if not plan.is_local:
-            return self._run_on_devices(given, values)
+            return self._run_on_devices(given, values, sized)
         with plan.lock:
             bound = plan.bindings.arrays
             stay = held is not None and self._held[0] is held and self._held[1] == plan.bindings.count
@@ -157,10 +170,10 @@ class Captured:
                 (array,) = results.values()
                 return Tensor._over(array, kept.dtype, False)
             made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) for r in self.results]     # type: ignore[index]
-            return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
+            return tuple(made) if self._is_tuple else self._rebuilt(made, values, sized)
         if sized and self._is_apart:
             return self._of_their_sizes(results, values)
-        return rebuild(self.structure, iter(self._tensors(results, given, values)))
+        return self._rebuilt(self._tensors(results, given, values), values, sized)
 
     def release_example(self) -> None:
         """Release the arguments and results of the call that was captured, whose memory the plan used: each run binds its own."""
@@ -189,7 +202,7 @@ class Captured:
             finally:
                 self.plan.lock.release()
 
-    def _run_on_devices(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
+    def _run_on_devices(self, given: Sequence[Leaf], values: Mapping[str, int], sized: bool) -> Any:
         """`run` on devices other than the host: binds the arguments' buffers, and leaves the results in the memory of their device."""
         plan = self.plan
         with plan.lock:
@@ -207,7 +220,7 @@ class Captured:
             except LaunchError:     # its device may be lost: let the next call capture again, possibly for another device
                 self.changed = lambda: "a run that failed"
                 raise
-        return rebuild(self.structure, iter(self._tensors(nodes, given, values)))
+        return self._rebuilt(self._tensors(nodes, given, values), values, sized)
 
     def _tensors(self, made: Mapping[int, Array | UOp], given: Sequence[Leaf], values: Mapping[str, int]) -> list[Tensor]:
         """The results as tensors with graph nodes; results over the same memory share a node."""
