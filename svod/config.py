@@ -432,6 +432,17 @@ def child_environment(**changes: str | None) -> dict[str, str]:
     return env
 
 
+def environment_with_svod(**changes: str | None) -> dict[str, str]:
+    """Return the environment for a child process in Python that imports this svod, which may be a checkout: `child_environment`, with the
+    folders of svod and its packages behind those of PYTHONPATH."""
+    from svod.system.process.program import package_roots  # imported late: it imports the network's modules, which few processes need
+
+    env = child_environment(**changes)
+    roots = [root for root in package_roots() if Path(root).name not in ("site-packages", "dist-packages")]
+    path = os.pathsep.join([*filter(None, [env.get("PYTHONPATH", "")]), *roots])
+    return {**env, "PYTHONPATH": path} if path else env
+
+
 @contextmanager
 def changed_environment(**values: str) -> Iterator[None]:
     """Set environment variables within the context, for libraries that are configured by the environment and processes started

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from svod.system.process.directories import working_directory
 from svod.system.process.program import arguments, become
 from svod.system.process.streams import tell
 
@@ -47,10 +48,11 @@ def main(words: Sequence[str]) -> int:
     else:
         use_svod(torch, modules)
     become(rest)
+    # what Python puts first on the path for the program: in place of the current directory of `python -m`, or before all under `python -P`
+    sys.path[:not sys.flags.safe_path] = [str(working_directory() or "") if is_module else str(Path(rest[0]).resolve().parent)]
     if is_module:
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(rest[0]).resolve().parent)
         runpy.run_path(rest[0], run_name="__main__")
     return 0
 

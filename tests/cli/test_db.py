@@ -312,6 +312,35 @@ def test_why_of_an_onnx_file(path: Path, tmp_path: Path) -> None:
     assert "softmax" in run(path, "why", str(tmp_path / "m.onnx"), "--dim", "rows=3").output
 
 
+@pytest.fixture
+def _with_names_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A current directory with files that have the names of modules which a program imports."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("numpy", "random", "queue", "onnx", "torch", "svod"):
+        Path(f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')")
+
+
+@pytest.mark.usefixtures("_with_names_of_modules")
+def test_an_onnx_file_imports_nothing_from_the_current_directory(path: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the package onnx")
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Softmax", ["x"], ["y"])], "g", [info("x", 1, [3, 8])], [info("y", 1, [3, 8])])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), str(tmp_path / "m.onnx"))
+    done = run(path, "why", str(tmp_path / "m.onnx"))
+    assert done.exit_code == 0 and "softmax" in done.output
+
+
+@pytest.mark.usefixtures("_with_names_of_modules")
+def test_a_script_imports_from_its_own_folder_alone(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("rows = 3")
+    (tmp_path / "model.py").write_text("import beside, numpy as np\nfrom svod import Tensor\n"
+                                       "Tensor(np.ones((beside.rows, 8), np.float32)).softmax(-1).numpy()\n")
+    for how in ((), ("--torch", "compile")):        # by Python itself, and by a module of svod
+        done = run(path, "why", str(tmp_path / "model.py"), *how)
+        assert done.exit_code == 0 and "softmax" in done.output
+
+
 def test_a_script_ends_with_the_command_that_runs_it(path: Path, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(f"import os, time\nopen({str(tmp_path / 'new')!r}, 'w').write(str(os.getpid()))\n"
                                       f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\ntime.sleep(100)")

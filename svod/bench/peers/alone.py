@@ -32,7 +32,7 @@ from svod.bench.results import KernelInfo
 from svod.bench.suites.cases import REFERENCE, Case
 from svod.bench.suites.reference import Result
 from svod.bench.timer import Clock, Contestant
-from svod.config import PrepareConfig
+from svod.config import PrepareConfig, environment_with_svod
 from svod.errors import SvodError, UnsupportedError
 from svod.system.process.program import python
 from svod.system.process.streams import descriptor
@@ -84,8 +84,8 @@ class Process:
         self.name, self.orders, self.failed = name, 0, False
         own, other = Pipe()
         try:
-            self._child = subprocess.Popen([python(), "-m", CHILD, str(other.fileno())], pass_fds=(other.fileno(),),
-                                           stdin=subprocess.DEVNULL, stdout=descriptor(sys.stderr))
+            self._child = subprocess.Popen([python(), "-P", "-m", CHILD, str(other.fileno())], pass_fds=(other.fileno(),),
+                                           env=environment_with_svod(), stdin=subprocess.DEVNULL, stdout=descriptor(sys.stderr))
         finally:
             other.close()
         self._pipe: Connection[Any, Any] = own

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.peers.models import forward
 from svod.bench.suites.cases import Case, load_model
+from svod.config import environment_with_svod
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.errors import UnsupportedError
 from svod.system.process.directories import temporary_folder
@@ -79,8 +80,9 @@ class OnnxRuntimePeer:
         """A PyTorch module, exported by a process that has ended when the session runs. Raises UnsupportedError if it cannot be
         exported."""
         with temporary_folder("svod-export-") as folder:
-            done = subprocess.run([python(), "-m", "svod.bench.peers.torch_export", case.name, str(case.options["seed"]), str(folder)],
-                                  capture_output=True, text=True, check=False, timeout=EXPORT_SECONDS)
+            done = subprocess.run([python(), "-P", "-m", "svod.bench.peers.torch_export", case.name, str(case.options["seed"]),
+                                   str(folder)], env=environment_with_svod(), capture_output=True, text=True, check=False,
+                                  timeout=EXPORT_SECONDS)
             if done.returncode:
                 lines = done.stderr.strip().splitlines()
                 raise UnsupportedError(f"torch.onnx.export: {lines[-1] if lines else f'status {done.returncode}':.160}")

@@ -34,7 +34,7 @@ def run_script(options: TuneOptions, command: Sequence[str], *, shown: bool = Fa
     with its options, that messages about missing sizes of an ONNX file repeat. `shown`: whether the user sees its output."""
     asked = [f"--command={program('svod-db')} {shlex.join([*command, options.subject])}"] if options.is_onnx else []
     try:
-        done = subprocess.run([python(), *options.launched, *asked], env=config.child_environment(**variables), stdin=subprocess.DEVNULL,
+        done = subprocess.run([python(), *options.started, *asked], env=config.environment_with_svod(**variables), stdin=subprocess.DEVNULL,
                               stdout=None if shown else subprocess.DEVNULL, stderr=None if shown else subprocess.PIPE,
                               timeout=SCRIPT_SECONDS, check=False)
     except subprocess.TimeoutExpired:

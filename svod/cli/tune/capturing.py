@@ -98,7 +98,7 @@ def take_capture(setting: Setting, workers: Workers) -> CapturedPlans:
         if not workers.have_begun and not options.dry_run and not options.compile_only and foresight.needs_search(news):
             workers.start()
     with temporary_folder("svod-capture-") as directory:
-        script = run_script([*options.launched, *options.asked], directory, capture_for=options.capture_for, first=options.budget / 2,
+        script = run_script([*options.started, *options.asked], directory, capture_for=options.capture_for, first=options.budget / 2,
                             share=options.budget / 2, on_news=meet, device=HOST if options.compile_only else options.device,
                             kernels_of=(options.device or setting.config.device) if options.compile_only else None,
                             stdout=sys.stderr if options.json_path == "-" else None)

@@ -117,6 +117,13 @@ class TuneOptions:
         return [*launcher, *self.program, *self.args]
 
     @property
+    def started(self) -> list[str]:
+        """`launched` for a child process of a command. If a module of svod's runs the program, the current directory is not on its path: a
+        `numpy.py` there is no part of an ONNX file or of a script elsewhere."""
+        is_run = self.launched[:1] == ["-m"] and self.launched[1].startswith("svod.")
+        return [*["-P"] * is_run, *self.launched]
+
+    @property
     def asked(self) -> list[str]:
         """For an ONNX file, the option that passes the given svod-tune command to `svod.onnx.run`, which repeats it in messages about
         missing options; [] for a program."""

@@ -273,7 +273,7 @@ class _TuneRun:
         given = {variable: value for variable, value in (("SVOD_TUNE_DB", options.db), ("SVOD_DEVICE", options.device))
                  if value is not None}
         try:
-            subprocess.run([python(), *options.program, "--check"], env=config.child_environment(BEAM=None, **given),
+            subprocess.run([python(), *options.started, "--check"], env=config.environment_with_svod(BEAM=None, **given),
                            stdout=self._output.stream, check=False, timeout=self.setting.clock.left_for_ending)
         except subprocess.TimeoutExpired:
             say("svod-tune: the comparison with onnxruntime was left out, as the budget is over")

@@ -22,7 +22,6 @@ from svod import config
 from svod.system.process.program import python
 from svod.system.process.system_files import processes_with
 from svod.tune.capture import FLUSH_SECONDS, CaptureWatch, News, request_stop
-from svod.tune.workers.jobs import package_roots
 
 IDLE_SECONDS = 30.0         # seconds without a new kernel after which the capture counts as complete
 POLL_SECONDS = 0.1          # seconds between looks at the capture
@@ -119,10 +118,8 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
 def script_environment(directory: Path, device: str | None = None, kernels_of: str | None = None) -> dict[str, str]:
     """The environment variables of the script: its kernels for the device `kernels_of` are captured, it does not search, it runs on
     `device`, and it can import this svod even from a checkout."""
-    roots = [r for r in package_roots() if Path(r).name not in ("site-packages", "dist-packages")]
-    path = os.pathsep.join([*filter(None, [config.child_environment().get("PYTHONPATH", "")]), *roots])
     given = {name: value for name, value in (("SVOD_DEVICE", device), ("SVOD_CAPTURE_DEVICE", kernels_of)) if value is not None}
-    return config.child_environment(SVOD_CAPTURE=str(directory), BEAM=None, PYTHONPATH=path or None, **given)
+    return config.environment_with_svod(SVOD_CAPTURE=str(directory), BEAM=None, **given)
 
 
 def _end_child(child: subprocess.Popen[bytes], directory: Path) -> None:

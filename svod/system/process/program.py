@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import getpass
+import importlib.util
 import os
 import socket
 import sys
 from importlib import resources
+from pathlib import Path
 
 
 def name() -> str:
@@ -53,6 +55,19 @@ def python() -> str:
     if not os.access(running, os.X_OK) or (os.path.exists(named) and os.path.samefile(named, running)):
         return named            # `named` may link to the running file, as in a virtual environment; or an update has replaced that file
     return running
+
+
+def package_roots() -> list[str]:
+    """The directories from which this process imports svod, numpy and llvmlite, which a child needs on its sys.path. The directory of the
+    user's script is left out: a `queue.py` beside a script must not replace a module of the standard library."""
+    roots: list[str] = []
+    for name in ("svod", "numpy", "llvmlite"):
+        spec = importlib.util.find_spec(name)
+        for location in (spec.submodule_search_locations or ()) if spec else ():
+            root = str(Path(location).resolve().parent)
+            if root not in roots:
+                roots.append(root)
+    return roots
 
 
 def frozen_file() -> str:

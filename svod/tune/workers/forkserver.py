@@ -22,10 +22,10 @@ from typing import Any
 
 from svod.errors import TuneError
 from svod.system.process.directories import anonymous_file
-from svod.system.process.program import python, why_no_python
+from svod.system.process.program import package_roots, python, why_no_python
 from svod.system.process.signals import interrupt_blocked
 from svod.system.process.streams import above_standard
-from svod.tune.workers.jobs import WorkerConfig, identity, mismatch, package_roots
+from svod.tune.workers.jobs import WorkerConfig, identity, mismatch
 
 CLOSED_DESCRIPTOR = -1    # stands for the descriptor of a file that was closed
 START_DEADLINE = 300.0    # seconds within which the server has to report that it is ready, also with a cold disk and on a very busy machine

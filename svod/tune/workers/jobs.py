@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import io
 import pickle
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, Literal
 
 from svod.core.ir.dtype import to_dtype
@@ -171,16 +169,3 @@ def identity() -> dict[str, str]:
 def mismatch(ours: dict[str, str], theirs: dict[str, str]) -> str:
     """The differences between the identities of two ends, as in `LLVM 22.1.0 here, 20.1.8 there`; "" when they agree."""
     return "; ".join(f"{k} {v} here, {theirs.get(k, 'unknown')} there" for k, v in ours.items() if theirs.get(k) != v)
-
-
-def package_roots() -> list[str]:
-    """The directories from which this process imports svod, numpy and llvmlite, which a child needs on its sys.path. The directory of the
-    user's script is left out: a `queue.py` beside a script must not replace a module of the standard library."""
-    roots: list[str] = []
-    for name in ("svod", "numpy", "llvmlite"):
-        spec = importlib.util.find_spec(name)
-        for location in (spec.submodule_search_locations or ()) if spec else ():
-            root = str(Path(location).resolve().parent)
-            if root not in roots:
-                roots.append(root)
-    return roots

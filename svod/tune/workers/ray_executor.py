@@ -33,12 +33,13 @@ from svod.core.machine.target import Target, unfit
 from svod.errors import TuneError
 from svod.system.process.cores import usable_cores
 from svod.system.process.directories import kept_folder, temporary_places
+from svod.system.process.program import package_roots
 from svod.system.process.system_files import processes_of
 from svod.tune.workers.child import Request
 from svod.tune.workers.dispatching import DispatchingExecutor
 from svod.tune.workers.executor import YIELD_SECONDS, Kind
 from svod.tune.workers.fleet import WorkerLost
-from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name, mismatch, package_roots
+from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name, mismatch
 from svod.tune.workers.ray_worker import RayWorker
 
 log = logging.getLogger("svod.tune")

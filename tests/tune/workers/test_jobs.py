@@ -19,6 +19,7 @@ from svod.core.ir.param import Param
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import Target
 from svod.errors import FormatError, TuneError
+from svod.system.process.program import package_roots
 from svod.tune.measure.candidate import Status
 from svod.tune.workers.jobs import (
     WORK_MODULE,
@@ -29,7 +30,6 @@ from svod.tune.workers.jobs import (
     enum_member,
     identity,
     mismatch,
-    package_roots,
     resolve_job,
 )
 

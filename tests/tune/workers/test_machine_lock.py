@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from svod.errors import TuneError
+from svod.system.process.program import package_roots
 from svod.tune.workers import machine_lock
-from svod.tune.workers.jobs import package_roots
 from svod.tune.workers.machine_lock import MachineLock, lock_directory
 from tests.patience import wait_until
 
