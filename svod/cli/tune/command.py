@@ -47,7 +47,9 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does, instead of a script.")
 @click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")
-@click.option("--budget", type=SECONDS, default=DEFAULT_BUDGET, show_default=True, help="Wall time of the whole command.")
+@click.option("--budget", type=SECONDS, default=DEFAULT_BUDGET, show_default=True, help="Wall seconds of the "
+              "script (at most half), the search and the plan check together. What a script takes beyond half until its first plan, and "
+              "--capture-for, come on top, as do at most 15 s to end, or the step under way where that takes longer.")
 @click.option("--workers", default="ray", show_default=True, metavar="ray:N|local:N|inline",
               help="Who compiles and times candidates; without N one worker per core. Where Ray does not come up, "
                    "and for budgets below 20 s (but for ray:N), local ones do.")

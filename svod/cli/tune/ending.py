@@ -175,11 +175,12 @@ class CommandReport:
         output.print([*lines, "", self._summary(result), *self.kept.lines(result), *self._next(result)])
 
     def _summary(self, r: SessionResult | None) -> str:
-        elapsed = self.setting.clock.elapsed
+        elapsed, script = self.setting.clock.elapsed, self.captured.script
+        long = f", {script.seconds:.0f} of them the script" if script is not None and script.seconds > self.setting.clock.budget / 2 else ""
         if r is None:
-            return f"nothing was left to search with beam {self.setting.options.beam} ({elapsed:.1f} s)"
+            return f"nothing was left to search with beam {self.setting.options.beam} ({elapsed:.1f} s{long})"
         rate = f", {r.timed / r.seconds:.0f} per second" if r.seconds > 0 else ""
-        text = f"{count(r.timed, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.workers}; {elapsed:.0f} s in all"
+        text = f"{count(r.timed, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.workers}; {elapsed:.0f} s in all{long}"
         return text + (", ended early by Ctrl-C" if r.interrupted else "")
 
     def _next(self, result: SessionResult | None) -> list[str]:

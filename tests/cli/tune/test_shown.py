@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,12 @@ from svod.bench.race import Ratio
 from svod.bench.roofline import CurvePoint
 from svod.cli.tune import waiting
 from svod.cli.tune.command import cli
+from svod.cli.tune.ending import CommandReport
 from svod.cli.tune.event_log import EventLog, event_data
+from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import LineProgress, LiveProgress, ProgressListener, make_progress, worker_rows, workers_in_words
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, size_lines, work_lines
+from svod.cli.tune.script import ScriptEnd
 from svod.cli.tune.survey import SurveyRow
 from svod.compile.llvm.codegen import CODEGEN_REVISION
 from svod.errors import SvodError
@@ -281,3 +285,12 @@ def test_waiting_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     shown = terminal.getvalue()
     assert "starting [the] workers" in shown and "a [line]\n" in shown and "0:00:00" in shown
     assert shown.rstrip().endswith("\x1b[2K"), "the line is taken away"
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(40.0, "(60.0 s, 40 of them the script)"), (10.0, "(60.0 s)"), (None, "(60.0 s)")])
+def test_a_script_that_took_more_than_its_half_of_the_budget_is_told(seconds: float | None, told: str) -> None:
+    setting: Any = SimpleNamespace(clock=SimpleNamespace(elapsed=60.0, budget=30.0), options=TuneOptions("m.py"))
+    captured: Any = SimpleNamespace(script=None if seconds is None else ScriptEnd("finished", 0, seconds))
+    nothing: Any = None
+    report = CommandReport(setting, captured, (), nothing, nothing, "")
+    assert report._summary(None) == f"nothing was left to search with beam 8 {told}"
