@@ -30,13 +30,18 @@ from svod.core.tree.launch import FEW_SUMS
 from svod.core.tree.passes import counted_tree
 
 
+# prices of single operations, in operations: of those that are computed by polynomials, and of roots
+PRICE_OF_OPERATION = {"SQRT": 16.0, "TANH": 24.0, "ERF": 30.0, "LOG": 38.0, "LOG2": 38.0, "SIN": 47.0, "COS": 47.0, "POW": 190.0}
+
+
 @dataclass(frozen=True)
 class Cpu:
     """Prices on one core, in cycles or in *operations*: vector instructions, of which two are issued per cycle."""
 
-    operations: tuple[float, ...] = (1.0, 1.5, 8.0, 14.0)   # price of each `OperationKind`
+    operations: tuple[float, ...] = (1.0, 1.5, 8.0, 14.0)   # price of each `OperationKind`; others are in `PRICE_OF_OPERATION`
     # price of combining two results, by their number of components: 2 for ARGMAX, 3 for EXPSUM
     combined_operations: tuple[float, ...] = (0.0, 1.0, 6.0, 30.0)
+    across_operations: float = 5.0      # price of combining the lanes of one vector of partial results
     issued_per_cycle: float = 2.0
     contention_share: float = 0.15      # unhidden share of the loads or the arithmetic, whichever are fewer, as one queue issues both
     latency_cycles: float = 4.0         # cycles until the result of a multiply-add or an addition can be used
@@ -275,11 +280,14 @@ class IssuePricer:
         for red in self.r.reductions:
             cost = self.dot.cost if len(red.values) == 1 else self.cpu.combined_operations[len(red.values)]
             self.arithmetic += self.work.body * self.work.tile * cost
+            if self.stage.vector >= self.work.outs:     # the partial results of a row are in the lanes of a vector
+                self.arithmetic += self.cpu.across_operations * max(1.0, cost) * self.work.runs(range(self.work.outs))
         for _, n, is_load in self.work.values():
             if is_load:
                 self._load(n)
             else:
-                self.arithmetic += self.cpu.operations[kind_of(n)] * self.work.runs(n.deps)
+                price = PRICE_OF_OPERATION.get(n.op, self.cpu.operations[kind_of(n)])
+                self.arithmetic += price * self.work.runs(n.deps)
 
     def _load(self, n: Node) -> None:
         count = self.work.runs(n.deps)

@@ -189,3 +189,23 @@ def test_partial_results_pass_between_caches(rows: int, columns: int, depth: int
     tiled = [Opt("UPCAST", "o0", 8), Opt("UNROLL", "r0", 2)]
     shared, split = (cost_of(apply_opts(base, [*tiled, Opt("THREAD", axis, 2)])) for axis in ("o0", "r0"))
     assert split.cycles > shared.cycles + CPU.combined_line_cycles * rows * columns * 4 / 64 / 2
+
+
+# cycles of a Zen 4 for a vector of 16 elements, loads and stores included; the elements are in the first cache
+CYCLES_OF_FUNCTIONS = {"exp": 9.7, "exp2": 9.5, "log": 21.2, "log2": 20.9, "sin": 25.7, "cos": 26.4, "tanh": 13.9, "erf": 16.5, "sqrt": 9.9}
+# cycles of a Zen 4 for the sum of a row of so many elements in vectors
+CYCLES_OF_ROWS = {10: 5.2, 16: 5.0, 48: 8.8, 64: 10.6}
+
+
+@pytest.mark.parametrize("name", CYCLES_OF_FUNCTIONS)
+def test_functions_cost_what_their_polynomials_take(name: str) -> None:
+    kernel = Kernel(kernel_of(getattr(data(4096), name)()))
+    cost = cost_of(apply_opts(Scheduler(kernel, replace(AVX512, threads=1)), [Opt("UPCAST", "o0", 64)]))
+    assert cost.cycles / 256 == pytest.approx(CYCLES_OF_FUNCTIONS[name], rel=0.12)
+
+
+@pytest.mark.parametrize("columns", CYCLES_OF_ROWS)
+def test_lanes_are_combined_at_the_end_of_a_row(columns: int) -> None:
+    kernel = Kernel(kernel_of(data(128, columns).sum(1)))
+    cost = cost_of(apply_opts(Scheduler(kernel, replace(AVX512, threads=1)), [Opt("UPCAST", "r0", columns)]))
+    assert cost.cycles / 128 == pytest.approx(CYCLES_OF_ROWS[columns], rel=0.3)
