@@ -276,12 +276,20 @@ def _reductions_apart(p: Point) -> Scheduler:
 
 
 def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
-    """Upcast an output axis by `rows`, if it has enough rows and `rows` divides it."""
-    for a in range(len(r.stage.outs)) if rows > 1 else ():
+    """Upcast an output axis by `rows`, if it has enough rows and `rows` divides it. Of a stage that has no reductions itself, an axis along
+    which the reductions that it reads differ."""
+    for a in (range(len(r.stage.outs)) if r.reductions else sorted(_reduced_along(state, r))) if rows > 1 else ():
         e = extent_of(state, r, a)
         if e >= 4 * rows and e % rows == 0 and state.rows[state.row_id(name_of(state, r, a))].extent == e:
             return try_opt(state, "UPCAST", name_of(state, r, a), rows)
     return state
+
+
+def _reduced_along(state: Scheduler, r: ResolvedStage) -> set[int]:
+    """The axes of a stage along which the reductions that it reads differ."""
+    inlined = state.kernel.resolve(state.inlined)[r.stage.index]
+    assert inlined is not None
+    return {a for n in inlined.nodes if n.kind == "read" and state.kernel.stages[n.arg].has_reduce for a in n.deps}
 
 
 LANE = Hole("", lambda p: _vector_axes(p.state, p.stage))
