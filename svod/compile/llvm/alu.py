@@ -179,8 +179,10 @@ def _alu(op: str) -> Handler:
 
 def _where(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     c, a, b = src
-    ty, cond = register_type(dtype.name, lanes), register_type("bool", w.code[c].lanes)
-    w.lines.append(f"  %v{i} = select {cond} {w.value[c]}, {ty} {w.value[a]}, {ty} {w.value[b]}")
+    ty, cond, mask, on = register_type(dtype.name, lanes), register_type("bool", w.code[c].lanes), w.value[c], w.code[c].arg
+    if w.code[c].op == "VCONST" and w.target.has_mask_registers and lanes in (8, 16, 32, 64) and not any(on[sum(on):]):
+        mask = w.first_lanes(lanes, sum(on))
+    w.lines.append(f"  %v{i} = select {cond} {mask}, {ty} {w.value[a]}, {ty} {w.value[b]}")
     w.value[i] = f"%v{i}"
 
 

@@ -118,6 +118,7 @@ class LlvmWriter:
         self.declared = declared            # declarations that the module needs
         self.lines: list[str] = ["entry:", ""]
         self.slots: dict[tuple[str, str], str] = {}  # (memory type, content) → private stack slot: see `slot`
+        self.masks: dict[tuple[int, int], str] = {}     # (lanes, number of lanes that are on) → mask: see `first_lanes`
         self.value: list[str] = [""] * len(code)
         self.scope = Scope()
         self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
@@ -157,9 +158,17 @@ class LlvmWriter:
             self.slots[key] = f"%slot{len(self.slots)}"
         return self.slots[key]
 
+    def first_lanes(self, lanes: int, count: int) -> str:
+        """Return a mask of the first `count` of 8 to 64 lanes, of which LLVM does not learn the value. Knowing that zeros replace the
+        other lanes of a vector, it would take `vexpandpd`, which waits for the result of its previous execution."""
+        return self.masks.setdefault((lanes, count), f"%first{count}_{lanes}")
+
     def finish(self) -> None:
-        """Write the slots that are used into the entry block."""
+        """Write the slots and masks that are used into the entry block."""
         text = []
+        for (lanes, count), name in self.masks.items():
+            text += [f'  {name}_bits = call i{lanes} asm "", "=r,0"(i{lanes} {(1 << count) - 1})',
+                     f"  {name} = bitcast i{lanes} {name}_bits to <{lanes} x i1>"]
         for (mem, content), name in self.slots.items():
             text.append(f"  {name} = alloca {mem}, align 64")
             if content != "poison":

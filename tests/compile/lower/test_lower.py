@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.codegen import LoadedProgram, assembly, call_phase, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
+from svod.core.cost.sketch import heuristic
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opt, apply_opts
@@ -29,6 +30,7 @@ from svod.errors import ProgramTooLong
 from tests.agreement import Case, has_native, run_interpreted, run_native
 from tests.chains import random_state
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
+from tests.core.corpus import data, kernel_of
 from tests.draws import a_half, a_quarter
 from tests.hand_kernels import HAND, Ast, constants_only, gemm, in_place, lines, padded_window, row_sums, rows_plus, softmax, variance
 
@@ -103,6 +105,24 @@ def test_in_place_kernels_mask_the_last_tile_instead() -> None:
     program = lowered(Kernel(in_place(1, 53)), [["UPCAST", "o1", 16]])
     assert "MIN" not in ops(program)
     assert all(len(i[3]) == 4 for i in program.code[0] if i[0] == "STORE"), "stores are masked"
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 7, 10, 12, 15, 17, 24, 42, 50])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_short_rows_are_kept_in_whole_vectors(columns: int, dtype: str) -> None:
+    """A row in scratch memory has no mask on its stores: a load of the whole vector would wait for them. Lanes that do not count are
+    masked by registers that LLVM does not see through, as `vexpandpd` would wait for the row before."""
+    x = data(9, columns, dtype=dtype)
+    centred = x - x.mean(1, keepdim=True)
+    case = Case(Kernel(kernel_of(centred / ((centred * centred).mean(1, keepdim=True) + 1e-3).sqrt())))
+    for target in [*WIDTHS.values(), *NATIVE.values()]:
+        program = lower(heuristic(Scheduler(case.kernel, replace(target, threads=1))))
+        code = program.code[-1]
+        assert all(len(i[3]) == 3 for i in code if i[0] == "STORE" and code[i[3][0]][0] == "SCRATCH")
+        assert "vexpand" not in assembly(render(program, target), target)
+        if target in NATIVE.values():
+            run_native(case, program, target, 2)
+    run_interpreted(case, lower(heuristic(Scheduler(case.kernel, WIDTHS[64]))), 2)
 
 
 def test_a_gemm_tile_lives_in_registers() -> None:

@@ -302,12 +302,16 @@ class Values:
         self.store(stage, value, pointer, at._replace(start=start), stream)
 
     def store_layout(self, stage: OpenStage, value: int, pointer: int, layout: Layout, base: list[Lin], padded: bool = False) -> None:
-        """Store a value at the current position of a staged area."""
-        self.store(stage, value, pointer, self.addresses.in_layout(stage, pointer, layout, base), False, padded)
+        """Store a value at the current position of a staged area. A partial vector at the end of a single row in scratch memory is stored
+        whole: what is behind the row is never read for its value, and a load of the whole vector waits until a masked store has reached
+        the cache."""
+        slack = self.b.op[pointer] == "SCRATCH" and layout.size == (layout.extents[layout.order[-1]] if layout.order else 1)
+        self.store(stage, value, pointer, self.addresses.in_layout(stage, pointer, layout, base), False, padded, slack)
 
-    def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool, padded: bool = False) -> None:
+    def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool, padded: bool = False,
+              slack: bool = False) -> None:
         """Emit a store at an address. `padded`: the memory has room for positions beyond the extents, so these are stored as well,
-        without a guard."""
+        without a guard. `slack`: one vector past the end of the area may be written, so that contiguous stores need no mask."""
         b = self.b
         start, const, lane, vector = address
         w = stage.chunk.width if stage.frame.vector_axis >= 0 else 1
@@ -321,7 +325,7 @@ class Values:
         lanes = w if (lane or vector >= 0) else 1
         dtype = b.dtype[pointer]
         mask = guard
-        if lanes > 1 and stage.chunk.active < w:
+        if lanes > 1 and stage.chunk.active < w and not (slack and vector < 0 and lane == 1):
             prefix = self.prefix_mask(stage.chunk)
             mask = prefix if mask < 0 else b.alu("AND", dtypes.bool, w, prefix, mask)
         known = b.known(mask) if mask >= 0 else True
