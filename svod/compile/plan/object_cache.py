@@ -257,6 +257,7 @@ class ObjectCache:
         self.max_bytes = max_bytes
         self._size: int | None = None  # bytes in the first directory as last counted, plus this process's stores; None: not counted yet
         self._said: set[tuple[str, Path]] = set()
+        self._stored: dict[Build, int] = {}     # entries that this process has stored, by build
 
     def path(self, key: ObjectKey) -> Path | None:
         """Return the file in which an entry is stored; None if none is."""
@@ -267,15 +268,13 @@ class ObjectCache:
         return any(os.path.exists(_path(directory, key)) for directory in self.directories)
 
     def get(self, key: ObjectKey) -> CachedObject | None:
-        """Return the entry of a program, or None; then the log says which baked directories have no object of its build, and which named
-        ones have no objects. A damaged entry is removed."""
+        """Return the entry of a program, or None; then the log says which baked directories have no object of its build. A damaged entry is
+        removed."""
         entry = self._find(key)
         if entry is None:
             for directory in self.directories:
                 if os.path.exists(directory / BAKED):
                     self._say_unfit(directory, key.build)
-                elif self.named:
-                    self._say_empty(directory)
         return entry
 
     def remarks(self, key: ObjectKey) -> dict[str, Any]:
@@ -284,7 +283,12 @@ class ObjectCache:
         return {} if entry is None else entry.remarks
 
     def _find(self, key: ObjectKey) -> CachedObject | None:
-        return next((entry for directory in self.directories if (entry := self._read(directory, key)) is not None), None)
+        """The entry of a key, or None; then the log says which directories that the user named have no objects."""
+        entry = next((entry for directory in self.directories if (entry := self._read(directory, key)) is not None), None)
+        if entry is None and self.named:
+            for directory in self.directories:
+                self._say_empty(directory)
+        return entry
 
     def _read(self, directory: Path, key: ObjectKey) -> CachedObject | None:
         try:
@@ -313,13 +317,17 @@ class ObjectCache:
         return entry
 
     def _say_unfit(self, directory: Path, here: Build) -> None:
-        """Warn once if a baked directory has no object of the build `here`."""
+        """Warn once if a baked directory has no object of the build `here`, by the nearest of the builds that it has."""
         if ("unfit", directory) in self._said:
             return
+        own = self._stored if directory == self.directories[0] else {}
+        shipped = {build: stored for build, stored in stored_builds(directory).items() if stored.objects > own.get(build, 0)}
+        found, for_threads = nearest_first(shipped, here), threads_of(here.target) is not None
+        alike = [build for build, _ in found if build.target and (threads_of(build.target) is not None) == for_threads]
+        if not alike and found and not for_threads:
+            return      # a program of one thread has no code for any number of them; its kernels tell whether they fit
         self._said.add(("unfit", directory))
-        alike = [build for build, _ in nearest_first(stored_builds(directory), here)
-                 if build.target and (threads_of(build.target) is None) == (threads_of(here.target) is None)]
-        unknown = "another version of svod" if object_files(directory) else "it is empty"
+        unknown = "none of its objects is a kernel's" if found else "another version of svod" if object_files(directory) else "it is empty"
         nearest = alike[0].differences(here) if alike else [unknown]
         if nearest:
             log.warning("no object in %s fits this process (%s), which compiles its kernels; svod-db list --objects %s shows what they fit",
@@ -330,7 +338,7 @@ class ObjectCache:
         if ("empty", directory) in self._said:
             return
         self._said.add(("empty", directory))
-        if next(directory.glob("??/*.obj"), None) is None:
+        if not os.path.exists(directory / BAKED) and next(directory.glob("??/*.obj"), None) is None:
             exists, filled = os.path.isdir(directory), directory == self.directories[0]
             found = "has no compiled objects" if exists else "does not exist"
             log_once(log, logging.INFO if exists and filled else logging.WARNING,
@@ -360,6 +368,7 @@ class ObjectCache:
         except OSError as error:
             self._say("kept", self.directories[0], error)
             return False
+        self._stored[key.build] = self._stored.get(key.build, 0) + 1
         self._size = sum(size for _, size, _ in self._files()) if self._size is None else self._size + len(raw)
         if self._size > self.max_bytes:
             self.evict()

@@ -280,6 +280,21 @@ def test_the_reason_is_that_of_the_nearest_build(tmp_path: Path, caplog: pytest.
     assert "(features avx512f, here less)" in caplog.text
 
 
+def test_objects_for_one_thread_are_no_reason_for_code_of_any_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A program for one thread leaves no such code in a baked directory. With more threads its kernels, which are asked for later, tell."""
+    alone = dataclasses.replace(HERE, target=TARGETS[0].replace("/t2", "/t1"))
+    assert ObjectCache(tmp_path).put(ObjectKey("k", "c", alone), ENTRY)
+    (tmp_path / BAKED).touch()
+    cache = ObjectCache(tmp_path)
+    with caplog.at_level(logging.WARNING, "svod.object_cache"):
+        assert cache.get(ObjectKey("pool", "c", dataclasses.replace(HERE, target=HERE.target.rpartition("/")[0]))) is None
+        assert not caplog.records
+        assert cache.remarks(ObjectKey("x", "c", HERE)) == {} and cache.put(ObjectKey("x", "c", HERE), ENTRY)
+        assert cache.get(ObjectKey("y", "c", HERE)) is None
+    (said,) = caplog.records
+    assert "(threads 1, here 2)" in said.message
+
+
 def test_an_empty_baked_directory_is_said_to_be_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / BAKED).touch()
     with caplog.at_level(logging.WARNING, "svod.object_cache"):
@@ -296,7 +311,7 @@ def test_a_named_directory_without_objects_is_said_once(tmp_path: Path, caplog: 
         caplog.clear()
         cache = ObjectCache(*directories, named=named)
         with caplog.at_level(logging.INFO, "svod.object_cache"):
-            assert cache.get(KEY) is None and cache.get(ObjectKey("another", "c", HERE)) is None
+            assert cache.remarks(KEY) == {} and cache.get(ObjectKey("another", "c", HERE)) is None
         return [(r.levelname, r.message.replace(", which SVOD_OBJECT_CACHE or object_cache= names,", "")) for r in caplog.records]
     assert said(first, second, named=False) == []
     assert said(first, second) == [("WARNING", f"{first} does not exist: kernels are compiled, and kept there"),
