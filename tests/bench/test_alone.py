@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from multiprocessing.connection import Pipe
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,9 @@ def test_what_is_unsupported_costs_no_child(run: Callable[..., Run]) -> None:
 # -- a real process -----------------------------------------------------------------------------------
 
 @pytest.mark.slow
-def test_a_child_says_what_it_cannot_do_and_ends() -> None:
+def test_a_child_says_what_it_cannot_do_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('a file of the current directory was imported')")
+    monkeypatch.chdir(tmp_path)
     process = Process("heuristic")
     with pytest.raises(AloneError, match="nonsuch"):
         process.ask(Order("heuristic", "nonsuch", "onnx", 0, 1, PrepareConfig()), 60.0)
