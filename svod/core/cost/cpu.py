@@ -29,7 +29,6 @@ from svod.core.tree.build import TreeMaker
 from svod.core.tree.launch import FEW_SUMS
 from svod.core.tree.passes import counted_tree
 
-
 # prices of single operations, in operations: of those that are computed by polynomials, and of roots
 PRICE_OF_OPERATION = {"SQRT": 16.0, "TANH": 24.0, "ERF": 30.0, "LOG": 38.0, "LOG2": 38.0, "SIN": 47.0, "COS": 47.0, "POW": 190.0}
 
