@@ -25,20 +25,21 @@ _WHERE = {
     "dtypes": "svod.core.ir.dtype",
     "unique": "svod.tensor.host", "bincount": "svod.tensor.host", "searchsorted": "svod.tensor.searching", "histc": "svod.tensor.searching",
     "jit": "svod.tracing", "kernel": "svod.by_hand", "profile": "svod.bench.profile", "explain": "svod.explaining",
-    "ExecutionPlan": "svod.compile.plan.execution_plan",
+    "ExecutionPlan": "svod.compile.plan.execution_plan", "complete": "svod.compile.plan.running.exchange",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors", "Variable": "svod.core.ir.variable",
 }
 _MODULES = {"nn": "svod.nn", "linalg": "svod.tensor.linalg", "fft": "svod.tensor.fft", "onnx": "svod.onnx", "torch": "svod.torch"}
 __all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "Variable",
-           "bincount", "call_kernel", "call_loop", "custom_function", "dtypes", "explain", "fft", "histc", "jit", "kernel", "linalg", "nn",
-           "profile", "scope", "searchsorted", "unique", "where"]
+           "bincount", "call_kernel", "call_loop", "complete", "custom_function", "dtypes", "explain", "fft", "histc", "jit", "kernel",
+           "linalg", "nn", "profile", "scope", "searchsorted", "unique", "where"]
 
 if TYPE_CHECKING:
     from svod import nn
     from svod.bench.profile import profile
     from svod.by_hand import kernel
     from svod.compile.plan.execution_plan import ExecutionPlan
+    from svod.compile.plan.running.exchange import complete
     from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
     from svod.core.ir.dtype import dtypes
     from svod.core.ir.origin import scope

@@ -47,6 +47,7 @@ from svod.system.process.collector import rare_collections
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.chains import opts_by_key
+from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
 from svod.tune.resolved import Resolved, database, resolve
@@ -184,8 +185,9 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     if captures:
         from svod.tune import capture
         capture.announce(str(config.capture), native, target=main.target)
-    compiled = {name: compile_unbound_plan(unbound.on(name), given, resolved.on(name or places.main))
-                for name in dict.fromkeys(("", *(c.device for c in native.calls)))}
+    devices = dict.fromkeys(("", *(c.device for c in native.calls)))
+    may_be_first = len(devices) == 1 and has_first_forms(config)
+    compiled = {name: compile_unbound_plan(unbound.on(name), given, resolved.on(name or places.main), may_be_first) for name in devices}
     plan = build_plan(unbound, compiled.pop(""), arrays, threads=main.target.threads, planner=cast(PlannerMode, config.memory_planner),
                       device=main.target.device, storages=storages, elsewhere=compiled)
     plan.bindings.carried = overwritten

@@ -102,6 +102,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
             device_named(device).backend.target()       # raises an error that names the missing device
             patch.setenv("SVOD_DEVICE", device)
         patch.setenv("SVOD_TUNE_DB", ":none:")
+        patch.setenv("SVOD_FIRST_FORMS", "0")       # a test would find one form or the other
         patch.setattr(layers, "shipped_files", lambda: ())      # a search must not get seeds that depend on the machine's kind
         patch.setenv("SVOD_OBJECT_CACHE", str(tmp_path_factory.mktemp("objects")))
         # Of a machine that is busy with tests, ceilings would be measured again wherever one is asked for. All workers have one directory.

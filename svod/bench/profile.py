@@ -28,6 +28,7 @@ from svod.bench.roofline import Ceilings, plan_ceilings
 from svod.bench.timer import Clock
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
+from svod.compile.plan.running.exchange import complete
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.errors import ArgumentError, LaunchError
@@ -176,6 +177,7 @@ def profile(what: ExecutionPlan | Planned, *arguments: Any, seconds: float = 1.0
                             "has a plan by plan = t.prepare(), and a function f under svod.jit, once it was called, has them in f.plans")
     if not plan.kernels:
         raise LaunchError("this plan has no kernels: its outputs are inputs or constants, so there is nothing to profile")
+    complete()
     target, limits = plan_ceilings(plan, ceilings)
     with plan.lock:
         plan.execute()

@@ -6,10 +6,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from svod.config import PrepareConfig
 from svod.errors import SharedMemoryError, SvodError, UnsupportedError
 from svod.system.forksafe import remake_after_fork
 from svod.torch.kept import WrittenArguments
@@ -172,7 +174,7 @@ class GraphFunction:
                 if variables is None:
                     self._check(given)
                 constants = dict(zip(self.static, weights.tensors, strict=True))
-                config = with_threads_of_torch(self.settings.config)
+                config = _as_torch_is_set(self.settings.config)
                 plan = make_plan(self.program, given, constants, self.kept, config, variables)
             except Exception as error:
                 if values is not None and sizes is not None:
@@ -240,3 +242,11 @@ def missing_text(name: str, missing: Sequence[Missing]) -> str:
     total = sum(m.times for m in missing)
     rows = "\n".join(f"  {m.name} ×{m.times}, first at {m.place}: {m.why}" for m in missing)
     return f"{name} has {total} operation{'s' if total > 1 else ''} that svod does not do:\n{rows}"
+
+
+def _as_torch_is_set(config: PrepareConfig | None) -> PrepareConfig | None:
+    """The configuration with PyTorch's number of threads, and without first forms where PyTorch is to be deterministic."""
+    config = with_threads_of_torch(config)
+    if torch.are_deterministic_algorithms_enabled():
+        return replace(config or PrepareConfig.of_environment(), first_forms=False)
+    return config

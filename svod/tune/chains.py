@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -61,8 +61,9 @@ def describe_kernels(kernels: Sequence[tuple[str, str]]) -> str:
     return f"its kernels are {shown}" + (f" and {len(kernels) - 12} more" if len(kernels) > 12 else "")
 
 
-def choose(kernel: Kernel, resolved: Resolved) -> Choice:
-    """Choose a kernel's chain without a search, by the order in the module's docstring."""
+def choose(kernel: Kernel, resolved: Resolved, heuristic: Callable[[Kernel, str], Choice] | None = None) -> Choice:
+    """Choose a kernel's chain without a search, by the order in the module's docstring. `heuristic`: chooses the heuristic's chain for a
+    reason; None: the compiler does."""
     config = resolved.config
     if kernel.library_kernel is not None:
         return Choice((), "library", "a library kernel has one form")
@@ -72,7 +73,7 @@ def choose(kernel: Kernel, resolved: Resolved) -> Choice:
         return Choice(chain, "lock", f"from {config.lock}")
     winner, why, unchecked = known_chains(kernel, resolved) if config.consults_database else NOT_CONSULTED
     if winner is None:
-        return replace(resolved.compiler.heuristic_choice(kernel, why), unchecked=unchecked)
+        return replace((heuristic or resolved.compiler.heuristic_choice)(kernel, why), unchecked=unchecked)
     if winner.strategy != TRANSFER:
         return Choice(winner.opts, "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed", unchecked=unchecked)
     if winner.own:

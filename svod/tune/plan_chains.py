@@ -16,32 +16,38 @@ from svod.core.kernel.kernel import Kernel
 from svod.system.optional import optional
 from svod.tune.chains import choose, choose_each
 from svod.tune.checks import chains_to_check
+from svod.tune.first_forms import LEAST_KERNELS, FirstForms
 from svod.tune.resolved import Resolved
 from svod.tune.unfinished import is_to_be_searched
 
 log = logging.getLogger("svod")
 
 
-def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Compiled]:
-    """Choose a chain and compile code for every kernel. `given`: chains by kernel that are used without consulting the database."""
+def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved,
+                         may_be_first: bool = False) -> dict[str, Compiled]:
+    """Choose a chain and compile code for every kernel. `given`: chains by kernel that are used without consulting the database.
+    `may_be_first`: whether kernels may have first forms, if the plan is large."""
     compiler = resolved.compiler
     if not unbound.calls:
         return {}
     with Compilation(compiler) as compilation:
         compilation.start()
-        choices = plan_choices(unbound, given, resolved, compilation.begin)
+        is_large = len(unbound.kernels) >= LEAST_KERNELS and compiler.pair.has_first_forms
+        forms = FirstForms(resolved) if may_be_first and is_large else None
+        choices = plan_choices(unbound, given, resolved, compilation.begin, forms)
         return compile_all(unbound.kernels, choices, compiler)
 
 
 def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved,
-                 begin: Callable[[Kernel, Choice], None]) -> dict[str, Choice]:
+                 begin: Callable[[Kernel, Choice], None], forms: FirstForms | None = None) -> dict[str, Choice]:
     """The chain of every kernel of a plan. `given`: chains of PrepareConfig.opts, by kernel key, which are used as they are. `begin` is
-    called as soon as a choice is made that no measurement is going to change."""
+    called as soon as a choice is made that no measurement is going to change. `forms`: chooses the form that each kernel begins with; None:
+    its own."""
     choices = {key: Choice(given[key], "explicit", "given by PrepareConfig.opts") for key in unbound.kernels if key in given}
     kernels = {key: kernel for key, kernel in unbound.kernels.items() if key not in given}
     for key, kernel in unbound.kernels.items():
         if key not in given:
-            choices[key] = choose(kernel, resolved)
+            choices[key] = choose(kernel, resolved) if forms is None else forms.choose(kernel)
         if key in given or (resolved.config.beam is None and not choices[key].unchecked):
             begin(kernel, choices[key])
     with optional(log, "chains of others or of relatives are not looked for"):

@@ -30,6 +30,7 @@ class Llvm(CompilerPair):
     """The compiler pair LINEAR → LLVM IR → ELF object."""
 
     name, key, revision = "llvm", COMPILER, CODEGEN_REVISION
+    has_first_forms = True
 
     def legal(self, program: Program, target: Target) -> Program:
         return legal(program, target)

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -56,13 +56,15 @@ FLIGHTS = 64   # number of locks of compilations, chosen by the hash of a key: t
 class Choice:
     """The chain of opts that a kernel runs with, its source (database, beam, heuristic, explicit, none, pending, library), and the
     reason for the choice. `template`: the template and amounts that the heuristic made the chain from. `unchecked`: chains that were
-    measured on other machines and rank before this one, but have to be measured here before they are used."""
+    measured on other machines and rank before this one, but have to be measured here before they are used. `own`: chooses the kernel's own
+    form, if this is a first form, which is found and compiled sooner and runs until the own form is compiled (`svod.tune.first_forms`)."""
 
     chain: Chain
     source: str
     why: str
     template: str = ""
     unchecked: tuple[Chain, ...] = ()
+    own: Callable[[], Choice] | None = field(default=None, compare=False)
 
     @property
     def told(self) -> str:
@@ -80,7 +82,7 @@ class Heuristic:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel's code, ready to run."""
+    """A kernel's code, ready to run. `own`: compiles the kernel's own form, if this is a first form."""
 
     spec: ProgramSpec
     loaded: LoadedCode
@@ -90,6 +92,7 @@ class Compiled:
     why: str
     packing: PackedTemporaries | None = None    # the output of the phases that run once
     form: KernelForm | None = None      # the kernel, its chain and the target
+    own: Callable[[], Compiled] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,14 @@ class Compiler:
     def _key(self, kernel: Kernel, what: str) -> ObjectKey:
         return ObjectKey(kernel.key, what, self.build)
 
+    def _key_of(self, kernel: Kernel, choice: Choice) -> ObjectKey:
+        return self._key(kernel, chain_digest(choice.chain) if choice.own is None else f"first {chain_digest(choice.chain)}")
+
+    def has(self, kernel: Kernel, choice: Choice) -> bool:
+        """Whether the kernel was compiled under a chain, in this process or as the object cache has it."""
+        key = self._key_of(kernel, choice)
+        return key in self._made or self.cache.has(key)
+
     def _remembered(self, known: OrderedDict[ObjectKey, T], key: ObjectKey, make: Callable[[], T]) -> T:
         """Return the value of a key, which `make` computes once; `known` keeps the latest ones. Code that is dropped here stays alive in
         the plans that use it."""
@@ -146,11 +157,12 @@ class Compiler:
     def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
         """Compile a kernel under a chain. Raises KernelOptError for a chain that does not apply, and CompileError if lowering or the
         compiler fails."""
-        chain = chain_digest(choice.chain)
-        key = self._key(kernel, chain)
+        key, own = self._key_of(kernel, choice), choice.own
         with self._flights[hash(key) % FLIGHTS]:
             compiled = self._remembered(self._made, key, lambda: self._compile(kernel, choice, key))
-        return replace(compiled, source=choice.source, why=choice.told, form=KernelForm(kernel, self.target, choice.chain, self.device))
+        return replace(compiled, source=choice.source if own is None else "first", why=choice.told,
+                       form=KernelForm(kernel, self.target, choice.chain, self.device),
+                       own=None if own is None else lambda: self.compile(kernel, own()))
 
     def _compile(self, kernel: Kernel, choice: Choice, key: ObjectKey) -> Compiled:
         entry = self.cache.get(key)
@@ -172,10 +184,14 @@ class Compiler:
             with suppress(CancelledError):
                 return begun.lowered, build(add_stage(begun.program, Ops.BINARY, begun.binary.result()), self.target)
         lowered = self._lowered(kernel, choice)
-        return lowered, build(self._program(kernel, lowered), self.target)
+        program = rendered(self._program(kernel, lowered), self.target)
+        return lowered, build(add_stage(program, Ops.BINARY, self._binary(program, choice)), self.target)
 
     def _lowered(self, kernel: Kernel, choice: Choice) -> Program:
         return lower_kernel(kernel, self.target, choice.chain)
+
+    def _binary(self, program: UOp, choice: Choice) -> bytes:
+        return self.pair.compile(stage_of(program, Ops.SOURCE).arg, self.target, optimize=choice.own is None)
 
     def _program(self, kernel: Kernel, lowered: Program) -> UOp:
         return add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered)
@@ -184,7 +200,7 @@ class Compiler:
         """Lower a kernel, and let another thread compile it by `submit`, unless it was compiled already or its compilation has begun.
         Returns the key of the compilation, or None if none begins. An error is not raised here: `compile` raises it, because it does the
         same work again."""
-        key = self._key(kernel, chain_digest(choice.chain))
+        key = self._key_of(kernel, choice)
         with self._lock:
             if key in self._made or key in self._begun:
                 return None
@@ -193,7 +209,7 @@ class Compiler:
         with suppress(KernelOptError, CompileError):
             lowered = self._lowered(kernel, choice)
             program = rendered(self._program(kernel, lowered), self.target)
-            binary = submit(partial(self.pair.compile, stage_of(program, Ops.SOURCE).arg, self.target))
+            binary = submit(partial(self._binary, program, choice))
             if binary is not None:
                 self._begun[key] = _Begun(lowered, program, binary)
                 return key
@@ -219,6 +235,11 @@ class Compiler:
             return Heuristic((), "")
         key = self._key(kernel, "heuristic")
         return self._remembered(self._heuristics, key, lambda: self._find_heuristic(kernel, key))
+
+    def knows_heuristic(self, kernel: Kernel) -> bool:
+        """Whether the heuristic's chain is in memory or in the object cache."""
+        key = self._key(kernel, "heuristic")
+        return kernel.library_kernel is not None or key in self._heuristics or self.cache.has(key)
 
     def _find_heuristic(self, kernel: Kernel, key: ObjectKey) -> Heuristic:
         remarks = self.cache.remarks(key)
@@ -348,6 +369,10 @@ def compile_all(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], co
             try:
                 out[key] = compiler.compile(kernel, choice)
             except (KernelOptError, CompileError) as e:
+                if choice.own is not None:
+                    log.info("kernel %s has no first form (%s)", key[:12], e)
+                    out[key] = compiler.compile(kernel, choice.own())
+                    continue
                 if choice.source in ("explicit", "none", "heuristic"):
                     raise
                 log.warning("kernel %s: the chain from the %s cannot be used (%s); using the heuristic", key[:12], choice.source, e)

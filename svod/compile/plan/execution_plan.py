@@ -22,7 +22,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ import numpy as np
 
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.memory_planner import PlannerMode
+from svod.compile.plan.part import DevicePart
 from svod.compile.plan.plan_parts import (
     NOTEBOOK,
     BufferKind,
@@ -38,12 +39,13 @@ from svod.compile.plan.plan_parts import (
     PlanBuffer,
     PreparedKernel,
     Segment,
+    VariableSpec,
     check_plan,
     describe_buffer,
-    variants_of,
 )
 from svod.compile.plan.running.bindings import Bindings
-from svod.compile.plan.running.devices import PlanDevices
+from svod.compile.plan.running.devices import PlanDevices, PlanMemory
+from svod.compile.plan.running.equipment import Equipment
 from svod.compile.plan.running.runs import Runs
 from svod.compile.plan.running.values import PlanValues
 from svod.core.graph.buffer import Buffer
@@ -71,34 +73,43 @@ class ExecutionPlan:
 
     Raises LaunchError for buffers, variables and symbols that do not fit the programs."""
 
+    every: tuple[PreparedKernel, ...]
+    bindings: Bindings
+    memory: PlanMemory
+    parts: dict[str, DevicePart]
+    is_local: bool
+    threads: int
+    variables: dict[str, VariableSpec]
+    _devices: PlanDevices
+    _values: PlanValues
+    _runs: Runs
+
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], outputs: Sequence[int] = (), *,
                  threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST) -> None:
-        self.every = tuple(kernels)
         self.device = device
         self.lock = threading.RLock()       # hold it to bind and execute as one step
         self.keep: object = None            # owners of memory that the plan uses, kept alive with the plan
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
         self.runs = 0                       # number of runs so far; a capture weighs plans by it
         self.names: Mapping[int, str] = {}  # buffer → name of the function's argument that it holds
-        self._outputs = tuple(outputs)
-        check_plan(self.every, buffers)
+        self.finish: Callable[[], None] | None = None       # compiles the kernels' own forms (`complete`); None: they run already
+        self._outputs, self._most_threads = tuple(outputs), threads
         for index in self._outputs:
             if not buffers[index].has_memory:
                 raise LaunchError(f"buffer {index} is an output of the plan and has no memory")
-        variants = variants_of(self.every)
-        self._devices = PlanDevices(self.every, buffers, variants, device, threads, planner)
-        self._values = PlanValues(self.every, self._devices)
-        self.bindings = Bindings(self.every, buffers, self._devices)
-        self._runs = Runs(self.every, variants, self._devices, self._values, self.bindings)
-        self.memory = self._devices.memory
-        self.parts = self._devices.parts
-        self.is_local = self._devices.is_local
-        self.threads = self._devices.queue.threads
-        self.variables = self._values.bounds
+        check_plan(kernels, buffers)
+        self.use(Equipment.of(kernels, buffers, device, threads, planner))
         self.prepare_seconds = self._runs.run_once_phases()
         if self.prepare_seconds:
             _say_packed(self)
         _plans.add(self)
+
+    def use(self, equipment: Equipment) -> None:
+        """Run this equipment from now on: a single step, so that neither an interrupt nor a fork finds the plan half-changed."""
+        devices, self._equipment = equipment.devices, equipment
+        self.__dict__.update(every=equipment.every, _devices=devices, _values=equipment.values, bindings=equipment.bindings,
+                             _runs=equipment.runs, memory=devices.memory, parts=devices.parts, is_local=devices.is_local,
+                             threads=devices.queue.threads, variables=equipment.values.bounds)
 
     @classmethod
     def of_kernel(cls, spec: ProgramSpec, loaded: LoadedCode, arrays: Sequence[np.ndarray[Any, Any]], *, threads: int | None = None,
@@ -176,6 +187,7 @@ class ExecutionPlan:
         this plan's bound arrays and variables.
 
         Raises LaunchError for a plan whose runs continue from the results of the previous run, because its state cannot be shared."""
+        self.complete()
         with self.lock:
             self._runs.check_usable()
             if carried := self.bindings.carried:
@@ -186,6 +198,38 @@ class ExecutionPlan:
             plan.keep = self.keep
             plan.set_variables(self.variable_values())
             return plan
+
+    # -- other code ---------------------------------------------------------------------------------
+    def complete(self) -> None:
+        """Compile what is still being compiled in the background, and run it from now on. All methods that time kernels do this first, so
+        that no first form (`PrepareConfig.first_forms`) is timed. Inside a function that the plan calls, the change follows the run."""
+        if (finish := self.finish) is not None:
+            finish()
+
+    def exchange(self, kernels: Sequence[PreparedKernel]) -> Callable[[], bool]:
+        """Prepare other code for the same kernels: allocate its memory, and pack its constants. Returns the function that lets all runs
+        from then on use it; it waits for a run in progress, and returns False, without a change, inside a run of the same thread. For
+        plans whose memory all is on the host."""
+        buffers = self.buffers
+        check_plan(kernels, buffers, is_new=False)
+        made = Equipment.of(kernels, buffers, self.device, self._most_threads, self.memory.mode)
+        seconds = made.runs.run_once_phases()
+
+        def exchanged() -> bool:
+            with self.lock:
+                if self.is_running:
+                    return False
+                if self.failure is None:
+                    made.go_on_from(self._equipment)
+                    self.use(made)
+                    self.prepare_seconds += seconds
+                return True
+        return exchanged
+
+    def call_after_run(self, function: Callable[[], None]) -> None:
+        """Call a function once, after the next run."""
+        with self.lock:
+            self._runs.call_after_run(function)
 
     # -- runs ---------------------------------------------------------------------------------------
     def execute(self, **variables: int) -> None:
@@ -228,6 +272,7 @@ class ExecutionPlan:
         """Do `repeat`, and return the seconds it took by the device's own clock; None if the device has no clock, or if Python functions
         run. `cold`: empty the device's L2 cache of the previous run's data before each run (`LaunchQueue.run_timed`); None: the time is not
         needed."""
+        self.complete()
         with self.lock:
             self._devices.load_rest()
             seconds = self._runs.run(times, cold=cold)
@@ -240,12 +285,14 @@ class ExecutionPlan:
     def repeat_kernel(self, kernel: int, times: int) -> float | None:
         """Run the phases of one of `kernels` `times` times, except the once phases. Returns the seconds by the device's own clock, without
         clearing its caches; None if the device has no clock, and for host items."""
+        self.complete()
         with self.lock:
             return self._runs.run_kernel(kernel, times)
 
     def profile(self, runs: int = 5) -> list[float]:
         """Time each of `kernels` separately; returns the minimum of `runs` runs in seconds. The times are from the device's own clock, or
         from the host's, which includes about half a microsecond for the call."""
+        self.complete()
         with self.lock:
             return self._runs.profile(runs)
 

@@ -122,7 +122,7 @@ class PreparedKernel:
     name: str = ""
     key: str = ""                       # kernel key of the tuning database
     opts: tuple[Any, ...] = ()          # the chain as plain data
-    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; library, host callback
+    opts_source: str = "none"           # database, beam, transfer, heuristic, explicit, none, pending; first; library, host callback
     why: str = ""
     origin: str = ""                    # module path or file:line
     level: int | None = None            # kernels of one level are independent; None: this kernel alone is a level
@@ -379,8 +379,9 @@ def lifetimes_of(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer
     return out
 
 
-def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> None:
-    """Raise LaunchError if kernels and buffers do not fit together, or if the kernels of a level are not independent."""
+def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], *, is_new: bool = True) -> None:
+    """Raise LaunchError if kernels and buffers do not fit together, or if the kernels of a level are not independent. `is_new`: whether
+    outputs need memory, as those of a plan need that has not released it."""
     last_level = -1
     written: set[int] = set()
     for kernel in kernels:
@@ -396,7 +397,7 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
             raise LaunchError(f"buffer {index}: kind {buffer.kind!r} is not known; use one of {', '.join(get_args(BufferKind))}")
         if buffer.array is not None:
             check_array(index, buffer.array, buffer, index in written)
-        elif buffer.kind in ("output", "constant") and buffer.storage is None:
+        elif is_new and buffer.kind in ("output", "constant") and buffer.storage is None:
             raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
     for variant in variants_of(kernels):
         _check_order(variant.chosen, buffers)

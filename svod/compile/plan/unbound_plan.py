@@ -16,6 +16,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.host_item import BufferCopy, HostProgram
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.plan_parts import BufferKind, PlanBuffer, PreparedKernel, VariableSpec
+from svod.compile.plan.running.exchange import exchange_after_run, with_code
 from svod.core.graph.buffer import Buffer, aligned_empty
 from svod.core.graph.callback import HostCall
 from svod.core.ir.dtype import DType
@@ -166,12 +167,14 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         sizes = [p.dtype.itemsize for p in kernel.params]
         reached = regions_of(_bounded(kernel, c.variables))
         regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
-        chain = tuple(o.to_json() for o in code.chain)
-        kernels.append(PreparedKernel(code.spec, code.loaded, c.args, name, c.kernel, chain, code.source,
-                                      code.why, c.origin, c.level, c.why,
-                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions,
-                                      c.variables, code.packing, code.form, c.device))
-    return ExecutionPlan(kernels, buffers, unbound.outputs, threads=threads, planner=planner, device=device)
+        offsets = tuple(k * size for k, size in zip(c.offsets, sizes, strict=True))
+        item = PreparedKernel(code.spec, code.loaded, c.args, name, c.kernel, (), "", "", c.origin, c.level, c.why, offsets, regions,
+                              c.variables, device=c.device)
+        kernels.append(with_code(item, code))
+    plan = ExecutionPlan(kernels, buffers, unbound.outputs, threads=threads, planner=planner, device=device)
+    if own := {key: code.own for key, code in compiled.items() if code.own is not None}:
+        exchange_after_run(plan, own)
+    return plan
 
 
 def synthetic_arrays(unbound: UnboundPlan, seed: int = 0) -> list[np.ndarray[Any, Any] | None]:

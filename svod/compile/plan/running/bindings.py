@@ -33,6 +33,13 @@ class Bindings:
         self._without_memory = frozenset(i for i in self.bindable & used if not buffers[i].has_memory)
         self.unbound = set(self._without_memory)
 
+    def go_on_from(self, before: Bindings) -> None:
+        """Take over the memory that is bound to the same plan with other code."""
+        self.buffers, self.arrays, self.carried, self.count = before.buffers, before.arrays, before.carried, before.count + 1
+        self._without_memory, self.unbound = before._without_memory, before.unbound
+        for index, array in self.arrays.items():
+            self._devices.bind(index, address_of(array))
+
     def array_of(self, index: int) -> np.ndarray[Any, Any] | None:
         """Return the host memory of a buffer, or None."""
         return self.arrays.get(index, self.buffers[index].array)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
@@ -34,6 +34,7 @@ class Runs:
         self._devices, self._values, self._bindings = devices, values, bindings
         self._is_launching = False              # launches or segments are running
         self._calling = ""                      # the name of the Python function that is being called
+        self._next: Callable[[], None] | None = None        # called once, after the next run
         # outputs that cannot be read before the first run: (Buffer, its host array)
         self._closed: list[tuple[Buffer, np.ndarray[Any, Any] | None]] = []
         # first of consecutive kernels of another device → that device's queue, and the launches of all these kernels
@@ -58,7 +59,7 @@ class Runs:
         self._note_form()
 
     def _note_form(self) -> None:
-        self.is_plain = not self.segments[0].items and not self._closed and self.log is None
+        self.is_plain = not self.segments[0].items and not self._closed and self.log is None and self._next is None
 
     def _joined(self, segments: Iterable[Segment]) -> tuple[Segment, ...]:
         """Join consecutive kernels of another device into one item, which has the number of the first of them."""
@@ -79,6 +80,16 @@ class Runs:
                 items += numbers if is_item else numbers[:1]
             found.append(s._replace(items=tuple(items)))
         return tuple(found)
+
+    def go_on_from(self, before: Runs) -> None:
+        """Take over the state of the same plan with other code."""
+        self.log, self._closed, self._next = before.log, before._closed, before._next
+        self.choose()
+        self._note_form()
+
+    def call_after_run(self, function: Callable[[], None]) -> None:
+        """Call a function once, after the next run."""
+        self._next, self.is_plain = function, False
 
     def log_to(self, log: KernelLog) -> None:
         """Time each kernel in every run from now on. Kernels then run one after the other."""
@@ -227,6 +238,10 @@ class Runs:
                 buffer.open(array)
             self._closed.clear()
             self._note_form()
+        if self._next is not None:
+            call, self._next = self._next, None
+            self._note_form()
+            call()
 
     def _run_logged(self, log: KernelLog, begun: set[int]) -> None:
         """Run the kernels one by one, and log the time of each. Their numbers are added to `begun`."""

@@ -1,0 +1,73 @@
+"""First forms of the kernels of large plans: they answer until the kernels' own forms are compiled in the background.
+
+    own form      the chain that `svod.tune.chains.choose` finds, and the compiler's full effort
+    first form    the same chain, or where the heuristic would have to find it the adapted chain of a relative; the effort of a search
+
+A chain of a relative, a kernel of the plan with the same structure and other extents, is adapted in a small part of the time that the
+heuristic takes. It is not used if it makes much more code than the relative has. Kernels whose own form is kept in the object cache need no
+first form. `svod.compile.plan.running.exchange` compiles the own forms, and lets the plan change to them.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from svod.compile.plan.compiler import Choice
+from svod.config import PrepareConfig
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import LOOP, Scheduler
+from svod.core.schedule.family import family_key
+from svod.tune.chains import choose
+from svod.tune.relatives import derived
+from svod.tune.resolved import Resolved
+
+LEAST_KERNELS = 8       # distinct kernels of a plan from which on they have first forms
+MOST_CODE = 2.0         # most positions computed side by side, as a multiple of the relative's
+_OF_CHAINS = "heuristic", "database", "transfer", "lock"        # sources of chains that may have a first form
+
+
+def has_first_forms(config: PrepareConfig) -> bool:
+    """Whether a configuration allows first forms: not if each run must compute the same bits, or if the plan is searched or observed."""
+    observed = config.debug, config.profile, config.trace, config.dump_after, config.perf_map, config.capture
+    return config.first_forms is not False and config.beam is None and not any(observed)
+
+
+class FirstForms:
+    """Chooses the forms that the kernels of one plan begin with."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._resolved, self._compiler = resolved, resolved.compiler
+        self._relatives: dict[str, Scheduler] = {}      # family → the state of its first kernel under the heuristic's chain
+
+    def choose(self, kernel: Kernel) -> Choice:
+        """Choose the first form of a kernel, or its own form if that needs no compilation."""
+        choice = choose(kernel, self._resolved, self.heuristic_choice)
+        if choice.own is not None or choice.source not in _OF_CHAINS or self._compiler.has(kernel, choice):
+            return choice
+        return _first(choice, lambda: choice)
+
+    def heuristic_choice(self, kernel: Kernel, why: str) -> Choice:
+        """Return the choice of the heuristic's chain, or of a relative's chain until the heuristic's is found."""
+        own: Callable[[], Choice] = partial(self._compiler.heuristic_choice, kernel, why)
+        state, family = Scheduler(kernel, self._compiler.target), family_key(kernel.ast)
+        if family in self._relatives and not self._compiler.knows_heuristic(kernel):
+            relative = self._relatives[family]
+            found = next(derived(state, tuple([tuple(o.to_json()) for o in relative.applied_opts])))
+            if _positions(found) <= MOST_CODE * _positions(relative):
+                return _first(Choice(found.applied_opts, "heuristic", why), own)
+        choice = own()
+        if family not in self._relatives:
+            self._relatives[family] = apply_opts(state, choice.chain)
+        return choice
+
+
+def _first(choice: Choice, own: Callable[[], Choice]) -> Choice:
+    return replace(choice, why=f"until the kernel's own form is compiled; {choice.why}", own=own)
+
+
+def _positions(state: Scheduler) -> int:
+    """The number of positions that the innermost code of a state computes side by side, for all stages together."""
+    return math.prod(row.extent for row in state.rows if row.role != LOOP)
