@@ -37,6 +37,7 @@ PARTS = {
     "svod.prepare.schedule_of": "schedule",
     "svod.prepare.make_unbound_plan": "kernels of the schedule",
     "svod.tune.plan_chains.choose_each": "choose chains",
+    "svod.tune.first_forms.FirstForms.choose": "choose chains",
     "svod.compile.plan.compiler.Compiler.heuristic_choice": "choose chains",
     "svod.compile.plan.compiler.lower_kernel": "lower",
     "svod.compile.plan.stages.spec_of": "check LINEAR",

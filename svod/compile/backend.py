@@ -235,6 +235,10 @@ class Backend(ABC):
     def heuristic(self, state: Scheduler) -> Scheduler:
         """Return the state for a kernel without a tuned chain."""
 
+    def quick_choice(self, state: Scheduler) -> Scheduler:
+        """Return a state for a kernel's first form, found sooner than the heuristic's."""
+        return self.heuristic(state)
+
     @abstractmethod
     def sketches(self, state: Scheduler) -> Sequence[Scheduler]:
         """Return the states that a search starts from, in addition to the heuristic's."""

@@ -1,11 +1,12 @@
 """First forms of the kernels of large plans: they answer until the kernels' own forms are compiled in the background.
 
     own form      the chain that `svod.tune.chains.choose` finds, and the compiler's full effort
-    first form    the same chain, or where the heuristic would have to find it the adapted chain of a relative; the effort of a search
+    first form    the same chain, or where the heuristic would have to find it that of a quick choice, or the adapted chain of a relative;
+                  the effort of a search
 
-A chain of a relative, a kernel of the plan with the same structure and other extents, is adapted in a small part of the time that the
-heuristic takes. It is not used if it makes much more code than the relative has. Kernels whose own form is kept in the object cache need no
-first form. `svod.compile.plan.running.exchange` compiles the own forms, and lets the plan change to them.
+A quick choice prices a few sketches. A chain of a relative, a kernel of the plan with the same structure and other extents, is adapted in a
+small part of the time that a choice takes. It is not used if it makes much more code than the relative has. Kernels whose own form is kept
+in the object cache need no first form. `svod.compile.plan.running.exchange` compiles the own forms, and lets the plan change to them.
 """
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from functools import partial
 
 from svod.compile.plan.compiler import Choice
 from svod.config import PrepareConfig
-from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.schedule.family import family_key
@@ -40,28 +40,30 @@ class FirstForms:
 
     def __init__(self, resolved: Resolved) -> None:
         self._resolved, self._compiler = resolved, resolved.compiler
-        self._relatives: dict[str, Scheduler] = {}      # family → the state of its first kernel under the heuristic's chain
+        self._relatives: dict[str, Scheduler] = {}      # family → the state of its first kernel under its chain
 
     def choose(self, kernel: Kernel) -> Choice:
         """Choose the first form of a kernel, or its own form if that needs no compilation."""
         choice = choose(kernel, self._resolved, self.heuristic_choice)
         if choice.own is not None or choice.source not in _OF_CHAINS or self._compiler.has(kernel, choice):
             return choice
-        return _first(choice, lambda: choice)
+        chain = self._compiler.first_chain(kernel)
+        return _first(choice if chain is None else replace(choice, chain=chain), lambda: choice)
 
     def heuristic_choice(self, kernel: Kernel, why: str) -> Choice:
-        """Return the choice of the heuristic's chain, or of a relative's chain until the heuristic's is found."""
+        """Return the choice of the heuristic's chain if it is known, otherwise one that is made sooner."""
         own: Callable[[], Choice] = partial(self._compiler.heuristic_choice, kernel, why)
+        if self._compiler.knows_heuristic(kernel):
+            return own()
+        if (chain := self._compiler.first_chain(kernel)) is not None:
+            return _first(Choice(chain, "heuristic", why), own)
         state, family = Scheduler(kernel, self._compiler.target), family_key(kernel.ast)
-        if family in self._relatives and not self._compiler.knows_heuristic(kernel):
-            relative = self._relatives[family]
-            found = next(derived(state, tuple([tuple(o.to_json()) for o in relative.applied_opts])))
-            if _positions(found) <= MOST_CODE * _positions(relative):
-                return _first(Choice(found.applied_opts, "heuristic", why), own)
-        choice = own()
-        if family not in self._relatives:
-            self._relatives[family] = apply_opts(state, choice.chain)
-        return choice
+        relative = self._relatives.get(family)
+        found = None if relative is None else next(derived(state, tuple([tuple(o.to_json()) for o in relative.applied_opts])))
+        if relative is None or found is None or _positions(found) > MOST_CODE * _positions(relative):
+            found = self._compiler.backend.quick_choice(state)
+            self._relatives.setdefault(family, found)
+        return _first(Choice(found.applied_opts, "heuristic", why), own)
 
 
 def _first(choice: Choice, own: Callable[[], Choice]) -> Choice:

@@ -134,12 +134,22 @@ class Compiler:
         return ObjectKey(kernel.key, what, self.build)
 
     def _key_of(self, kernel: Kernel, choice: Choice) -> ObjectKey:
-        return self._key(kernel, chain_digest(choice.chain) if choice.own is None else f"first {chain_digest(choice.chain)}")
+        return self._key(kernel, chain_digest(choice.chain) if choice.own is None else "first")
 
     def has(self, kernel: Kernel, choice: Choice) -> bool:
         """Whether the kernel was compiled under a chain, in this process or as the object cache has it."""
         key = self._key_of(kernel, choice)
         return key in self._made or self.cache.has(key)
+
+    def first_chain(self, kernel: Kernel) -> Chain | None:
+        """Return the chain of the first form that was compiled for a kernel, in this process or as the object cache has it."""
+        key = self._key(kernel, "first")
+        made = self._made.get(key)
+        if made is not None:
+            return made.chain
+        with suppress(KeyError, KernelOptError):
+            return chain_of(self.cache.remarks(key)["chain"])
+        return None
 
     def _remembered(self, known: OrderedDict[ObjectKey, T], key: ObjectKey, make: Callable[[], T]) -> T:
         """Return the value of a key, which `make` computes once; `known` keeps the latest ones. Code that is dropped here stays alive in
@@ -161,15 +171,15 @@ class Compiler:
         with self._flights[hash(key) % FLIGHTS]:
             compiled = self._remembered(self._made, key, lambda: self._compile(kernel, choice, key))
         return replace(compiled, source=choice.source if own is None else "first", why=choice.told,
-                       form=KernelForm(kernel, self.target, choice.chain, self.device),
+                       form=KernelForm(kernel, self.target, compiled.chain, self.device),
                        own=None if own is None else lambda: self.compile(kernel, own()))
 
     def _compile(self, kernel: Kernel, choice: Choice, key: ObjectKey) -> Compiled:
-        entry = self.cache.get(key)
-        if entry is None or "linear" not in entry.remarks:
+        entry, remarks = self.cache.get(key), {"chain": _to_json(choice.chain)} if choice.own is not None else {}
+        if entry is None or "linear" not in entry.remarks or not remarks.items() <= entry.remarks.items():
             lowered, program = self._built(kernel, choice, key)
             entry = CachedObject(spec_of(program, self.target), stage_of(program, Ops.BINARY).arg,
-                                 {"linear": lowered.digest, "packing": lowered.packing})
+                                 {"linear": lowered.digest, "packing": lowered.packing, **remarks})
             self.cache.put(key, entry)
         loaded = self.pair.load(entry.code, entry.spec)
         packing = entry.remarks.get("packing")
@@ -250,7 +260,7 @@ class Compiler:
                 log.info("the remembered heuristic of %s cannot be read and is found anew", kernel.key[:12])
         state = self.backend.heuristic(Scheduler(kernel, self.target))
         best = Heuristic(state.applied_opts, made_by(state))
-        self.cache.put(key, CachedObject(NO_PROGRAM, b"", {"chain": [o.to_json() for o in best.chain], "template": best.template}))
+        self.cache.put(key, CachedObject(NO_PROGRAM, b"", {"chain": _to_json(best.chain), "template": best.template}))
         return best
 
     def lacks(self, name: str) -> bool:
@@ -289,8 +299,12 @@ class Compiler:
         return lower_kernel(kernel, self.target, chain).digest
 
 
+def _to_json(chain: Iterable[Opt]) -> list[list[Any]]:
+    return [o.to_json() for o in chain]
+
+
 def chain_digest(chain: Iterable[Opt]) -> str:
-    text = json.dumps([o.to_json() for o in chain], separators=(",", ":"))
+    text = json.dumps(_to_json(chain), separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from svod.core.cost.cpu import cost_of, within
@@ -65,10 +66,11 @@ VECTORS_AT_ONCE = (4, 2, 1)
 WINDOW_ROWS = (4, 2)
 
 
-def heuristic(state: Scheduler) -> Scheduler:
+def heuristic(state: Scheduler, most: int | None = None) -> Scheduler:
     """The best sketch by prediction, which runs if nothing was measured. Among sketches with equal predictions it takes the one with the
-    fewest phases, as cores wait for each other between phases, and then the shortest chain."""
-    found = list(_generate(state, is_bounded=True))
+    fewest phases, as cores wait for each other between phases, and then the shortest chain. `most`: how many sketches are priced, in the
+    order of the templates, which begin with those that are most often the best; None: all."""
+    found = list(islice(_generate(state, is_bounded=True), most))
     near = {found[k]: cycles for k, cycles in within(found, TIE_FACTOR).items()}
     best = min(_distinct(near), key=lambda s: (_phases(s), len(s.applied_opts), near[s]), default=state)
     return next(schedule(PREFETCHED, best))
