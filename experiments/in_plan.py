@@ -51,6 +51,8 @@ def main() -> None:
         second, kept_too = plan_of(args.model, args.threads, opts)
         plans.append(second)
         kept = kept, kept_too
+    for plan in plans:
+        plan.complete()
     kernels: list[list[Any]] = [[] for _ in plans]
     whole: list[list[float]] = [[] for _ in plans]
     for _ in range(args.rounds):

@@ -59,6 +59,7 @@ def run_model(about: str | None, model: Callable[[svod.Tensor], svod.Tensor], x:
     start = time.perf_counter()
     y = f(given)
     print(f"prepared in {time.perf_counter() - start:.2f} s")
+    svod.complete()
     print(_kernels(f.plans[0]))
     if args.check:
         print(f"largest difference to NumPy: {_checked(y, reference(x)):.1e} of the largest output")
@@ -77,6 +78,7 @@ def run_at_lengths(model: Callable[[svod.Tensor], svod.Tensor], x: Array, refere
     start = time.perf_counter()
     f(given, n.bind(most))
     print(f"prepared in {time.perf_counter() - start:.2f} s for 1 to {most} tokens")
+    svod.complete()
     for length in sorted({1, most // 8, most // 4 + 1, most // 2, most - 1, most} - {0}):
         bound = n.bind(length)
         y = f(given, bound)

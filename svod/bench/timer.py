@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from svod.compile.plan.running.exchange import complete
 from svod.core.machine.target import Target
 
 PROTOCOL_REVISION = 1           # protocol revision of a search's measurements, stored with each; raised when samples stop being comparable
@@ -97,8 +98,10 @@ def warm_up(contestant: Contestant, seconds: float, clock: Clock = time.perf_cou
 def calibrate(contestant: Contestant, first: float | None = None, clock: Clock = time.perf_counter,
               min_sample: float = MIN_SAMPLE_SECONDS) -> tuple[int, float]:
     """The number of calls that make a sample of at least `min_sample` seconds, and the seconds of one call. `first` is the time of one
-    call, if it is known. A trial that is too short gives the next estimate and is then dropped."""
+    call, if it is known. A trial that is too short gives the next estimate and is then dropped. Plans that are there after the first call
+    run their kernels' own forms from then on."""
     call = time_calls(contestant, 1, clock) if first is None else first
+    complete()
     repeats = 1
     while repeats * call < min_sample and repeats < MAX_REPEATS:
         # a first call is slower than later ones, so estimates are more often too low than too high: aim 20 % higher
