@@ -4,9 +4,10 @@
     first form    the same chain, or where the heuristic would have to find it that of a quick choice, or the adapted chain of a relative;
                   the effort of a search
 
-A quick choice prices a few sketches. A chain of a relative, a kernel of the plan with the same structure and other extents, is adapted in a
-small part of the time that a choice takes. It is not used if it makes much more code than the relative has. Kernels whose own form is kept
-in the object cache need no first form. `svod.compile.plan.running.exchange` compiles the own forms, and lets the plan change to them.
+A quick choice prices a few sketches, which pack no constants if there are such. A chain of a relative, a kernel of the plan with the same
+structure and other extents, is adapted in a small part of the time that a choice takes. It is not used if it makes much more code than the
+relative has. Kernels whose own form is kept in the object cache need no first form. `svod.compile.plan.running.exchange` compiles the own
+forms, and lets the plan change to them.
 """
 from __future__ import annotations
 

@@ -20,12 +20,10 @@ from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import LoadedCode, PreparedKernel, Variant
 from svod.core.cost.cost import Cost
 from svod.core.cost.cpu import cost_of, work_of
-from svod.core.cost.sketch import heuristic, sketches
+from svod.core.cost.sketch import heuristic, quick_choice, sketches
 from svod.core.cost.work import StageWork
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target
-
-FEW_SKETCHES = 12   # sketches priced for a first form; of kernels of four models these take half as long as all, and the best is 3 % slower
 
 
 class Llvm(CompilerPair):
@@ -88,7 +86,7 @@ class CpuBackend(Backend):
         return heuristic(state)
 
     def quick_choice(self, state: Scheduler) -> Scheduler:
-        return heuristic(state, FEW_SKETCHES)
+        return quick_choice(state)
 
     def sketches(self, state: Scheduler) -> list[Scheduler]:
         return sketches(state)

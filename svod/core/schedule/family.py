@@ -17,6 +17,11 @@ from svod.core.ir.uop import Ops, UOp
 
 def family_key(ast: UOp) -> str:
     """32 hex digits, equal for ASTs that differ in extents alone. Deterministic across processes."""
+    key: str = ast.cached("family", _made_key)
+    return key
+
+
+def _made_key(ast: UOp) -> str:
     digests: dict[UOp, bytes] = {}
     for u in ast.toposort():
         arg: object = u.arg
