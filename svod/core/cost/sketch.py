@@ -50,7 +50,8 @@ from svod.core.kernel.placement import (
 )
 from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 
-FEW_SKETCHES = 12               # sketches of a quick choice: half the time of all; the best is up to 3 % slower for a model
+FEW_SKETCHES = 12               # sketches of each template for a quick choice: at most half the time of all, and 3 % slower code
+MOST_FOR_PACKING = 2.0          # least predicted gain for which a quick choice packs constants
 MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains
 SURELY_PARALLEL_OPERATIONS = 1 << 17    # operations per core above which sharing the work pays, whatever the prediction
 EVEN_FACTOR = 1.12              # most uneven division of work among cores, as slowest core over average
@@ -74,10 +75,19 @@ def heuristic(state: Scheduler) -> Scheduler:
 
 
 def quick_choice(state: Scheduler) -> Scheduler:
-    """The best of the first sketches, as templates begin with those that mostly are the best; of those that pack no constants, if there
-    are any, because packing takes longer than a run gains by it."""
-    found = list(islice(_generate(state, is_bounded=True), FEW_SKETCHES))
-    return _best_of([s for s in found if _phases(s) == len(place_stages(s).roots)] or found, state)
+    """The best of the first sketches of each template, which begins with those that mostly are the best. One that packs no constants is
+    taken if it is not much slower, because packing takes longer than a run gains by it."""
+    found = [s for steps in _APART for s in islice(schedule([steps, FINISH], state, is_bounded=True), FEW_SKETCHES)]
+    best, unpacked = _best_of(found, state), [s for s in found if not _packs(s)]
+    if not _packs(best) or not unpacked:
+        return best
+    other = _best_of(unpacked, state)
+    return other if cost_of(other).cycles <= MOST_FOR_PACKING * cost_of(best).cycles else best
+
+
+def _packs(state: Scheduler) -> bool:
+    """Whether constants are packed, in a phase that runs once."""
+    return _phases(state) < len(place_stages(state).roots)
 
 
 def _best_of(found: list[Scheduler], state: Scheduler) -> Scheduler:
@@ -634,14 +644,18 @@ INSTRUCTIONS = Template(
         [Only(lambda p: not p[_INSTRUCTION].has_tiles), CONTRACTION]))
 
 # A contraction is a sum of products in which each operand lacks an output axis that the other has.
+_OF_CONTRACTIONS: tuple[Steps, ...] = CONTRACTION, ATTENTION, INSTRUCTIONS
+_OF_OTHERS: tuple[Steps, ...] = (
+    VECTORS,
+    [Only(lambda p: not p.stage.reductions), TRANSPOSE],
+    [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.reds), ROW_SUMS],
+    [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.outs), Choose(COLUMN_SUMS, WINDOWS)])
 TEMPLATES: tuple[Steps, ...] = (
-    [_IS_CONTRACTION, Choose(CONTRACTION, ATTENTION, INSTRUCTIONS)],
-    [_IS_NONE, LANE, Choose(
-        VECTORS,
-        [Only(lambda p: not p.stage.reductions), TRANSPOSE],
-        [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.reds), ROW_SUMS],
-        [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.outs), Choose(COLUMN_SUMS, WINDOWS)])],
+    [_IS_CONTRACTION, Choose(*_OF_CONTRACTIONS)],
+    [_IS_NONE, LANE, Choose(*_OF_OTHERS)],
     [_IS_NONE, CHANNELS],
     [_IS_NONE])
+_APART: tuple[Steps, ...] = (       # the same, each template for itself
+    *([_IS_CONTRACTION, steps] for steps in _OF_CONTRACTIONS), *([_IS_NONE, LANE, steps] for steps in _OF_OTHERS), *TEMPLATES[2:])
 FINISH = Do(_finish)
 PREFETCHED, STREAMED = Template("PREFETCH", Do(lambda p: ahead(p.state))), Template("STREAM", Do(lambda p: _streamed(p.state)))

@@ -29,6 +29,9 @@ from svod.system.optional import reason
 
 log = logging.getLogger("svod")
 
+FORK_SECONDS = 1.0      # longest time that a fork waits for a step; most take a hundredth of it
+
+_forking = threading.local()
 _step = threading.RLock()        # held during a step; a thread that waits for it may hold a plan's lock, one that holds it waits for none
 
 
@@ -160,6 +163,15 @@ def complete() -> None:
         exchange.finish()
 
 
+def _before_fork() -> None:
+    _forking.holds_step = _step.acquire(timeout=FORK_SECONDS)
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.holds_step:
+        _step.release()
+
+
 def _after_fork_in_child() -> None:
     for exchange in list(_exchanges):
         if (plan := exchange.plan) is not None:
@@ -170,4 +182,4 @@ remake_after_fork(sys.modules[__name__], "_step", threading.RLock)
 remake_after_fork(sys.modules[__name__], "_background", _Background)
 atexit.register(lambda: _background.end())
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=lambda: _step.acquire(), after_in_parent=lambda: _step.release(), after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
