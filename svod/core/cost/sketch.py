@@ -77,7 +77,7 @@ def heuristic(state: Scheduler) -> Scheduler:
 def quick_choice(state: Scheduler) -> Scheduler:
     """The best of the first sketches of each template, which begins with those that mostly are the best. One that packs no constants is
     taken if it is not much slower, because packing takes longer than a run gains by it."""
-    found = [s for steps in _APART for s in islice(schedule([steps, FINISH], state, is_bounded=True), FEW_SKETCHES)]
+    found = [s for steps in _EACH_TEMPLATE for s in islice(schedule([steps, FINISH], state, is_bounded=True), FEW_SKETCHES)]
     best, unpacked = _best_of(found, state), [s for s in found if not _packs(s)]
     if not _packs(best) or not unpacked:
         return best
@@ -655,7 +655,7 @@ TEMPLATES: tuple[Steps, ...] = (
     [_IS_NONE, LANE, Choose(*_OF_OTHERS)],
     [_IS_NONE, CHANNELS],
     [_IS_NONE])
-_APART: tuple[Steps, ...] = (       # the same, each template for itself
+_EACH_TEMPLATE: tuple[Steps, ...] = (       # the same, each template for itself
     *([_IS_CONTRACTION, steps] for steps in _OF_CONTRACTIONS), *([_IS_NONE, LANE, steps] for steps in _OF_OTHERS), *TEMPLATES[2:])
 FINISH = Do(_finish)
 PREFETCHED, STREAMED = Template("PREFETCH", Do(lambda p: ahead(p.state))), Template("STREAM", Do(lambda p: _streamed(p.state)))

@@ -6,8 +6,8 @@ All kernels of a plan change at once, between two runs. A kernel whose own form 
 says so. The thread ends when nothing is left to compile, and with the program: what it is compiling then is finished, which takes a few
 hundredths of a second, and the rest is not begun. Own forms are kept in the object cache, so that the next process goes on from there.
 
-A fork waits for the step in progress as well, since a child must not inherit LLVM in the middle of its work. In the child, a plan that has
-first forms compiles the own ones after its next run.
+A fork waits for the step in progress as well, FORK_SECONDS at most, since a child must not inherit LLVM in the middle of its work. In the
+child, a plan that has first forms compiles the own ones after its next run.
 """
 from __future__ import annotations
 
