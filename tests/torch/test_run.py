@@ -107,3 +107,21 @@ def test_a_graph_has_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert bool((svod.torch.compile(torch.nn.ReLU(), torch.ones(3))(-torch.ones(3)) == 0).all())
     assert [config.threads for config in seen] == [1]
+
+
+def test_where_torch_is_deterministic_no_plan_has_first_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PrepareConfig | None] = []
+
+    def recorded(*args: Any) -> Any:
+        seen.append(args[4])
+        return make_plan(*args)
+    monkeypatch.setattr(functions, "make_plan", recorded)
+    x = torch.arange(12.0).reshape(3, 4)
+    try:
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            with torch.inference_mode():
+                torch.testing.assert_close(svod.torch.compile(torch.nn.Softmax(-1), x)(x), torch.softmax(x, -1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [c is not None and c.first_forms is False for c in seen] == [False, True]

@@ -46,7 +46,9 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
 def nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A compiler that knows no kernel yet, and first forms."""
     monkeypatch.setenv("SVOD_FIRST_FORMS", "1")
-    monkeypatch.setenv("SVOD_OBJECT_CACHE", str(tmp_path / "objects"))
+    objects = tmp_path / "objects"
+    objects.mkdir()     # a directory that is missing is warned of
+    monkeypatch.setenv("SVOD_OBJECT_CACHE", str(objects))
     monkeypatch.setattr(compiler_module, "_compilers", {})
     yield
     for left in list(exchange._exchanges):
@@ -327,3 +329,24 @@ wait()
 for pid in children:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 """)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_a_fork_goes_on_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "FORK_SECONDS", 0.01)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with exchange._step:
+            held.set()
+            done.wait()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if exchange._step.acquire(blocking=False) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not exchange._step.acquire(blocking=False), "the parent's is as it was"
+    done.set()
+    thread.join()
