@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from math import inf, prod
+from math import ceil, inf, prod
 from typing import NamedTuple
 
 from svod.core.cost.caches import ANYWHERE_BYTES, PAGE_BYTES, Traffic, caches_of, traffic
@@ -47,6 +47,11 @@ class Cpu:
     lookahead_operations: float = 400.0 # operations that a core looks ahead: sums that end within them overlap with the next ones
     loop_cycles: float = 1.5            # cycles for the bookkeeping of one iteration
     block_end_cycles: float = 2.0       # cycles at the end of a block of a long sum: one accumulator is added to another, and set to zero
+    # cycles per row of a copy until vectors that lie across freshly stored ones can be loaded, as the store queue forwards none of these;
+    # rows of more vectors, and copies of more vectors, have been stored before their first vectors are read
+    awaited_row_cycles: float = 15.0
+    awaited_row_vectors: int = 3
+    awaited_vectors: int = 64
     spill_cycles: float = 5.0           # cycles per iteration for an accumulator in memory, which is stored and loaded again
     mask_operations: float = 2.0        # price of making the mask of a load, if its lanes differ from one iteration to the next
     spread_mask_operations: float = 4.0 # price of spreading a mask to the lanes of one of several wide loads
@@ -270,7 +275,7 @@ class IssuePricer:
         slots = (most + cpu.contention_share * least) / cpu.issued_per_cycle + spills
         ends = work.at.block_ends * launched
         overhead = cpu.loop_cycles * (sum(work.runs_of_loop[1:]) + ends) + cpu.block_end_cycles * ends * accumulators
-        cycles = max(slots, self._chain(accumulators)) + overhead + store
+        cycles = max(slots, self._chain(accumulators)) + overhead + store + self._awaited()
         per_vector = stage.num_lanes / -(-stage.num_lanes // work.lanes) if stage.vector >= 0 else 1.0
         return IssueCost(cycles * work.at.times, accumulators, 2 * work.multiply_adds * self.dot.group * per_vector * work.at.times)
 
@@ -366,6 +371,22 @@ class IssuePricer:
         if not self.r.reductions or beyond <= 0:
             return 0.0
         return self.cpu.spill_cycles * beyond * self.work.body * self.work.tile / accumulators
+
+    def _awaited(self) -> float:
+        """Cycles that the readers of a copy in scratch memory wait for its stores, if they load vectors across the stored ones."""
+        work, stage, s = self.work, self.stage, self.r.stage.index
+        if not work.at.around or not work.nest.layouts.orders.get(s) or not any(
+                self._lies_across(work.nest.stages[r.stage.index], node) for r, node in work.nest.placement.reads_of(s)):
+            return 0.0
+        length = stage.region[work.nest.layouts.orders[s][-1]]
+        rows, vectors = prod(stage.region) / length, ceil(length / work.lanes)
+        is_short = vectors <= self.cpu.awaited_row_vectors and rows * vectors <= self.cpu.awaited_vectors
+        return self.cpu.awaited_row_cycles * rows if is_short else 0.0
+
+    def _lies_across(self, reader: StageNest, node: Node) -> bool:
+        """Whether vectors of a read begin anywhere in the vectors that were stored, or skip elements."""
+        moved = [lin for lin in node.dims if reader.vector >= 0 and lin.coef(reader.vector)]
+        return any(abs(lin.coef(reader.vector)) > 1 or not is_aligned(lin.coefs, 0, reader.vector, self.work.lanes) for lin in moved)
 
     def _chain(self, accumulators: float) -> float:
         """Cycles of the longest chain of dependent additions."""

@@ -165,6 +165,24 @@ def test_a_value_per_row_turns_no_tiles(rows: int, columns: int) -> None:
             assert {kernel.axes[row.axis].name for row in state.rows if row.role == UPCAST} == {"o1"}, str(state)
 
 
+@pytest.mark.parametrize("shape", [(2, 32, 924), (2, 64, 1881), (3, 24, 100)], ids=str)
+def test_rows_that_share_a_statistic_come_one_by_one(shape: tuple[int, int, int]) -> None:
+    """Several rows side by side hide the latency of their own sums; a sum over all rows gains nothing by them."""
+    x = data(*shape)
+    kernel = Kernel(kernel_of(x / ((x * x).mean(1, keepdim=True) + 1e-5).sqrt()))
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        assert not any(row.role == UPCAST and kernel.axes[row.axis].name == "o1" for row in state.rows), str(state)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(56, 40), (28, 40)])
+def test_short_rows_of_windows_are_read_in_place(rows: int, width: int) -> None:
+    """Windows read a short copy while it is on its way to the cache, and wait for it."""
+    kernel = Kernel(kernel_of(data(1, 48, rows, width).avg_pool2d(3, 2, padding=1)))
+    state = heuristic(Scheduler(kernel, replace(AVX512, threads=1)))
+    assert all(state.place[s.index] == "inline" for s in kernel.stages if not s.is_output), str(state)
+
+
 def _products(width: int, columns: int, rows: int = 1, along: int = -1) -> Tensor:
     """For each of `rows` rows of costly values, the product with a matrix of its own, whose sums run along the axis `along`."""
     costly, matrices = data(rows, width).exp().log1p().tanh(), data(*((rows, columns, width) if along == -1 else (rows, width, columns)))
