@@ -262,9 +262,12 @@ def make_plan(program: AtenProgram, given: Sequence[Any], constants: Mapping[int
             results = _of_any_size(results)
         in_place = bool(values)
         mutated = mutated_by(program, translation)
-        # results that are views of a written argument's memory are copied first: the assignments below would change them
-        written = {base_of(placed[i].uop) for i in mutated if i in placed}
-        values, (*new,) = ([v.clone() if base_of(v.uop) in written else v for v in group] for group in (values, mutated.values()))
+        # a result that is an argument's memory is copied by a kernel to memory of its own; a new content that is a written argument's
+        # memory is copied first, as the assignments below would change it
+        arguments = {i: base_of(leaf.uop) for i, leaf in placed.items()}
+        values = [v.clone() if base_of(v.uop) in arguments.values() else v for v in values]
+        written = {arguments[i] for i in mutated if i in arguments}
+        new = [v.clone() if base_of(v.uop) in written else v for v in mutated.values()]
         for place, value in zip(mutated, new, strict=True):
             source = stand_ins.get(place)
             if in_place and source is not None and source.order is not None:
