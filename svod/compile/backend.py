@@ -52,8 +52,8 @@ class CompilerPair(ABC):
 
     `key` names the pair and its version in the keys of the object cache and in the tuning database. `revision` must be increased with every
     change of the generated code. `optimize`: False compiles faster, to code that requires buffers aligned to 64 bytes; the search checks
-    most candidates this way. `has_first_forms`: whether kernels of large plans are compiled this way first (`Choice.own`). Each step raises
-    CompileError for input that the previous step cannot have made."""
+    most candidates this way. `has_first_forms`: whether kernels of large plans are first compiled with that effort (`Choice.own`). Each
+    step raises CompileError for input that the previous step cannot have made."""
 
     name: str
     key: str

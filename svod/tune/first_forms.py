@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from svod.compile.plan.compiler import Choice
+from svod.compile.plan.compiler import Chain, Choice
 from svod.config import PrepareConfig
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import LOOP, Scheduler
@@ -31,7 +31,7 @@ _OF_CHAINS = "heuristic", "database", "transfer", "lock"        # sources of cha
 
 
 def has_first_forms(config: PrepareConfig) -> bool:
-    """Whether a configuration allows first forms: not if each run must compute the same bits, or if the plan is searched or observed."""
+    """Whether a configuration allows first forms: not if they are switched off, or if the plan is searched or observed."""
     observed = config.debug, config.profile, config.trace, config.dump_after, config.perf_map, config.capture
     return config.first_forms is not False and config.beam is None and not any(observed)
 
@@ -48,15 +48,14 @@ class FirstForms:
         choice = choose(kernel, self._resolved, self.heuristic_choice)
         if choice.own is not None or choice.source not in _OF_CHAINS or self._compiler.has(kernel, choice):
             return choice
-        chain = self._compiler.first_chain(kernel)
-        return _first(choice if chain is None else replace(choice, chain=chain), lambda: choice)
+        return _first(choice, lambda: choice)
 
     def heuristic_choice(self, kernel: Kernel, why: str) -> Choice:
         """Return the choice of the heuristic's chain if it is known, otherwise one that is made sooner."""
         own: Callable[[], Choice] = partial(self._compiler.heuristic_choice, kernel, why)
         if self._compiler.knows_heuristic(kernel):
             return own()
-        if (chain := self._compiler.first_chain(kernel)) is not None:
+        if (chain := self._kept_chain(kernel)) is not None:
             return _first(Choice(chain, "heuristic", why), own)
         state, family = Scheduler(kernel, self._compiler.target), family_key(kernel.ast)
         relative = self._relatives.get(family)
@@ -65,6 +64,16 @@ class FirstForms:
             found = self._compiler.backend.quick_choice(state)
             self._relatives.setdefault(family, found)
         return _first(Choice(found.applied_opts, "heuristic", why), own)
+
+
+    def _kept_chain(self, kernel: Kernel) -> Chain | None:
+        """The chain of the first form that is kept, unless its code was found wrong."""
+        kept = self._compiler.first_chain(kernel)
+        if kept is None:
+            return None
+        chain, linear = kept
+        barred = self._resolved.db.barred(kernel.key, self._compiler.target.key)
+        return None if self._compiler.pair.revision <= barred.get(linear, -1) else chain
 
 
 def _first(choice: Choice, own: Callable[[], Choice]) -> Choice:

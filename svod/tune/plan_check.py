@@ -33,7 +33,7 @@ from svod.tune.measure.plan_sizes import plan_sizes
 PROMISE_TOLERANCE = 0.15            # a difference above this share of the promised gain, either way, is explained
 WORTH_EXPLAINING = 0.02     # a difference below this share of the plan's time is not explained: plans vary as much by themselves
 MIN_ROUNDS = 7              # least number of interleaved rounds: enough for a confidence interval
-MOST_PLAN_PASSES = 25            # most passes in which each plan is run kernel by kernel
+MOST_PLAN_PASSES = 25       # most passes in which each plan is run kernel by kernel
 EXPLAINED = 3               # most kernels that are named
 MOVED = 1.1                 # a kernel that takes more than this many times its time alone is slowed by the plan
 # seconds; a kernel delayed by less does not count as slowed by the plan, as single calls are not timed more exactly

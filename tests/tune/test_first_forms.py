@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError
 from svod.tune import first_forms
-from svod.tune.first_forms import LEAST_KERNELS, has_first_forms
+from svod.tune.first_forms import LEAST_KERNELS, FirstForms, has_first_forms
+from svod.tune.resolved import resolve
 from tests.patience import NEVER
 
 SIZES = (17, 31, 64, 1, 13, 40, 97, 8, 23, 50, 3)      # of layers: 1, primes, and what no vector divides
@@ -273,12 +275,96 @@ def test_threads_that_run_the_plan_meanwhile_get_right_results() -> None:
     assert not wrong and sources(f) == {"heuristic"}
 
 
-def test_a_plan_that_is_dropped_is_not_completed(by_hand: list[Exchange]) -> None:
-    f = svod.jit(Layers())
-    f(np.ones((2, SIZES[0]), np.float32))
+def test_own_forms_of_a_plan_that_is_dropped_serve_the_next_one(by_hand: list[Exchange]) -> None:
+    layers = Layers()
+    f = svod.jit(layers)
+    layers.check(f)
     del f
     gc.collect()
-    assert not by_hand[0].step() and by_hand[0].plan is None
+    while by_hand[0].step():
+        pass
+    assert by_hand[0].plan is None
+    f = svod.jit(layers)
+    layers.check(f)
+    assert sources(f) == {"heuristic"}
+
+
+def wait_for(background: exchange._Background) -> None:
+    if (thread := background._thread) is not None:
+        thread.join(NEVER)
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_without_threads_the_first_call_answers_and_a_later_plan_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    background = exchange._Background()
+    monkeypatch.setattr(exchange, "_background", background)
+    layers = Layers()
+    f = svod.jit(layers)
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", no_thread)
+        layers.check(f)
+    assert sources(f) == {"first"}
+    other = svod.jit(Layers())
+    other(np.ones((2, SIZES[0]), np.float32))
+    wait_for(background)
+    layers.check(f)
+    assert sources(f) == {"heuristic"}
+
+
+def test_an_exchange_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    background, layers = exchange._Background(), Layers()
+    monkeypatch.setattr(exchange, "_background", background)
+    f = svod.jit(layers)
+
+    class Failing:
+        def step(self) -> bool:
+            raise MemoryError("no memory")
+    background._exchanges.append(Failing())         # type: ignore[arg-type]
+    layers.check(f)
+    wait_for(background)
+    assert "no memory" in caplog.text and sources(f) == {"heuristic"}
+
+
+def test_threads_that_have_a_plan_each_do_not_wait_for_each_other(by_hand: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "LOCK_SECONDS", 0.05)
+    functions = [svod.jit(Layers()) for _ in range(2)]
+    for f in functions:
+        f(np.ones((2, SIZES[0]), np.float32))
+    both = threading.Barrier(2, timeout=NEVER)
+
+    def complete(waiting: Exchange) -> None:
+        with waiting.plan.lock:         # type: ignore[union-attr]
+            both.wait()
+            svod.complete()
+            both.wait()
+    threads = [threading.Thread(target=complete, args=(waiting,)) for waiting in by_hand[:2]]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(NEVER)
+    assert not any(t.is_alive() for t in threads)
+    for waiting in list(by_hand):
+        waiting.finish()
+    assert all(sources(f) == {"heuristic"} for f in functions)
+
+
+def test_a_kept_chain_whose_code_is_wrong_is_not_used(by_hand: list[Exchange]) -> None:
+    layers = Layers()
+    f = svod.jit(layers)
+    layers.check(f)
+    plan = by_hand[0].plan
+    assert plan is not None
+    kernel = next(k.form.kernel for k in plan.every if k.form is not None)
+    resolved = resolve(PrepareConfig.of_environment())
+    kept = resolved.compiler.first_chain(kernel)
+    assert kept is not None and FirstForms(resolved)._kept_chain(kernel) == kept[0]
+    revision = resolved.compiler.pair.revision
+    for barred, chain in (({kept[1]: revision}, None), ({kept[1]: revision - 1}, kept[0]), ({"other": revision}, kept[0])):
+        given = replace(resolved, db=SimpleNamespace(barred=lambda *names, barred=barred: barred))  # type: ignore[arg-type,misc]
+        assert FirstForms(given)._kept_chain(kernel) == chain
 
 
 PROGRAM = """

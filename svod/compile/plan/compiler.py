@@ -54,10 +54,10 @@ FLIGHTS = 64   # number of locks of compilations, chosen by the hash of a key: t
 
 @dataclass(frozen=True)
 class Choice:
-    """The chain of opts that a kernel runs with, its source (database, beam, heuristic, explicit, none, pending, library), and the
-    reason for the choice. `template`: the template and amounts that the heuristic made the chain from. `unchecked`: chains that were
-    measured on other machines and rank before this one, but have to be measured here before they are used. `own`: chooses the kernel's own
-    form, if this is a first form, which is found and compiled sooner and runs until the own form is compiled (`svod.tune.first_forms`)."""
+    """The chain of opts that a kernel runs with, its source (database, lock, transfer, beam, heuristic, explicit, none, pending, library),
+    and the reason for the choice. `template`: the template and amounts that the heuristic made the chain from. `unchecked`: chains that
+    were measured on other machines and rank before this one, but have to be measured here before they are used. `own`: chooses the kernel's
+    own form, if this is a first form, which is found and compiled sooner and runs until the own form is there (`svod.tune.first_forms`)."""
 
     chain: Chain
     source: str
@@ -141,14 +141,16 @@ class Compiler:
         key = self._key_of(kernel, choice)
         return key in self._made or self.cache.has(key)
 
-    def first_chain(self, kernel: Kernel) -> Chain | None:
-        """Return the chain of the first form that was compiled for a kernel, in this process or as the object cache has it."""
+    def first_chain(self, kernel: Kernel) -> tuple[Chain, str] | None:
+        """Return the chain of the first form that was compiled for a kernel, in this process or as the object cache has it, and the digest
+        of its LINEAR."""
         key = self._key(kernel, "first")
         made = self._made.get(key)
         if made is not None:
-            return made.chain
+            return made.chain, made.linear
         with suppress(KeyError, KernelOptError):
-            return chain_of(self.cache.remarks(key)["chain"])
+            remarks = self.cache.remarks(key)
+            return chain_of(remarks["chain"]), remarks["linear"]
         return None
 
     def _remembered(self, known: OrderedDict[ObjectKey, T], key: ObjectKey, make: Callable[[], T]) -> T:

@@ -81,6 +81,7 @@ class ExecutionPlan:
     threads: int
     variables: dict[str, VariableSpec]
     _devices: PlanDevices
+    _equipment: Equipment
     _values: PlanValues
     _runs: Runs
 
@@ -106,10 +107,10 @@ class ExecutionPlan:
 
     def use(self, equipment: Equipment) -> None:
         """Run this equipment from now on: a single step, so that neither an interrupt nor a fork finds the plan half-changed."""
-        devices, self._equipment = equipment.devices, equipment
-        self.__dict__.update(every=equipment.every, _devices=devices, _values=equipment.values, bindings=equipment.bindings,
-                             _runs=equipment.runs, memory=devices.memory, parts=devices.parts, is_local=devices.is_local,
-                             threads=devices.queue.threads, variables=equipment.values.bounds)
+        devices = equipment.devices
+        self.__dict__.update(_equipment=equipment, every=equipment.every, _devices=devices, _values=equipment.values,
+                             bindings=equipment.bindings, _runs=equipment.runs, memory=devices.memory, parts=devices.parts,
+                             is_local=devices.is_local, threads=devices.queue.threads, variables=equipment.values.bounds)
 
     @classmethod
     def of_kernel(cls, spec: ProgramSpec, loaded: LoadedCode, arrays: Sequence[np.ndarray[Any, Any]], *, threads: int | None = None,
@@ -189,6 +190,7 @@ class ExecutionPlan:
         Raises LaunchError for a plan whose runs continue from the results of the previous run, because its state cannot be shared."""
         self.complete()
         with self.lock:
+            self._runs.check_not_calling()
             self._runs.check_usable()
             if carried := self.bindings.carried:
                 raise LaunchError(f"a plan that goes on from what it wrote to buffer {min(carried)} cannot run twice at a time; "
@@ -359,6 +361,7 @@ class ExecutionPlan:
 
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
         """Restrict a phase to iterations begin ≤ i < end, to time a slice of it. Raises LaunchError outside 0 … extent."""
+        self.complete()
         spec = self.kernels[kernel].spec.phases[phase]
         if not 0 <= begin <= end <= spec.extent:
             raise LaunchError(f"iterations {begin} to {end} of {spec.symbol} were asked for; it has 0 to {spec.extent}")
