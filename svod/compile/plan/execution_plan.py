@@ -95,10 +95,10 @@ class ExecutionPlan:
         self.names: Mapping[int, str] = {}  # buffer → name of the function's argument that it holds
         self.finish: Callable[[], None] | None = None       # compiles the kernels' own forms (`complete`); None: they run already
         self._outputs, self._most_threads = tuple(outputs), threads
+        check_plan(kernels, buffers)
         for index in self._outputs:
             if not buffers[index].has_memory:
                 raise LaunchError(f"buffer {index} is an output of the plan and has no memory")
-        check_plan(kernels, buffers)
         self.use(Equipment.of(kernels, buffers, device, threads, planner))
         self.prepare_seconds = self._runs.run_once_phases()
         if self.prepare_seconds:
