@@ -79,7 +79,8 @@ def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
     from svod.config import child_environment, set_default_environment, unknown_variables_once
     from svod.errors import SvodError
 
-    set_default_environment(**defaults, SVOD_FIRST_FORMS="0")     # what is measured, and what is shipped, is the kernels' own code
+    # Commands measure and ship the kernels' own code, so they use no first forms.
+    set_default_environment(**defaults, SVOD_FIRST_FORMS="0")
     for message in unknown_variables_once():
         tell(f"{program}: warning: {message}")
     from click import ClickException

@@ -48,7 +48,8 @@ def main(words: Sequence[str]) -> int:
     else:
         use_svod(torch, modules)
     become(rest)
-    # what Python puts first on the path for the program: in place of the current directory of `python -m`, or before all under `python -P`
+    # The program's own folder comes first on the path, as Python puts it there: it replaces the current directory that `python -m` puts
+    # there, and under `python -P`, which puts none, it is added.
     sys.path[:not sys.flags.safe_path] = [str(working_directory() or "") if is_module else str(Path(rest[0]).resolve().parent)]
     if is_module:
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

@@ -336,7 +336,8 @@ def test_a_script_imports_from_its_own_folder_alone(path: Path, tmp_path: Path) 
     (tmp_path / "beside.py").write_text("rows = 3")
     (tmp_path / "model.py").write_text("import beside, numpy as np\nfrom svod import Tensor\n"
                                        "Tensor(np.ones((beside.rows, 8), np.float32)).softmax(-1).numpy()\n")
-    for how in ((), ("--torch", "compile")):        # by Python itself, and by a module of svod
+    # Python runs the script itself without options, and a module of svod runs it with --torch.
+    for how in ((), ("--torch", "compile")):
         done = run(path, "why", str(tmp_path / "model.py"), *how)
         assert done.exit_code == 0 and "softmax" in done.output
 

@@ -32,7 +32,8 @@ from svod.tune.first_forms import LEAST_KERNELS, FirstForms, has_first_forms
 from svod.tune.resolved import resolve
 from tests.patience import NEVER
 
-SIZES = (17, 31, 64, 1, 13, 40, 97, 8, 23, 50, 3)      # of layers: 1, primes, and what no vector divides
+# Widths of the layers, among them 1, primes, and numbers that no vector divides.
+SIZES = (17, 31, 64, 1, 13, 40, 97, 8, 23, 50, 3)
 Array = np.ndarray[Any, Any]
 
 

@@ -22,8 +22,8 @@ from svod.tensor.precision import rounds_once
 
 TensorT = TypeVar("TensorT", bound=TensorBase)
 
-# The k largest elements of n are found by k passes in vectors if k and k · n are at most these: the library kernel appends candidates one
-# by one, hundreds in a row, but reads a long row once.
+# The k largest elements of n are found by k passes in vectors if k and k · n are at most these. The library kernel is slow on short rows,
+# since it appends candidates one by one; it reads a long row only once.
 MOST_PASSES = 4
 MOST_ELEMENTS_OF_PASSES = 1 << 15
 
