@@ -45,7 +45,8 @@ from svod.errors import ConfigError, DeviceError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 from svod.system.process.collector import rare_collections
 from svod.tensor.base import TensorBase
-from svod.tensor.realize import constant_value, last_contents, replace_nodes
+from svod.tensor.realize import constant_value, last_contents
+from svod.tensor.replacement import Computing
 from svod.tune.chains import opts_by_key
 from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
@@ -75,10 +76,10 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
     if not tensors:
         raise ScheduleError("prepare needs at least one tensor")
     config = complete_config(config)
-    roots = [t.uop for t in tensors]
-    fixed = _buffers_of(constants) & buffers_under(roots)
-    prepared = prepare_graph(roots, resolve(config), fixed if config.constants == "auto" else frozenset())
-    prepared.attach(tensors)
+    with Computing(tensors) as work:
+        fixed = _buffers_of(constants) & buffers_under(work.roots)
+        prepared = prepare_graph(work.roots, resolve(config), fixed if config.constants == "auto" else frozenset())
+        prepared.attach(work)
     made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.unbound.outputs) if prepared.is_new(i)]
     prepared.plan.open_after_run(made, "the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
     return prepared.plan
@@ -141,20 +142,20 @@ class Prepared:
         """Whether the plan created the buffer; otherwise it is a BUFFER of the graph."""
         return self.nodes[number] not in self.numbers
 
-    def attach(self, tensors: Sequence[TensorBase]) -> None:
+    def attach(self, work: Computing) -> None:
         """Make the tensors the plan's outputs. Tensors with a pending assignment become views of the memory that the plan writes.
 
         Raises ScheduleError unless there is an output for each."""
-        if len(tensors) != len(self.unbound.outputs):
-            raise ScheduleError(f"a batch of {len(tensors)} tensors is attached to a plan with {len(self.unbound.outputs)} outputs; a plan "
-                                "has one for each tensor that it was prepared for")
-        done = last_contents([t.uop for t in tensors])
-        for t, i in zip(tensors, self.unbound.outputs, strict=True):
-            base = base_of(t.uop)
+        if len(work.roots) != len(self.unbound.outputs):
+            raise ScheduleError(f"a batch of {len(work.roots)} tensors is attached to a plan with {len(self.unbound.outputs)} outputs; a "
+                                "plan has one for each tensor that it was prepared for")
+        done = last_contents(work.roots)
+        for root, i in zip(work.roots, self.unbound.outputs, strict=True):
+            base = base_of(root)
             # a constant is not replaced: every tensor that contains it shares its node
             if base.op is not Ops.BUFFER and constant_value(base) is None:
                 done[base] = graph.storage_view(self.nodes[i], shape_of(base))
-        replace_nodes(done)
+        work.replace(done)
 
 
 @rare_collections()

@@ -1,12 +1,11 @@
-"""Connects tensors with the compiler: finds the tensors that have to be computed, and replaces their nodes afterwards. No other module of
-svod.tensor calls the compiler.
+"""Connects tensors with the compiler: finds the tensors that have to be computed. No other module of svod.tensor calls the
+compiler.
 
 The pipeline (`PIPELINE`, `GRAPHS`) is in a higher layer, so it is imported at the first realisation. It replaces the node of each computed
-tensor by a RESHAPE of a BUFFER with `replace_nodes`. From then on, every tensor that contains the node reads the buffer.
+tensor by a RESHAPE of a BUFFER (svod/tensor/replacement.py). From then on, every tensor that contains the node reads the buffer.
 """
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,20 +15,16 @@ from typing import Any
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
 from svod.core.graph.callback import call_of, is_callback
-from svod.core.graph.storage import base_of, content_under, history_of, is_kernel_store, is_made_anew, storage_of
+from svod.core.graph.storage import base_of, history_of, is_made_anew, storage_of
 from svod.core.graph.traits import EFFECTS, traits_of
-from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.calls import arguments_of, open_ranges, written_slots
 from svod.errors import ArgumentError, ScheduleError
-from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, live_tensors, pending_tensors
 
 PIPELINE = "svod.prepare"           # the module that makes plans of tensors
 GRAPHS = "svod.tracing.graphs"      # the module that computes tensors, and reuses plans of equal graphs
 
-_replacing = threading.Lock()
-remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
 _here = threading.local()       # `assigned`: this thread's innermost record of `assignments`
 
 
@@ -187,41 +182,3 @@ def latest_content(content: UOp) -> UOp:
             if version > latest:
                 content, latest = base, version
     return content
-
-
-def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
-    """The new target and value of an ASSIGN or STORE. The target denotes memory: it stays a view of the memory that is assigned to, even
-    if the view was also computed as a value."""
-    target, value = assign.src
-    content = content_under(target)
-    assert content is not None
-    return target.substitute({content: done[content]}), done[value]
-
-
-def replace_nodes(mapping: dict[UOp, UOp]) -> None:
-    """Replace nodes in every live tensor: a computed value becomes its buffer. Only one thread at a time does this. A tensor that gets
-    another node in the meantime keeps it.
-
-    Each value must have the shape and dtype of its key. The replacement does not descend into values."""
-    if mapping:
-        with _replacing:
-            _replace(mapping)
-
-
-def _replace(mapping: dict[UOp, UOp]) -> None:
-    held = [(t, t.uop) for t in pending_tensors()]
-    done: dict[UOp, UOp] = {}
-    for u in graph.sink(*{u: None for _, u in held}).toposort(gate=lambda n: n not in mapping):
-        if u in mapping:
-            done[u] = mapping[u]
-        elif u.op is not Ops.SINK:
-            assigns = u.op is Ops.ASSIGN or (u.op is Ops.STORE and not is_kernel_store(u))
-            src = _assigned(u, done) if assigns else tuple([done[s] for s in u.src])
-            if src == u.src:
-                done[u] = u
-            else:
-                done[u] = u.replace(src=src)
-                inherit_origin(done[u], u)
-    for t, u in held:
-        if t.uop is u:
-            t.uop = done[u]

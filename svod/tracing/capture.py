@@ -24,7 +24,8 @@ from svod.system.process.collector import rare_collections
 from svod.tensor import Tensor
 from svod.tensor.base import TensorBase, live_tensors
 from svod.tensor.operations.random import random_keys
-from svod.tensor.realize import assignments, realize_tensors, replace_nodes
+from svod.tensor.realize import assignments, realize_tensors
+from svod.tensor.replacement import replace_nodes
 from svod.tracing.arguments import is_leaf, mapped, names_of_leaves, structure_of, substitute
 from svod.tracing.captured import Captured
 from svod.tracing.watch import ReadValues

@@ -31,7 +31,7 @@ from svod.errors import LaunchError
 from svod.prepare import Prepared, complete_config, prepare_graph
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, forget_pending
-from svod.tensor.realize import replace_nodes
+from svod.tensor.replacement import Computing
 from svod.tune.resolved import resolve
 
 MOST_PLANS = 64         # most plans that are kept; the least recently used one is dropped first
@@ -46,12 +46,17 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
     """Compute the tensors now. A reshaped BUFFER replaces each computed node in every live tensor that contains it. All other memory of
     the plan is freed, unless the plan is kept. Raises SvodError."""
     asked, config = config, complete_config(config)
-    roots = [t.uop for t in tensors]
+    with Computing(tensors) as work:
+        _realize(tensors, work, config, asked is None)
+
+
+def _realize(tensors: Sequence[TensorBase], work: Computing, config: PrepareConfig, may_keep: bool) -> None:
+    roots = work.roots
     unbound, values = _without_binds(roots)
-    if asked is not None or values is None or not _may_keep(roots, config):
+    if values is None or not may_keep or not _may_keep(roots, config):
         prepared = prepare_graph(roots, resolve(config))
         prepared.plan.execute()
-        prepared.attach(tensors)
+        prepared.attach(work)
         return
     key, buffers = key_of(unbound)
     key = id(config), key           # `id(config)` is enough: the environment's configuration is one object, which the plan keeps alive
@@ -60,7 +65,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
         if kept is not None:
             _plans.move_to_end(key)
     try:
-        if kept is not None and kept.run(tensors, roots, buffers, values):
+        if kept is not None and kept.run(tensors, work, buffers, values):
             return
     except LaunchError:     # its device may be lost: preparing again finds another device, or reports the cause
         with _lock:
@@ -73,12 +78,12 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
             _plans[key] = kept
             while len(_plans) > MOST_PLANS:
                 _plans.popitem(last=False)
-        if kept.run(tensors, roots, buffers, values):
+        if kept.run(tensors, work, buffers, values):
             return
         prepared = prepare_graph(roots, resolved, inputs=frozenset(buffers))
     _bind(prepared.plan, [prepared.numbers.get(b) for b in buffers], buffers)
     prepared.plan.execute()
-    prepared.attach(tensors)
+    prepared.attach(work)
 
 
 def key_of(roots: Sequence[UOp]) -> tuple[Hashable, list[UOp]]:
@@ -150,7 +155,7 @@ class _Kept:
         self.plan.keep, self.plan.writes = None, ()
         self.plan.bindings.release(self.outputs)
 
-    def run(self, tensors: Sequence[TensorBase], roots: Sequence[UOp], buffers: Sequence[UOp], values: Mapping[str, int]) -> bool:
+    def run(self, tensors: Sequence[TensorBase], work: Computing, buffers: Sequence[UOp], values: Mapping[str, int]) -> bool:
         """Compute the tensors, with the values of variables by name. Returns False without computing if another thread is running the
         plan."""
         plan = self.plan
@@ -173,6 +178,7 @@ class _Kept:
             plan.bindings.release()
         finally:
             plan.lock.release()
+        roots = work.roots
         if arrays and len(tensors) == 1 and not is_symbolic(shape_of(roots[0])) and _holds_alone(tensors[0], roots):
             tensors[0]._become_memory(arrays[self.outputs[0]], roots[0].dtype, shared=False)
             forget_pending(tensors[0])
@@ -181,11 +187,13 @@ class _Kept:
             made[number] = graph.buffer(*self.made[number])
             buffer_of(made[number]).bind(array.reshape(-1))
         bases = [base_of(r) for r in roots]
-        replace_nodes({b: graph.storage_view(made[i], shape_of(b)) for b, i in zip(bases, self.outputs, strict=True)})
+        work.replace({b: graph.storage_view(made[i], shape_of(b)) for b, i in zip(bases, self.outputs, strict=True)})
         return True
 
 
-_HOLDERS = 4  # references to a node with one tensor: by the tensor, the list of roots, the variable `node`, and getrefcount's argument
+# references to a node with one tensor: by the tensor, the list of roots, key and value of `Computing`, the variable `node`, and
+# getrefcount's argument
+_HOLDERS = 6
 
 
 def _holds_alone(tensor: TensorBase, roots: Sequence[UOp]) -> bool:

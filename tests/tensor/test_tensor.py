@@ -19,7 +19,8 @@ from svod.core.ir.uop import Ops, UOp
 from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor import Tensor, ufuncs
 from svod.tensor.base import Array
-from svod.tensor.realize import last_contents, replace_nodes
+from svod.tensor.realize import last_contents
+from svod.tensor.replacement import replace_nodes
 from tests.graph_reference import evaluate_graph
 
 

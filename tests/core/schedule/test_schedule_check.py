@@ -15,6 +15,7 @@ from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ScheduleError
 from svod.prepare import complete_config, make_unbound_plan, prepare_graph
 from svod.tensor import Tensor
+from svod.tensor.replacement import Computing
 from svod.tune.resolved import resolve
 
 N = 6
@@ -117,6 +118,6 @@ def test_a_batch_has_an_output_for_each_tensor() -> None:
     tensors = [Tensor(np.arange(3, dtype=np.float32)) + k for k in (1, 2)]
     nodes = [t.uop for t in tensors]
     prepared = prepare_graph(nodes[:1], resolve(complete_config(None)))
-    with pytest.raises(ScheduleError, match="a batch of 2 tensors is attached to a plan with 1 outputs"):
-        prepared.attach(tensors)
+    with Computing(tensors) as work, pytest.raises(ScheduleError, match="a batch of 2 tensors is attached to a plan with 1 outputs"):
+        prepared.attach(work)
     assert [t.uop for t in tensors] == nodes

@@ -1,0 +1,90 @@
+"""Computed values replace nodes in live tensors, while other threads replace nodes of the same graph."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.graph.storage import base_of
+from svod.core.ir.uop import Ops
+from svod.tensor import Tensor
+from svod.tensor.realize import is_realized
+from svod.tensor.replacement import Computing
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], None]:
+    """A function that makes another thread compute a tensor while the next plan runs in this one."""
+    execute = ExecutionPlan.execute
+    waiting: list[Tensor] = []
+
+    def with_another(plan: ExecutionPlan, *sizes: object, **named: int) -> object:
+        others, waiting[:] = waiting[:], []
+        with ThreadPoolExecutor(1) as pool:
+            for done in [pool.submit(t.realize) for t in others]:
+                done.result()
+        return execute(plan, *sizes, **named)
+    monkeypatch.setattr(ExecutionPlan, "execute", with_another)
+    return waiting.append
+
+
+@pytest.mark.parametrize("round_", [0, 1])      # the second round runs the plan that the first one kept
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_another_thread_computes_a_part(meanwhile: Callable[[Tensor], None], round_: int, wanted: int) -> None:
+    x = Tensor(X.copy())
+    part = (x * 3).contiguous()
+    tensors = [(part + k).sum(1) for k in range(wanted)]
+    reader = tensors[0] * 2
+    meanwhile(part)
+    Tensor.realize_batch(tensors)
+    assert is_realized(part) and all(map(is_realized, tensors))
+    assert base_of(reader.uop).op is Ops.MUL and reader.uop.src[0] is tensors[0].uop, "what contains the tensor reads its memory"
+    for k, t in enumerate(tensors):
+        np.testing.assert_array_equal(t.numpy(), (X * 3 + k).sum(1))
+    np.testing.assert_array_equal(reader.numpy(), (X * 3).sum(1) * 2)
+
+
+def test_another_thread_computes_the_value_of_an_assignment(meanwhile: Callable[[Tensor], None]) -> None:
+    x = Tensor(X.copy())
+    part = (Tensor(X) * 3).contiguous()
+    x += part
+    meanwhile(part)
+    x.realize()
+    x.realize()
+    np.testing.assert_array_equal(x.numpy(), X + X * 3, err_msg="the assignment ran once")
+
+
+def test_another_thread_computes_the_same_value(meanwhile: Callable[[Tensor], None]) -> None:
+    x = Tensor(X.copy())
+    one, two = x * 3, x * 3
+    meanwhile(one)
+    two.realize()
+    assert one.uop is two.uop
+    np.testing.assert_array_equal(two.numpy(), X * 3)
+
+
+def test_a_prepared_tensor_is_the_output_of_its_plan() -> None:
+    """Another thread computes a part between the start of `prepare` and its end."""
+    x = Tensor(X.copy())
+    part = (x * 3).contiguous()
+    total = part.sum(1)
+    with Computing([total]) as work:
+        root = base_of(work.roots[0])
+        part.realize()
+        assert total.uop is not work.roots[0]
+        work.replace({root: Tensor(np.float32([7, 8])).uop})
+    np.testing.assert_array_equal(total.numpy(), [7, 8])
+
+
+def test_a_tensor_that_is_assigned_to_meanwhile_keeps_its_new_node() -> None:
+    x = Tensor(X.copy())
+    total = x.sum(1)
+    with Computing([total]) as work:
+        total.assign(Tensor(np.float32([1, 2])))
+        work.replace({base_of(work.roots[0]): Tensor(np.float32([7, 8])).uop})
+    np.testing.assert_array_equal(total.numpy(), [1, 2])
