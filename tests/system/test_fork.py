@@ -16,6 +16,7 @@ import pytest
 from svod import Tensor
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import TuningDB
+from tests.locks import held_elsewhere
 from tests.patience import NEVER
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
@@ -48,19 +49,10 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
             self.lock = threading.Lock()
             remake_after_fork(self, "lock", threading.Lock)
 
-    owner, held, done = Owner(), threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with owner.lock:
-            held.set()
-            done.wait()
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    in_child(lambda: owner.lock.acquire(timeout=NEVER))
-    assert owner.lock.locked(), "the parent's is as it was"
-    done.set()
-    thread.join()
+    owner = Owner()
+    with held_elsewhere(owner.lock):
+        in_child(lambda: owner.lock.acquire(timeout=NEVER))
+        assert owner.lock.locked(), "the parent's is as it was"
 
 
 def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None:
@@ -68,6 +60,7 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
     import svod.compile.cpu.runtime as runtime
     import svod.compile.plan.compiler as compiler_module
     import svod.prepare as prepare
+    import svod.tensor.replacement as replacement
     from svod.tensor.operations import random
 
     numbers = np.arange(35, dtype=np.float32).reshape(5, 7)
@@ -76,29 +69,13 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
         return bool(np.array_equal((Tensor(numbers) * 3 + 1).sum(1).numpy(), (numbers * 3 + 1).sum(1)))
     assert work()
     db = TuningDB.open(tmp_path / "tune.db")
-    held, done = threading.Event(), threading.Event()
-
-    locks: list[Any] = [runtime._load_lock, compiler_module._compilers_lock, prepare._lock, random._stream._lock,
+    locks: list[Any] = [runtime._load_lock, compiler_module._compilers_lock, prepare._lock, replacement._replacing, random._stream._lock,
                         db.storage.lock, db.claims.heartbeat.lock]
     for compiler in compiler_module._compilers.values():
         locks += [compiler._lock, *compiler._flights]
-
-    def hold() -> None:
-        for lock in locks:
-            lock.acquire()
-        held.set()
-        done.wait()
-        for lock in locks:
-            lock.release()
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
+    with held_elsewhere(*locks):
         in_child(lambda: work() and Tensor.rand(3).numpy().shape == (3,) and db.winner("kernel", "target") is None
                  and db.claims.take("kernel", "target") is not None)
-    finally:
-        done.set()
-        thread.join()
     db.close()
 
 
@@ -180,20 +157,10 @@ def test_a_captured_function_is_captured_anew_in_the_child() -> None:
     x = np.arange(15, dtype=np.float32).reshape(3, 5)
     assert np.array_equal(f(x).numpy(), x @ weight)
     plan, = f.plans
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with f._lock:
-            held.set()
-            done.wait()
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    plan._runs._is_launching = True
-    try:
-        in_child(lambda: not f.plans and np.array_equal(f(x).numpy(), x @ weight) and len(f.plans) == 1)
-    finally:
-        plan._runs._is_launching = False
-        done.set()
-        thread.join()
+    with held_elsewhere(f._lock):
+        plan._runs._is_launching = True
+        try:
+            in_child(lambda: not f.plans and np.array_equal(f(x).numpy(), x @ weight) and len(f.plans) == 1)
+        finally:
+            plan._runs._is_launching = False
     assert f.plans == (plan,) and np.array_equal(f(x).numpy(), x @ weight), "the parent's are as they were"

@@ -30,6 +30,7 @@ from svod.errors import CompileError
 from svod.tune import first_forms
 from svod.tune.first_forms import LEAST_KERNELS, FirstForms, has_first_forms
 from svod.tune.resolved import resolve
+from tests.locks import held_elsewhere
 from tests.patience import NEVER
 
 # Widths of the layers, among them 1, primes, and numbers that no vector divides.
@@ -421,19 +422,9 @@ for pid in children:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 def test_a_fork_goes_on_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "FORK_SECONDS", 0.01)
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with exchange._step:
-            held.set()
-            done.wait()
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if exchange._step.acquire(blocking=False) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert not exchange._step.acquire(blocking=False), "the parent's is as it was"
-    done.set()
-    thread.join()
+    with held_elsewhere(exchange._step):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if exchange._step.acquire(blocking=False) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not exchange._step.acquire(blocking=False), "the parent's is as it was"
