@@ -514,7 +514,7 @@ def _finish(p: Point) -> Scheduler:
             axis = _vector_axes(state, r)[-1]
             tiled = _with_vector(_vectors(state, r, axis, 4), r, axis)
         state = tiled
-    state = _parallel(state)
+    state = _parallel(_keep_gathered(state))
     past = _streamed(state)
     return past if past is not state and cost_of(past).cycles * STREAM_GAIN_FACTOR < cost_of(state).cycles else state
 
@@ -526,25 +526,41 @@ def _untiled_reductions(state: Scheduler) -> list[int]:
 
 
 def _keep_costly(state: Scheduler) -> Scheduler:
-    """STAGE elementwise values with costly operations that several stages read: at the innermost loop around all readers, or before loops
-    around it if that computes at most half as many values."""
-    kernel = state.kernel
-    for s in kernel.stages:
-        if not is_derived(s) or state.place[s.index] != "inline":
-            continue
-        r = resolved(state, s.index)
-        readers = sum(1 for q in kernel.stages if s.index in kernel.reads[q.index])
-        if readers < 2 or not _is_costly(r):
-            continue
-        loops = [row for i in state.order[kernel.output] if (row := state.rows[i]).extent > 1]
-        kept, least = state, math.inf
-        for depth in range(len(loops), -1, -1):
-            after = try_opt(state, "STAGE", s.name, loops[depth - 1].name if depth else ROOT)
-            if after is not state:
-                computed = math.prod(loop_nest(after).stages[s.index].region) * math.prod(row.extent for row in loops[:depth])
-                kept, least = (after, computed) if 2 * computed <= least else (kept, least)
-        state = kept
+    """STAGE values with costly operations that several stages read."""
+    for s in _read_by_several(state):
+        if _is_costly(resolved(state, s)):
+            state = _staged_once(state, s)
     return state
+
+
+def _keep_gathered(state: Scheduler) -> Scheduler:
+    """STAGE values of several loads that several stages read, where that is predicted to be faster."""
+    for s in _read_by_several(state):
+        if sum(n.kind in ("load", "read") for n in resolved(state, s).nodes) > 1:
+            after = _staged_once(state, s)
+            if after is not state and cost_of(after).cycles < cost_of(state).cycles:
+                state = after
+    return state
+
+
+def _read_by_several(state: Scheduler) -> list[int]:
+    """The elementwise stages that several stages read, and that have no place of their own yet."""
+    kernel = state.kernel
+    return [s.index for s in kernel.stages if is_derived(s) and state.place[s.index] == "inline"
+            and sum(1 for q in kernel.stages if s.index in kernel.reads[q.index]) > 1]
+
+
+def _staged_once(state: Scheduler, s: int) -> Scheduler:
+    """STAGE a value at the innermost loop around all readers, or before loops around it if that computes at most half as many values."""
+    kernel = state.kernel
+    loops = [row for i in state.order[kernel.output] if (row := state.rows[i]).extent > 1]
+    kept, least = state, math.inf
+    for depth in range(len(loops), -1, -1):
+        after = try_opt(state, "STAGE", kernel.stages[s].name, loops[depth - 1].name if depth else ROOT)
+        if after is not state:
+            computed = math.prod(loop_nest(after).stages[s].region) * math.prod(row.extent for row in loops[:depth])
+            kept, least = (after, computed) if 2 * computed <= least else (kept, least)
+    return kept
 
 
 def _keep_repeated(state: Scheduler, r: ResolvedStage) -> Scheduler:

@@ -232,6 +232,31 @@ def test_distances_of_costly_rows_are_right(rows: int, width: int, seed: int) ->
         run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
 
 
+def _blended(rows: int, channels: int, columns: int) -> Tensor:
+    """Neighbours weighted by channel, standardised over channels, with the values themselves added: mean, squares and result read them."""
+    x, weight = data(rows, channels, 2 * columns), data(channels, 1)
+    blended = x[..., ::2] * weight + x[..., 1::2]
+    centred = blended - blended.mean(1, keepdim=True)
+    return blended + centred / ((centred * centred).mean(1, keepdim=True) + 1e-3).sqrt()
+
+
+@pytest.mark.parametrize(("rows", "channels", "columns"), [(4, 80, 304), (2, 33, 70), (1, 128, 1031)])
+def test_values_of_several_loads_are_computed_once_for_all_readers(rows: int, channels: int, columns: int) -> None:
+    kernel = Kernel(kernel_of(_blended(rows, channels, columns)))
+    [blended] = [s for s in kernel.stages if len([q for q in kernel.stages if s.index in kernel.reads[q.index]]) == 3]
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        assert state.place[blended.index] != "inline", str(state)
+
+
+@draws(6)
+@given(rows=st.integers(1, 4), channels=st.sampled_from([1, 2, 7, 33, 80]), columns=st.sampled_from([1, 5, 16, 67]), seed=seeds)
+def test_blended_values_are_right(rows: int, channels: int, columns: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(_blended(rows, channels, columns))), seed)
+    for target in NATIVE:
+        run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
+
+
 def _attention(queries: int, keys: int, width: int) -> Tensor:
     """Attention whose operands are rounded to a grid, as after quantisation."""
     q, k, v = (((data(2, n, width) * 20).round().clamp(-127, 127)) * 0.05 for n in (queries, keys, keys))
