@@ -302,8 +302,7 @@ class ObjectCache:
             self._say("read", directory, error)
             return None
         if refused:
-            self._say("loaded", directory, f"{refused}, and compiled objects are code: let only their user or root write there, or name "
-                                           "another directory as SVOD_OBJECT_CACHE")
+            self._say_refused(directory, refused)
             return None
         try:
             entry = unpack(key, raw)
@@ -368,11 +367,18 @@ class ObjectCache:
         except OSError as error:
             self._say("kept", self.directories[0], error)
             return False
+        if not self._stored and (others := writers(path.resolve())):
+            self._say_refused(self.directories[0], others)
         self._stored[key.build] = self._stored.get(key.build, 0) + 1
         self._size = sum(size for _, size, _ in self._files()) if self._size is None else self._size + len(raw)
         if self._size > self.max_bytes:
             self.evict()
         return True
+
+    def _say_refused(self, directory: Path, others: str) -> None:
+        """Warn once that a directory's objects are not loaded. `others`: who may write there."""
+        self._say("loaded", directory, f"{others}, and compiled objects are code: let only their user or root write there, or name another "
+                                       "directory as SVOD_OBJECT_CACHE")
 
     def _say(self, what: str, directory: Path, why: object) -> None:
         if (what, directory) not in self._said:

@@ -142,6 +142,11 @@ def test_code_that_others_may_have_written_is_not_loaded(tmp_path: Path, caplog:
     assert caplog.text.count(f"not loaded in {tmp_path}") == (0 if trusted else 1)
     assert trusted or f"{place} may be written by everybody" in caplog.text
     assert path.exists(), "it is no damage"
+    another, begin = ObjectCache(tmp_path / "team" / "cache"), len(caplog.records)
+    path.chmod(0o644)       # a file that is written anew belongs to the user; the folders are as they were
+    with caplog.at_level(logging.WARNING, "svod.object_cache"):
+        assert another.put(KEY, ENTRY) and another.put(KEY, ENTRY)
+    assert len(caplog.records) - begin == (0 if trusted or depth == 0 else 1), "it is said when the first object is stored"
     assert cache.put(KEY, ENTRY) and (depth > 0 or cache.get(KEY) == ENTRY)
 
 
