@@ -538,7 +538,7 @@ def _keep_gathered(state: Scheduler) -> Scheduler:
     for s in _read_by_several(state):
         if sum(n.kind in ("load", "read") for n in resolved(state, s).nodes) > 1:
             after = _staged_once(state, s)
-            if after is not state and cost_of(after).cycles < cost_of(state).cycles:
+            if after is not state and cost_of(after).cycles * TIE_FACTOR < cost_of(state).cycles:
                 state = after
     return state
 
