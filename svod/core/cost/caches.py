@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from svod.core.cost.footprint import touched
 from svod.core.cost.work import Access, AccessKind
-from svod.core.graph.allocator import HUGE_PAGE
 from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
@@ -52,7 +51,6 @@ class Caches:
     """The caches and page tables that one core reads through."""
 
     levels: tuple[CacheLevel, CacheLevel, CacheLevel]   # each with the price of its misses, which are served by the next level or by memory
-    last_bytes: int                     # bytes of the third-level cache; 0 without one
     kept_share: float = 0.75            # share of a cache that the data of a loop may take and still be kept
     streams: int = 32                   # pages that prefetchers follow at once
     table_pages: int = 64               # pages in the first-level translation table (TLB)
@@ -87,7 +85,7 @@ def caches_of(target: Target) -> Caches:
     memory, line = max(MEMORY_CYCLES, beyond_l2), CACHE_LINE_BYTES
     return Caches((CacheLevel(target.l1, PAGE_BYTES // line, max(1, target.l1 // PAGE_BYTES), max(near, line / width2), line / width2),
                    CacheLevel(target.l2, max(1, target.l2 // (line * SECOND_WAYS)), SECOND_WAYS, max(far, line / width3), line / width3),
-                   CacheLevel(max(target.l2, target.l3), 0, 16, memory / FILL_BUFFERS, line / min(MEMORY_BYTES, width3))), target.l3)
+                   CacheLevel(max(target.l2, target.l3), 0, 16, memory / FILL_BUFFERS, line / min(MEMORY_BYTES, width3))))
 
 
 class CacheFootprint(NamedTuple):
@@ -172,11 +170,7 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
         surprise = min(1.0, caches.unforeseen_lines * visits / max(lines[1], lines[0], 1.0))
         for c, level in enumerate(caches.levels):
             cycles[c] += passes * lines[c] * (surprise * level.unforeseen + (1.0 - surprise) * level.streamed)
-        # Data in huge pages that fit a cache need few translations. For data in memory, opening another DRAM row costs as much as a
-        # translation.
-        if not HUGE_PAGE <= a.limit <= min(caches.last_bytes, caches.table_pages * HUGE_PAGE):
-            translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages) \
-                + pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
+        translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages) + pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
         moved += passes * lines[2] * CACHE_LINE_BYTES
     return Traffic(cycles[0], cycles[1], cycles[2], translated, moved)
 

@@ -454,7 +454,8 @@ class _Memory:
         if layout is not None and layout.tiled >= 0:
             (axis, _), *_ = n.dims[layout.tiled].coefs
             tile = Tile(axis, layout.tile, layout.outer * access.itemsize)
-        return access._replace(fixed=fixed, is_made_inside=True, tile=tile)
+        is_once = is_computed_once(self.state, self.nest.placement, n.arg)
+        return access._replace(fixed=fixed, is_made_inside=not is_once, tile=tile)
 
     def _crossing(self, stage: StageNest, n: Node, access: Access) -> float:
         """Lines of an earlier phase's result that may lie in another core's cache when this stage reads them."""
