@@ -170,7 +170,8 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
         surprise = min(1.0, caches.unforeseen_lines * visits / max(lines[1], lines[0], 1.0))
         for c, level in enumerate(caches.levels):
             cycles[c] += passes * lines[c] * (surprise * level.unforeseen + (1.0 - surprise) * level.streamed)
-        translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages) + pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
+        translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages)
+        translated += pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
         moved += passes * lines[2] * CACHE_LINE_BYTES
     return Traffic(cycles[0], cycles[1], cycles[2], translated, moved)
 

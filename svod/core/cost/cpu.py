@@ -41,6 +41,7 @@ class Cpu:
     # price of combining two results, by their number of components: 2 for ARGMAX, 3 for EXPSUM
     combined_operations: tuple[float, ...] = (0.0, 1.0, 6.0, 30.0)
     across_operations: float = 5.0      # price of combining the lanes of one vector of partial results
+    across_cycles: float = 20.0         # cycles until readers in the same loops can use the sums across lanes of a run of a stage
     issued_per_cycle: float = 2.0
     contention_share: float = 0.15      # unhidden share of the loads or the arithmetic, whichever are fewer, as one queue issues both
     latency_cycles: float = 4.0         # cycles until the result of a multiply-add or an addition can be used
@@ -275,7 +276,7 @@ class IssuePricer:
         slots = (most + cpu.contention_share * least) / cpu.issued_per_cycle + spills
         ends = work.at.block_ends * launched
         overhead = cpu.loop_cycles * (sum(work.runs_of_loop[1:]) + ends) + cpu.block_end_cycles * ends * accumulators
-        cycles = max(slots, self._chain(accumulators)) + overhead + store + self._awaited()
+        cycles = max(slots, self._chain(accumulators)) + overhead + store + self._awaited() + self._across()
         per_vector = stage.num_lanes / -(-stage.num_lanes // work.lanes) if stage.vector >= 0 else 1.0
         return IssueCost(cycles * work.at.times, accumulators, 2 * work.multiply_adds * self.dot.group * per_vector * work.at.times)
 
@@ -382,6 +383,11 @@ class IssuePricer:
         rows, vectors = prod(stage.region) / length, ceil(length / work.lanes)
         is_short = vectors <= self.cpu.awaited_row_vectors and rows * vectors <= self.cpu.awaited_vectors
         return self.cpu.awaited_row_cycles * rows if is_short else 0.0
+
+    def _across(self) -> float:
+        """Cycles that the readers of sums across lanes wait for, once for all sums of a run, which do not depend on each other."""
+        work = self.work
+        return self.cpu.across_cycles if self.r.reductions and self.stage.vector >= work.outs and work.at.around else 0.0
 
     def _lies_across(self, reader: StageNest, node: Node) -> bool:
         """Whether vectors of a read begin anywhere in the vectors that were stored, or skip elements."""

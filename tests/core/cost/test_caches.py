@@ -57,14 +57,17 @@ def test_footprints_of_strided_boxes() -> None:
         assert found.pages <= len(np.unique(at // PAGE_BYTES)) + 1 and found.sets1 <= 64
 
 
-def test_huge_pages_that_a_cache_holds_need_no_translations() -> None:
-    """Reading columns of rows of 16 KB costs address translations if the array is below 2 MB, on small pages, or above 32 MB, beyond the
-    last cache. In between it is on huge pages and costs none."""
-    def translated(rows: int) -> float:
-        columns = loaded(((0, 1 << 14), (1, 4)), rows << 14)
-        return traffic(caches_of(DESKTOP), [(1, 32), (0, rows)], 0, [1.0, 1.0], [columns], [False]).translated
+def test_columns_of_more_rows_than_a_page_table_has_pages_cost_translations() -> None:
+    """Rows of 16 KB, each on pages of its own, are read column by column."""
+    caches = caches_of(DESKTOP)
 
-    assert translated(127) > 0 and translated(128) == 0 and translated(2048) == 0 and translated(2049) > 0
+    def translated(rows: int) -> float:
+        """Cycles for the translation of one element's address."""
+        columns = loaded(((0, 1 << 14), (1, 4)), rows << 14)
+        return traffic(caches, [(1, 32), (0, rows)], 0, [1.0, 1.0], [columns], [False]).translated / (32 * rows)
+
+    assert translated(caches.table_pages // 2) == 0
+    assert 0 < translated(4 * caches.table_pages) <= caches.table_miss_cycles < translated(4 * caches.walk_pages)
 
 
 def test_what_fits_costs_nothing_and_what_does_not_is_loaded_again() -> None:
@@ -127,5 +130,6 @@ def test_attention_keeps_the_scores_of_a_few_rows() -> None:
     scores = 256 * 256 * 4      # bytes of one head
     assert cost_of(state).scratch_bytes < scores
     assert cost_of(state).cycles < cost_of(base).cycles / 5
-    inner = [r.name for r in state.rows if r.role == "upcast" and state.kernel.axes[r.axis].kind == "o" and r.name.startswith("s")]
+    [product] = [s.name for s in base.kernel.stages if s.has_reduce and not s.is_output and len(s.outs) == 3]
+    inner = [r.name for r in state.rows if r.role == "upcast" and state.kernel.axes[r.axis].kind == "o" and r.name.startswith(product)]
     assert len(inner) == 2, "the scores are a register tile of their own"

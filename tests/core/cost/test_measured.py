@@ -11,7 +11,8 @@ TABLES = Path(__file__).parent / "measured"
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 # per table, of the cost model when the table was made: Spearman's correlation within kernels (mean) and over all chains, and the loss by
 # choosing the chain that is predicted fastest (geometric mean over kernels)
-RANKS = {"x86_64-znver3-avx2-t2": (0.6777, 0.6581, 1.239), "x86_64-znver4-avx512f-t2": (0.709, 0.804, 1.081)}
+RANKS = {"x86_64-znver3-avx2-t2": (0.673, 0.680, 1.256), "x86_64-znver4-avx512f-t2": (0.714, 0.808, 1.070),
+         "x86_64-rocketlake-amx-t2": (0.813, 0.871, 1.058)}
 MOST_LOST = 0.002       # tolerated loss of correlation: as much as one chain whose prediction moves past that of another one
 MOST_SLOWER = 0.01      # tolerated rise of the loss
 
