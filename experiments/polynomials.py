@@ -6,7 +6,7 @@ exchange, in 60-digit decimal arithmetic.
 
 A fit is `target(x) ≈ sum of c[j] * x**powers[j]` on an interval, and its error is measured times `weight(x)`, so that the result's
 relative (or absolute) error is what is levelled. The first coefficients are rounded to the working type one after the other, the rest
-being fitted again around them, because they carry the result's last bits. The rational functions (TANH, ERF of float32) are fitted by
+being fitted again around them, because they carry the result's last bits. The rational function (TANH of float32) is fitted by
 reweighted linear least squares in float64, which is ample for 24 bits.
 
 No library of special functions is needed: exp and ln are `decimal`'s own, the rest are Taylor series.
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal as D
 from decimal import getcontext
+from functools import lru_cache
 
 import numpy as np
 
@@ -169,9 +170,18 @@ def erfcx_fit(bits: int, k: D, top: D, count: int) -> Fit:
     return Fit(f"ERFCX_{32 if bits == 24 else 64}", D(-1), (top - k) / (top + k), target, lambda q: 1 / target(q), range(count), bits, 1)
 
 
+def erf_fits(bits: int, near: int, far: int, top: D) -> list[Fit]:
+    """erf(x) = x + x q(x²) below 55/64, and 1 - q(x - 1)² from there to `top`."""
+    name, middle = 32 if bits == 24 else 64, D(55) / 64
+    root = lru_cache(None)(lambda u: (1 - erf(1 + u)).sqrt())
+    return [Fit(f"ERF_{name}", D("1e-9"), middle ** 2, lambda z: erf(z.sqrt()) / z.sqrt() - 1, lambda z: z.sqrt() / erf(z.sqrt()),
+                range(near), bits),
+            Fit(f"ROOT_ERFC_{name}", middle - 1, top - 1, root, lambda u: 2 * root(u) / (1 - root(u) ** 2), range(far), bits, 0)]
+
+
 def polynomial_fits() -> list[Fit]:
     root = D(2).sqrt()
-    inverse_ln2, two_over = 1 / LN2, 2 / PI.sqrt()
+    inverse_ln2 = 1 / LN2
     fits: list[Fit] = []
     for bits, name, n_exp, n_exp2, n_near, n_near2, n_sin, n_cos in ((24, "32", 6, 7, 5, 6, 3, 3), (53, "64", 12, 13, 10, 11, 7, 7)):
         z = (PI / 4 * D("1.0001")) ** 2
@@ -206,11 +216,7 @@ def polynomial_fits() -> list[Fit]:
         # tanh(x) = x + x z q(z) up to 0.625, z = x²
         Fit("TANH_64", D("1e-9"), D("0.625") ** 2, lambda z: (tanh(z.sqrt()) / z.sqrt() - 1) / z, lambda z: z * z.sqrt() / tanh(z.sqrt()),
             range(12), 53),
-        # erf(x) = x (2/sqrt(pi) + z q(z)) up to 1
-        Fit("ERF_64", D("1e-9"), D(1), lambda z: (erf(z.sqrt()) / z.sqrt() - two_over) / z, lambda z: z * z.sqrt() / erf(z.sqrt()),
-            range(12), 53),
-        # log(1 - erf(1 + u)) = q(u) up to 1 + u = 6; the error counts as it enters erf
-        Fit("ERFC_64", D(0), D(5), lambda u: (1 - erf(1 + u)).ln(), lambda u: 1 - erf(1 + u), range(18), 53),
+        *[fit for numbers in ((24, 6, 12, D("3.9375")), (53, 12, 28, D(6))) for fit in erf_fits(*numbers)],
         *[erfcx_fit(*numbers) for numbers in ((24, D(2), D("10.3"), 10), (53, D(4), D("27.5"), 22))],
         # for POW of float32 inside float64: log2(1 + f) = f q(f) and 2^r = 1 + r q(r) to about 36 and 31 bits
         Fit("POW_LOG2_32", 1 / root - 1, root - 1, lambda f: log1p(f) * inverse_ln2 / f, lambda f: f / (log1p(f) * inverse_ln2),
@@ -274,12 +280,10 @@ def main(wanted: str) -> None:
         if wanted in fit.name:
             coefficients, error = fit.run()
             show(fit.name, coefficients, error, fit.bits)
-    erf_slope = float(2 / PI.sqrt())
-    for name, function, lead, limit, n, m in (("TANH_32", tanh, 1.0, 9.03125, 6, 3), ("ERF_32", erf, erf_slope, 3.9375, 6, 5)):
-        if wanted in name:
-            p, q, error = rational(function, lead, limit, n, m)
-            show(name + "_P", p, error, 24)
-            show(name + "_Q", q, error, 24)
+    if wanted in "TANH_32":
+        p, q, error = rational(tanh, 1.0, 9.03125, 6, 3)
+        show("TANH_32_P", p, error, 24)
+        show("TANH_32_Q", q, error, 24)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ If the target has POW2, EXP2 of float32 is that instruction and a scaling for de
 The polynomials (`polynomials.json`) were fitted by experiments/polynomials.py, which prints their entries. Methods: scaling by powers of
 two with one instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23`
 (rounding and integer conversion in one addition); Cody and Waite's argument reduction (Software Manual for the Elementary Functions, 1980)
-with fused multiplications; log by its expansion around 1, and through atanh in float64; one rational function each for TANH and ERF of
-float32; double-double arithmetic (Dekker 1971) for POW of float64.
+with fused multiplications; log by its expansion around 1, and through atanh in float64; a rational function for TANH of float32; a
+polynomial each for erf of small numbers and for the root of 1 - erf of others; double-double arithmetic (Dekker 1971) for POW of float64.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAX_ULP: dict[Ops, dict[DType, float]] = {
     Ops.EXP: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2}, Ops.EXP2: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
     Ops.LOG: {F16: 0.6, BF16: 0.6, F32: 1, F64: 1}, Ops.LOG2: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
     Ops.SIN: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2}, Ops.COS: {F16: 0.6, BF16: 0.6, F32: 2, F64: 2},
-    Ops.TANH: {F16: 0.6, BF16: 0.6, F32: 5.5, F64: 2}, Ops.ERF: {F16: 0.6, BF16: 0.6, F32: 5.5, F64: 2},
+    Ops.TANH: {F16: 0.6, BF16: 0.6, F32: 5.5, F64: 2}, Ops.ERF: {F16: 0.6, BF16: 0.6, F32: 0.9, F64: 1},
     Ops.POW: {F16: 0.6, BF16: 0.6, F32: 1, F64: 2},
 }
 SIN_DOMAIN: dict[DType, float] = {F16: 65504.0, BF16: 2.0**40, F32: 2.0**40, F64: 2.0**30}
@@ -70,6 +70,9 @@ _FITTED: dict[str, tuple[float, ...]] = {
 # (type, unit of the exponent of two) → polynomial of e^r, or of 2^r, for |r| up to half a unit
 _EXP = {(F32, 1): _FITTED["EXP_NEAR_32"], (F32, 2): _FITTED["EXP_32"], (F64, 1): _FITTED["EXP_NEAR_64"], (F64, 2): _FITTED["EXP_64"]}
 _EXP2 = {(F32, 1): _FITTED["EXP2_NEAR_32"], (F32, 2): _FITTED["EXP2_32"], (F64, 1): _FITTED["EXP2_NEAR_64"], (F64, 2): _FITTED["EXP2_64"]}
+
+# a number from which erf is 1 in the type, and the polynomials of erf of small and of other numbers
+_ERF = {F32: (3.9375, _FITTED["ERF_32"], _FITTED["ROOT_ERFC_32"]), F64: (6.0, _FITTED["ERF_64"], _FITTED["ROOT_ERFC_64"])}
 
 # constants as sums of parts, each of the type's precision; the parts of π/2 are all positive, which keeps the sign of sin(-0.0)
 _PI_2 = (1.5707963267948966, 6.123233995736765e-17, 1.082856673921914e-32)
@@ -290,16 +293,13 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
 
 
 # -- sigmoid shapes ---------------------------------------------------------------------------------
-def _rational(v: _Vector, x: int, limit: float, p: Sequence[float], q: Sequence[float]) -> int:
-    """Compute x P(x²)/Q(x²), limited to [-1, 1]. Beyond |x| = `limit` it is ±1 in float32."""
-    x = v.clamp(x, -limit, limit)
-    z = v.mul(x, x)
-    return v.clamp(v.div(v.mul(x, v.polynomial(z, p)), v.polynomial(z, q)), -1.0, 1.0)
-
-
 def _tanh(v: _Vector, x: int) -> int:
+    """Compute tanh x: a rational function of x for float32, else x + x³ P(x²) below 0.625 and 1 - 2 / (e^2x + 1) above."""
     if not v.double:
-        return _rational(v, x, 9.03125, _FITTED["TANH_32_P"], _FITTED["TANH_32_Q"])
+        limit = 9.03125         # tanh of it is 1 in float32
+        x = v.clamp(x, -limit, limit)
+        z = v.mul(x, x)
+        return v.clamp(v.div(v.mul(x, v.polynomial(z, _FITTED["TANH_32_P"])), v.polynomial(z, _FITTED["TANH_32_Q"])), -1.0, 1.0)
     a = v.absolute(x)
     z = v.mul(a, a)
     near = v.fma(v.mul(a, z), v.polynomial(z, _FITTED["TANH_64"]), a)
@@ -308,15 +308,14 @@ def _tanh(v: _Vector, x: int) -> int:
 
 
 def _erf(v: _Vector, x: int) -> int:
-    if not v.double:
-        return _rational(v, x, 3.9375, _FITTED["ERF_32_P"], _FITTED["ERF_32_Q"])
+    """Compute erf x, with a = |x|, as a + a P(a²) for small a, else as 1 - Q(a - 1)². Q is the square root of 1 - erf: a polynomial of
+    lower degree approximates it. Both sums end with a rounding of a number to which the rest adds a small correction."""
+    limit, near_table, far_table = _ERF[v.dtype]
     a = v.absolute(x)
-    z = v.mul(a, a)
-    # 2/sqrt(pi) - 1: the last operation then adds a small correction to `a`
-    near = v.fma(a, v.fma(z, v.polynomial(z, _FITTED["ERF_64"]), v.c(0.12837916709551256)), a)
-    u = v.sub(v.where(v.lt(v.c(6.0), a), v.c(6.0), a), v.c(1.0))
-    far = v.sub(v.c(1.0), _exp(v, v.polynomial(u, _FITTED["ERFC_64"])))
-    return v.with_sign_of(x, v.where(v.lt(a, v.c(1.0)), near, far))
+    near = v.fma(a, v.polynomial(v.mul(a, a), near_table), a)
+    root = v.polynomial(v.sub(v.where(v.lt(v.c(limit), a), v.c(limit), a), v.c(1.0)), far_table)
+    far = v.fma(v.b.alu("NEG", v.dtype, v.lanes, root), root, v.c(1.0))
+    return v.with_sign_of(x, v.where(v.lt(a, v.c(0.859375)), near, far))
 
 
 # -- powers -----------------------------------------------------------------------------------------
