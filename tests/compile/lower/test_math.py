@@ -217,6 +217,19 @@ def test_erf_and_tanh_keep_relative_accuracy_near_zero(dtype: DType) -> None:
         check(op, dtype, x)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
+def test_erf_where_its_polynomials_meet(dtype: DType) -> None:
+    """Neighbours of the number at which one polynomial follows the other, and of those from which erf is 1: no value is less than the one
+    before by more than a unit in the last place."""
+    numpy = to_numpy(dtype)
+    word = np.uint32 if dtype == F32 else np.uint64
+    for meet in (0.859375, 3.9375, 6.0):
+        bits = np.array(meet, numpy).view(word) + np.arange(-3001, 3001).astype(word)
+        x = bits.view(numpy)
+        check(Ops.ERF, dtype, x)
+        assert np.diff(run(Ops.ERF, dtype, x)).min() >= -np.finfo(numpy).epsneg
+
+
 def decimal_erf(x: float) -> Decimal:
     """Compute erf by the series of positive terms 2x/sqrt(pi) exp(-x²) sum (2x²)^n / (2n+1)!!."""
     with localcontext() as context:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.tensor.checking import evaluate
 from tests.tensor.strategies import Array
 
 BOUND = 6       # largest error in units in the last place
+BOUNDS = {"erf": 1}     # that of functions whose values users subtract
 
 
 def each(function: Callable[[float], float]) -> Callable[[Array], Array]:
@@ -70,7 +72,34 @@ def test_relative_errors(name: str, dtype: str, request: pytest.FixtureRequest) 
     if request.config.getoption("--device"):
         error = np.where(abs(want) < 2 * np.finfo(x.dtype).tiny, 0, error)
     worst = int(np.argmax(error))
-    assert error[worst] <= BOUND, (x[worst], want[worst], error[worst])
+    slack = float(dtype == "float64")       # the reference may be off by a unit of float64
+    bound = BOUND if request.config.getoption("--device") else BOUNDS.get(name, BOUND) + slack
+    assert error[worst] <= bound, (x[worst], want[worst], error[worst])
+
+
+@pytest.mark.parametrize("count", [1, 3, 61, 1009, 20_011])
+def test_differences_of_near_values_of_erf(count: int) -> None:
+    """Half a difference has an error of at most one unit in the last place of the values, and of a quarter more on devices that do not
+    fuse multiplications and additions."""
+    draw = np.random.default_rng(count)
+    x = draw.uniform(-2, 2, count).astype(np.float32)
+    y = (x * (1 + 10 ** draw.uniform(-6, -1, count))).astype(np.float32)
+    got = evaluate((Tensor(x).erf() - Tensor(y).erf()) * 0.5)
+    want = [(math.erf(a) - math.erf(b)) / 2 for a, b in zip(x, y, strict=True)]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1.25 * 2.0**-24)
+
+
+def test_prices_of_options_that_are_worth_little() -> None:
+    """Prices by Black and Scholes, each a difference of two products of a normal distribution's values, have errors of a few roundings."""
+    def prices(spot: Any, log: Callable[[Any], Any], erf: Callable[[Any], Any]) -> Any:
+        a = (log(spot) + 0.0325) / 0.2121320343559643
+        b = a - 0.2121320343559643
+        normal = [(erf(v * math.sqrt(0.5)) + 1) * 0.5 for v in (a, b)]
+        return spot * normal[0] - normal[1] * math.exp(-0.01)
+
+    spot = (0.5 + np.random.default_rng(1).uniform(0, 1e-4, 4099)).astype(np.float32)
+    got = evaluate(prices(Tensor(spot), Tensor.log, Tensor.erf))
+    np.testing.assert_allclose(got, prices(spot.astype(np.float64), np.log, np.vectorize(math.erf)), rtol=0, atol=1.25 * 2.0**-24)
 
 
 def test_the_tail_of_erfc() -> None:
