@@ -65,8 +65,8 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
 
 
 def holds_tiles_of(target: Target, dtype: DType) -> bool:
-    """Whether the subgroups of a target multiply tiles of numbers of this dtype."""
-    return target.uses_intrinsics and any(d.fragments and dtype in d.sources and d.runs_on(target)
+    """Whether the subgroups or the cores of a target multiply tiles of numbers of this dtype."""
+    return target.uses_intrinsics and any(d.is_tile and dtype in d.sources and d.runs_on(target)
                                           and (not d.significand or target.rounds_factors) for d in DOTS.values())
 
 

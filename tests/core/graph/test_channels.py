@@ -2,19 +2,26 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.channels import channels_last, convolutions
 from svod.core.graph.shapes import shape_of
+from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
+from tests.compile.native import AVX512
 from tests.core.corpus import data
-from tests.draws import a_half, count
+from tests.draws import a_half, count, draws
+from tests.tensor.strategies import seeds
 
 
 def values(rng: np.random.Generator, *shape: int) -> Tensor:
@@ -94,6 +101,29 @@ def test_products_with_windows_that_look_like_convolutions(weight: tuple[int, ..
     windows = Tensor.from_uop(graph.window(values(rng, 2, 3, 6, 6).uop, [(2, 3, 1, 1), (3, 3, 1, 1)]))
     y = (windows.reshape(2, *[3 if a == place else 1 for a in (1, 2)], 4, 4, 3, 3) * values(rng, *weight)).sum(axes)
     np.testing.assert_array_equal(computed(channels_last(graph.sink(y.uop), lambda image: True)), computed(graph.sink(y.uop)))
+
+
+@pytest.mark.parametrize("features, tiled", [((), False), (("bf16",), False), (("bf16", "amx"), True)], ids=["avx512", "pairs", "tiles"])
+def test_16_bit_images_have_channels_last_where_cores_multiply_tiles(features: tuple[str, ...], tiled: bool) -> None:
+    target = replace(AVX512, features=(*AVX512.features, *features))
+    assert holds_tiles_of(target, dtypes.bfloat16) == tiled and not holds_tiles_of(target, dtypes.float32)
+
+
+@draws(4)
+@given(channels=st.sampled_from([1, 3, 8, 17, 48]), outs=st.sampled_from([1, 5, 32]), size=st.integers(3, 19),
+       taps=st.sampled_from([1, 2, 3]), dilation=st.sampled_from([1, 2]), seed=seeds)
+def test_16_bit_convolutions_with_channels_last_are_right(channels: int, outs: int, size: int, taps: int, dilation: int, seed: int) -> None:
+    """Small integers: sums are exact in any order, and below 256 they are exact in bfloat16."""
+    rng, padding = np.random.default_rng(seed), dilation * (taps - 1)
+    x, w = rng.integers(-1, 2, (2, channels, size, size)), rng.choice([-1, 0, 0, 0, 1], (outs, channels, taps, taps))
+    images, weights = (Tensor(a.astype(np.float32)).cast("bfloat16").realize() for a in (x, w))
+    sink = graph.sink(images.conv2d(weights, padding=padding, dilation=dilation).uop)
+    last = Tensor.from_uop(channels_last(sink, lambda image: True).src[0])
+    padded = np.pad(x, [(0, 0), (0, 0), (padding, padding), (padding, padding)])
+    rows = padded.shape[-1] - dilation * (taps - 1)
+    want = sum(np.einsum("nchw,oc->nohw", padded[..., i * dilation:i * dilation + rows, j * dilation:j * dilation + rows], w[..., i, j])
+               for i in range(taps) for j in range(taps))
+    np.testing.assert_array_equal(last.numpy(), want)
 
 
 def test_memory_that_is_written_stays_where_it_is() -> None:
