@@ -25,7 +25,7 @@ _WHERE = {
     "dtypes": "svod.core.ir.dtype",
     "unique": "svod.tensor.host", "bincount": "svod.tensor.host", "searchsorted": "svod.tensor.searching", "histc": "svod.tensor.searching",
     "jit": "svod.tracing", "kernel": "svod.by_hand", "profile": "svod.bench.profile", "explain": "svod.explaining",
-    "ExecutionPlan": "svod.compile.plan.execution_plan", "complete": "svod.compile.plan.running.exchange",
+    "ExecutionPlan": "svod.compile.plan.execution_plan", "complete": "svod.compile.plan.running.background",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors", "Variable": "svod.core.ir.variable",
 }
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from svod.bench.profile import profile
     from svod.by_hand import kernel
     from svod.compile.plan.execution_plan import ExecutionPlan
-    from svod.compile.plan.running.exchange import complete
+    from svod.compile.plan.running.background import complete
     from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
     from svod.core.ir.dtype import dtypes
     from svod.core.ir.origin import scope

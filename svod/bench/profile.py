@@ -28,7 +28,7 @@ from svod.bench.roofline import Ceilings, plan_ceilings
 from svod.bench.timer import Clock
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
-from svod.compile.plan.running.exchange import complete
+from svod.compile.plan.running.background import complete
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.errors import ArgumentError, LaunchError

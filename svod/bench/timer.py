@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from svod.compile.plan.running.exchange import complete
+from svod.compile.plan.running.background import complete
 from svod.core.machine.target import Target
 
 PROTOCOL_REVISION = 1           # protocol revision of a search's measurements, stored with each; raised when samples stop being comparable

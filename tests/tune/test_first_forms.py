@@ -20,7 +20,7 @@ import pytest
 import svod
 from svod import Tensor
 from svod.compile.plan import compiler as compiler_module
-from svod.compile.plan.running import exchange
+from svod.compile.plan.running import background as background_module
 from svod.compile.plan.running.exchange import Exchange
 from svod.config import PrepareConfig
 from svod.core.cost.sketch import quick_choice
@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
     """The exchanges that the background thread would work on, which no thread does here."""
     found: list[Exchange] = []
-    monkeypatch.setattr(exchange._background, "add", found.append)
+    monkeypatch.setattr(background_module._background, "add", found.append)
     return found
 
 
@@ -55,8 +55,8 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     monkeypatch.setenv("SVOD_OBJECT_CACHE", str(objects))
     monkeypatch.setattr(compiler_module, "_compilers", {})
     yield
-    for left in list(exchange._exchanges):
-        exchange._exchanges.discard(left)
+    for left in list(background_module._pieces):
+        background_module._pieces.discard(left)
 
 
 class Layers:
@@ -291,7 +291,7 @@ def test_own_forms_of_a_plan_that_is_dropped_serve_the_next_one(by_hand: list[Ex
     assert sources(f) == {"heuristic"}
 
 
-def wait_for(background: exchange._Background) -> None:
+def wait_for(background: background_module._Background) -> None:
     if (thread := background._thread) is not None:
         thread.join(NEVER)
 
@@ -301,8 +301,8 @@ def no_thread(thread: threading.Thread) -> None:
 
 
 def test_without_threads_the_first_call_answers_and_a_later_plan_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    background = exchange._Background()
-    monkeypatch.setattr(exchange, "_background", background)
+    background = background_module._Background()
+    monkeypatch.setattr(background_module, "_background", background)
     layers = Layers()
     f = svod.jit(layers)
     with monkeypatch.context() as m:
@@ -317,21 +317,21 @@ def test_without_threads_the_first_call_answers_and_a_later_plan_tries_again(mon
 
 
 def test_an_exchange_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    background, layers = exchange._Background(), Layers()
-    monkeypatch.setattr(exchange, "_background", background)
+    background, layers = background_module._Background(), Layers()
+    monkeypatch.setattr(background_module, "_background", background)
     f = svod.jit(layers)
 
     class Failing:
         def step(self) -> bool:
             raise MemoryError("no memory")
-    background._exchanges.append(Failing())         # type: ignore[arg-type]
+    background._queue.append(Failing())         # type: ignore[arg-type]
     layers.check(f)
     wait_for(background)
     assert "no memory" in caplog.text and sources(f) == {"heuristic"}
 
 
 def test_threads_that_have_a_plan_each_do_not_wait_for_each_other(by_hand: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(background_module, "LOCK_SECONDS", 0.05)
     functions = [svod.jit(Layers()) for _ in range(2)]
     for f in functions:
         f(np.ones((2, SIZES[0]), np.float32))
@@ -421,10 +421,10 @@ for pid in children:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 def test_a_fork_goes_on_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "FORK_SECONDS", 0.01)
-    with held_elsewhere(exchange._step):
+    monkeypatch.setattr(background_module, "FORK_SECONDS", 0.01)
+    with held_elsewhere(background_module.step_lock):
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if exchange._step.acquire(blocking=False) else 1)
+            os._exit(0 if background_module.step_lock.acquire(blocking=False) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert not exchange._step.acquire(blocking=False), "the parent's is as it was"
+        assert not background_module.step_lock.acquire(blocking=False), "the parent's is as it was"
