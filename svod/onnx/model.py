@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,16 +15,21 @@ import onnx
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core.ir.dtype import BY_NAME
-from svod.core.ir.variable import Variable, is_symbolic
+from svod.core.ir.variable import Variable
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx.fallback import RuntimeTail, check_runtime
 from svod.onnx.reader import SUPPORTED_TYPES, Arrays, OnnxError, Source, opsets, overridable, read_model, type_name
 from svod.onnx.values import Undecided, Value, array_of, dtype_of, tensor_of
 from svod.onnx.walk import Walk
+from svod.prepare import complete_config
+from svod.system.forksafe import remake_after_fork
 from svod.tensor import Tensor
 from svod.tensor.dlpack import is_shareable
 from svod.tracing.arguments import in_own_layout
+from svod.tracing.captured import Captured
 from svod.tracing.jitted import Jit
+from svod.tracing.own_plans import Maker, OwnPlans
+from svod.tune.first_forms import has_first_forms
 
 log = logging.getLogger("svod.onnx")
 
@@ -84,7 +90,7 @@ class Model:
 
     def __init__(self, proto: onnx.ModelProto, arrays: Arrays, dims: Mapping[str, int | Variable], outputs: Sequence[str] | None,
                  config: PrepareConfig | None, fallback: str | None = None, name: str = "the model") -> None:
-        self.proto, self.dims, self.config = proto, dict(dims), config
+        self.proto, self.dims, self.config, self._name = proto, dict(dims), config, name
         graph = proto.graph
         given = {t.name for t in (*graph.initializer, *(s.values for s in graph.sparse_initializer))}
         changeable = overridable(proto)
@@ -103,14 +109,21 @@ class Model:
             self.walk.check(name)
         self.tail = self._make_tail()
         self.deciding = self.walk.deciding_inputs()
-        self._jit = self._captured()
+        # the axes of each input whose sizes are variables
+        self._varying = {i.name: {axis: v for axis, n in enumerate(i.shape or ())
+                                  if isinstance(n, str) and isinstance(v := self.dims.get(n), Variable)}
+                         for i in (*self.inputs, *self.overridable)}
+        self._capture_anew()
+        remake_after_fork(self, "_own", lambda: None)
         self._runs = itertools.count() if self.walk.has_seeds else None
         self._names = tuple(i.name for i in self.inputs)
         self._plain: set[Any] = set()       # signatures of positional arrays that earlier calls have checked
 
-    def _captured(self) -> Any:
-        """The translation of the graph as a jitted function: one plan for each signature; each run draws new random numbers."""
-        return Jit(self._trace, self.config, "fresh", "never", sized=True)
+    def _capture_anew(self) -> None:
+        """Make the translation of the graph a jitted function: one plan for each signature; each run draws new random numbers. `_own`: the
+        plans for single sets of sizes, from the second run with variables on."""
+        self._jit: Any = Jit(self._trace, self.config, "fresh", "never", sized=True)
+        self._own: OwnPlans[Captured] | None = None
 
     def __repr__(self) -> str:
         def words(values: Sequence[Input]) -> str:
@@ -180,7 +193,7 @@ class Model:
                     raise
                 self._lacking.append(e.node)
                 self.tail = self._make_tail()
-                self._jit = self._captured()        # the plan now computes other values
+                self._capture_anew()        # the plan now computes other values
         if self.tail is None:
             return computed
         values = {name: v if isinstance(v, np.ndarray) else array_of(v) for name, v in zip(self.computed, computed, strict=True)}
@@ -202,6 +215,36 @@ class Model:
         if not self.computed:       # another runtime computes all outputs
             return []
         given, fixed = self._split(feed)
+        sizes = self._sizes(given)
+        if not sizes:
+            return self._results(given, fixed)
+        own = self._own
+        if own is not None and own.is_due() and all(type(v) is np.ndarray for v in given.values()):
+            return self._run_own(own, sizes, given, fixed)
+        start = time.perf_counter()
+        results = self._results(self._with_variables(given), fixed)
+        if own is None and self._runs is None and has_first_forms(complete_config(self.config)):
+            self._own = OwnPlans(self._name, log, time.perf_counter() - start)
+        return results
+
+    def _run_own(self, own: OwnPlans[Captured], sizes: Mapping[str, int], given: Mapping[str, Any], fixed: Any) -> list[Any]:
+        """Run the plan for all sizes, or the own plan of the sizes of this call."""
+        def run(one: Captured | None) -> list[Any]:
+            if one is None or one.changed():
+                return self._results(self._with_variables(given), fixed)
+            return list(one.run(list(given.values()), {}, sized=True))
+
+        def prepare() -> Maker[Captured]:
+            like = {name: np.zeros(v.shape, v.dtype) for name, v in given.items()}
+
+            def make() -> Captured | None:
+                made: Captured = self._jit.capture_apart(like, fixed, (), None)
+                return made if made.is_pure and type(made.structure) is tuple else None
+            return make
+        return own.run(sizes, (fixed, *[(name, v.shape, v.dtype) for name, v in given.items()]), run, prepare)
+
+    def _results(self, given: Mapping[str, Any], fixed: Any) -> list[Any]:
+        """The outputs for operands of the plan, and for inputs whose values are part of its key."""
         number = None if self._runs is None else np.array([next(self._runs) & 0xFFFFFFFF], np.uint32)
         chosen: tuple[tuple[int, bool], ...] = ()
         while isinstance(results := self._jit(given, fixed, chosen, number), _Condition):
@@ -210,6 +253,22 @@ class Model:
                 raise OnnxError(f"the condition of an If has {value.size} elements; it needs one")
             chosen = (*chosen, (results.branch, bool(value.reshape(-1)[0])))
         return list(results)
+
+    def _sizes(self, given: Mapping[str, Any]) -> dict[str, int]:
+        """The values of the variables in a call, by name."""
+        return {v.name: _checked(v, int(given[name].shape[axis]), name)
+                for name, axes in self._varying.items() if name in given for axis, v in axes.items()}
+
+    def _with_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Bind the variables to the sizes of the operands, which are copied to the layout of the largest sizes."""
+        bound = dict(given)
+        for name, axes in self._varying.items():
+            if axes and name in given:
+                value = given[name]
+                tensor = value if isinstance(value, Tensor) else Tensor(value)
+                shape = [axes[axis].bind(int(n)) if axis in axes else n for axis, n in enumerate(value.shape)]
+                bound[name] = in_own_layout(tensor._values(), tensor.dtype, shape)
+        return bound
 
     def prepare(self, *args: Any, **kwargs: Any) -> ExecutionPlan:
         """The plan for inputs of given shapes, which are passed as arrays or tuples of extents."""
@@ -222,9 +281,9 @@ class Model:
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
-        """The plans so far, one for each signature."""
-        plans: tuple[ExecutionPlan, ...] = self._jit.plans
-        return plans
+        """The plans so far: one for each signature, and those of single sets of sizes."""
+        own = () if self._own is None else self._own.plans
+        return (*self._jit.plans, *[one.plan for one in own])
 
     def _sample(self, name: str, given: Any) -> Any:
         if not isinstance(given, tuple):
@@ -316,19 +375,7 @@ class Model:
                 problems.append(f"{i.name}: got {n} on axis {axis}, expected {fixed}; the model wants {_words(i)}")
             elif isinstance(wanted, str) and sizes.setdefault(wanted, n) != n:
                 problems.append(f"{i.name}: got {n} on axis {axis}, and {sizes[wanted]} before for the dimension {wanted}")
-        return self._with_variables(i, value)
-
-    def _with_variables(self, i: Input, value: Any) -> Any:
-        """Bind each free axis that has a Variable to the size of an operand."""
-        shape: list[Any] = list(value.shape)
-        for axis, wanted in enumerate(i.shape or ()):
-            variable = self.dims.get(wanted) if isinstance(wanted, str) else None
-            if isinstance(variable, Variable):
-                shape[axis] = _bound(variable, int(shape[axis]), i.name)
-        if not is_symbolic(shape):
-            return value
-        tensor = value if isinstance(value, Tensor) else Tensor(value)
-        return in_own_layout(tensor._values(), tensor.dtype, shape)
+        return value
 
 
 def _outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> tuple[Input, ...]:
@@ -344,11 +391,11 @@ def _outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> tuple[Inpu
     return tuple(_described(every[n]) if n in every else Input(n, "", None) for n in names)
 
 
-def _bound(variable: Variable, n: int, name: str) -> Any:
+def _checked(variable: Variable, n: int, name: str) -> int:
     low, high = variable.expr.arg[1], variable.expr.arg[2]
     if not low <= n <= high:
         raise OnnxError(f"{name}: the dimension {variable.name} is {n}; {low} to {high} were declared")
-    return variable.bind(n)
+    return n
 
 
 def _taken(given: Any, wanted: str) -> Any:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from svod.onnx.reader import (
 from svod.onnx.registry import OnnxNode, Operator, find
 from svod.onnx.schemas import type_mistake
 from svod.onnx.values import DIFFERS, Value, is_known, is_narrow_integer, tensor_of
+from svod.system.forksafe import remake_after_fork
 from svod.tensor import Tensor
 
 log = logging.getLogger("svod.onnx")
@@ -53,6 +55,8 @@ class Walk:
         self._branches = 0
         self._draws: Counter[int] = Counter()
         self.run_number: Tensor | None = None
+        self._lock = threading.RLock()
+        remake_after_fork(self, "_lock", threading.RLock)
 
     # -- before anything is computed -----------------------------------------------------------------------------------
     def missing(self) -> list[tuple[str, int, int, str, str]]:
@@ -114,14 +118,15 @@ class Walk:
         """Compute the values of the model's outputs, or of the named ones, from values of its inputs. `chosen`: for each branch with a
         computed condition, by its number in the translation, whether it is taken. `number`: the run's number, uint32 (1,), for nodes
         with a seed. `device`: the device that computes the CPU's tensors; None: the CPU. Raises Undecided for a branch that is not
-        chosen yet."""
+        chosen yet. Threads take turns."""
         graph = self.model.graph
-        self._chosen, self._branches, self.known, self.halves = dict(chosen or {}), 0, Known(), Halves(device)
-        self.run_number, self._draws = number, Counter()
-        values: dict[str, Value] = {**self._initializers(graph), **inputs}
-        wanted = [o.name for o in graph.output] if outputs is None else list(outputs)
-        self._compute(graph, values, set(wanted))
-        return [_value(values, name) for name in wanted]
+        with self._lock:
+            self._chosen, self._branches, self.known, self.halves = dict(chosen or {}), 0, Known(), Halves(device)
+            self.run_number, self._draws = number, Counter()
+            values: dict[str, Value] = {**self._initializers(graph), **inputs}
+            wanted = [o.name for o in graph.output] if outputs is None else list(outputs)
+            self._compute(graph, values, set(wanted))
+            return [_value(values, name) for name in wanted]
 
     def at_branch(self) -> tuple[int, bool | None]:
         """(number of the branch that the translation has reached, the choice: True for `then`, None if not chosen yet)."""

@@ -20,6 +20,7 @@ from svod.torch.plans import AtenProgram, Plan, bytes_of, make_plan
 from svod.torch.settings import Settings
 from svod.torch.threads import share_cores, with_threads_of_torch
 from svod.torch.translate import Missing, unsupported
+from svod.torch.varying.own import own_plans_of
 from svod.torch.varying.sizes import VaryingSizes, form_of_argument
 from svod.torch.weights import Weights
 from svod.tracing.lengths import FEW
@@ -89,6 +90,8 @@ class GraphFunction:
                 return list(self.eager(*given))
         try:
             plan.last = self.calls
+            if plan.own is not None and plan.own.is_due():
+                return plan.own.run(plan, weights, given, values)     # type: ignore[no-any-return]
             weights.turn_to(plan, places)
             if plan.missing and not plan.runs:
                 return self._first_run(plan, given, values)
@@ -110,7 +113,7 @@ class GraphFunction:
     @property
     def plans(self) -> list[Plan]:
         """All plans of this function."""
-        return [p for w in self.weights.values() for p in w.plans.values()]
+        return [one for w in self.weights.values() for p in w.plans.values() for one in (p, *(p.own.plans if p.own is not None else ()))]
 
     def _weights(self, given: Sequence[Any]) -> Weights:
         """The set of weights of a call; it is read now if it is new or has changed."""
@@ -189,7 +192,9 @@ class GraphFunction:
                 self._say(key, str(error) if isinstance(error, SvodError) else f"{type(error).__name__}: {error}")
                 return None
             self.prepared += 1
-            self.prepare_seconds += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.prepare_seconds += seconds
+            plan.own = own_plans_of(self.program, plan, self.kept, config, seconds)
             self.missing = self.missing or plan.missing
             if len(weights.plans) >= MOST_PLANS and key not in weights.plans:
                 if not self._is_full:

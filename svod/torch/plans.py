@@ -98,12 +98,14 @@ class Plan:
     """A graph prepared for arguments of given sizes and layouts, or, with `sizes`, for all sizes within the bounds of these variables.
     `written`: the numbers of the arguments that it writes; `copied`: pairs (number of such an argument, number of the output that is
     copied into it). `kept`: the numbers of arguments located by `TensorPlaces`. `weights`: the tensors that are constants of the plan,
-    by number. `missing`: the operations that PyTorch runs."""
+    by number. `missing`: the operations that PyTorch runs. `own`: the plans for single sets of sizes beside this one
+    (`OwnPlansOfGraph`), if there may be any."""
 
     def __init__(self, sources: Sequence[ArgumentSource], captured: Captured | None, results: Sequence[Result], written: Collection[int],
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
                  missing: Sequence[Missing], clock: FallbackSeconds, sizes: SizeVariables | None) -> None:
         self.sizes = sizes
+        self.own: Any = None
         self._names = _names_of(sizes)      # the names of the variables by symbol
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
@@ -114,7 +116,7 @@ class Plan:
         # written arguments must not share memory with weights either: only weights whose address ranges overlap are tested exactly
         has_gaps = any(order_in_memory(w.shape, w.stride()) is None for w in weights.values())
         self._apart_from_weights = sorted(written if has_gaps else copies.intersection(written)) if weights else []
-        self._weights, self._spans = list(weights), np.array([span_of(w) for w in weights.values()], np.int64).reshape(-1, 2)
+        self.weights, self._spans = list(weights), np.array([span_of(w) for w in weights.values()], np.int64).reshape(-1, 2)
         self._forget_memory()
         self._on_gpu = next((s.argument for s in sources if s.gpu), None)      # number of an argument on a GPU; None if there is none
         self._stream = 0                # PyTorch's stream on that GPU in the last run
@@ -168,6 +170,16 @@ class Plan:
         """Whether the plan cannot run any more, because a run stopped half-way."""
         return self.captured is not None and self.captured.plan.failure is not None
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether a run does nothing but make new results."""
+        return self.captured is not None and self.captured.is_pure and not self.copied and not self.missing
+
+    def complete(self) -> None:
+        """Compile the own forms of the kernels."""
+        if self.captured is not None:
+            self.captured.complete()
+
     def let_go(self) -> None:
         """Drop references to the memory of the last run's arguments and results. Must not be called during a run."""
         if self._has_run:
@@ -177,7 +189,7 @@ class Plan:
                 self.captured.let_go()
 
     def _check_apart(self, given: Sequence[Any]) -> None:
-        near = [(a, self._weights[k]) for a in self._apart_from_weights for begin, end in [span_of(given[a])]
+        near = [(a, self.weights[k]) for a in self._apart_from_weights for begin, end in [span_of(given[a])]
                 for k in np.flatnonzero((self._spans[:, 0] < end) & (begin < self._spans[:, 1]))]
         for a, b in (*self._apart, *near):
             if is_shared(given[a], given[b]):

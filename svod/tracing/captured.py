@@ -187,6 +187,15 @@ class Captured:
             self._is_released = True
 
     @property
+    def is_pure(self) -> bool:
+        """Whether a run, on the host, does nothing but make new results, each in memory of its own."""
+        return self._is_apart and self._memory is None and not self.draws and self.plan.is_local
+
+    def complete(self) -> None:
+        """Compile the own forms of the plan's kernels."""
+        self.plan.complete()
+
+    @property
     def result_bytes(self) -> int:
         """The bytes of a run's results."""
         return sum(memory.nbytes for memory in self.made.values())

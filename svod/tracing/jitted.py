@@ -96,6 +96,13 @@ class Jit:
             self._captured[key] = made
             return made, [t if isinstance(g, Tensor) else g for g, t in zip(given, tensors, strict=True)]
 
+    def capture_apart(self, *args: Any) -> Captured:
+        """Capture a call, in any thread; the function does not keep the plan."""
+        given: list[Leaf] = []
+        for a in args:
+            key_of(a, given, {})
+        return self._captured_with(args, {}, [in_memory(as_tensor(g)) for g in given])
+
     def _captured_with(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> Captured:
         return capture(self.fn, self._name, args, kwargs, tensors, self.config, self.random == "fresh")
 

@@ -31,7 +31,8 @@ _OF_CHAINS = "heuristic", "database", "transfer", "lock"        # sources of cha
 
 
 def has_first_forms(config: PrepareConfig) -> bool:
-    """Whether a configuration allows first forms: not if they are switched off, or if the plan is searched or observed."""
+    """Whether a configuration allows that runs of a plan change to other code, as with first forms: not if they are switched off, or if the
+    plan is searched or observed."""
     observed = config.debug, config.profile, config.trace, config.dump_after, config.perf_map, config.capture
     return config.first_forms is not False and config.beam is None and not any(observed)
 

@@ -1,0 +1,199 @@
+"""The plans of single sets of sizes: when one is prepared, which of the two plans runs, and what is decided. No time is measured."""
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+
+import svod
+import tests.own_plans
+from svod.compile.plan.running import background
+from svod.tracing import own_plans
+from svod.tracing.own_plans import EVERY, MARGIN, MOST_OWN, MOST_SIZES, PAIRS, PAYS_BACK, TURN, WINS, OwnPlans, verdict
+from tests.own_plans import RUNS, decide
+from tests.patience import NEVER
+
+log = logging.getLogger("svod.tests")
+
+
+class OwnPlan:
+    """A plan that only counts its completions."""
+
+    def __init__(self) -> None:
+        self.completions = 0
+
+    def complete(self) -> None:
+        self.completions += 1
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[background.BackgroundWork]:
+    return tests.own_plans.by_hand(monkeypatch)
+
+
+def call(plans: OwnPlans[OwnPlan], size: int, make: Callable[[], OwnPlan | None] = OwnPlan) -> OwnPlan | None:
+    """Run a call of one size; returns the plan that ran."""
+    return plans.run({"n": size}, None, lambda one: one, lambda: make)
+
+
+def new_plans() -> OwnPlans[OwnPlan]:
+    return OwnPlans("model", log, 0.0)
+
+
+@pytest.mark.parametrize(("ratios", "kept"), [
+    ([0.999 - MARGIN] * PAIRS, True), ([0.5] * PAIRS, True), ([1 - MARGIN / 2] * PAIRS, False), ([1.0] * PAIRS, False),
+    ([0.8] * WINS + [1.2] * (PAIRS - WINS), True), ([0.8] * (WINS - 1) + [1.2] * (PAIRS - WINS + 1), False), ([1.3] * PAIRS, False),
+    ([], None), ([0.5], None), ([0.5] * (PAIRS - 1), None), ([1.2] * (PAIRS - WINS), None), ([1.2] * (PAIRS - WINS + 1), False)])
+def test_an_own_plan_must_be_faster_by_a_margin_and_nearly_always(ratios: list[float], kept: bool | None) -> None:
+    for common in (1e-6, 0.3):
+        assert verdict([(common, common * r) for r in ratios]) == kept
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_runs_take_turns_until_the_decision(kept: bool, by_hand: list[background.BackgroundWork], monkeypatch: pytest.MonkeyPatch,
+                                            caplog: pytest.LogCaptureFixture) -> None:
+    pairs = list[tuple[float, float]]()
+
+    def judge(found: Sequence[tuple[float, float]]) -> bool | None:
+        pairs[:] = found
+        return kept if len(found) == PAIRS else None
+    monkeypatch.setattr(own_plans, "verdict", judge)
+    caplog.set_level(logging.INFO)
+    plans = new_plans()
+    assert call(plans, 3) is None and len(by_hand) == 1 and not plans.plans
+    assert call(plans, 3) is None and len(by_hand) == 1, "the plan is prepared once"
+    assert by_hand[0].step() and call(plans, 3) is None
+    assert not by_hand[0].step()
+    (own,) = plans.plans
+    assert own.completions == 1
+    ran = [call(plans, 3) for _ in range(RUNS)]
+    assert ran[:-1] == ([None] * TURN + [own] * TURN) * PAIRS
+    assert len(pairs) == PAIRS and all(seconds > 0 for pair in pairs for seconds in pair)
+    assert plans.plans == [own] * kept and [call(plans, 3) for _ in range(5)] == [own if kept else None] * 5
+    assert len(by_hand) == 1 and len(caplog.messages) == 1
+    assert "model: a plan of its own for n 3 takes" in caplog.text and caplog.text.strip().endswith("kept" if kept else "dropped")
+
+
+@pytest.mark.parametrize(("least", "prepare_seconds", "runs"), [(1e9, 0.0, 0), (0.0, 1e9, 0), (0.0, 0.0, 100 * EVERY + 1)])
+def test_sizes_take_their_time_before_a_plan_is_prepared(least: float, prepare_seconds: float, runs: int, monkeypatch: pytest.MonkeyPatch,
+                                                         by_hand: list[background.BackgroundWork]) -> None:
+    for name, value in {"LEAST_RUN_SECONDS": least, "PAYS_BACK": PAYS_BACK, "LEAST_RUNS": runs}.items():
+        monkeypatch.setattr(own_plans, name, value)
+    plans = OwnPlans[OwnPlan]("model", log, prepare_seconds)
+    assert {call(plans, n % 3) for n in range(300)} == {None} and not by_hand
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_number_of_own_plans_is_bounded(kept: bool, by_hand: list[background.BackgroundWork], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that is dropped leaves its place to another."""
+    decide(monkeypatch, kept)
+    plans = new_plans()
+    for size in range(3 * MOST_OWN):
+        call(plans, size)
+        for work in by_hand[size:]:
+            work.finish()
+        assert len(plans.plans) <= MOST_OWN
+        for _ in range(RUNS):
+            call(plans, size)
+    assert len(by_hand) == (MOST_OWN if kept else 3 * MOST_OWN)
+    assert [call(plans, size) is not None for size in range(3 * MOST_OWN)] == [kept and size < MOST_OWN for size in range(3 * MOST_OWN)]
+
+
+def test_the_number_of_sizes_that_are_known_is_bounded(by_hand: list[background.BackgroundWork], monkeypatch: pytest.MonkeyPatch) -> None:
+    decide(monkeypatch, False)
+    decided = new_plans()
+    monkeypatch.setattr(own_plans, "LEAST_RUN_SECONDS", 1e9)
+    counted = new_plans()
+    for size in range(2 * MOST_SIZES + 1):
+        call(counted, size)
+        assert len(counted._candidates) <= MOST_SIZES
+    for size in range(MOST_SIZES + 5):
+        call(decided, size)
+        while by_hand:
+            by_hand.pop().finish()
+        for _ in range(RUNS):
+            call(decided, size)
+    assert len(decided._candidates) == MOST_SIZES
+
+
+def test_a_run_is_timed_in_every_so_many_until_there_are_own_plans(by_hand: list[background.BackgroundWork],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    decide(monkeypatch, False)
+    plans = new_plans()
+    assert sum(plans.is_due() for _ in range(5 * EVERY)) == 5
+    call(plans, 1)
+    by_hand[0].finish()
+    assert all(plans.is_due() for _ in range(5 * EVERY))
+    for _ in range(RUNS):
+        call(plans, 1)
+    assert sum(plans.is_due() for _ in range(5 * EVERY)) == 5
+
+
+def fail() -> OwnPlan | None:
+    raise MemoryError("no memory")
+
+
+@pytest.mark.parametrize(("make", "message"), [(fail, "no plan of its own for n 0 (MemoryError: no memory)"), (lambda: None, "")])
+def test_after_a_plan_that_cannot_be_made_none_is_prepared(make: Callable[[], OwnPlan | None], message: str,
+                                                           caplog: pytest.LogCaptureFixture,
+                                                           by_hand: list[background.BackgroundWork]) -> None:
+    caplog.set_level(logging.INFO)
+    plans = new_plans()
+    for size in range(3):
+        assert call(plans, size, make) is None
+        for work in by_hand:
+            work.finish()
+    assert [call(plans, size) for size in range(3)] == [None] * 3
+    assert len(by_hand) == 1 and message in caplog.text and len(caplog.messages) == bool(message)
+
+
+def test_an_error_of_a_run_is_that_of_the_call(by_hand: list[background.BackgroundWork]) -> None:
+    def run(one: OwnPlan | None) -> None:
+        raise ValueError("of the run")
+    plans = new_plans()
+    call(plans, 1)
+    by_hand[0].finish()
+    for _ in range(RUNS + 1):
+        with pytest.raises(ValueError, match="of the run"):
+            plans.run({"n": 1}, None, run, lambda: OwnPlan)
+    for _ in range(RUNS):
+        call(plans, 1)
+    assert not plans.plans, "without a time of its own it is dropped"
+
+
+def test_complete_waits_for_a_preparation(by_hand: list[background.BackgroundWork]) -> None:
+    plans = new_plans()
+    call(plans, 1)
+    svod.complete()
+    assert [p.completions for p in plans.plans] == [1] and not by_hand[0].step()
+
+
+def test_threads_that_call_at_once_make_one_plan_and_one_decision(monkeypatch: pytest.MonkeyPatch,
+                                                                  caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(own_plans, "LEAST_RUN_SECONDS", 0.0)
+    decide(monkeypatch, True)
+    caplog.set_level(logging.INFO)
+    plans, made, ran, begin = new_plans(), list[OwnPlan](), Counter[OwnPlan | None](), threading.Barrier(4, timeout=NEVER)
+
+    def make() -> OwnPlan:
+        made.append(OwnPlan())
+        return made[-1]
+
+    def serve() -> None:
+        begin.wait()
+        for _ in range(RUNS):
+            ran[call(plans, 7, make)] += 1
+        begin.wait()
+        svod.complete()
+        for _ in range(RUNS):
+            ran[call(plans, 7, make)] += 1
+    threads = [threading.Thread(target=serve) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(NEVER)
+    assert len(made) == 1 and plans.plans == made and call(plans, 7) is made[0]
+    assert len(caplog.messages) == 1 and ran.keys() == {None, made[0]}
