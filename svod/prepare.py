@@ -79,7 +79,7 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
     with Computing(tensors) as work:
         fixed = _buffers_of(constants) & buffers_under(work.roots)
         prepared = prepare_graph(work.roots, resolve(config), fixed if config.constants == "auto" else frozenset())
-        prepared.attach(work)
+        prepared.attach(work, takes_over=True)
     made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.unbound.outputs) if prepared.is_new(i)]
     prepared.plan.open_after_run(made, "the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
     return prepared.plan
@@ -142,8 +142,9 @@ class Prepared:
         """Whether the plan created the buffer; otherwise it is a BUFFER of the graph."""
         return self.nodes[number] not in self.numbers
 
-    def attach(self, work: Computing) -> None:
-        """Make the tensors the plan's outputs. Tensors with a pending assignment become views of the memory that the plan writes.
+    def attach(self, work: Computing, *, takes_over: bool = False) -> None:
+        """Make the tensors the plan's outputs; with `takes_over` even if another thread has computed them meanwhile. Tensors with a pending
+        assignment become views of the memory that the plan writes.
 
         Raises ScheduleError unless there is an output for each."""
         if len(work.roots) != len(self.unbound.outputs):
@@ -155,7 +156,7 @@ class Prepared:
             # a constant is not replaced: every tensor that contains it shares its node
             if base.op is not Ops.BUFFER and constant_value(base) is None:
                 done[base] = graph.storage_view(self.nodes[i], shape_of(base))
-        work.replace(done)
+        work.replace(done, takes_over=takes_over)
 
 
 @rare_collections()

@@ -15,6 +15,7 @@ from typing import Self
 
 from svod.core.graph import graph
 from svod.core.graph.storage import base_of, content_under, is_kernel_store
+from svod.core.graph.traits import EFFECTS, traits_of
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.system.forksafe import remake_after_fork
@@ -23,7 +24,7 @@ from svod.tensor.base import TensorBase, pending_tensors
 _replacing = threading.Lock()
 _computing: dict[int, Computing] = {}       # records of values that threads compute now, by id; read and written under the lock
 remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
-remake_after_fork(sys.modules[__name__], "_computing", dict)    # the threads that compute them do not exist in the child
+remake_after_fork(sys.modules[__name__], "_computing", dict)    # the other threads do not exist in the child
 
 
 class Computing:
@@ -39,7 +40,8 @@ class Computing:
     def __enter__(self) -> Self:
         with _replacing:
             self.roots = [t.uop for t in self._tensors]
-            contents = graph.sink(*self.roots).walk(Ops.AFTER)
+            has_contents = any(traits_of(r) & EFFECTS for r in self.roots)
+            contents = graph.sink(*self.roots).walk(Ops.AFTER) if has_contents else ()
             self._now = {u: u for u in (*map(base_of, self.roots), *contents)}
             _computing[id(self)] = self
         return self
@@ -48,12 +50,18 @@ class Computing:
         with _replacing:
             _computing.pop(id(self), None)
 
-    def replace(self, computed: Mapping[UOp, UOp]) -> None:
+    def replace(self, computed: Mapping[UOp, UOp], *, takes_over: bool = False) -> None:
         """Replace nodes in every live tensor. `computed`: bases of the roots, and AFTERs under them, to views of memory. What another
-        thread has computed meanwhile stays."""
+        thread has computed meanwhile stays; with `takes_over` the tensors of this record read the views even then. A tensor that was
+        assigned to keeps its new node."""
         with _replacing:
             now = {self._now[u]: value for u, value in computed.items()}
-            _replace({u: value for u, value in now.items() if base_of(u).op is not Ops.BUFFER})
+            if pending := {u: value for u, value in now.items() if base_of(u).op is not Ops.BUFFER}:
+                _replace(pending)
+            for t, root in zip(self._tensors, self.roots, strict=True) if takes_over else ():
+                base = base_of(root)
+                if base in computed and base_of(t.uop) is base_of(self._now[base]):
+                    t.uop = root.substitute({base: computed[base]})
 
     def follow(self, done: Mapping[UOp, UOp]) -> None:
         """Note that `done` replaces nodes; under the lock."""

@@ -3,10 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
+from svod import prepare
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph.storage import base_of
 from svod.core.ir.uop import Ops
@@ -68,17 +70,27 @@ def test_another_thread_computes_the_same_value(meanwhile: Callable[[Tensor], No
     np.testing.assert_array_equal(two.numpy(), X * 3)
 
 
-def test_a_prepared_tensor_is_the_output_of_its_plan() -> None:
-    """Another thread computes a part between the start of `prepare` and its end."""
+@pytest.mark.parametrize("whole", [False, True], ids=["a part of it", "it"])
+def test_a_prepared_tensor_is_the_output_of_its_plan(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    """Another thread computes the tensor, or a part of it, while its plan is made."""
+    make = prepare.prepare_graph
     x = Tensor(X.copy())
+    memory = np.asarray(x, copy=False)
     part = (x * 3).contiguous()
     total = part.sum(1)
-    with Computing([total]) as work:
-        root = base_of(work.roots[0])
-        part.realize()
-        assert total.uop is not work.roots[0]
-        work.replace({root: Tensor(np.float32([7, 8])).uop})
-    np.testing.assert_array_equal(total.numpy(), [7, 8])
+
+    def with_another(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(prepare, "prepare_graph", make)
+        made = make(*args, **kwargs)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit((total if whole else part).realize).result()
+        return made
+    monkeypatch.setattr(prepare, "prepare_graph", with_another)
+    plan = total.prepare()
+    for scale in (1, 2):
+        memory[:] = X * scale
+        plan.execute()
+        np.testing.assert_array_equal(total.numpy(), (X * scale * 3).sum(1))
 
 
 def test_a_tensor_that_is_assigned_to_meanwhile_keeps_its_new_node() -> None:

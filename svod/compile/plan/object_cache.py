@@ -364,10 +364,11 @@ class ObjectCache:
                 with contextlib.suppress(OSError):
                     os.unlink(beside)
                 raise
+            others = writers(path.resolve()) if not self._stored else ""
         except OSError as error:
             self._say("kept", self.directories[0], error)
             return False
-        if not self._stored and (others := writers(path.resolve())):
+        if others:
             self._say_refused(self.directories[0], others)
         self._stored[key.build] = self._stored.get(key.build, 0) + 1
         self._size = sum(size for _, size, _ in self._files()) if self._size is None else self._size + len(raw)
