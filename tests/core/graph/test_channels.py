@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,11 +15,12 @@ from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.channels import channels_last, convolutions
 from svod.core.graph.shapes import shape_of
-from svod.core.ir.dtype import dtypes
+from svod.core.graph.widening import widened_last
 from svod.core.ir.uop import Ops, UOp
-from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.schedule.schedule import create_schedule
+from svod.prepare import arranged
 from svod.tensor import Tensor
+from svod.tune.resolved import Resolved
 from tests.compile.native import AVX512
 from tests.core.corpus import data
 from tests.draws import a_half, count, draws
@@ -103,10 +106,14 @@ def test_products_with_windows_that_look_like_convolutions(weight: tuple[int, ..
     np.testing.assert_array_equal(computed(channels_last(graph.sink(y.uop), lambda image: True)), computed(graph.sink(y.uop)))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("features, tiled", [((), False), (("bf16",), False), (("bf16", "amx"), True)], ids=["avx512", "pairs", "tiles"])
-def test_16_bit_images_have_channels_last_where_cores_multiply_tiles(features: tuple[str, ...], tiled: bool) -> None:
+def test_16_bit_images_have_channels_last_where_cores_multiply_tiles(features: tuple[str, ...], tiled: bool, dtype: str) -> None:
     target = replace(AVX512, features=(*AVX512.features, *features))
-    assert holds_tiles_of(target, dtypes.bfloat16) == tiled and not holds_tiles_of(target, dtypes.float32)
+    here = SimpleNamespace(config=PrepareConfig(), target=target, target_of=lambda device: target)
+    x, w = data(2, 8, 6, 6).cast(dtype).contiguous(), data(4, 8, 3, 3).cast(dtype).contiguous()
+    sink = graph.sink(x.conv2d(w).uop)
+    assert (arranged(sink, cast(Resolved, here)) is not widened_last(sink)) == (tiled and dtype == "bfloat16")
 
 
 @draws(4)
