@@ -1,5 +1,4 @@
-"""Connects tensors with the compiler: finds the tensors that have to be computed. No other module of svod.tensor calls the
-compiler.
+"""Connects tensors with the compiler: finds the tensors that have to be computed. No other module of svod.tensor calls the compiler.
 
 The pipeline (`PIPELINE`, `GRAPHS`) is in a higher layer, so it is imported at the first realisation. It replaces the node of each computed
 tensor by a RESHAPE of a BUFFER (svod/tensor/replacement.py). From then on, every tensor that contains the node reads the buffer.
