@@ -4,6 +4,8 @@
     b = (x + y) * z       b: MUL(ADD, z)            thread 2 computes b, from MUL(ADD, z)
     thread 1 is done:     a: BUFFER 1               b: MUL(BUFFER 1, z), another node than the one thread 2 started from
     thread 2 is done:     b: BUFFER 2               its record `Computing` knows what became of MUL(ADD, z)
+
+An assignment is made once: a thread that needs its result waits for the thread that computes it.
 """
 from __future__ import annotations
 
@@ -21,34 +23,42 @@ from svod.core.ir.uop import Ops, UOp
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, pending_tensors
 
-_replacing = threading.Lock()
+_replacing = threading.Condition(threading.Lock())      # notified when a record ends
 _computing: dict[int, Computing] = {}       # records of values that threads compute now, by id; read and written under the lock
-remake_after_fork(sys.modules[__name__], "_replacing", threading.Lock)
+remake_after_fork(sys.modules[__name__], "_replacing", lambda: threading.Condition(threading.Lock()))
 remake_after_fork(sys.modules[__name__], "_computing", dict)    # the other threads do not exist in the child
 
 
 class Computing:
-    """A context in which a thread computes tensors. It knows what other threads replace the tensors' nodes by meanwhile."""
+    """A context in which a thread computes tensors. It knows what other threads replace the tensors' nodes by meanwhile. It begins when no
+    other thread makes an assignment that the tensors need; then some of them may be computed already."""
 
-    __slots__ = ("_now", "_tensors", "roots")
+    __slots__ = ("_contents", "_now", "_tensors", "_thread", "roots")
     roots: list[UOp]            # the tensors' nodes at the start
+    _contents: frozenset[UOp]   # AFTERs under the roots
     _now: dict[UOp, UOp]        # base of a root, or AFTER under it: node that stands for it now
 
     def __init__(self, tensors: Sequence[TensorBase]) -> None:
-        self._tensors = tensors
+        self._tensors, self._thread = tensors, threading.get_ident()
 
     def __enter__(self) -> Self:
         with _replacing:
-            self.roots = [t.uop for t in self._tensors]
-            has_contents = any(traits_of(r) & EFFECTS for r in self.roots)
-            contents = graph.sink(*self.roots).walk(Ops.AFTER) if has_contents else ()
-            self._now = {u: u for u in (*map(base_of, self.roots), *contents)}
+            _replacing.wait_for(self._may_begin)
+            self._now = {u: u for u in (*map(base_of, self.roots), *self._contents)}
             _computing[id(self)] = self
         return self
+
+    def _may_begin(self) -> bool:
+        """Whether no other thread makes an assignment under the tensors' nodes, which are read here; under the lock."""
+        self.roots = [t.uop for t in self._tensors]
+        has_effects = any(traits_of(r) & EFFECTS for r in self.roots)
+        self._contents = frozenset(graph.sink(*self.roots).walk(Ops.AFTER)) if has_effects else frozenset()
+        return not self._contents or all(c._thread == self._thread or self._contents.isdisjoint(c._contents) for c in _computing.values())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with _replacing:
             _computing.pop(id(self), None)
+            _replacing.notify_all()
 
     def replace(self, computed: Mapping[UOp, UOp], *, takes_over: bool = False) -> None:
         """Replace nodes in every live tensor. `computed`: bases of the roots, and AFTERs under them, to views of memory. What another

@@ -52,6 +52,8 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
 
 def _realize(tensors: Sequence[TensorBase], work: Computing, config: PrepareConfig, may_keep: bool) -> None:
     roots = work.roots
+    if all(base_of(r).op is Ops.BUFFER for r in roots):     # another thread has computed them
+        return
     unbound, values = _without_binds(roots)
     if values is None or not may_keep or not _may_keep(roots, config):
         prepared = prepare_graph(roots, resolve(config))

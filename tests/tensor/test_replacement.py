@@ -1,8 +1,9 @@
 """Computed values replace nodes in live tensors, while other threads replace nodes of the same graph."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from svod.core.ir.uop import Ops
 from svod.tensor import Tensor
 from svod.tensor.realize import is_realized
 from svod.tensor.replacement import Computing
+from tests.patience import NEVER
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -54,11 +56,35 @@ def test_another_thread_computes_a_part(meanwhile: Callable[[Tensor], None], rou
 def test_another_thread_computes_the_value_of_an_assignment(meanwhile: Callable[[Tensor], None]) -> None:
     x = Tensor(X.copy())
     part = (Tensor(X) * 3).contiguous()
-    x += part
+    x.assign(x + part)
     meanwhile(part)
     x.realize()
     x.realize()
     np.testing.assert_array_equal(x.numpy(), X + X * 3, err_msg="the assignment ran once")
+
+
+def test_an_assignment_that_two_threads_need_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute, begun, others = ExecutionPlan.execute, threading.Event(), list[Future[Any]]()
+    x = Tensor(X.copy())
+    x.assign(x + 1)
+    reader = x * 10
+
+    def read() -> Any:
+        begun.set()
+        return reader.numpy()
+
+    with ThreadPoolExecutor(1) as pool:
+        def with_another(plan: ExecutionPlan, *sizes: object, **named: int) -> object:
+            if not others:
+                others.append(pool.submit(read))
+                begun.wait()
+                with pytest.raises(TimeoutError):       # it waits for this thread
+                    others[0].result(0.05)
+            return execute(plan, *sizes, **named)
+        monkeypatch.setattr(ExecutionPlan, "execute", with_another)
+        x.realize()
+        np.testing.assert_array_equal(others[0].result(NEVER), (X + 1) * 10)
+    np.testing.assert_array_equal(x.numpy(), X + 1)
 
 
 def test_another_thread_computes_the_same_value(meanwhile: Callable[[Tensor], None]) -> None:
