@@ -17,7 +17,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[background.BackgroundWork]:
     monkeypatch.setattr(own_plans, "PAYS_BACK", 0)
     monkeypatch.setattr(own_plans, "LEAST_RUNS", 0)
     found: list[background.BackgroundWork] = []
-    monkeypatch.setattr(background._background, "add", found.append)
+    monkeypatch.setattr(background._background, "enqueue", found.append)
     return found
 
 

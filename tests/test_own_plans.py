@@ -1,7 +1,9 @@
 """The plans of single sets of sizes: when one is prepared, which of the two plans runs, and what is decided. No time is measured."""
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -197,3 +199,123 @@ def test_threads_that_call_at_once_make_one_plan_and_one_decision(monkeypatch: p
         t.join(NEVER)
     assert len(made) == 1 and plans.plans == made and call(plans, 7) is made[0]
     assert len(caplog.messages) == 1 and ran.keys() == {None, made[0]}
+
+
+def in_background(monkeypatch: pytest.MonkeyPatch) -> background._Background:
+    """A background thread of the test's own."""
+    tests.own_plans.by_hand(monkeypatch)
+    own = background._Background()
+    monkeypatch.setattr(background, "_background", own)
+    return own
+
+
+class Waiting(OwnPlan):
+    """A plan whose first completion waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def complete(self) -> None:
+        self.begun.set()
+        assert self.go_on.wait(NEVER)
+        super().complete()
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+def test_complete_waits_for_each_step_that_the_background_thread_takes(callers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_background(monkeypatch)
+    plans, own, making, go_on = new_plans(), Waiting(), threading.Event(), threading.Event()
+
+    def make() -> OwnPlan:
+        making.set()
+        assert go_on.wait(NEVER)
+        return own
+    seen = list[list[OwnPlan]]()
+
+    def complete() -> None:
+        svod.complete()
+        seen.append(plans.plans)
+    call(plans, 1, make)
+    for begun, release in ((making, go_on), (own.begun, own.go_on)):
+        assert begun.wait(NEVER)
+        threads = [threading.Thread(target=complete) for _ in range(callers)]
+        for t in threads:
+            t.start()
+        threads[0].join(0.05)
+        assert not seen, "the step in progress is waited for"
+        release.set()
+        if release is own.go_on:
+            for t in threads:
+                t.join(NEVER)
+    while len(seen) < 2 * callers:
+        assert own.begun.wait(NEVER)
+    assert seen == [[own]] * 2 * callers and own.completions == 1
+
+
+class Interrupted(OwnPlan):
+    """A plan whose first completion is interrupted."""
+
+    def complete(self) -> None:
+        super().complete()
+        if self.completions == 1:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_step_is_taken_again(by_hand: list[background.BackgroundWork]) -> None:
+    plans, own, calls = new_plans(), Interrupted(), list[int]()
+
+    def make() -> OwnPlan:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return own
+    call(plans, 1, make)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            svod.complete()
+        assert not plans.plans
+    svod.complete()
+    assert plans.plans == [own] and len(calls) == 2 and own.completions == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_a_child_drops_the_preparation_of_its_parent(steps: int, by_hand: list[background.BackgroundWork]) -> None:
+    plans, made = new_plans(), list[OwnPlan]()
+
+    def make() -> OwnPlan:
+        made.append(OwnPlan())
+        return made[-1]
+    call(plans, 1, make)
+    for _ in range(steps):
+        assert by_hand[0].step()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            svod.complete()
+            code = plans.plans != [] or len(made) != steps or sum(p.completions for p in made)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    svod.complete()
+    assert plans.plans == made and len(made) == 1
+
+
+def test_complete_finds_whole_pieces_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may complete between any two statements that make a piece; it lives as long as it is referenced."""
+    tests.own_plans.by_hand(monkeypatch)
+    plans = new_plans()
+    inner = own_plans._Preparation.__init__
+
+    def init(self: own_plans._Preparation[OwnPlan], *args: object) -> None:
+        svod.complete()
+        inner(self, *args)     # type: ignore[arg-type]
+        svod.complete()
+        assert not plans.plans, "not published before it is whole"
+    monkeypatch.setattr(own_plans._Preparation, "__init__", init)
+    call(plans, 1)
+    svod.complete()
+    assert [p.completions for p in plans.plans] == [1]
+    gc.collect()

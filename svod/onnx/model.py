@@ -114,16 +114,18 @@ class Model:
                                   if isinstance(n, str) and isinstance(v := self.dims.get(n), Variable)}
                          for i in (*self.inputs, *self.overridable)}
         self._capture_anew()
-        remake_after_fork(self, "_own", lambda: None)
+        remake_after_fork(self, "_own", lambda: None)       # a forked child counts runs anew
+        remake_after_fork(self, "_knows_own", lambda: False)
         self._runs = itertools.count() if self.walk.has_seeds else None
         self._names = tuple(i.name for i in self.inputs)
         self._plain: set[Any] = set()       # signatures of positional arrays that earlier calls have checked
 
     def _capture_anew(self) -> None:
         """Make the translation of the graph a jitted function: one plan for each signature; each run draws new random numbers. `_own`: the
-        plans for single sets of sizes, from the second run with variables on."""
+        plans for single sets of sizes, from the second run with variables on, if there may be any. `_knows_own`: whether that is known."""
         self._jit: Any = Jit(self._trace, self.config, "fresh", "never", sized=True)
         self._own: OwnPlans[Captured] | None = None
+        self._knows_own = False
 
     def __repr__(self) -> str:
         def words(values: Sequence[Input]) -> str:
@@ -223,8 +225,10 @@ class Model:
             return self._run_own(own, sizes, given, fixed)
         start = time.perf_counter()
         results = self._results(self._with_variables(given), fixed)
-        if own is None and self._runs is None and has_first_forms(complete_config(self.config)):
-            self._own = OwnPlans(self._name, log, time.perf_counter() - start)
+        if not self._knows_own:
+            allowed = self._runs is None and has_first_forms(complete_config(self.config))
+            self._own = OwnPlans(self._name, log, time.perf_counter() - start) if allowed else None
+            self._knows_own = True
         return results
 
     def _run_own(self, own: OwnPlans[Captured], sizes: Mapping[str, int], given: Mapping[str, Any], fixed: Any) -> list[Any]:

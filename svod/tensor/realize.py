@@ -5,6 +5,7 @@ tensor by a RESHAPE of a BUFFER (svod/tensor/replacement.py). From then on, ever
 """
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,23 +20,34 @@ from svod.core.graph.traits import EFFECTS, traits_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.calls import arguments_of, open_ranges, written_slots
 from svod.errors import ArgumentError, ScheduleError
+from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, live_tensors, pending_tensors
 
 PIPELINE = "svod.prepare"           # the module that makes plans of tensors
 GRAPHS = "svod.tracing.graphs"      # the module that computes tensors, and reuses plans of equal graphs
 
 _here = threading.local()       # `assigned`: this thread's innermost record of `assignments`
+_records: dict[int, dict[int, tuple[TensorBase, UOp]]] = {}        # the records of all threads, by id
+remake_after_fork(sys.modules[__name__], "_records", dict)      # the other threads do not exist in the child
 
 
 @contextmanager
 def assignments() -> Iterator[dict[int, tuple[TensorBase, UOp]]]:
     """Record the tensors that this thread assigns to inside the block: id → (tensor, its node before)."""
     outer = getattr(_here, "assigned", None)
-    _here.assigned = {}
+    record: dict[int, tuple[TensorBase, UOp]] = {}
+    _here.assigned = _records[id(record)] = record
     try:
-        yield _here.assigned
+        yield record
     finally:
         _here.assigned = outer
+        _records.pop(id(record), None)
+
+
+def storages_in_assignments() -> set[UOp]:
+    """The BUFFERs that any thread has assigned to inside a block of `assignments` that it has not left."""
+    tensors = [t for record in list(_records.values()) for t, _ in list(record.values())]
+    return {storage_of(base) for t in tensors if (base := base_of(t.uop)).op is Ops.AFTER}
 
 
 def note_assignment(tensor: TensorBase) -> None:

@@ -79,7 +79,7 @@ class GraphFunction:
         values = None if sizes is None else sizes.values(given)
         form = form_of_argument if sizes is None or values is None else sizes.form
         key = (places and places.form, *[form(given[i], i) for i in self._others])
-        plan = weights.plans.get(key)
+        plan: Plan | None = weights.plans.get(key)
         if plan is None or (values is not None and not plan.holds(values)):
             self.check(given)
             plan = self._planned(weights, key, given, sizes, values)
@@ -90,8 +90,8 @@ class GraphFunction:
                 return list(self.eager(*given))
         try:
             plan.last = self.calls
-            if plan.own is not None and plan.own.is_due():
-                return plan.own.run(plan, weights, given, values)     # type: ignore[no-any-return]
+            if plan.own is not None and values is not None and plan.own.is_due():
+                return plan.own.run(plan, weights, given, values)
             weights.turn_to(plan, places)
             if plan.missing and not plan.runs:
                 return self._first_run(plan, given, values)

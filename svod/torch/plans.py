@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ from svod.torch.varying.sizes import Room, SizeVariables
 from svod.torch.weights import constant
 from svod.tracing.capture import capture
 from svod.tracing.captured import Captured
+
+if TYPE_CHECKING:
+    from svod.torch.varying.own import OwnPlansOfGraph
 
 
 class AtenProgram(NamedTuple):
@@ -105,7 +108,7 @@ class Plan:
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
                  missing: Sequence[Missing], clock: FallbackSeconds, sizes: SizeVariables | None) -> None:
         self.sizes = sizes
-        self.own: Any = None
+        self.own: OwnPlansOfGraph | None = None
         self._names = _names_of(sizes)      # the names of the variables by symbol
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
@@ -246,9 +249,9 @@ def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any], values: Map
 
 
 def make_plan(program: AtenProgram, given: Sequence[Any], constants: Mapping[int, Tensor], kept: Collection[int],
-              config: PrepareConfig | None, variables: SizeVariables | None = None) -> Plan:
+              config: PrepareConfig | None, variables: SizeVariables | None = None, apart: bool = False) -> Plan:
     """Make the plan of a program for arguments like `given`. `constants`: the weights among them, by number. `kept`: as in Plan.
-    `variables`: the sizes that vary, for one plan for all of them.
+    `variables`: the sizes that vary, for one plan for all of them. `apart`: as in `capture`.
 
     Raises SvodError for a graph that svod cannot run."""
     examples = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
@@ -292,7 +295,7 @@ def make_plan(program: AtenProgram, given: Sequence[Any], constants: Mapping[int
         return [*values, *translation.effects]
     tensors = [rooms[s.argument].tensor if s.argument in rooms else svod_tensor(in_order(given[s.argument], s.order), shared=True)
                for s in sources]
-    captured = _captured(traced, program.name, tensors, config)
+    captured = _captured(traced, program.name, tensors, config, apart)
     translation, results, copied = found[0]
     if captured is not None:
         results = [r._replace(is_copied=r.is_copied or (r.run >= 0 and captured.results[r.run].made is None)) for r in results]
@@ -307,11 +310,11 @@ class _Nothing(Exception):
     """Raised for a graph without anything to compute."""
 
 
-def _captured(traced: Any, name: str, tensors: list[Tensor], config: PrepareConfig | None) -> Captured | None:
+def _captured(traced: Any, name: str, tensors: list[Tensor], config: PrepareConfig | None, apart: bool) -> Captured | None:
     """The capture of a function of tensors; None if it returns none."""
     function = _Traced(traced, name)
     try:
-        return capture(function, name, tuple(tensors), {}, tensors, config, False)
+        return capture(function, name, tuple(tensors), {}, tensors, config, False, apart)
     except _Nothing:
         return None
 

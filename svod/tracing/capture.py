@@ -24,7 +24,7 @@ from svod.system.process.collector import rare_collections
 from svod.tensor import Tensor
 from svod.tensor.base import TensorBase, live_tensors
 from svod.tensor.operations.random import random_keys
-from svod.tensor.realize import assignments, realize_tensors
+from svod.tensor.realize import assignments, realize_tensors, storages_in_assignments
 from svod.tensor.replacement import replace_nodes
 from svod.tracing.arguments import is_leaf, mapped, names_of_leaves, structure_of, substitute
 from svod.tracing.captured import Captured
@@ -54,11 +54,12 @@ def _capturing() -> Iterator[None]:
 
 @rare_collections()
 def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: Sequence[Tensor], config: PrepareConfig | None,
-            fresh_numbers: bool) -> Captured:
+            fresh_numbers: bool, apart: bool = False) -> Captured:
     """Capture a call. `tensors`: the tensors among its arguments, in memory, in order. `fresh_numbers`: random numbers are drawn anew in
-    each run.
+    each run. `apart`: no pending assignment is computed, as that of another thread's tensor would be computed twice.
 
-    Raises SvodError for a function that returns no tensor, reads an argument's values, or reads an object that cannot be watched."""
+    Raises SvodError for a function that returns no tensor, reads an argument's values, or reads an object that cannot be watched; with
+    `apart`, for one that assigns to a tensor or reads a pending assignment."""
     watch = ReadValues(name)
     stand_ins = [_stand_in(t) for t in tensors]
     inputs = [base_of(t.uop) for t in stand_ins]
@@ -66,8 +67,8 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
         if _has_memory(u):
             buffer_of(u).closed = (f"svod.jit: {name} reads the values of an argument while it is captured; compute with tensors only, and "
                                    "pass what decides on the computation as a Python value")
-    # compute pending assignments first: the captured graph must not repeat them in each run
-    realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and base_of(t.uop).op is Ops.AFTER])
+    if not apart:       # compute pending assignments first: the captured graph must not repeat them in each run
+        realize_tensors(_assigned_outside_of_captures())
     assigned: dict[int, tuple[TensorBase, UOp]] = {}
     try:
         with _capturing(), random_keys(fresh_numbers) as keys:
@@ -80,6 +81,8 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
             if not outputs:
                 raise SvodError(f"svod.jit: {name} returned no Tensor, but {type(result).__name__}; "
                                 "return the tensors that should be computed")
+            if apart and any(graph.sink(*[t.uop for t in (*outputs, *effects)]).walk(Ops.AFTER)):
+                raise SvodError(f"svod.jit: {name} assigns to a tensor, or reads one with a pending assignment")
             outputs = [_in_own_layout(t) for t in outputs]
             if keys.node is not None:
                 inputs.append(keys.node)
@@ -96,6 +99,13 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
     names = names_of_leaves(fn, args, kwargs)
     captured.plan.names = {number: names[i] for i, number in captured.reads if i < len(names)}
     return captured
+
+
+def _assigned_outside_of_captures() -> list[Tensor]:
+    """The live tensors with a pending assignment, without those that functions which other threads capture now have assigned to."""
+    captured = storages_in_assignments()
+    return [t for t in live_tensors()
+            if isinstance(t, Tensor) and (base := base_of(t.uop)).op is Ops.AFTER and storage_of(base) not in captured]
 
 
 def _stand_in(t: Tensor) -> Tensor:

@@ -97,14 +97,15 @@ class Jit:
             return made, [t if isinstance(g, Tensor) else g for g, t in zip(given, tensors, strict=True)]
 
     def capture_apart(self, *args: Any) -> Captured:
-        """Capture a call, in any thread; the function does not keep the plan."""
+        """Capture a call of a function that assigns to no tensor, beside other threads; the function does not keep the plan. Raises
+        SvodError as `capture` does."""
         given: list[Leaf] = []
         for a in args:
             key_of(a, given, {})
-        return self._captured_with(args, {}, [in_memory(as_tensor(g)) for g in given])
+        return self._captured_with(args, {}, [in_memory(as_tensor(g)) for g in given], apart=True)
 
-    def _captured_with(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> Captured:
-        return capture(self.fn, self._name, args, kwargs, tensors, self.config, self.random == "fresh")
+    def _captured_with(self, args: Any, kwargs: Any, tensors: list[Tensor], apart: bool = False) -> Captured:
+        return capture(self.fn, self._name, args, kwargs, tensors, self.config, self.random == "fresh", apart)
 
     def _one_plan(self, form: ArgumentsForm, args: Any, kwargs: Any, given: list[Leaf]) -> OnePlan | None:
         """The plan for all lengths of calls of this form, captured now if needed; None if these lengths need a plan of their own."""

@@ -28,9 +28,9 @@ from svod.system.quantities import seconds as duration
 MOST_OWN = 4            # most own plans beside one plan for all sizes: each has its own intermediates and packed weights
 MOST_SIZES = 256        # most sets of sizes that are known at a time
 EVERY = 17              # one run in so many is timed: a prime, as sizes may alternate
-PAYS_BACK = 20          # the time of a set of sizes, in preparations, from which on a plan for it is prepared
-LEAST_RUN_SECONDS = 5.0     # and its least time,
-LEAST_RUNS = 100        # and its least number of runs
+PAYS_BACK = 20          # least time that a set of sizes has run before a plan for it is prepared, in preparations of the plan for all sizes
+LEAST_RUN_SECONDS = 5.0     # least time that a set of sizes has run before a plan for it is prepared, in seconds
+LEAST_RUNS = 100        # least number of runs of a set of sizes before a plan for it is prepared
 TURN, SETTLING = 8, 2   # runs of a turn, and how many of them come first and do not count: the other plan's data are in the caches
 PAIRS, WINS = 15, 12    # pairs of turns, and in how many of them an own plan must be faster; by chance it is in one case of 57
 MARGIN = 0.05           # least share of the time that an own plan saves
@@ -58,12 +58,12 @@ def verdict(pairs: Sequence[tuple[float, float]]) -> bool | None:
 
 
 class _Candidate(Generic[Own]):
-    """A set of sizes. `runs`, `seconds`: estimates of its runs so far, and of their time. `is_settled`: its runs are not timed, because its
-    plan is being prepared, or because the decision is made. `plan`: its own plan; None: it has none, or none yet. `turns`: the seconds of
-    the runs of each turn, in which the plan for all sizes and the own one alternate."""
+    """A set of sizes. `label`: its names and sizes, for the log. `runs`, `seconds`: estimates of its runs so far, and of their time.
+    `is_settled`: its runs are not timed, because its plan is being prepared, or because the decision is made. `plan`: its own plan; None:
+    it has none, or none yet. `turns`: the seconds of the runs of each turn, in which the plan for all sizes and the own one alternate."""
 
     def __init__(self, sizes: Mapping[Any, int], is_settled: bool) -> None:
-        self.sizes, self.is_settled = ", ".join(f"{name} {n}" for name, n in sizes.items()), is_settled
+        self.label, self.is_settled = ", ".join(f"{name} {n}" for name, n in sizes.items()), is_settled
         self.runs, self.seconds = 0, 0.0
         self.plan: Own | None = None
         self.turns: list[list[float]] = []
@@ -158,7 +158,9 @@ class OwnPlans(Generic[Own]):
             if self._places <= 0:
                 return
             self._places -= 1
-        background.add(_Preparation(self, found, prepare()))
+        preparation = _Preparation(self, found, prepare())
+        background.register(preparation)
+        background.enqueue(preparation)
 
     def _decide(self, found: _Candidate[Own], turns: list[list[float]]) -> None:
         """Decide by the turns so far, if they are enough."""
@@ -170,41 +172,51 @@ class OwnPlans(Generic[Own]):
             found.settle(found.plan if kept else None)
             self._places += not kept
             self._has_plans = bool(self.plans)
-        self.log.info("svod: %s: a plan of its own for %s takes %s, the plan for all sizes %s: it is %s", self.name, found.sizes,
+        self.log.info("svod: %s: a plan of its own for %s takes %s, the plan for all sizes %s: it is %s", self.name, found.label,
                       duration(statistics.median(medians[1::2])), duration(statistics.median(medians[::2])), "kept" if kept else "dropped")
 
 
 class _Preparation(background.BackgroundWork, Generic[Own]):
-    """The preparation of an own plan, in two steps: the plan, and the own forms of its kernels. If it fails, no more are prepared, and the
-    plan for all sizes goes on. A forked child counts runs anew."""
+    """The preparation of an own plan, in two steps: the plan, and the own forms of its kernels. A step that is interrupted is taken again.
+    If one fails, no more are prepared, and the plan for all sizes goes on. A forked child drops the preparation, and counts runs anew."""
 
     def __init__(self, plans: OwnPlans[Own], candidate: _Candidate[Own], make: Maker[Own]) -> None:
-        super().__init__()
         self._plans, self._candidate = plans, candidate
-        self._make: Maker[Own] | None = make
-        self._made: Own | None = None
+        self._make: Maker[Own] | None = make        # None: the first step is done
+        self._made: Own | None = None               # the plan between the first step and the second
+        # held during a whole step, so that who wants to finish it waits; `background.step_lock` is taken inside it
+        self._lock = threading.RLock()
+        remake_after_fork(self, "_lock", threading.RLock)
 
     def step(self) -> bool:
-        try:
-            with background.step_lock:
-                if self._make is not None:
-                    make, self._make = self._make, None
-                    self._made = make()
-                    if self._made is None:
-                        self._plans.give_up()
-                    return self._made is not None
-                made, self._made = self._made, None
-            if made is not None:
-                made.complete()
-                self._plans.take_turns(self._candidate, made)
-        except Exception as e:      # a border between threads: calls go on
-            self._plans.give_up()
-            self._plans.log.info("svod: %s: there is no plan of its own for %s (%s)", self._plans.name, self._candidate.sizes, reason(e))
-        return False
+        with self._lock:
+            try:
+                self._take_step()
+            except Exception as e:      # a border between threads: calls go on
+                self._drop()
+                self._plans.give_up()
+                self._plans.log.info("svod: %s: there is no plan of its own for %s (%s)", self._plans.name, self._candidate.label,
+                                     reason(e))
+            return self._made is not None
 
     def finish(self, lock_seconds: float = -1.0) -> None:
         while self.step():
             pass
 
     def go_on_after_fork(self) -> None:
-        pass
+        self._drop()
+
+    def _take_step(self) -> None:
+        if self._make is not None:
+            with background.step_lock:
+                self._made = self._make()
+            self._make = None
+            if self._made is None:
+                self._plans.give_up()
+        elif self._made is not None:
+            self._made.complete()
+            self._plans.take_turns(self._candidate, self._made)
+            self._made = None
+
+    def _drop(self) -> None:
+        self._make = self._made = None

@@ -15,7 +15,9 @@ import svod.onnx
 import tests.own_plans
 from svod import Tensor, Variable
 from svod.compile.plan.running import background
+from svod.onnx import model as model_module
 from svod.onnx.model import Model
+from svod.tune.first_forms import has_first_forms
 from tests.onnx.test_model import info, model
 from tests.own_plans import RUNS, decide
 from tests.patience import NEVER
@@ -86,13 +88,26 @@ def test_tensors_run_in_the_plan_for_all_sizes(by_hand: list[background.Backgrou
     assert m.plans[1].runs == ran
 
 
-@pytest.mark.parametrize("nodes", [
-    [helper.make_node("Identity", ["x"], ["y"]), *SIZES],
-    [helper.make_node("RandomNormal", [], ["r"], shape=[7]), helper.make_node("Sub", ["r", "r"], ["e"]),
-     helper.make_node("Add", ["x", "e"], ["y"]), *SIZES]], ids=["returned", "random"])
-def test_models_with_other_results_than_new_memory_keep_one_plan(nodes: Any, by_hand: list[background.BackgroundWork]) -> None:
-    """Results that are an argument or a constant, and random numbers."""
-    m = layer(nodes)
+def test_models_with_random_numbers_keep_one_plan(by_hand: list[background.BackgroundWork]) -> None:
+    m = layer([helper.make_node("RandomNormal", [], ["r"], shape=[7]), helper.make_node("Add", ["x", "r"], ["y"]),
+               helper.make_node("ReduceMean", ["y"], ["z"], axes=[1], keepdims=0)])
+    x, drawn = RNG.standard_normal((2, 3, 7)).astype(np.float32), set[float]()
+    for _ in range(5):
+        y, z = m(x)
+        difference = y - x
+        np.testing.assert_allclose(difference, np.broadcast_to(difference[0, 0], x.shape), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(z, y.mean(1), rtol=1e-4, atol=1e-5)
+        drawn.add(float(difference[0, 0, 0]))
+        svod.complete()
+    assert len(by_hand) == 1 and len(m.plans) == 1 and len(drawn) == 5
+    given, fixed = m._split({"x": x})
+    made = m._jit.capture_apart(given, fixed, (), None)
+    assert made.draws and made._is_apart and not made.is_pure, "the random numbers are the reason"
+
+
+def test_models_with_other_results_than_new_memory_keep_one_plan(by_hand: list[background.BackgroundWork]) -> None:
+    """Results that are an argument or a constant."""
+    m = layer([helper.make_node("Identity", ["x"], ["y"]), *SIZES])
     for shape in ((2, 3), (2, 3), (2, 3), (5, 1), (5, 1)):
         x = RNG.standard_normal((*shape, 7)).astype(np.float32)
         y, z = m(x)
@@ -102,11 +117,14 @@ def test_models_with_other_results_than_new_memory_keep_one_plan(nodes: Any, by_
     assert len(by_hand) == 1 and len(m.plans) == 1
 
 
-def test_where_every_run_computes_the_same_bits_there_are_no_own_plans(by_hand: list[background.BackgroundWork]) -> None:
+def test_where_every_run_computes_the_same_bits_there_are_no_own_plans(monkeypatch: pytest.MonkeyPatch,
+                                                                       by_hand: list[background.BackgroundWork]) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(model_module, "has_first_forms", lambda config: asked.append(config) or has_first_forms(config))
     m = layer(config=svod.PrepareConfig(first_forms=False))
     for _ in range(5):
         check(m, 2, 3)
-    assert not by_hand and m._own is None
+    assert not by_hand and m._own is None and len(asked) == 1
 
 
 def test_threads_that_call_meanwhile_get_right_results(monkeypatch: pytest.MonkeyPatch, by_hand: list[background.BackgroundWork]) -> None:
@@ -151,3 +169,100 @@ def test_a_child_counts_runs_anew(monkeypatch: pytest.MonkeyPatch, by_hand: list
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     check(m, 2, 3)
     assert len(m.plans) == 2
+
+
+def test_inputs_in_any_order_run_in_the_plan_that_was_made_for_their_order(monkeypatch: pytest.MonkeyPatch,
+                                                                           by_hand: list[background.BackgroundWork]) -> None:
+    decide(monkeypatch, True)
+    proto = model([helper.make_node("Sub", ["a", "b"], ["y"])], [info("a", ["n", 7]), info("b", ["n", 7])], [info("y", None)], {}, opset=13)
+    m = svod.onnx.load(proto, dims={"n": Variable("n", 1, 11)})
+
+    def check_both(run: Any) -> None:
+        for names in ("ab", "ba"):
+            feed = {name: RNG.standard_normal((5, 7)).astype(np.float32) for name in names}
+            np.testing.assert_allclose(run(feed), feed["a"] - feed["b"], rtol=1e-5, atol=1e-6)
+    for run in (lambda feed: m(**feed), lambda feed: m.run(feed)[0].numpy()):
+        for _ in range(3):
+            check_both(run)
+        svod.complete()
+        for _ in range(RUNS + 3):
+            check_both(run)
+    assert len(m.plans) > 1 and all(plan.runs for plan in m.plans[1:])
+
+
+class Slow:
+    """A function whose assignment stays pending until it is let go."""
+
+    def __init__(self) -> None:
+        self.state, self.begun, self.go_on = Tensor(np.zeros(3, np.float32)).realize(), threading.Event(), threading.Event()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.state.assign(self.state + x)
+        self.begun.set()
+        assert self.go_on.wait(NEVER)
+        return x * 2
+
+
+def test_preparations_leave_the_assignments_of_other_threads_alone(monkeypatch: pytest.MonkeyPatch,
+                                                                   by_hand: list[background.BackgroundWork]) -> None:
+    """A pending assignment is computed once, by the thread that asks for it."""
+    total = Tensor(np.zeros(5, np.float32)).realize()
+    m = layer()
+    for _ in range(2):
+        check(m, 2, 3)
+    total.assign(total + 1)
+    before = total.uop
+    svod.complete()
+    assert len(m.plans) == 2 and total.uop is before
+    assert total.realize().numpy().tolist() == [1] * 5
+
+
+def test_assignments_beside_the_background_thread_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tests.own_plans.by_hand(monkeypatch)
+    own = background._Background()
+    monkeypatch.setattr(background, "_background", own)
+    decide(monkeypatch, False)
+    total, calls = Tensor(np.zeros(5, np.float32)).realize(), 0
+    for _ in range(3):
+        m = layer()
+        for number in range(150):
+            check(m, 1 + number % 4, 3)
+            total.assign(total + 1)
+            total.realize()
+            calls += 1
+    svod.complete()
+    assert total.numpy().tolist() == [calls] * 5
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_capture_leaves_the_assignments_of_another_one_alone(apart: bool) -> None:
+    """State of a function that one thread captures, while another thread captures another function."""
+    slow, other = Slow(), svod.jit(lambda x: x + 1)
+    f = svod.jit(slow)
+    x = np.ones(3, np.float32)
+
+    def beside() -> None:
+        assert slow.begun.wait(NEVER)
+        try:
+            (other.capture_apart if apart else other)(np.ones(4, np.float32))
+        finally:
+            slow.go_on.set()
+    thread = threading.Thread(target=beside)
+    thread.start()
+    for calls in (1, 2, 3):
+        np.testing.assert_array_equal(f(x).numpy(), 2 * x)
+        thread.join(NEVER)
+        np.testing.assert_array_equal(slow.state.numpy(), calls * x)
+
+
+def test_there_is_no_plan_apart_of_a_function_that_assigns() -> None:
+    pending, written = (Tensor(np.zeros(3, np.float32)).realize() for _ in range(2))
+    pending.assign(pending + 1)
+
+    def write(x: Tensor) -> Tensor:
+        written.assign(written + x)
+        return x * 2
+    for f in (write, lambda x: x + pending):
+        with pytest.raises(svod.SvodError, match="assign"):
+            svod.jit(f).capture_apart(np.ones(3, np.float32))
+    assert pending.numpy().tolist() == [1] * 3 and written.numpy().tolist() == [0] * 3

@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
     """The exchanges that the background thread would work on, which no thread does here."""
     found: list[Exchange] = []
-    monkeypatch.setattr(background_module._background, "add", found.append)
+    monkeypatch.setattr(background_module._background, "enqueue", found.append)
     return found
 
 
@@ -55,8 +55,8 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     monkeypatch.setenv("SVOD_OBJECT_CACHE", str(objects))
     monkeypatch.setattr(compiler_module, "_compilers", {})
     yield
-    for left in list(background_module._pieces):
-        background_module._pieces.discard(left)
+    for left in list(background_module._registered):
+        background_module._registered.discard(left)
 
 
 class Layers:

@@ -44,7 +44,7 @@ class OwnPlansOfGraph:
 
         def make() -> Plan | None:
             with torch.no_grad():
-                made = make_plan(self._program, like, constants, (), self._config)
+                made = make_plan(self._program, like, constants, (), self._config, apart=True)
             return made if made.is_pure else None
         return make
 

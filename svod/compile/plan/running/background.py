@@ -1,9 +1,13 @@
 """The thread that prepares in the background what makes later runs faster: kernels' own forms (`exchange.py`), and plans for single sets of
-sizes (`svod.tracing.own_plans`). The process has one such thread; it takes the steps of one piece of work after the other.
+sizes (`svod.tracing.own_plans`). The process has one such thread; it takes the steps of one piece of work after the other. A step is one
+kernel's compilation, or a whole plan.
 
 The thread ends when no step is left, and with the program: the step that it takes then is finished, and the rest is not begun.
 
-A fork waits for the step in progress as well, FORK_SECONDS at most, since a child must not inherit LLVM in the middle of its work.
+A fork waits for the step in progress, FORK_SECONDS at most, so that a child seldom inherits a compiler in the middle of its work. After a
+longer step the child is as if another thread of the parent had compiled during the fork.
+
+Who makes a piece of work calls `register`, once the piece is whole, and `enqueue`, now or later.
 """
 from __future__ import annotations
 
@@ -31,11 +35,7 @@ step_lock = threading.RLock()
 
 
 class BackgroundWork(ABC):
-    """A piece of work in steps, which any thread may take; each waits for the one before. `complete` finishes all pieces that live."""
-
-    def __init__(self) -> None:
-        with _pieces_lock:
-            _pieces.add(self)
+    """A piece of work in steps, which any thread may take; each waits for the one before."""
 
     @abstractmethod
     def step(self) -> bool:
@@ -47,7 +47,7 @@ class BackgroundWork(ABC):
 
     @abstractmethod
     def go_on_after_fork(self) -> None:
-        """Let a forked child, which has no background thread yet, take the steps that are left."""
+        """Let a forked child, which has an empty queue, take the steps that are left after the fork, or drop them."""
 
 
 class _Background:
@@ -59,7 +59,7 @@ class _Background:
         self._lock = threading.Lock()
         self._ends = False
 
-    def add(self, work: BackgroundWork) -> None:
+    def enqueue(self, work: BackgroundWork) -> None:
         with self._lock:
             self._queue.append(work)
             if self._thread is None and not self._ends:
@@ -92,21 +92,27 @@ class _Background:
 
 
 _background = _Background()
-_pieces: weakref.WeakSet[BackgroundWork] = weakref.WeakSet()
-_pieces_lock = threading.Lock()      # held while the set is extended or listed
+_registered: weakref.WeakSet[BackgroundWork] = weakref.WeakSet()     # the pieces of work that live, whether they are queued or not
+_registered_lock = threading.Lock()      # held while the set is extended or listed
 
 
-def add(work: BackgroundWork) -> None:
-    """Let the background thread take the steps of a piece of work."""
-    _background.add(work)
+def register(work: BackgroundWork) -> None:
+    """Let `complete`, and forks, know a piece of work as long as it lives. Its steps may be taken from now on."""
+    with _registered_lock:
+        _registered.add(work)
+
+
+def enqueue(work: BackgroundWork) -> None:
+    """Let the background thread take the steps of a piece of work, after those of the pieces before it."""
+    _background.enqueue(work)
 
 
 def complete() -> None:
     """Wait until all that this process prepares in the background is ready: the plans run their kernels' own forms. For the time before
     measurements, or before a server answers. A plan that another thread uses for 10 s on end, or that waits for this thread, changes
     later."""
-    with _pieces_lock:
-        found = list(_pieces)
+    with _registered_lock:
+        found = list(_registered)
     for work in found:
         work.finish(LOCK_SECONDS)
 
@@ -121,12 +127,12 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for work in list(_pieces):
+    for work in list(_registered):
         work.go_on_after_fork()
 
 
 remake_after_fork(sys.modules[__name__], "step_lock", threading.RLock)
-remake_after_fork(sys.modules[__name__], "_pieces_lock", threading.Lock)
+remake_after_fork(sys.modules[__name__], "_registered_lock", threading.Lock)
 remake_after_fork(sys.modules[__name__], "_background", _Background)
 atexit.register(lambda: _background.end())
 if hasattr(os, "register_at_fork"):

@@ -34,7 +34,6 @@ class Exchange(background.BackgroundWork):
     key."""
 
     def __init__(self, plan: ExecutionPlan, own: Mapping[str, Callable[[], Compiled]]) -> None:
-        super().__init__()
         self._plan = weakref.ref(plan)
         self._left, self._made = dict(own), dict[str, Compiled]()
         self._failed: list[str] = []
@@ -72,7 +71,7 @@ class Exchange(background.BackgroundWork):
 
     def begin_after_run(self, plan: ExecutionPlan) -> None:
         """Let the background thread take the steps after the plan's next run."""
-        plan.call_after_run(lambda: background.add(self))
+        plan.call_after_run(lambda: background.enqueue(self))
 
     def go_on_after_fork(self) -> None:
         if (plan := self.plan) is not None:
@@ -113,12 +112,13 @@ class Exchange(background.BackgroundWork):
                 plan.lock.release()
             with background.step_lock:     # another exchange's step is waited for without the plan's lock, so that runs of the plan go on
                 pass
-        background.add(self)
+        background.enqueue(self)
 
 
 def exchange_after_run(plan: ExecutionPlan, own: Mapping[str, Callable[[], Compiled]]) -> Exchange:
     """Compile the own forms of a plan's kernels, by their keys, in the background after the plan's next run, and let it change to them."""
     exchange = Exchange(plan, own)
     plan.finish = exchange.finish
+    background.register(exchange)
     exchange.begin_after_run(plan)
     return exchange
