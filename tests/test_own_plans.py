@@ -1,17 +1,18 @@
 """The plans of single sets of sizes: when one is prepared, which of the two plans runs, and what is decided. No time is measured."""
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 import svod
 import tests.own_plans
+from svod import Tensor
 from svod.compile.plan.running import background
 from svod.tracing import own_plans
 from svod.tracing.own_plans import EVERY, MARGIN, MOST_OWN, MOST_SIZES, PAIRS, PAYS_BACK, TURN, WINS, OwnPlans, verdict
@@ -201,12 +202,10 @@ def test_threads_that_call_at_once_make_one_plan_and_one_decision(monkeypatch: p
     assert len(caplog.messages) == 1 and ran.keys() == {None, made[0]}
 
 
-def in_background(monkeypatch: pytest.MonkeyPatch) -> background._Background:
-    """A background thread of the test's own."""
+def in_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a background thread of the test's own work, where every run is enough for a preparation."""
     tests.own_plans.by_hand(monkeypatch)
-    own = background._Background()
-    monkeypatch.setattr(background, "_background", own)
-    return own
+    monkeypatch.setattr(background, "_background", background._Background())
 
 
 class Waiting(OwnPlan):
@@ -237,19 +236,17 @@ def test_complete_waits_for_each_step_that_the_background_thread_takes(callers: 
         svod.complete()
         seen.append(plans.plans)
     call(plans, 1, make)
+    threads = list[threading.Thread]()
     for begun, release in ((making, go_on), (own.begun, own.go_on)):
         assert begun.wait(NEVER)
-        threads = [threading.Thread(target=complete) for _ in range(callers)]
-        for t in threads:
+        threads += [threading.Thread(target=complete, daemon=True) for _ in range(callers)]
+        for t in threads[-callers:]:
             t.start()
-        threads[0].join(0.05)
+            t.join(0.02)
         assert not seen, "the step in progress is waited for"
         release.set()
-        if release is own.go_on:
-            for t in threads:
-                t.join(NEVER)
-    while len(seen) < 2 * callers:
-        assert own.begun.wait(NEVER)
+    for t in threads:
+        t.join(NEVER)
     assert seen == [[own]] * 2 * callers and own.completions == 1
 
 
@@ -304,7 +301,7 @@ def test_a_child_drops_the_preparation_of_its_parent(steps: int, by_hand: list[b
 
 
 def test_complete_finds_whole_pieces_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread may complete between any two statements that make a piece; it lives as long as it is referenced."""
+    """Another thread may complete before and after any statement that makes a piece."""
     tests.own_plans.by_hand(monkeypatch)
     plans = new_plans()
     inner = own_plans._Preparation.__init__
@@ -318,4 +315,50 @@ def test_complete_finds_whole_pieces_only(monkeypatch: pytest.MonkeyPatch) -> No
     call(plans, 1)
     svod.complete()
     assert [p.completions for p in plans.plans] == [1]
-    gc.collect()
+
+
+class Slow:
+    """A function whose assignment stays pending until it is let go."""
+
+    def __init__(self) -> None:
+        self.state, self.begun, self.go_on = Tensor(np.zeros(3, np.float32)).realize(), threading.Event(), threading.Event()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.state.assign(self.state + x)
+        self.begun.set()
+        self.go_on.wait(NEVER)
+        return x * 2
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_capture_leaves_the_assignments_of_another_one_alone(apart: bool) -> None:
+    """State of a function that one thread captures, while another thread captures another function."""
+    slow, other = Slow(), svod.jit(lambda x: x + 1)
+    f = svod.jit(slow)
+    x = np.ones(3, np.float32)
+
+    def beside() -> None:
+        assert slow.begun.wait(NEVER)
+        try:
+            (other.capture_apart if apart else other)(np.ones(4, np.float32))
+        finally:
+            slow.go_on.set()
+    thread = threading.Thread(target=beside, daemon=True)
+    thread.start()
+    for calls in (1, 2, 3):
+        np.testing.assert_array_equal(f(x).numpy(), 2 * x)
+        thread.join(NEVER)
+        np.testing.assert_array_equal(slow.state.numpy(), calls * x)
+
+
+def test_there_is_no_plan_apart_of_a_function_that_assigns() -> None:
+    pending, written = (Tensor(np.zeros(3, np.float32)).realize() for _ in range(2))
+    pending.assign(pending + 1)
+
+    def write(x: Tensor) -> Tensor:
+        written.assign(written + x)
+        return x * 2
+    for f in (write, lambda x: x + pending):
+        with pytest.raises(svod.SvodError, match="assign"):
+            svod.jit(f).capture_apart(np.ones(3, np.float32))
+    assert pending.numpy().tolist() == [1] * 3 and written.numpy().tolist() == [0] * 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -45,9 +45,6 @@ from svod.torch.varying.sizes import Room, SizeVariables
 from svod.torch.weights import constant
 from svod.tracing.capture import capture
 from svod.tracing.captured import Captured
-
-if TYPE_CHECKING:
-    from svod.torch.varying.own import OwnPlansOfGraph
 
 
 class AtenProgram(NamedTuple):
@@ -97,18 +94,31 @@ class Result(NamedTuple):
     offset: int = 0
 
 
+class PlansBeside(Protocol):
+    """The plans for single sets of sizes beside a plan for all sizes (`svod.torch.varying.own`)."""
+
+    is_due: Callable[[], bool]      # whether `run` makes the next call
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans so far."""
+
+    def run(self, plan: Plan, weights: Any, given: Sequence[Any], values: Mapping[Any, int]) -> list[Any]:
+        """Run a call with `plan`, the plan for all sizes, or with that for its sizes. `weights`: those of the plan."""
+
+
 class Plan:
     """A graph prepared for arguments of given sizes and layouts, or, with `sizes`, for all sizes within the bounds of these variables.
     `written`: the numbers of the arguments that it writes; `copied`: pairs (number of such an argument, number of the output that is
     copied into it). `kept`: the numbers of arguments located by `TensorPlaces`. `weights`: the tensors that are constants of the plan,
-    by number. `missing`: the operations that PyTorch runs. `own`: the plans for single sets of sizes beside this one
-    (`OwnPlansOfGraph`), if there may be any."""
+    by number. `missing`: the operations that PyTorch runs. `own`: the plans for single sets of sizes beside this one,
+    if there may be any."""
 
     def __init__(self, sources: Sequence[ArgumentSource], captured: Captured | None, results: Sequence[Result], written: Collection[int],
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
                  missing: Sequence[Missing], clock: FallbackSeconds, sizes: SizeVariables | None) -> None:
         self.sizes = sizes
-        self.own: OwnPlansOfGraph | None = None
+        self.own: PlansBeside | None = None
         self._names = _names_of(sizes)      # the names of the variables by symbol
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock

@@ -190,19 +190,6 @@ def test_inputs_in_any_order_run_in_the_plan_that_was_made_for_their_order(monke
     assert len(m.plans) > 1 and all(plan.runs for plan in m.plans[1:])
 
 
-class Slow:
-    """A function whose assignment stays pending until it is let go."""
-
-    def __init__(self) -> None:
-        self.state, self.begun, self.go_on = Tensor(np.zeros(3, np.float32)).realize(), threading.Event(), threading.Event()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.state.assign(self.state + x)
-        self.begun.set()
-        assert self.go_on.wait(NEVER)
-        return x * 2
-
-
 def test_preparations_leave_the_assignments_of_other_threads_alone(monkeypatch: pytest.MonkeyPatch,
                                                                    by_hand: list[background.BackgroundWork]) -> None:
     """A pending assignment is computed once, by the thread that asks for it."""
@@ -219,8 +206,7 @@ def test_preparations_leave_the_assignments_of_other_threads_alone(monkeypatch: 
 
 def test_assignments_beside_the_background_thread_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tests.own_plans.by_hand(monkeypatch)
-    own = background._Background()
-    monkeypatch.setattr(background, "_background", own)
+    monkeypatch.setattr(background, "_background", background._Background())
     decide(monkeypatch, False)
     total, calls = Tensor(np.zeros(5, np.float32)).realize(), 0
     for _ in range(3):
@@ -232,37 +218,3 @@ def test_assignments_beside_the_background_thread_count_once(monkeypatch: pytest
             calls += 1
     svod.complete()
     assert total.numpy().tolist() == [calls] * 5
-
-
-@pytest.mark.parametrize("apart", [True, False])
-def test_a_capture_leaves_the_assignments_of_another_one_alone(apart: bool) -> None:
-    """State of a function that one thread captures, while another thread captures another function."""
-    slow, other = Slow(), svod.jit(lambda x: x + 1)
-    f = svod.jit(slow)
-    x = np.ones(3, np.float32)
-
-    def beside() -> None:
-        assert slow.begun.wait(NEVER)
-        try:
-            (other.capture_apart if apart else other)(np.ones(4, np.float32))
-        finally:
-            slow.go_on.set()
-    thread = threading.Thread(target=beside)
-    thread.start()
-    for calls in (1, 2, 3):
-        np.testing.assert_array_equal(f(x).numpy(), 2 * x)
-        thread.join(NEVER)
-        np.testing.assert_array_equal(slow.state.numpy(), calls * x)
-
-
-def test_there_is_no_plan_apart_of_a_function_that_assigns() -> None:
-    pending, written = (Tensor(np.zeros(3, np.float32)).realize() for _ in range(2))
-    pending.assign(pending + 1)
-
-    def write(x: Tensor) -> Tensor:
-        written.assign(written + x)
-        return x * 2
-    for f in (write, lambda x: x + pending):
-        with pytest.raises(svod.SvodError, match="assign"):
-            svod.jit(f).capture_apart(np.ones(3, np.float32))
-    assert pending.numpy().tolist() == [1] * 3 and written.numpy().tolist() == [0] * 3

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed"
 import svod  # noqa: E402
 import svod.torch  # noqa: E402
 import tests.own_plans  # noqa: E402
+from svod import Tensor  # noqa: E402
 from svod.compile.plan.running import background  # noqa: E402
 from svod.torch.functions import GraphFunction, functions  # noqa: E402
 from svod.torch.varying import own  # noqa: E402
@@ -117,6 +118,19 @@ def test_changed_weights_count(by_hand: list[background.BackgroundWork], monkeyp
         check(run, model, torch.randn(2, 3, 16))
 
 
+def test_preparations_leave_the_assignments_of_other_threads_alone(by_hand: list[background.BackgroundWork],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pending assignment is computed once, by the thread that asks for it."""
+    decide(monkeypatch, True)
+    total = Tensor.zeros((5,)).contiguous().realize()
+    _, function = compiled(Block(16, 2, False).eval())
+    total.assign(total + 1)
+    before = total.uop
+    svod.complete()
+    assert len(function.plans) == 2 and total.uop is before
+    assert total.realize().numpy().tolist() == [1] * 5
+
+
 class Counting(torch.nn.Module):
     """A module with state: it adds up what it was given."""
 
@@ -158,7 +172,7 @@ def test_where_every_run_computes_the_same_bits_there_are_no_own_plans(by_hand: 
 
 def test_a_preparation_that_fails_is_said_once(by_hand: list[background.BackgroundWork], monkeypatch: pytest.MonkeyPatch,
                                                caplog: pytest.LogCaptureFixture) -> None:
-    def fail(*args: Any) -> Any:
+    def fail(*args: Any, **options: Any) -> Any:
         raise MemoryError("no memory")
     monkeypatch.setattr(own, "make_plan", fail)
     caplog.set_level(logging.INFO, "svod.torch")
