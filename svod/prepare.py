@@ -24,10 +24,9 @@ from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_plan
 from svod.config import PrepareConfig
 from svod.core.graph import graph
-from svod.core.graph.arranging.channels import channels_last, with_values
-from svod.core.graph.arranging.subnormals import without_subnormal_weights
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
+from svod.core.graph.channels import channels_last, with_values
 from svod.core.graph.derived import find_derived, remember_derived
 from svod.core.graph.devices import device_of
 from svod.core.graph.shapes import shape_of
@@ -37,7 +36,7 @@ from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import DISK, HOST, Target
+from svod.core.machine.target import DISK, HOST
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
 from svod.core.schedule.schedule import Schedule, copies_to
 from svod.core.schedule.schedule_cache import schedule_of
@@ -215,24 +214,17 @@ def device_called(name: str) -> str:
 
 
 def arranged(sink: UOp, resolved: Resolved) -> UOp:
-    """Return the graph with what its devices want: operands of matrix instructions stored in the order of axes that these instructions
-    read, and no subnormal probabilities where cores compute slowly with such numbers. Values on the CPU are arranged for the device that
-    runs the plan, or for the device that kernels are captured for."""
+    """Return the graph with operands of matrix instructions stored in the order of axes that these instructions read. Values on the CPU
+    are arranged for the device that runs the plan, or for the device that kernels are captured for."""
     target_of = cache(resolved.target_of)
 
-    def target_under(u: UOp) -> Target | None:
-        name = device_of(u) or HOST
-        return None if name.startswith(DISK) else target_of((resolved.config.capture_device or resolved.target.device)
-                                                            if name == HOST else name)
-
-    def is_of_cores(u: UOp) -> bool:
-        target = target_under(u)
-        return target is not None and target.group_threads == 0
-
     def wanted(image: UOp) -> bool:
-        target = target_under(image)
-        return target is not None and holds_tiles_of(target, image.dtype)
-    return channels_last(without_subnormal_weights(sink, is_of_cores), wanted)
+        name = device_of(image) or HOST
+        if name.startswith(DISK):
+            return False
+        target = target_of((resolved.config.capture_device or resolved.target.device) if name == HOST else name)
+        return holds_tiles_of(target, image.dtype)
+    return channels_last(sink, wanted)
 
 
 def with_constants_turned(sink: UOp, constants: frozenset[UOp],

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from svod.core.graph.arranging.widening import WIDEN_LAST, few_reads_widened_first
 from svod.core.graph.callback import is_callback
 from svod.core.graph.devices import is_transfer
 from svod.core.graph.graph import part_of_memory, permute, reshape, shrink
@@ -25,6 +24,7 @@ from svod.core.graph.join import expand_joins
 from svod.core.graph.shapes import shape_of
 from svod.core.graph.stacks import take_stacks_apart
 from svod.core.graph.storage import base_of, is_kernel_store
+from svod.core.graph.widening import WIDEN_LAST, few_reads_widened_first
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.rewrite import Pattern, PatternMatcher, graph_rewrite

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from svod.config import PrepareConfig
 from svod.core.graph import graph
-from svod.core.graph.arranging.channels import channels_last, convolutions
-from svod.core.graph.arranging.widening import widened_last
+from svod.core.graph.channels import channels_last, convolutions
 from svod.core.graph.shapes import shape_of
+from svod.core.graph.widening import widened_last
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.schedule import create_schedule
 from svod.prepare import arranged

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
-from svod.core.graph.arranging.widening import widened_last
 from svod.core.graph.graph import alu, broadcast, cast, contiguous, pad, permute, reduce_axis, reshape, window
 from svod.core.graph.shapes import broadcast_shapes, shape_of
 from svod.core.graph.storage import base_of
+from svod.core.graph.widening import widened_last
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import is_symbolic
