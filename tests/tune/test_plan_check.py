@@ -39,15 +39,16 @@ def test_a_plan_is_timed_both_ways() -> None:
 
 
 def test_a_broken_promise_is_looked_into() -> None:
-    """Both plans run the same code, so that the plan gains nothing, and every kernel gains less than was promised."""
-    unbound = gemm_then_softmax(64, 96, 64)
+    """Both plans run the same code, so that the plan gains nothing, and every kernel gains less than was promised. The kernels take long
+    beside a call that a busy machine interrupts: shorter ones are left out of the explanation."""
+    unbound = gemm_then_softmax(512, 1024, 512)
     same = compiled(unbound, tuned=True)
-    gains = {c.kernel: Gain(g, 1e-3) for c, g in zip(unbound.calls, (3e-3, 2e-3), strict=True)}
-    found = check_plan(unbound, same, same, gains, TARGET, seconds=2.0, bench=BenchConfig(precision=0.05), rng=random.Random(1))
+    gains = {c.kernel: Gain(g, 1.0) for c, g in zip(unbound.calls, (3.0, 2.0), strict=True)}
+    found = check_plan(unbound, same, same, gains, TARGET, seconds=4.0, bench=BenchConfig(precision=0.05), rng=random.Random(1))
     assert found.changed == 0 and found.differs and found.fell_short
     assert [k.kernel for k in found.kernels] == [c.kernel for c in unbound.calls] and all(k.differs for k in found.kernels)
     first, second = found.explanation
-    assert "gemm (block.linear)" in first and "instead of 2.00 ms" in first and "softmax (block.softmax)" in second
+    assert "gemm (block.linear)" in first and "instead of 2.00 s" in first and "softmax (block.softmax)" in second
 
 
 def test_kernels_inside_a_plan() -> None:
