@@ -31,15 +31,16 @@ remake_after_fork(sys.modules[__name__], "_computing", dict)    # the other thre
 
 class Computing:
     """A context in which a thread computes tensors. It knows what other threads replace the tensors' nodes by meanwhile. It begins when no
-    other thread makes an assignment that the tensors need; then some of them may be computed already."""
+    other thread makes an assignment that the tensors need; with `only_pending` it leaves out those that are in memory by then."""
 
-    __slots__ = ("_contents", "_now", "_tensors", "_thread", "roots")
+    __slots__ = ("_contents", "_given", "_now", "_only_pending", "_thread", "roots", "tensors")
+    tensors: list[TensorBase]   # those that are computed
     roots: list[UOp]            # the tensors' nodes at the start
     _contents: frozenset[UOp]   # AFTERs under the roots
     _now: dict[UOp, UOp]        # base of a root, or AFTER under it: node that stands for it now
 
-    def __init__(self, tensors: Sequence[TensorBase]) -> None:
-        self._tensors, self._thread = tensors, threading.get_ident()
+    def __init__(self, tensors: Sequence[TensorBase], *, only_pending: bool = False) -> None:
+        self._given, self._only_pending, self._thread = tensors, only_pending, threading.get_ident()
 
     def __enter__(self) -> Self:
         with _replacing:
@@ -50,7 +51,9 @@ class Computing:
 
     def _may_begin(self) -> bool:
         """Whether no other thread makes an assignment under the tensors' nodes, which are read here; under the lock."""
-        self.roots = [t.uop for t in self._tensors]
+        found = [(t, t.uop) for t in self._given]
+        found = [(t, root) for t, root in found if not self._only_pending or base_of(root).op is not Ops.BUFFER]
+        self.tensors, self.roots = [t for t, _ in found], [root for _, root in found]
         has_effects = any(traits_of(r) & EFFECTS for r in self.roots)
         self._contents = frozenset(graph.sink(*self.roots).walk(Ops.AFTER)) if has_effects else frozenset()
         return not self._contents or all(c._thread == self._thread or self._contents.isdisjoint(c._contents) for c in _computing.values())
@@ -68,7 +71,7 @@ class Computing:
             now = {self._now[u]: value for u, value in computed.items()}
             if pending := {u: value for u, value in now.items() if base_of(u).op is not Ops.BUFFER}:
                 _replace(pending)
-            for t, root in zip(self._tensors, self.roots, strict=True) if takes_over else ():
+            for t, root in zip(self.tensors, self.roots, strict=True) if takes_over else ():
                 base = base_of(root)
                 if base in computed and base_of(t.uop) is base_of(self._now[base]):
                     t.uop = root.substitute({base: computed[base]})

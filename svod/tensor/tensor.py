@@ -98,10 +98,13 @@ class Tensor(Random):
             return np.full(shape_at(self.shape), const.arg, to_numpy(self.dtype))
         if base_of(self.uop).op in MOVEMENT and self.device.startswith(DISK):      # a part of a file
             return self.cpu()._values(away)
-        self.realize()
+        node = None
+        while self._memory is None and (base := base_of(self.uop)).op is not Ops.BUFFER and self.uop is not node:
+            node = self.uop
+            self.realize()      # again where another thread has assigned meanwhile
         if self._memory is not None:
             return self._memory
-        buffer = buffer_of(base_of(self.uop))
+        buffer = buffer_of(base)
         array = buffer.read() if away and buffer.is_away else buffer.array
         if not is_symbolic(self.shape):
             return array.reshape(self.shape)

@@ -46,14 +46,13 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
     """Compute the tensors now. A reshaped BUFFER replaces each computed node in every live tensor that contains it. All other memory of
     the plan is freed, unless the plan is kept. Raises SvodError."""
     asked, config = config, complete_config(config)
-    with Computing(tensors) as work:
-        _realize(tensors, work, config, asked is None)
+    with Computing(tensors, only_pending=True) as work:
+        if work.tensors:
+            _realize(work.tensors, work, config, asked is None)
 
 
 def _realize(tensors: Sequence[TensorBase], work: Computing, config: PrepareConfig, may_keep: bool) -> None:
     roots = work.roots
-    if all(base_of(r).op is Ops.BUFFER for r in roots):     # another thread has computed them
-        return
     unbound, values = _without_binds(roots)
     if values is None or not may_keep or not _may_keep(roots, config):
         prepared = prepare_graph(roots, resolve(config))

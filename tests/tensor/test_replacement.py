@@ -87,6 +87,40 @@ def test_an_assignment_that_two_threads_need_is_made_once(monkeypatch: pytest.Mo
     np.testing.assert_array_equal(x.numpy(), X + 1)
 
 
+@pytest.mark.parametrize("wanted", [("reader", "x"), ("reader", "reader", "x"), ("reader", "x", "x")], ids=len)
+def test_threads_compute_an_assignment_and_its_readers(wanted: tuple[str, ...]) -> None:
+    """A reader of the old content is computed together with them."""
+    for _ in range(10):
+        x = Tensor(X.copy())
+        old = x * 10
+        x.assign(x * 2)
+        tensors = {"reader": x - 1, "x": x}
+        together = threading.Barrier(len(wanted))
+
+        def read(t: Tensor, together: threading.Barrier = together) -> Any:
+            together.wait()
+            return t.numpy()
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            for name, found in [(name, pool.submit(read, tensors[name])) for name in wanted]:
+                np.testing.assert_array_equal(found.result(NEVER), X * 2 - (name == "reader"))
+        np.testing.assert_array_equal(old.numpy(), X * 10)
+
+
+def test_threads_assign_to_a_tensor_and_read_it() -> None:
+    x, lock, together = Tensor(np.zeros(8, np.float32)), threading.Lock(), threading.Barrier(3)
+
+    def add() -> None:
+        together.wait()
+        for _ in range(5):
+            with lock:
+                x.assign(x + 1)
+            x.numpy()
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(add) for _ in range(3)]:
+            done.result(NEVER)
+    np.testing.assert_array_equal(x.numpy(), 15)
+
+
 def test_another_thread_computes_the_same_value(meanwhile: Callable[[Tensor], None]) -> None:
     x = Tensor(X.copy())
     one, two = x * 3, x * 3
