@@ -62,6 +62,8 @@ class Allocator:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit              # most bytes that are kept for reuse
+        # a field, because blocks also come back at the end of the program, when the module's names are gone
+        self.most_free = MOST_FREE_BLOCKS
         self.kept = 0                   # bytes that are kept now
         self._free: list[mmap.mmap] = []        # least recently used first
         self._lock = threading.Lock()
@@ -114,7 +116,7 @@ class Allocator:
         try:
             self._free.append(memory)
             self.kept += len(memory)
-            while self.kept > self.limit or len(self._free) > MOST_FREE_BLOCKS:
+            while self.kept > self.limit or len(self._free) > self.most_free:
                 self.kept -= len(self._free.pop(0))
         finally:
             self._lock.release()

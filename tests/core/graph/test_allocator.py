@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import svod.core.graph.allocator as allocator_module
 from svod import Tensor
 from svod.core.graph.allocator import HUGE_PAGE, LARGE_ARRAYS, OWN_BLOCK_BYTES, Allocator, private_memory
 from svod.core.graph.buffer import aligned_empty
@@ -87,6 +88,18 @@ def test_a_block_that_returns_while_the_lock_is_held_waits_for_nobody() -> None:
     assert allocator.kept == 0
     allocator.allocate(PAGE)
     assert allocator.kept == PAGE
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_block_comes_back_when_the_names_of_modules_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of the program."""
+    allocator = Allocator(1 << 30)
+    memory = allocator.allocate(OWN_BLOCK_BYTES)
+    for name in [n for n in vars(allocator_module) if not n.startswith("__")]:
+        monkeypatch.setattr(allocator_module, name, None)
+    del memory
+    gc.collect()
+    assert allocator.kept >= OWN_BLOCK_BYTES
 
 
 def test_where_the_system_has_no_memory_what_is_kept_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
