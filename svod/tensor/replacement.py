@@ -34,7 +34,7 @@ class Computing:
     other thread makes an assignment that the tensors need; with `only_pending` it leaves out those that are in memory by then."""
 
     __slots__ = ("_contents", "_given", "_now", "_only_pending", "_thread", "roots", "tensors")
-    tensors: list[TensorBase]   # those that are computed
+    tensors: list[TensorBase]   # the tensors that this thread computes
     roots: list[UOp]            # the tensors' nodes at the start
     _contents: frozenset[UOp]   # AFTERs under the roots
     _now: dict[UOp, UOp]        # base of a root, or AFTER under it: node that stands for it now

@@ -67,7 +67,7 @@ class _Candidate(Generic[Own]):
         self.runs, self.seconds = 0, 0.0
         self.plan: Own | None = None
         self.turns: list[list[float]] = []
-        self.numbers = count()          # of the runs that take turns
+        self.numbers = count()          # numbers of the runs that take turns
 
     def take_turns(self, plan: Own) -> None:
         """Let the next runs take turns with `plan`."""
@@ -144,7 +144,7 @@ class OwnPlans(Generic[Own]):
 
     def _added(self, key: Hashable, sizes: Mapping[Any, int]) -> _Candidate[Own]:
         with self._lock:
-            if self._places > 0 and len(self._candidates) >= MOST_SIZES:        # those whose runs are only counted begin anew
+            if self._places > 0 and len(self._candidates) >= MOST_SIZES:        # sets of sizes whose runs are only counted begin anew
                 self._candidates = {s: c for s, c in self._candidates.items() if c.is_settled or c.turns}
             if self._places <= 0 or len(self._candidates) >= MOST_SIZES:
                 return _Candidate(sizes, is_settled=True)

@@ -50,6 +50,17 @@ def check(m: Model, *shape: int, flip: bool = False) -> None:
     np.testing.assert_allclose(got[1], y.mean(1), rtol=1e-4, atol=1e-5)
 
 
+def decided() -> Model:
+    """A layer with a plan of its own for 2 × 3, about which its runs have decided."""
+    m = layer()
+    for _ in range(2):
+        check(m, 2, 3)
+    svod.complete()
+    for _ in range(RUNS):
+        check(m, 2, 3)
+    return m
+
+
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 13), (11, 40)])
 def test_results_are_right_before_while_and_after_runs_take_turns(shape: tuple[int, int], kept: bool, monkeypatch: pytest.MonkeyPatch,
@@ -75,12 +86,7 @@ def test_results_are_right_before_while_and_after_runs_take_turns(shape: tuple[i
 
 def test_tensors_run_in_the_plan_for_all_sizes(by_hand: list[background.BackgroundWork], monkeypatch: pytest.MonkeyPatch) -> None:
     decide(monkeypatch, True)
-    m = layer()
-    for _ in range(2):
-        check(m, 2, 3)
-    svod.complete()
-    for _ in range(RUNS):
-        check(m, 2, 3)
+    m = decided()
     ran = m.plans[1].runs
     x = RNG.standard_normal((2, 3, 7)).astype(np.float32)
     y, _ = m(Tensor(x))
@@ -150,12 +156,7 @@ def test_threads_that_call_meanwhile_get_right_results(monkeypatch: pytest.Monke
 def test_a_child_counts_runs_anew(monkeypatch: pytest.MonkeyPatch, by_hand: list[background.BackgroundWork]) -> None:
     """It has neither the parent's own plans nor its thread, and computes right."""
     decide(monkeypatch, True)
-    m = layer()
-    for _ in range(2):
-        check(m, 2, 3)
-    svod.complete()
-    for _ in range(RUNS):
-        check(m, 2, 3)
+    m = decided()
     assert len(m.plans) == 2
     pid = os.fork()
     if pid == 0:

@@ -15,7 +15,7 @@ from tests.tensor.checking import evaluate
 from tests.tensor.strategies import Array
 
 BOUND = 6       # largest error in units in the last place
-BOUNDS = {"erf": 1}     # that of functions whose values users subtract
+BOUNDS = {"erf": 1}     # bounds of functions whose values users subtract, in ulp
 
 
 def each(function: Callable[[float], float]) -> Callable[[Array], Array]:
