@@ -29,7 +29,7 @@ from svod.errors import CompileError, LaunchError
 from svod.system.forksafe import remake_after_fork
 from svod.system.process.processor import may_use_tiles
 
-CODEGEN_REVISION = 15
+CODEGEN_REVISION = 16
 """Version of the generated code, increased when lowering, renderer, passes or attributes change it: older objects are not used again."""
 
 COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"

@@ -95,6 +95,7 @@ def _short_parts(parts: Sequence[float], dtype: DType, bits: int, count: int) ->
 
 # short parts whose products are exact: of ln 2 with integers below 2^9 (2^11 for float64), of π/2 with integers below 2^13 (2^23)
 _LN2_SHORT = {F32: _short_parts(_LN2[F64], F32, 14, 1), F64: _short_parts(_LN2[F64], F64, 41, 1)}
+_LEAST_EXPONENT = {F32: _single(-100 * _LN2[F64][0])[0], F64: -996 * _LN2[F64][0]}     # of an attention's weight
 _TWO_PI = {F32: _single(2 / math.pi)[0], F64: 2 / math.pi}
 _PI_2_SHORT = {F32: _short_parts(_PI_2, F32, 11, 3), F64: _short_parts(_PI_2, F64, 30, 2)}
 
@@ -176,8 +177,13 @@ def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int],
 
 
 def _exp(v: _Vector, x: int) -> int:
-    """Compute e^x = 2^n · e^r with r = x - n·ln 2. |r| ≤ ln 2 / 2, or ln 2 if n has to be even."""
-    x = v.clamp(x, *((-746.0, 710.0) if v.double else (-104.0, 89.0)))
+    """Compute e^x for any x."""
+    return _exp_within(v, v.clamp(x, *((-746.0, 710.0) if v.double else (-104.0, 89.0))))
+
+
+def _exp_within(v: _Vector, x: int) -> int:
+    """Compute e^x = 2^n · e^r with r = x - n·ln 2, for NaN and x of which e^x is near the finite numbers. |r| ≤ ln 2 / 2, or ln 2 if n has
+    to be even."""
     per_ln2, _ = _INV_LN2[v.dtype]
     a, unit, scaled = _powers(v, x, per_ln2)
     hi, lo = (_LN2 if v.rules.is_strict else _LN2_SHORT)[v.dtype]
@@ -419,3 +425,12 @@ def expand(b: MathBuilder, op: Ops, dtype: DType, lanes: int, *args: int, rules:
             expansion = _exp_of_16_bits
         return b.cast(dtype, expansion(_Vector(b, F32, lanes, rules), *(b.cast(F32, x) for x in args)))
     return expansion(_Vector(b, dtype, lanes, rules), *args)
+
+
+def expand_attention_weight(b: MathBuilder, dtype: DType, lanes: int, x: int, rules: FloatRules) -> int:
+    """Expand e^x in float32 (float64) for x ≤ 0 or NaN, with 0 in place of results below 2^-100 (2^-996). A subnormal number then comes
+    neither from the instructions of the expansion nor from products of the result with numbers above 2^-26."""
+    v = _Vector(b, dtype, lanes, rules)
+    least = v.c(_LEAST_EXPONENT[dtype])
+    tiny = v.lt(x, least)
+    return v.where(tiny, v.c(0.0), _exp_within(v, v.where(tiny, least, x)))

@@ -98,6 +98,7 @@ class Kernel:
         self.limits: tuple[Any, ...] | None = None      # `masked_limits` of `online`, cached; None: not computed yet
         # (stage, block) of ONLINE, or (stage, 0) of FLATTEN → the rewritten kernel, cached for all states
         self.rewritten: dict[tuple[str, int], Kernel] = {}
+        self.attention_weights: dict[frozenset[int], frozenset[tuple[int, int]]] = {}   # inlined stages → `attention_weights`, cached
 
     def _add_stage(self, name: str, node: UOp) -> None:
         is_output = node.op is Ops.STORE

@@ -11,7 +11,7 @@ import pytest
 
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.linear import validate
-from svod.compile.lower.math import MAX_ULP, SIN_DOMAIN, expand
+from svod.compile.lower.math import MAX_ULP, SIN_DOMAIN, expand, expand_attention_weight
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops
@@ -329,6 +329,21 @@ def test_integers_are_refused() -> None:
     b = Direct()
     with pytest.raises(UnsupportedError, match="EXP of int32"):
         expand(b, Ops.EXP, dtypes.int32, 1, b.put(np.ones(1, np.int32), dtypes.int32, 1), rules=STRICT)
+
+
+@pytest.mark.parametrize("rules", [STRICT, SCALED, LOOSE])
+@pytest.mark.parametrize("dtype, least", [(F32, -100 * math.log(2)), (F64, -996 * math.log(2))])
+def test_attention_weights_are_exponentials_or_zero(dtype: DType, least: float, rules: FloatRules) -> None:
+    type_ = to_numpy(dtype).type
+    far = np.array([least * 1.0001, 2 * least, -1e30, -np.inf], type_)
+    near = np.concatenate([np.linspace(least * 0.9999, 0, 1001), [0, -1e-30, -0.0]]).astype(type_)
+    b = Direct()
+    with np.errstate(all="ignore"):
+        x = np.concatenate([far, near, [np.nan]]).astype(type_)
+        got = b.values[expand_attention_weight(b, dtype, x.size, b.put(x, dtype, x.size), rules)][0]
+    np.testing.assert_array_equal(got[:far.size], 0)
+    np.testing.assert_array_equal(got[far.size:-1], run(Ops.EXP, dtype, near, rules=rules))
+    assert np.isnan(got[-1])
 
 
 @pytest.mark.parametrize("target", [pytest.param(t, id=n) for n, t in runnable_targets().items() if t.has_fma])

@@ -11,6 +11,7 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Held, OpenStage
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL
+from svod.core.kernel.attention_weights import attention_weights
 from svod.core.kernel.intrinsics import normal_power, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
@@ -37,6 +38,7 @@ class Values:
         self.ctx, self.b, self.state, self.kernel = ctx, ctx.b, ctx.state, ctx.kernel
         self.axes, self.addresses = axes, addresses
         self.on_grid = ctx.facts.on_grid        # on a grid, one scalar mask holds for all lanes
+        self.attention_weights = frozenset() if self.on_grid else attention_weights(self.kernel, self.state.inlined)
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
         """Emit the value of a node at the current position: a vector if lanes differ, otherwise a scalar."""
@@ -105,8 +107,10 @@ class Values:
         lanes = max([b.num_lanes[a] for a in args])
         op = node.op
         if op in _TRANSCENDENTAL:
-            return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *[b.splat(a, lanes) for a in args],
-                               rules=self.state.target.float_rules)
+            args, rules = [b.splat(a, lanes) for a in args], self.state.target.float_rules
+            if op == "EXP" and (stage.r.stage.index, node.src[0]) in self.attention_weights:
+                return math.expand_attention_weight(b, node.dtype, lanes, args[0], rules)
+            return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *args, rules=rules)
         if op == "RECIPROCAL":
             return b.alu("FDIV", node.dtype, lanes, b.const(node.dtype, lanes, 1), args[0])
         return b.alu(op, node.dtype, lanes, *args)
