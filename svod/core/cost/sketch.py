@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from svod.core.cost.cpu import cost_of, within
+from svod.core.cost.cpu import bounds_of, cost_of, within
 from svod.core.cost.sketch_ahead import ahead
 from svod.core.cost.sketch_channels import CHANNELS
 from svod.core.cost.sketch_contractions import CONTRACTION, inner_contraction
@@ -49,11 +49,13 @@ from svod.core.kernel.placement import (
     vector_width,
 )
 from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
+from svod.core.machine.levels import CORE_START_CYCLES
 
 FEW_SKETCHES = 12               # sketches of each template for a quick choice: at most half the time of all, and 3 % slower code
 MOST_FOR_PACKING = 2.0          # least predicted gain for which a quick choice packs constants
-MIN_PARALLEL_OPERATIONS = 1 << 15       # operations per core below which a second core costs more than it gains
-SURELY_PARALLEL_OPERATIONS = 1 << 17    # operations per core above which sharing the work pays, whatever the prediction
+MIN_PARALLEL_OPERATIONS = 1 << 13       # operations per core below which a second core costs more than it gains
+SURELY_PARALLEL_OPERATIONS = 1 << 17    # operations per core above which sharing the work pays, if no dot instruction computes them
+FEW_CORE_STARTS, MANY_CORE_STARTS = 3.0, 16.0   # predicted times, in starts of the other cores, below and above which the same holds
 EVEN_FACTOR = 1.12              # most uneven division of work among cores, as slowest core over average
 STREAM_GAIN_FACTOR = 1.03       # least predicted gain for STREAM: a matrix product of 1024 lost 2-5 % at a predicted gain of 1.02
 SHORT_STRIDE_SHARE = 0.15       # score of an access whose lanes are a few elements apart: wide loads and shuffles
@@ -589,16 +591,28 @@ def _operations_per_core(state: Scheduler) -> float:
 
 def _parallel(state: Scheduler) -> Scheduler:
     """Share a loop among the cores. A reduction is split into parts if there are no output loops, or too few iterations for the cores. Of
-    a kernel with little work, the other cores' start may cost more than they save."""
+    a kernel that takes little time, the other cores' start may cost more than they save."""
     if state.target.threads < 2 or state.thread is not None or state.split_reduce is not None:
         return state
     work = _operations_per_core(state)
     if work < MIN_PARALLEL_OPERATIONS:
         return state
+    starts = MANY_CORE_STARTS if work >= SURELY_PARALLEL_OPERATIONS and not any(state.dots) else _core_starts(state)
+    if starts < FEW_CORE_STARTS:
+        return state
     choices = _shared(state)
-    if work < SURELY_PARALLEL_OPERATIONS and state not in choices:
+    if starts < MANY_CORE_STARTS and state not in choices:
         choices.append(state)
     return choices[0] if len(choices) == 1 else choices[next(iter(within(choices, 1.0)))]
+
+
+def _core_starts(state: Scheduler) -> float:
+    """The predicted time of a state in starts of the other cores: exact if it is below `MANY_CORE_STARTS`, else a lower bound."""
+    cycles = 0.0
+    for cycles in bounds_of(state):
+        if cycles >= MANY_CORE_STARTS * CORE_START_CYCLES:
+            break
+    return cycles / CORE_START_CYCLES
 
 
 def _shared(state: Scheduler) -> list[Scheduler]:

@@ -570,3 +570,19 @@ def test_elements_that_are_looked_up_are_loaded_in_vectors() -> None:
     looked_up = data(16, 37, 41).take(data(97, dtype="int32"), 2)
     chosen = heuristic(Scheduler(Kernel(kernel_of(looked_up)), replace(AVX512, threads=2)))
     assert any(opt.op == "UPCAST" and opt.axis == "o1" for opt in chosen.applied_opts)
+
+
+@pytest.mark.parametrize(("rows", "columns", "is_shared"), [(16, 64, False), (3, 31, False), (512, 512, True), (331, 509, True)])
+def test_cores_share_dot_instructions_only_if_that_saves_more_than_their_start_takes(rows: int, columns: int, is_shared: bool) -> None:
+    """Dot instructions compute many operations in little time."""
+    tensor = data(rows, 768, dtype="bfloat16") @ data(768, columns, dtype="bfloat16")
+    state = heuristic(Scheduler(Kernel(kernel_of(tensor)), replace(AVX512, threads=2, features=("amx", *AVX512.features, "bf16"))))
+    assert any(opt.op == "TC" for opt in state.applied_opts) or not is_shared
+    assert any(opt.op == "THREAD" for opt in state.applied_opts) == is_shared
+
+
+@pytest.mark.parametrize(("rows", "columns", "is_shared"), [(150, 32, True), (149, 37, True), (3, 5, False), (64, 7, False)])
+def test_cores_share_few_operations_that_take_long(rows: int, columns: int, is_shared: bool) -> None:
+    looked_up = data(rows, 64).take(data(columns, dtype="int32"), 1)
+    state = heuristic(Scheduler(Kernel(kernel_of(looked_up)), replace(AVX512, threads=2)))
+    assert any(opt.op == "THREAD" for opt in state.applied_opts) == is_shared
