@@ -141,10 +141,15 @@ class _Vector:
             total = self.fma(total, x, self.c(k))
         return total
 
+    def at_most(self, x: int, high: float) -> int:
+        """Limit x to at most `high`; NaN stays NaN."""
+        hi = self.c(high)
+        return self.where(self.lt(hi, x), hi, x)
+
     def clamp(self, x: int, low: float, high: float) -> int:
         """Limit x to [low, high]; NaN stays NaN."""
-        lo, hi = self.c(low), self.c(high)
-        x = self.where(self.lt(hi, x), hi, x)
+        lo = self.c(low)
+        x = self.at_most(x, high)
         return self.where(self.lt(x, lo), lo, x)
 
     def absolute(self, x: int) -> int:
@@ -176,9 +181,19 @@ def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int],
     return v.sub(t, magic), 2, lambda p: v.mul(v.mul(p, power), power)
 
 
+def _limited(v: _Vector, x: int, least: float, most: float, power: Callable[[int], int]) -> int:
+    """Compute a power of any x, which is 0 below `least` and infinite above `most`."""
+    return _or_zero(v, v.at_most(x, most), least, power) if v.rules.has_slow_subnormals else power(v.clamp(x, least, most))
+
+
+def _or_zero(v: _Vector, x: int, least: float, power: Callable[[int], int]) -> int:
+    """Compute a power of x, with 0 for x below `least`: no instruction there makes a number that is subnormal or rounds to 0."""
+    tiny = v.lt(x, v.c(least))
+    return v.where(tiny, v.c(0.0), power(v.where(tiny, v.c(0.0), x)))
+
+
 def _exp(v: _Vector, x: int) -> int:
-    """Compute e^x for any x."""
-    return _exp_within(v, v.clamp(x, *((-746.0, 710.0) if v.double else (-104.0, 89.0))))
+    return _limited(v, x, *((-746.0, 710.0) if v.double else (-104.0, 89.0)), partial(_exp_within, v))
 
 
 def _exp_within(v: _Vector, x: int) -> int:
@@ -202,12 +217,15 @@ def _exp2(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | N
     if v.rules.has_pow2 and v.dtype == F32 and low is None and table is None:
         small = v.lt(x, v.c(-126.0))        # the instruction flushes denormal powers to 0
         return v.mul(v.b.alu("POW2", F32, v.lanes, v.where(small, v.add(x, v.c(64.0)), x)), v.where(small, v.c(2.0**-64), v.c(1.0)))
-    x = v.clamp(x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)))
-    a, unit, scaled = _powers(v, x, 1.0)
-    r = v.sub(x, a) if unit == 1 else v.fma(a, v.c(-2.0), x)
-    if low is not None:
-        r = v.add(r, low)
-    return scaled(v.polynomial(r, (1.0, *(table or _EXP2[v.dtype, unit]))))
+
+    def within(x: int) -> int:
+        a, unit, scaled = _powers(v, x, 1.0)
+        r = v.sub(x, a) if unit == 1 else v.fma(a, v.c(-2.0), x)
+        if low is not None:
+            r = v.add(r, low)
+        return scaled(v.polynomial(r, (1.0, *(table or _EXP2[v.dtype, unit]))))
+
+    return _limited(v, x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)), within)
 
 
 # -- logarithms -------------------------------------------------------------------------------------
@@ -428,9 +446,7 @@ def expand(b: MathBuilder, op: Ops, dtype: DType, lanes: int, *args: int, rules:
 
 
 def expand_attention_weight(b: MathBuilder, dtype: DType, lanes: int, x: int, rules: FloatRules) -> int:
-    """Expand e^x in float32 (float64) for x ≤ 0 or NaN, with 0 in place of results below 2^-100 (2^-996). A subnormal number then comes
-    neither from the instructions of the expansion nor from products of the result with numbers above 2^-26."""
+    """Expand e^x in float32 (float64) for x ≤ 0 or NaN where subnormal numbers are slow, with 0 in place of results below 2^-100 (2^-996).
+    A subnormal number then comes neither from the expansion nor from products of the result with numbers above 2^-26."""
     v = _Vector(b, dtype, lanes, rules)
-    least = v.c(_LEAST_EXPONENT[dtype])
-    tiny = v.lt(x, least)
-    return v.where(tiny, v.c(0.0), _exp_within(v, v.where(tiny, least, x)))
+    return _or_zero(v, x, _LEAST_EXPONENT[dtype], partial(_exp_within, v))

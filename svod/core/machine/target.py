@@ -14,12 +14,13 @@ HOST = "CPU"     # the device whose memory holds NumPy arrays, and on which valu
 
 class FloatRules(NamedTuple):
     """The rules that expansions of functions may rely on: SCALEB is an instruction; MULACC rounds once, and sums and products are computed
-    as they are written; there is float64; POW2 is an instruction."""
+    as they are written; there is float64; POW2 is an instruction; instructions with subnormal numbers may take a hundred times as long."""
 
     scales: bool = False
     is_strict: bool = True
     has_float64: bool = True
     has_pow2: bool = False
+    has_slow_subnormals: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Target:
     @property
     def float_rules(self) -> FloatRules:
         """The rules that expansions of functions may rely on."""
-        return FloatRules(self.has_scaleb, self.has_strict_floats, self.has_float64, self.has_pow2)
+        return FloatRules(self.has_scaleb, self.has_strict_floats, self.has_float64, self.has_pow2, not self.has_groups)
 
     @property
     def has_groups(self) -> bool:

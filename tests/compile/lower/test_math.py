@@ -69,7 +69,8 @@ class Direct:
         return self.values[v][1:]
 
 
-STRICT, SCALED, LOOSE, POWERS = FloatRules(), FloatRules(scales=True), FloatRules(is_strict=False), FloatRules(has_pow2=True)
+STRICT, SCALED = FloatRules(has_slow_subnormals=True), FloatRules(scales=True, has_slow_subnormals=True)
+LOOSE, POWERS = FloatRules(is_strict=False), FloatRules(has_pow2=True)
 
 
 def run(op: Ops, dtype: DType, *args: Array, rules: FloatRules = STRICT) -> Array:
@@ -331,7 +332,24 @@ def test_integers_are_refused() -> None:
         expand(b, Ops.EXP, dtypes.int32, 1, b.put(np.ones(1, np.int32), dtypes.int32, 1), rules=STRICT)
 
 
-@pytest.mark.parametrize("rules", [STRICT, SCALED, LOOSE])
+@pytest.mark.parametrize("rules", [STRICT, SCALED, STRICT._replace(has_slow_subnormals=False)])
+@pytest.mark.parametrize("op, dtype, least", [
+    (Ops.EXP, F32, -104.0), (Ops.EXP, F64, -746.0), (Ops.EXP2, F32, -151.0), (Ops.EXP2, F64, -1076.0)])
+def test_powers_that_are_zero_come_without_subnormal_numbers(op: Ops, dtype: DType, least: float, rules: FloatRules) -> None:
+    """NumPy raises an error where an instruction of the expansion rounds a number to zero or to a subnormal one."""
+    x = np.array([least * 1.0001, 2 * least, -1e30, -np.inf, 0, 1, 80, least * 0.8], to_numpy(dtype))
+    b = Direct()
+    with np.errstate(all="ignore", under="raise"):
+        if not rules.has_slow_subnormals:
+            with pytest.raises(FloatingPointError, match="underflow"):
+                expand(b, op, dtype, x.size, b.put(x, dtype, x.size), rules=rules)
+            return
+        got = b.values[expand(b, op, dtype, x.size, b.put(x, dtype, x.size), rules=rules)][0]
+    np.testing.assert_array_equal(got[:4], 0)
+    assert (got[4:] > 0).all()
+
+
+@pytest.mark.parametrize("rules", [STRICT, SCALED])
 @pytest.mark.parametrize("dtype, least", [(F32, -100 * math.log(2)), (F64, -996 * math.log(2))])
 def test_attention_weights_are_exponentials_or_zero(dtype: DType, least: float, rules: FloatRules) -> None:
     type_ = to_numpy(dtype).type

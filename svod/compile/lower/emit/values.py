@@ -38,7 +38,8 @@ class Values:
         self.ctx, self.b, self.state, self.kernel = ctx, ctx.b, ctx.state, ctx.kernel
         self.axes, self.addresses = axes, addresses
         self.on_grid = ctx.facts.on_grid        # on a grid, one scalar mask holds for all lanes
-        self.attention_weights = frozenset() if self.on_grid else attention_weights(self.kernel, self.state.inlined)
+        self.rules = self.state.target.float_rules
+        self.attention_weights = attention_weights(self.kernel, self.state.inlined) if self.rules.has_slow_subnormals else frozenset()
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
         """Emit the value of a node at the current position: a vector if lanes differ, otherwise a scalar."""
@@ -107,10 +108,10 @@ class Values:
         lanes = max([b.num_lanes[a] for a in args])
         op = node.op
         if op in _TRANSCENDENTAL:
-            args, rules = [b.splat(a, lanes) for a in args], self.state.target.float_rules
+            args = [b.splat(a, lanes) for a in args]
             if op == "EXP" and (stage.r.stage.index, node.src[0]) in self.attention_weights:
-                return math.expand_attention_weight(b, node.dtype, lanes, args[0], rules)
-            return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *args, rules=rules)
+                return math.expand_attention_weight(b, node.dtype, lanes, args[0], self.rules)
+            return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *args, rules=self.rules)
         if op == "RECIPROCAL":
             return b.alu("FDIV", node.dtype, lanes, b.const(node.dtype, lanes, 1), args[0])
         return b.alu(op, node.dtype, lanes, *args)
