@@ -95,7 +95,8 @@ def _short_parts(parts: Sequence[float], dtype: DType, bits: int, count: int) ->
 
 # short parts whose products are exact: of ln 2 with integers below 2^9 (2^11 for float64), of π/2 with integers below 2^13 (2^23)
 _LN2_SHORT = {F32: _short_parts(_LN2[F64], F32, 14, 1), F64: _short_parts(_LN2[F64], F64, 41, 1)}
-_LEAST_EXPONENT = {F32: _single(-100 * _LN2[F64][0])[0], F64: -996 * _LN2[F64][0]}     # of an attention's weight
+# least exponent of an attention's weight that is not 0: 2^26 times the smallest normal number, so that products with it are normal, too
+_LEAST_EXPONENT = {F32: _single(-100 * _LN2[F64][0])[0], F64: -996 * _LN2[F64][0]}
 _TWO_PI = {F32: _single(2 / math.pi)[0], F64: 2 / math.pi}
 _PI_2_SHORT = {F32: _short_parts(_PI_2, F32, 11, 3), F64: _short_parts(_PI_2, F64, 30, 2)}
 
@@ -182,12 +183,13 @@ def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int],
 
 
 def _limited(v: _Vector, x: int, least: float, most: float, power: Callable[[int], int]) -> int:
-    """Compute a power of any x, which is 0 below `least` and infinite above `most`."""
+    """Compute a power of any x, which is 0 below `least` and infinite above `most`. Where subnormal numbers are slow, one comparison more
+    keeps those out that would round to 0."""
     return _or_zero(v, v.at_most(x, most), least, power) if v.rules.has_slow_subnormals else power(v.clamp(x, least, most))
 
 
 def _or_zero(v: _Vector, x: int, least: float, power: Callable[[int], int]) -> int:
-    """Compute a power of x, with 0 for x below `least`: no instruction there makes a number that is subnormal or rounds to 0."""
+    """Compute a power of x, or 0 for x below `least`, where no power is computed and so no subnormal number made."""
     tiny = v.lt(x, v.c(least))
     return v.where(tiny, v.c(0.0), power(v.where(tiny, v.c(0.0), x)))
 
@@ -197,7 +199,7 @@ def _exp(v: _Vector, x: int) -> int:
 
 
 def _exp_within(v: _Vector, x: int) -> int:
-    """Compute e^x = 2^n · e^r with r = x - n·ln 2, for NaN and x of which e^x is near the finite numbers. |r| ≤ ln 2 / 2, or ln 2 if n has
+    """Compute e^x = 2^n · e^r with r = x - n·ln 2, for NaN and -104 ≤ x ≤ 89 (float64: -746 ≤ x ≤ 710). |r| ≤ ln 2 / 2, or ln 2 if n has
     to be even."""
     per_ln2, _ = _INV_LN2[v.dtype]
     a, unit, scaled = _powers(v, x, per_ln2)
@@ -218,9 +220,9 @@ def _exp2(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | N
         small = v.lt(x, v.c(-126.0))        # the instruction flushes denormal powers to 0
         return v.mul(v.b.alu("POW2", F32, v.lanes, v.where(small, v.add(x, v.c(64.0)), x)), v.where(small, v.c(2.0**-64), v.c(1.0)))
 
-    def within(x: int) -> int:
-        a, unit, scaled = _powers(v, x, 1.0)
-        r = v.sub(x, a) if unit == 1 else v.fma(a, v.c(-2.0), x)
+    def within(limited: int) -> int:
+        a, unit, scaled = _powers(v, limited, 1.0)
+        r = v.sub(limited, a) if unit == 1 else v.fma(a, v.c(-2.0), limited)
         if low is not None:
             r = v.add(r, low)
         return scaled(v.polynomial(r, (1.0, *(table or _EXP2[v.dtype, unit]))))

@@ -55,7 +55,8 @@ FEW_SKETCHES = 12               # sketches of each template for a quick choice: 
 MOST_FOR_PACKING = 2.0          # least predicted gain for which a quick choice packs constants
 MIN_PARALLEL_OPERATIONS = 1 << 13       # operations per core below which a second core costs more than it gains
 SURELY_PARALLEL_OPERATIONS = 1 << 17    # operations per core above which sharing the work pays, if no dot instruction computes them
-FEW_CORE_STARTS, MANY_CORE_STARTS = 3.0, 16.0   # predicted times, in starts of the other cores, below and above which the same holds
+FEW_CORE_STARTS = 3.0                   # predicted time, in starts of the other cores, below which one core computes a kernel
+MANY_CORE_STARTS = 16.0                 # predicted time, in starts of the other cores, above which sharing the work pays
 EVEN_FACTOR = 1.12              # most uneven division of work among cores, as slowest core over average
 STREAM_GAIN_FACTOR = 1.03       # least predicted gain for STREAM: a matrix product of 1024 lost 2-5 % at a predicted gain of 1.02
 SHORT_STRIDE_SHARE = 0.15       # score of an access whose lanes are a few elements apart: wide loads and shuffles
@@ -597,7 +598,8 @@ def _parallel(state: Scheduler) -> Scheduler:
     work = _operations_per_core(state)
     if work < MIN_PARALLEL_OPERATIONS:
         return state
-    starts = MANY_CORE_STARTS if work >= SURELY_PARALLEL_OPERATIONS and not any(state.dots) else _core_starts(state)
+    is_much = work >= SURELY_PARALLEL_OPERATIONS and not any(state.dots)
+    starts = math.inf if is_much else _core_starts(state)
     if starts < FEW_CORE_STARTS:
         return state
     choices = _shared(state)

@@ -5,7 +5,8 @@ which is 1.
 
 Where W is tiny, W, W·V and the first partial sums of y are subnormal numbers, with which some processors compute slowly (an Intel Xeon of
 2023: about 150 cycles for a multiply-add of one vector). On CPUs lowering sets weights below 2^-100 to 0, which changes y by no more than
-2^-100 · Σ_k |V[k, n]|. ONLINE does the same to weights that are rounded to 16 bits.
+2^-100 · Σ_k |V[k, n]| where V is finite. Kernels that compute logarithms or quotients by y keep their weights. ONLINE sets weights that are
+rounded to 16 bits to 0 below 2^-126.
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, node_sources
 
 FLOATS = dtypes.float32, dtypes.float64
+NEEDS_TINY = frozenset({"LOG", "LOG2", "POW", "RECIPROCAL"})      # operations whose results differ much where tiny operands do
 
 Resolved = Sequence[ResolvedStage | None]
 
@@ -35,43 +37,50 @@ def attention_weights(kernel: Kernel, inlined: frozenset[int]) -> frozenset[tupl
     exponentials have copies, of which all are weights or none."""
     known = kernel.attention_weights.get(inlined)
     if known is None:
-        resolved, found = kernel.resolve(inlined), dict[int, list[_Value]]()        # stage of the maximum → exponentials relative to it
+        resolved, found = kernel.resolve(inlined), dict[int, list[_Value | None]]()     # stage of a maximum → exponentials relative to it
         for r in resolved:
             for n, node in enumerate(r.nodes if r is not None else ()):
-                if r is not None and node.op == "EXP" and node.dtype in FLOATS and (row := _row_of(kernel, resolved, r, node.src[0])):
-                    found.setdefault(row[0], []).append(_Value(r, n, row[1]))
-        weights = [v for values in found.values() if _only_weigh(kernel, resolved, values) for v in values]
+                if r is not None and node.op == "EXP" and (row := _maximum_of(resolved, r, node.src[0])) is not None:
+                    along = _row_of(kernel, row, r, node.src[0]) if node.dtype in FLOATS else None
+                    found.setdefault(row.stage.index, []).append(_Value(r, n, along) if along is not None else None)
+        groups = [[v for v in values if v is not None] for values in found.values() if None not in values]
+        weights = [v for group in groups if _only_weigh(kernel, resolved, group) for v in group]
         known = kernel.attention_weights[inlined] = frozenset((v.r.stage.index, v.r.nodes[v.node].src[0]) for v in weights)
     return known
 
 
 # -- exponents --------------------------------------------------------------------------------------
-def _row_of(kernel: Kernel, resolved: Resolved, r: ResolvedStage, exponent: int) -> tuple[int, tuple[int, ...]] | None:
-    """If a node is a value less the maximum of its row: (stage of the maximum, local axes along which the row runs); None for others."""
+def _maximum_of(resolved: Resolved, r: ResolvedStage, exponent: int) -> ResolvedStage | None:
+    """The stage of a maximum that a node subtracts, or None."""
     node = r.nodes[exponent]
-    if node.op != "SUB":
-        return None
-    value, most = node.src
-    read = r.nodes[_without_guard(r, most)]
-    row = resolved[read.arg] if read.kind == "read" else None
-    if row is None or any(lin.atoms for lin in read.dims) or row.nodes[row.value].kind != "reduce" or row.reductions[0].combiner != "MAX":
+    read = r.nodes[_without_guard(r, node.src[1])] if node.op == "SUB" else None
+    row = resolved[read.arg] if read is not None and read.kind == "read" else None
+    return row if row is not None and row.nodes[row.value].kind == "reduce" and row.reductions[0].combiner == "MAX" else None
+
+
+def _row_of(kernel: Kernel, row: ResolvedStage, r: ResolvedStage, exponent: int) -> tuple[int, ...] | None:
+    """The local axes along which the row of an exponent runs, if the maximum that it subtracts, `row`, is that of its own row; else
+    None."""
+    value, peak = r.nodes[exponent].src
+    read = r.nodes[_without_guard(r, peak)]
+    if any(lin.atoms for lin in read.dims):
         return None
     reds = row.axes[len(row.stage.outs):]
-    for along in permutations([a for a in range(len(r.axes)) if a not in read.deps], len(reds)):
+    for along in permutations([a for a in r.nodes[value].deps if a not in read.deps], len(reds)):
         at = (*read.dims, *[LinearIndex(((a, 1),), 0, ()) for a in along])
-        if all(map(_are_as_long, [kernel] * len(reds), reds, [r.axes[a] for a in along])) \
+        if all(_are_as_long(kernel, a, r.axes[b]) for a, b in zip(reds, along, strict=True)) \
                 and _are_same(row, r, at, (row.reductions[0].values[0], value)):
-            return row.stage.index, along
+            return along
     return None
 
 
-def _without_guard(r: ResolvedStage, most: int) -> int:
+def _without_guard(r: ResolvedStage, peak: int) -> int:
     """The node m of `where(m == -inf, 0, m)`, which keeps rows without a finite value from being NaN; any other node as it is."""
-    node = r.nodes[most]
+    node = r.nodes[peak]
     if node.op != "WHERE" or (r.nodes[node.src[1]].kind, r.nodes[node.src[1]].arg) != ("const", 0):
-        return most
+        return peak
     test, m = r.nodes[node.src[0]], node.src[2]
-    return m if test.op == "CMPEQ" and test.src[0] == m and r.nodes[test.src[1]].arg == -math.inf else most
+    return m if test.op == "CMPEQ" and test.src[0] == m and r.nodes[test.src[1]].arg == -math.inf else peak
 
 
 def _are_as_long(kernel: Kernel, a: int, b: int) -> bool:
@@ -133,6 +142,8 @@ def _only_weigh(kernel: Kernel, resolved: Resolved, exponentials: list[_Value]) 
             if v.node in red.values:
                 if red.combiner != "ADD" or any(a < len(v.r.stage.outs) for a in v.along):
                     return False
+                if is_product and _needs_tiny(resolved, v.r, v.node):
+                    return False
                 weighs = weighs or is_product
         for n, node in enumerate(v.r.nodes):
             if v.node in node_sources(node):
@@ -148,13 +159,36 @@ def _only_weigh(kernel: Kernel, resolved: Resolved, exponentials: list[_Value]) 
     return weighs
 
 
+def _needs_tiny(resolved: Resolved, r: ResolvedStage, summed: int) -> bool:
+    """Whether the kernel computes logarithms of the sums over a node, or divides by them."""
+    todo, seen = [(r, n) for n in _sums_over(r, summed)], set[tuple[int, int]]()
+    while todo:
+        r, n = todo.pop()
+        if (r.stage.index, n) in seen:
+            continue
+        seen.add((r.stage.index, n))
+        users = [(i, node) for i, node in enumerate(r.nodes) if n in node.src]
+        if any(node.op in NEEDS_TINY or (node.op == "FDIV" and node.src[1] == n) for _, node in users):
+            return True
+        todo += [(r, i) for i in (*[i for i, _ in users], *_sums_over(r, n))]
+        if n == r.value:
+            todo += [(q, i) for q in resolved if q is not None for i, node in enumerate(q.nodes)
+                     if node.kind == "read" and node.arg == r.stage.index]
+    return False
+
+
+def _sums_over(r: ResolvedStage, n: int) -> list[int]:
+    """The results of reductions over a node. The first value of a reduction is part of all its results."""
+    return [i for i, node in enumerate(r.nodes) if node.kind == "reduce"
+            if n in (r.reductions[node.arg[0]].values[0], r.reductions[node.arg[0]].values[node.arg[1]])]
+
+
 def _depends(v: _Value, node: int) -> bool:
     return not set(v.along).isdisjoint(v.r.nodes[node].deps)
 
 
 def _keeps_row(node: Node, v: _Value, others: list[int]) -> bool:
-    """Whether a node with the operand `v` is a multiple of it, with one factor for the whole row or the elements of a matrix. `others`: its
-    other operands."""
+    """Whether a node is `v` times one factor for the whole row, or times the elements of a matrix. `others`: its operands but `v`."""
     if node.kind == "cast":
         return node.dtype.is_float
     if node.op == "WHERE":
@@ -176,6 +210,6 @@ def _readers(kernel: Kernel, resolved: Resolved, v: _Value) -> Iterator[_Value |
             dims = [node.dims[a] for a in v.along]
             along = tuple(lin.coefs[0][0] for lin in dims if len(lin.coefs) == 1 and lin.coefs[0][1] == 1 and not (lin.const or lin.atoms))
             elsewhere = [a for i, lin in enumerate(node.dims) if i not in v.along for a, _ in lin.coefs]
-            is_whole = len({*along}) == len(v.along) and not {*along} & {*elsewhere} \
+            is_whole = len({*along}) == len(v.along) and not {*along} & {*elsewhere} and not any(lin.atoms for lin in node.dims) \
                 and all(_are_as_long(kernel, v.r.axes[a], r.axes[b]) for a, b in zip(v.along, along, strict=True))
             yield _Value(r, n, along) if is_whole else None

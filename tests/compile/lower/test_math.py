@@ -356,9 +356,10 @@ def test_attention_weights_are_exponentials_or_zero(dtype: DType, least: float, 
     far = np.array([least * 1.0001, 2 * least, -1e30, -np.inf], type_)
     near = np.concatenate([np.linspace(least * 0.9999, 0, 1001), [0, -1e-30, -0.0]]).astype(type_)
     b = Direct()
-    with np.errstate(all="ignore"):
-        x = np.concatenate([far, near, [np.nan]]).astype(type_)
+    x = np.concatenate([far, near, [np.nan]]).astype(type_)
+    with np.errstate(all="ignore", under="raise"):
         got = b.values[expand_attention_weight(b, dtype, x.size, b.put(x, dtype, x.size), rules)][0]
+        assert (got[far.size:-1] * type_(2.0**-26) > 0).all()
     np.testing.assert_array_equal(got[:far.size], 0)
     np.testing.assert_array_equal(got[far.size:-1], run(Ops.EXP, dtype, near, rules=rules))
     assert np.isnan(got[-1])

@@ -572,12 +572,12 @@ def test_elements_that_are_looked_up_are_loaded_in_vectors() -> None:
     assert any(opt.op == "UPCAST" and opt.axis == "o1" for opt in chosen.applied_opts)
 
 
-@pytest.mark.parametrize(("rows", "columns", "is_shared"), [(16, 64, False), (3, 31, False), (512, 512, True), (331, 509, True)])
+@pytest.mark.parametrize(("rows", "columns", "is_shared"), [(16, 64, False), (32, 48, False), (512, 512, True), (331, 509, True)])
 def test_cores_share_dot_instructions_only_if_that_saves_more_than_their_start_takes(rows: int, columns: int, is_shared: bool) -> None:
     """Dot instructions compute many operations in little time."""
     tensor = data(rows, 768, dtype="bfloat16") @ data(768, columns, dtype="bfloat16")
     state = heuristic(Scheduler(Kernel(kernel_of(tensor)), replace(AVX512, threads=2, features=("amx", *AVX512.features, "bf16"))))
-    assert any(opt.op == "TC" for opt in state.applied_opts) or not is_shared
+    assert any(opt.op == "TC" for opt in state.applied_opts)
     assert any(opt.op == "THREAD" for opt in state.applied_opts) == is_shared
 
 

@@ -55,7 +55,9 @@ def kept_finite(scores: Tensor, values: Tensor) -> Tensor:
 ATTENTIONS = {a.__name__: a for a in (attention, rounded, without_empty_rows, kept_finite)}     # each is one kernel
 OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a softmax": lambda x, y: x.softmax(-1),
-    "a logarithm of sums": lambda x, y: x.logsumexp(-1),
+    "a logarithm of sums": lambda x, y: (x - x.max(-1, keepdim=True)).exp().sum(-1).log(),
+    "a logarithm of weighted sums": lambda x, y: ((x - x.max(-1, keepdim=True)).exp() @ y).log(),
+    "a quotient by weighted sums": lambda x, y: 2 / (x.softmax(-1) @ y),
     "relative to the maximum of another row": lambda x, y: (x - x.flip(0).max(-1, keepdim=True)).exp() @ y,
     "relative to a mean": lambda x, y: (x - x.mean(-1, keepdim=True)).exp() @ y,
     "sums over rows": lambda x, y: x.softmax(-1).mean(0),
@@ -71,6 +73,10 @@ def scores_of(dtype: str = "float32") -> Tensor:
     return data(5, 2, dtype=dtype) @ data(2, KEYS, dtype=dtype)
 
 
+def exponents(kernel: Kernel, inlined: frozenset[int]) -> set[tuple[int, int]]:
+    return {(r.stage.index, n.src[0]) for r in kernel.resolve(inlined) if r is not None for n in r.nodes if n.op == "EXP"}
+
+
 def inlinings(kernel: Kernel) -> list[frozenset[int]]:
     """All sets of elementwise stages that are not outputs."""
     stages = [s.index for s in kernel.stages if not s.has_reduce and not s.is_output]
@@ -82,11 +88,7 @@ def inlinings(kernel: Kernel) -> list[frozenset[int]]:
 def test_an_attention_has_weights_wherever_its_stages_are(name: str, dtype: str) -> None:
     kernel = Kernel(kernel_of(ATTENTIONS[name](scores_of(dtype), data(KEYS, 3, dtype=dtype))))
     for inlined in inlinings(kernel):
-        found = attention_weights(kernel, inlined)
-        assert found, f"{kernel}, inlined {sorted(inlined)}"
-        for stage, exponent in found:
-            r = kernel.resolve(inlined)[stage]
-            assert r is not None and r.nodes[exponent].op == "SUB"
+        assert attention_weights(kernel, inlined) == exponents(kernel, inlined) != set(), f"{kernel}, inlined {sorted(inlined)}"
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -95,7 +97,7 @@ def test_one_pass_over_blocks_has_weights(causal: bool) -> None:
     kernel = Kernel(kernel_of(q.scaled_dot_product_attention(k, v, is_causal=causal)))
     row = next(s.name for s in kernel.stages if s.value.arg == ("MAX", 1))
     state = apply_opt(Scheduler(kernel, AVX512), Opt("ONLINE", row, 4))
-    assert attention_weights(state.kernel, state.inlined)
+    assert attention_weights(state.kernel, state.inlined) == exponents(state.kernel, state.inlined) != set()
 
 
 @pytest.mark.parametrize("name", OTHERS)
