@@ -76,22 +76,22 @@ def send_frame(sock: socket.socket, payload: bytes) -> None:
     sock.sendall(payload)
 
 
-def receive_frame(sock: socket.socket, until: float | None = None) -> bytearray:
+def receive_frame(sock: socket.socket, until: float | None = None, asked: float | None = None) -> bytearray:
     """Receive a frame. Raises EOFError at the end, TimeoutError when time.monotonic() passes `until`, FormatError for a bad length,
-    WasStopped where this process did not run for a while before `until` passed."""
-    (size,) = MESSAGE_HEADER.unpack(_receive(sock, MESSAGE_HEADER.size, until))
+    WasStopped where this process did not run for a while between `asked`, the time of the question (now when None), and `until`."""
+    (size,) = MESSAGE_HEADER.unpack(_receive(sock, MESSAGE_HEADER.size, until, asked))
     if size > MAX_MESSAGE + 4096:
         raise FormatError(f"a frame of {size} bytes; the limit is {MAX_MESSAGE}")
-    return _receive(sock, size, until)
+    return _receive(sock, size, until, None)
 
 
-def _receive(sock: socket.socket, size: int, until: float | None) -> bytearray:
+def _receive(sock: socket.socket, size: int, until: float | None, asked: float | None) -> bytearray:
     data = bytearray(size)
     view, have, stopped = memoryview(data), 0, 0.0
+    looked = time.monotonic() if asked is None else asked
     while have < size:
-        looked = time.monotonic()
         # after `until` a read does not wait, but a result that has already arrived still counts
-        wait = None if until is None else min(LOOK, max(0.0, until - looked))
+        wait = None if until is None else min(LOOK, max(0.0, until - time.monotonic()))
         sock.settimeout(wait)
         try:
             n = sock.recv_into(view[have:])
@@ -100,6 +100,7 @@ def _receive(sock: socket.socket, size: int, until: float | None) -> bytearray:
         now = time.monotonic()
         if wait is not None and now - looked > wait + STOPPED:
             stopped += now - looked
+        looked = now    # no moment lies between two looks: the process may be stopped at any
         if n > 0:
             have += n
         elif n == 0 or (until is not None and now >= until):
@@ -316,7 +317,7 @@ class Child:
         try:
             sock.settimeout(deadline)
             send_frame(sock, frame)
-            match decode(receive_frame(sock, until)):
+            match decode(receive_frame(sock, until, started)):
                 case ("ok", value, seconds):
                     return Outcome("ok", value, seconds=seconds)
                 case ("error", kind, message, seconds):

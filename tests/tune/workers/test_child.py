@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from svod.errors import TuneError
-from svod.tune.workers.child import YOUNG_OBJECTS, Child, Request, make_request
+from svod.tune.workers.child import STOPPED, YOUNG_OBJECTS, Child, Request, WasStopped, make_request, receive_frame
 from svod.tune.workers.forkserver import ForkServer, ServerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig
 from tests.patience import NEVER, wait_until
@@ -248,6 +249,16 @@ def test_interrupts_reach_only_the_driver(tmp_path: Path) -> None:
         os.killpg(driver.pid, signal.SIGINT)
         time.sleep(0.005)
     assert "ok" in driver.communicate()[0]
+
+
+@pytest.mark.parametrize("stopped_after_question", [True, False])
+def test_a_stop_between_question_and_first_look_is_seen(stopped_after_question: bool) -> None:
+    """The child may stop this process before it waits for the answer: the time from the question on counts."""
+    ours, theirs = socket.socketpair()
+    now = time.monotonic()
+    with ours, theirs, pytest.raises(TimeoutError) as raised:
+        receive_frame(ours, now - 1.0, now - (2.0 * STOPPED if stopped_after_question else 0.5 * STOPPED))
+    assert isinstance(raised.value, WasStopped) == stopped_after_question
 
 
 @pytest.mark.slow
