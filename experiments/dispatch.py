@@ -15,7 +15,8 @@ import numpy as np
 
 import svod
 from svod.compile.cpu.host import host_target
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel

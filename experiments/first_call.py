@@ -43,7 +43,7 @@ PARTS = {
     "svod.compile.plan.stages.spec_of": "check LINEAR",
     "svod.compile.cpu.backend.render": "render LLVM IR",
     "svod.compile.cpu.backend.compile_object": "LLVM",
-    "svod.compile.cpu.backend.LoadedProgram": "load code",
+    "svod.compile.llvm.loaded._Batch.load": "load code",
     "svod.prepare.build_plan": "build the plan",
     "svod.compile.plan.execution_plan.ExecutionPlan.execute": "run",
 }

@@ -28,7 +28,8 @@ from svod.bench.suites.random_kernels import RANDOM_COUNT
 from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant, calibrate, take_sample
 from svod.compile.backend import backend_named
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan

@@ -23,7 +23,8 @@ from svod.bench.timer import Contestant, calibrate, take_sample
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm import alu as llvm_alu
 from svod.compile.llvm import codegen
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram, call_phase
 from svod.compile.llvm.render import render
 from svod.compile.lower.program import Program
 from svod.core.ir.dtype import DType, dtypes, to_numpy

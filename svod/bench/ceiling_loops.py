@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from svod.bench.timer import Contestant, calibrate, time_calls
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph.allocator import HUGE_PAGE, private_memory, want_huge_pages

@@ -23,7 +23,7 @@ import torch
 from torch.nn.modules import module as hooks
 
 from svod.compile.cpu.runtime import native_object
-from svod.compile.llvm.codegen import LoadedProgram
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.plan.object_cache import ObjectCache
 from svod.config import PrepareConfig, object_cache_dirs
 from svod.system.process.program import package_text

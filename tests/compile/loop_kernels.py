@@ -3,7 +3,8 @@ import threading
 from functools import cache
 
 from svod.compile.cpu.host import host_target
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.core.ir.dtype import dtypes
 

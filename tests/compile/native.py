@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu.host import host_target, make_target
-from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram, call_phase
 from svod.compile.llvm.render import render
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy

@@ -12,7 +12,8 @@ from svod.compile.cpu.interpreted import InterpretedProgram
 from svod.compile.cpu.pool import Arena
 from svod.compile.cpu.queue import CpuQueue
 from svod.compile.cpu.runtime import runtime
-from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, assembly, compile_object
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, assembly, compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.llvm.render import legal, render
 from svod.compile.lower.linear_text import encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec

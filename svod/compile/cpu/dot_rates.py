@@ -18,7 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from svod.compile.cpu.host import host_target
-from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram, call_phase
 from svod.compile.llvm.render import render
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec

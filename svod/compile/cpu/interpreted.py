@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from svod.compile.llvm.codegen import PHASE_FUNCTION
+from svod.compile.llvm.loaded import PHASE_FUNCTION
 from svod.compile.lower.interpreter import run_phase
 from svod.compile.lower.linear_text import decode_linear
 from svod.compile.lower.program import Program, ProgramSpec

@@ -19,7 +19,7 @@ import numpy as np
 from svod.compile.cpu import runtime as rt
 from svod.compile.cpu.interpreted import InterpretedProgram
 from svod.compile.cpu.pool import Pool, fit_launch
-from svod.compile.llvm.codegen import LoadedProgram
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.plan.plan_parts import (
     Launches,
     PreparedKernel,

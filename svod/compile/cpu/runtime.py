@@ -42,7 +42,8 @@ from dataclasses import dataclass
 from string import Template
 
 from svod.compile.cpu.host import host_target
-from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, compile_object
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
 from svod.system.forksafe import remake_after_fork

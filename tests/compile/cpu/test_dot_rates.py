@@ -15,7 +15,8 @@ from svod.compile.cpu import dot_rates
 from svod.compile.cpu.backend import BACKEND
 from svod.compile.cpu.dot_rates import ACCUMULATORS, DOT_COSTS, cost_of, kept_cost, turns
 from svod.compile.cpu.host import host_target, make_target
-from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram, call_phase
 from svod.compile.llvm.render import render
 from svod.compile.lower.linear import validate
 from svod.core.ir.dtype import dtypes, to_numpy

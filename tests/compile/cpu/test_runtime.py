@@ -1,7 +1,8 @@
 """The machine code of the native runtime: loaded once per process, and stored in the object cache."""
 from svod.compile.cpu import runtime as rt
 from svod.compile.cpu.host import host_target
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.plan.object_cache import ObjectCache
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram, call_phase
 from svod.compile.llvm.render import render
 from svod.compile.lower.linear import format_linear, validate
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec

@@ -1,10 +1,8 @@
-"""Compiling and loading of objects: errors, independence of the host, freeing, threads and forked children."""
+"""Compiling of objects: errors, independence of the host, threads and forked children."""
 from __future__ import annotations
 
 import concurrent.futures
-import gc
 import multiprocessing
-import resource
 import subprocess
 import sys
 
@@ -12,7 +10,9 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu.host import host_target, make_target
-from svod.compile.llvm.codegen import COMPILER, LoadedProgram, call_phase, compile_object, undefined_symbols
+from svod.compile.llvm.codegen import COMPILER, compile_object
+from svod.compile.llvm.elf import undefined_symbols
+from svod.compile.llvm.loaded import LoadedProgram, call_phase
 from svod.compile.llvm.render import render
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import dtypes
@@ -123,41 +123,6 @@ def test_phases_run_in_threads_and_forked_children() -> None:
         assert all(processes.map(run_scale, range(6)))
 
 
-def test_closing_frees_and_spares_the_others() -> None:
-    target = host_target()
-    first, second = (compile_object(render(scale(f), target), target) for f in (2.0, 3.0))
-    kept = LoadedProgram(second, ("scale",))
-    x = np.ones(64, np.float32)
-
-    def peak() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(20):
-        LoadedProgram(first, ("scale",)).close()
-    before = peak()
-    for _ in range(200):
-        LoadedProgram(first, ("scale",)).close()
-    assert peak() - before < 4096, "200 loads and frees must not cost 4 MB"
-    call_phase(kept.addresses[0], [x.ctypes.data], [], 0, 0, 64)
-    assert (x == 3).all()
-    kept.close()
-    kept.close()
-    assert kept.addresses == ()
-
-
-def test_code_in_a_cycle_of_garbage_is_freed_in_order() -> None:
-    """Python destroys the objects of a garbage cycle in any order, but an LLVM engine must be freed before its context."""
-    target = host_target()
-    code = compile_object(render(scale(2.0), target), target)
-
-    class Owner:
-        def __init__(self) -> None:
-            self.owner, self.program = self, LoadedProgram(code, ("scale",))
-    frees = [Owner().program._free for _ in range(50)]
-    gc.collect()
-    assert not any(free.alive for free in frees)
-    assert run_scale(3.0)
-
-
 def test_what_llvm_or_we_refuse() -> None:
     target = host_target()
     with pytest.raises(CompileError, match="does not accept"):
@@ -173,14 +138,3 @@ def test_what_llvm_or_we_refuse() -> None:
     with pytest.raises(LaunchError, match="-1"):
         call_phase(0, [], [], 0, -1, 0)
     assert "llvm" in COMPILER
-
-
-def test_a_symbol_that_is_missing_is_an_error_not_a_crash() -> None:
-    target = host_target()
-    code = compile_object(render(scale(2.0), target), target)
-    with pytest.raises(CompileError, match="nothing"):
-        LoadedProgram(code, ("scale", "nothing"))
-    with pytest.raises(CompileError, match="ELF"):
-        LoadedProgram(code[:3], ("scale",))
-    with pytest.raises(CompileError, match="aarch64"):
-        LoadedProgram(compile_object(render(scale(2.0), NEON), NEON), ("scale",))

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu.host import host_target
-from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object, undefined_symbols
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.elf import undefined_symbols
+from svod.compile.llvm.loaded import LoadedProgram, call_phase
 from svod.compile.llvm.render import render
 from svod.compile.lower.linear import ARITY, LEGAL_INTEGER
 from svod.core.ir.dtype import STORABLE, DType, dtypes, to_numpy

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.llvm.codegen import LoadedProgram, assembly, call_phase, compile_object
+from svod.compile.llvm.codegen import assembly, compile_object
+from svod.compile.llvm.loaded import LoadedProgram, call_phase
 from svod.compile.llvm.render import render
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.linear import validate

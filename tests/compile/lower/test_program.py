@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu.host import host_target
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec, ProgramSpec

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from svod.compile.cpu.host import host_target
-from svod.compile.llvm.codegen import LoadedProgram, compile_object
+from svod.compile.llvm.codegen import compile_object
+from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
