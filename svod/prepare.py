@@ -308,18 +308,20 @@ class Places:
 def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UOp],
               places: Places) -> tuple[list[UOp], list[Array | None], dict[int, Buffer]]:
     """Return three results by buffer number. Nodes: the BUFFER of each, a new one if the plan creates it. Arrays: the host arrays that
-    kernels read; None for other buffers. Storages: the memory of each buffer, without intermediates and `inputs`, whose arrays are None,
-    too."""
+    kernels read; None for other buffers, and for content that kernels read in a file. Storages: the memory of each buffer, without
+    intermediates and `inputs`, whose arrays are None, too."""
     nodes: list[UOp] = []
     arrays: list[Array | None] = []
     storages: dict[int, Buffer] = {}
+    in_python = {arg for c in unbound.calls if c.kernel in unbound.functions or c.kernel in unbound.copies for arg in c.args}
     for i, (u, spec) in enumerate(zip(buffers, unbound.buffers, strict=True)):
         array = None
         if spec.kind != "intermediate" and u.src[0].op is Ops.LUNIQUE:
             u = graph.buffer(spec.dtype, spec.size, u.src[1].arg)
         if spec.kind != "intermediate" and u not in inputs:
             storages[i] = buffer_of(u)
-            array = storages[i].array if places.is_local(spec) else None
+            in_file = storages[i].waiting is not None and i not in in_python
+            array = storages[i].array if places.is_local(spec) and not in_file else None
         nodes.append(u)
         arrays.append(array)
     return nodes, arrays, storages

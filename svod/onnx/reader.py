@@ -8,7 +8,6 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,14 +15,12 @@ import numpy as np
 import onnx
 from onnx import external_data_helper, inliner, numpy_helper
 
-from svod.config import default_threads
 from svod.core.graph.buffer import give_back
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx.mapping import small_model
 from svod.onnx.registry import Array
 from svod.onnx.schemas import mistakes_in
 from svod.system.files import open_file
-from svod.system.process.cores import usable_cores
 
 
 class OnnxError(SvodError):
@@ -35,7 +32,7 @@ Source = str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto
 IR_VERSION = b"\x08"      # the tag of a model's first field, which writers put first
 WITHIN = "(the model itself)"        # stands for the file name in tensors of a model without a file
 SUPPORTED_TYPES = "svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64"
-COPIED_APART = 1 << 18      # least number of bytes of an array that a thread of its own copies
+LEFT_IN_FILE = 1 << 18      # least number of bytes of an array that is copied to aligned memory only where something needs it there
 NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16",
                onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.BOOL: "bool",
                **{getattr(onnx.TensorProto, f"{s}INT{b}"): f"{s.lower()}int{b}" for s in ("", "U") for b in (8, 16, 32, 64)}}
@@ -233,14 +230,9 @@ class Arrays:
         return _aligned(self._stored(tensor))
 
     def by_name(self, tensors: Iterable[onnx.TensorProto]) -> dict[str, Array]:
-        """The arrays of tensors by their names, as `of` gives them. Large arrays that have to be copied are shared out to the cores."""
+        """The arrays of tensors by their names. Large ones are views of the file, and their elements may lie at any address."""
         stored = {t.name: self._stored(t) for t in tensors}
-        large = [name for name, array in stored.items() if array.nbytes >= COPIED_APART and not array.flags.aligned]
-        cores = min(len(large), usable_cores(), default_threads() or usable_cores())
-        if cores > 1:
-            with ThreadPoolExecutor(cores, "svod-onnx") as threads:
-                stored |= zip(large, threads.map(_aligned, [stored[name] for name in large]), strict=True)
-        return {name: _aligned(array) for name, array in stored.items()}
+        return {name: array if array.nbytes >= LEFT_IN_FILE else _aligned(array) for name, array in stored.items()}
 
     def _stored(self, tensor: onnx.TensorProto) -> Array:
         """The array of a tensor, whose elements may lie at any address."""

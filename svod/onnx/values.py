@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_from_bytes
 from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.ir.variable import Dim, number_of
 from svod.errors import UnsupportedError
@@ -67,6 +69,9 @@ def tensor_of(value: Value) -> Tensor:
         if value.dtype not in _FROM_NUMPY:
             raise UnsupportedError(f"values of the type {value.dtype.name}: svod computes with bool, integers of 8 to 64 bits, float16, "
                                    "bfloat16, float32 and float64")
+        if not value.flags.aligned and not value.flags.writeable:   # a weight in the file, whose content is copied when it is needed
+            part = buffer_from_bytes(value.reshape(-1).view(np.uint8), 0, _FROM_NUMPY[value.dtype], value.size)
+            return Tensor.from_uop(graph.reshape(part, value.shape))
         return Tensor(value)
     raise UnsupportedError(f"a {'sequence' if isinstance(value, list) else type(value).__name__} where a tensor is needed")
 

@@ -17,6 +17,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.errors import UnsupportedError
 from svod.onnx import OnnxError, reader
 from svod.onnx.run import arrays_in, dimensions, make_feed, relative_difference, shapes_of
+from svod.onnx.values import tensor_of
 
 RNG = np.random.default_rng(3)
 W = RNG.standard_normal((6, 4)).astype(np.float32)
@@ -241,9 +242,8 @@ def test_large_weights_are_mapped(tmp_path: Path) -> None:
     np.testing.assert_allclose(m(x), x @ w, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_weights_at_every_address_have_their_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
-    monkeypatch.setattr(reader, "usable_cores", lambda: cores)
+def test_weights_at_every_address_have_their_values(tmp_path: Path) -> None:
+    """Small weights are aligned when the file is read; large ones stay where they are, and tensors of them read them there."""
     kinds = [np.float32, np.float64, np.int64, np.int8, np.float16]
     large = [RNG.integers(-99, 99, (300, 1000 + i)).astype(kind) for i, kind in enumerate(kinds)]
     weights = {f"w{i}": w for i, w in enumerate([*large, *(w[:1, :7] for w in large), np.zeros((0, 3), np.float32), np.float32(2)])}
@@ -257,9 +257,10 @@ def test_weights_at_every_address_have_their_values(tmp_path: Path, monkeypatch:
         own = {t.name: arrays._stored(t) for t in proto.graph.initializer}
         ends |= {a.ctypes.data % 4 for a in own.values() if a.nbytes}
         for name, array in arrays.by_name(proto.graph.initializer).items():
-            assert array.flags.aligned and array.dtype == weights[name].dtype
+            assert array.dtype == weights[name].dtype
+            assert array.flags.aligned or (array.nbytes >= reader.LEFT_IN_FILE and array.ctypes.data == own[name].ctypes.data)
             np.testing.assert_array_equal(array, weights[name])
-            assert array is not own[name] or own[name].flags.aligned
+            np.testing.assert_array_equal(tensor_of(array).numpy(), weights[name])
     assert ends == {0, 1, 2, 3}
 
 

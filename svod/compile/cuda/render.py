@@ -87,6 +87,9 @@ class Gpu(Warpgroups):
         whole = max(size, min(WIDEST_BYTES, 1 << (lanes * size).bit_length() - 1))
         return max(size, min(whole, gcd(self.residues[idx].divisor(offset) * size, WIDEST_BYTES)))
 
+    def element_alignment(self, w: LlvmWriter, ptr: int) -> int:
+        return w.code[ptr].dtype.itemsize
+
     def loop_metadata(self, w: LlvmWriter, begin: int, end: int) -> str:
         """Return metadata that keeps ptxas from unrolling a loop with wgmma and a constant number of iterations: unrolling takes seconds
         per loop and gains nothing. Other loops: no metadata."""

@@ -233,7 +233,7 @@ def _masked_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int
     A scalar mask selects the address. A masked load instruction would take hundreds of cycles on an unmapped page, and the address may be
     invalid if the mask is false. A constant alternative value is stored in the slot, so no select follows the load, and LLVM can fold the
     load into the instruction that uses it."""
-    mem, size, bits = memory_type(dtype.name, lanes), dtype.itemsize, f"<{lanes} x i1>"
+    mem, align, bits = memory_type(dtype.name, lanes), w.family.element_alignment(w, src[0]), f"<{lanes} x i1>"
     parts, of_all = _conjunction(w, dtype, lanes, src), _scalar_of(w, src[2])
     if parts is not None and parts.scalar is not None:
         address = _pick_elements(w, parts.scalar, src, offset, lanes, src[3])
@@ -242,13 +242,13 @@ def _masked_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int
         if of_all is not None:
             address = _pick(w, of_all, address, mem)
     if of_all is not None:
-        loaded = w.temp(f"load {mem}, ptr {address}, align {size}")
+        loaded = w.temp(f"load {mem}, ptr {address}, align {align}")
     else:
         mask = _lane_mask(w, src[2], lanes) if parts is None else _lanes_of(w, parts)
         other = _to_memory(w, dtype, lanes, w.value[src[3]])
         if reverse:
             mask, other = _reverse(w, bits, lanes, mask), _reverse(w, mem, lanes, other)
-        loaded = w.masked("load", _element(dtype), lanes, ("ptr", address), ("i32", str(size)), (bits, mask), (mem, other))
+        loaded = w.masked("load", _element(dtype), lanes, ("ptr", address), ("i32", str(align)), (bits, mask), (mem, other))
     _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
     if of_all is not None and parts is None:
         _select(w, i, dtype, lanes, "i1", of_all, src[3])
@@ -371,7 +371,8 @@ def _loads(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...]
         if masked:
             _masked_load(w, i, dtype, lanes, src, offset - lanes + 1, reverse=True)
         else:
-            loaded = w.temp(f"load {mem}, ptr {address_of(w, src[0], src[1], offset - lanes + 1)}, align {size}")
+            loaded = w.temp(f"load {mem}, ptr {address_of(w, src[0], src[1], offset - lanes + 1)}, "
+                            f"align {w.family.element_alignment(w, src[0])}")
             _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded))
     elif stride == 0:
         _shared_load(w, i, dtype, lanes, address_of(w, src[0], src[1], offset), src)
@@ -391,7 +392,7 @@ def _shared_load(w: LlvmWriter, i: int, dtype: DType, lanes: int, address: str, 
     elem = _element(dtype)
 
     def load(at: str) -> str:
-        return w.temp(f"load {elem}, ptr {at}, align {dtype.itemsize}")
+        return w.temp(f"load {elem}, ptr {at}, align {w.family.element_alignment(w, src[0])}")
     if len(src) == 2:
         _from_memory(w, i, dtype, lanes, w.broadcast(elem, lanes, load(address)))
         return
@@ -434,7 +435,7 @@ def _chunks(w: LlvmWriter, dtype: DType, wide: int, src: tuple[int, ...], first:
     """Write the contiguous loads of a strided load, whose lanes are at `position` after the offset `first`; returns starts and values.
     Without a mask of lanes the last load begins earlier, so that it ends at the last element needed. With one it does not, because the mask
     is false for elements beyond the last one."""
-    mem, size, lanes, span = memory_type(dtype.name, wide), dtype.itemsize, len(position), max(position) + 1
+    mem, align, lanes, span = memory_type(dtype.name, wide), w.family.element_alignment(w, src[0]), len(position), max(position) + 1
     known = parts.lanes if parts is not None and parts.is_known else None
 
     def address(start: int) -> str:
@@ -443,7 +444,7 @@ def _chunks(w: LlvmWriter, dtype: DType, wide: int, src: tuple[int, ...], first:
         return _pick_elements(w, parts.scalar, src, first + start, wide, src[3])
     if len(src) == 2 or (known is not None and all(known)):
         starts = [min(s, span - wide) for s in range(0, span, wide)]
-        return starts, [w.temp(f"load {mem}, ptr {address(s)}, align {size}") for s in starts]
+        return starts, [w.temp(f"load {mem}, ptr {address(s)}, align {align}") for s in starts]
     starts = list(range(0, span, wide))
     if known is None:
         mask = _lane_mask(w, src[2], lanes) if parts is None else _lanes_of(w, parts)
@@ -453,7 +454,7 @@ def _chunks(w: LlvmWriter, dtype: DType, wide: int, src: tuple[int, ...], first:
         masks = [_spread_constant(known, wide, [p - s for p in position]) for s in starts]
         other = splat(dtype, w.code[src[3]].arg, wide)
     bits = f"<{wide} x i1>"
-    return starts, [w.masked("load", _element(dtype), wide, ("ptr", address(s)), ("i32", str(size)), (bits, mask), (mem, other))
+    return starts, [w.masked("load", _element(dtype), wide, ("ptr", address(s)), ("i32", str(align)), (bits, mask), (mem, other))
                     for s, mask in zip(starts, masks, strict=True)]
 
 
@@ -476,12 +477,12 @@ def _constant_mask(lanes: Sequence[bool]) -> str:
 
 def _load_lanes(w: LlvmWriter, i: int, dtype: DType, lanes: int, at: list[str], src: tuple[int, ...]) -> None:
     """Do one scalar load per lane from the addresses `at`, masked if `src` has a mask."""
-    elem, size, masked = _element(dtype), dtype.itemsize, len(src) == 4
+    elem, align, masked = _element(dtype), w.family.element_alignment(w, src[0]), len(src) == 4
     if masked and w.family.branches:
         _branched_load(w, i, dtype, lanes, at, src[2], src[3], 0)
         return
     places = (_pick(w, bit, p, elem) for bit, p in zip(_mask_bits(w, src[2], lanes), at, strict=True)) if masked else at
-    _from_memory(w, i, dtype, lanes, w.vector(elem, lanes, (w.temp(f"load {elem}, ptr {p}, align {size}") for p in places)))
+    _from_memory(w, i, dtype, lanes, w.vector(elem, lanes, (w.temp(f"load {elem}, ptr {p}, align {align}") for p in places)))
     if masked:
         _select(w, i, dtype, lanes, register_type("bool", w.code[src[2]].lanes), w.value[src[2]], src[3])
 
@@ -541,8 +542,8 @@ def _gather(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...
         return
     mem, bits = memory_type(dtype.name, lanes), f"<{lanes} x i1>"
     mask, alt = (_lane_mask(w, src[2], lanes), w.value[src[3]]) if len(src) == 4 else ("splat (i1 true)", "poison")
-    at = _vector_addresses(w, src[0], src[1], arg, lanes)
-    _from_memory(w, i, dtype, lanes, w.masked("gather", _element(dtype), lanes, at, ("i32", str(dtype.itemsize)), (bits, mask), (mem, alt)))
+    at, align = _vector_addresses(w, src[0], src[1], arg, lanes), w.family.element_alignment(w, src[0])
+    _from_memory(w, i, dtype, lanes, w.masked("gather", _element(dtype), lanes, at, ("i32", str(align)), (bits, mask), (mem, alt)))
 
 
 def _scatter(w: LlvmWriter, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:

@@ -84,7 +84,12 @@ class Family:
 
     def alignment(self, w: LlvmWriter, ptr: int, idx: int, offset: int, lanes: int) -> int:
         """Return the known alignment in bytes of the address `ptr[idx + offset]` of `lanes` elements."""
-        return w.code[ptr].dtype.itemsize
+        return self.element_alignment(w, ptr)
+
+    def element_alignment(self, w: LlvmWriter, ptr: int) -> int:
+        """Return the known alignment in bytes of the elements that are loaded from `ptr`. Parameters may lie at any address, as weights do
+        in files. Processors load from any address, so that the code is the same."""
+        return 1 if w.code[ptr].op == "ARG" else w.code[ptr].dtype.itemsize
 
     def loop_metadata(self, w: LlvmWriter, begin: int, end: int) -> str:
         """Return the metadata for the back edge of the loop between these instructions."""

@@ -44,8 +44,8 @@ BufferKind = Literal["input", "output", "constant", "intermediate"]
 @dataclass(frozen=True)
 class PlanBuffer:
     """A buffer of the plan. Its memory is `array`, a C-contiguous array on the host, or `storage`, the tensor's Buffer, on a device that
-    cannot read host memory. Intermediates have neither (the memory planner places them); an input may have neither and must then be bound
-    before the first run. `device`: the device that holds it; "": the plan's device."""
+    cannot read host memory, and for content at any address in a file. Intermediates have neither (the memory planner places them); an
+    input may have neither and must then be bound before the first run. `device`: the device that holds it; "": the plan's device."""
 
     nbytes: int
     kind: BufferKind

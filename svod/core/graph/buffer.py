@@ -122,6 +122,11 @@ class Buffer:
         return self._array is not None or self._place is not None
 
     @property
+    def waiting(self) -> Array | None:
+        """The bytes in which the content lies, at any address, until the memory is first used (`bind_bytes`); None for other buffers."""
+        return None if self.is_allocated else self._source
+
+    @property
     def is_away(self) -> bool:
         """Whether the content on a device is newer than on the host."""
         return self._place is not None and self._place.ahead

@@ -3,6 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from svod.compile.backend import LaunchQueue
 from svod.compile.plan.memory_planner import PlannerMode, plan_memory
@@ -136,7 +139,15 @@ class PlanDevices:
         if not b.has_memory:
             return 0
         if not part.is_remote:
-            assert b.array is not None
-            return address_of(b.array)
+            return address_of(_content_of(b))
         return part.hold(index, b.storage if b.storage is not None else buffer_over(b.array),       # type: ignore[arg-type]
                          content=b.kind == "constant")
+
+
+def _content_of(b: PlanBuffer) -> np.ndarray[Any, Any]:
+    """Return the memory in which kernels of the host read a buffer."""
+    if b.array is not None:
+        return b.array
+    assert b.storage is not None
+    waiting = b.storage.waiting
+    return b.storage.array if waiting is None else waiting

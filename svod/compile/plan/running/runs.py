@@ -327,5 +327,7 @@ class Runs:
 def _give_back_packed(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> None:
     """Release the pages of mapped files that a kernel has packed. Code that still reads them loads them from the file again."""
     for slot in kernel.packing.slots if kernel.packing is not None else ():
-        if (array := buffers[kernel.buffers[slot]].array) is not None:
-            give_back(array)
+        b = buffers[kernel.buffers[slot]]
+        content = b.storage.waiting if b.array is None and b.storage is not None else b.array
+        if content is not None:
+            give_back(content)
