@@ -26,6 +26,7 @@ from svod.compile.cpu.runtime import native_object
 from svod.compile.llvm.loaded import LoadedProgram
 from svod.compile.plan.object_cache import ObjectCache
 from svod.config import PrepareConfig, object_cache_dirs
+from svod.system.once import once
 from svod.system.process.program import package_text
 from svod.torch.memory import gpu_of
 
@@ -48,7 +49,7 @@ class _NativePass(NamedTuple):
     code: object        # keeps the machine code alive
 
 
-@functools.cache
+@once
 def native() -> _NativePass | None:
     """The native pass; None for a PyTorch without the functions that it needs."""
     functions = ctypes.CDLL(torch._C.__file__)      # also finds functions of the libraries it depends on
@@ -79,7 +80,7 @@ class TensorWatch:
         most = max(1, min(SAMPLED, MOST_SAMPLED // max(1, len(content))))
         self._places = 4 * np.concatenate([np.zeros(0, np.int64), *(sampled(t, most) for t in content)])
         self._words = np.array([ctypes.c_uint32.from_address(a).value for a in self._places.tolist()], np.uint32)
-        found = native()
+        found = self._native = native()     # kept, with its machine code, as long as this object may call it
         # a function that tells whether the tensors are unchanged; valid as long as this object lives
         self.is_unchanged: Callable[[], object] = self._in_python
         if found is not None and all(t.layout is torch.strided for t in tensors):
@@ -127,7 +128,7 @@ class Registrations:
             self.count += 1
 
 
-@functools.cache
+@once
 def registrations() -> Registrations:
     """The only Registrations of this process."""
     return Registrations()

@@ -13,7 +13,6 @@ import dataclasses
 import os
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from svod.errors import TuneError
 from svod.steps.notebook import kernel_html
 from svod.steps.page import KernelSteps
 from svod.steps.plan_steps import part_of_kernel
+from svod.system.once import once
 from svod.system.process.program import user_at_host
 from svod.system.quantities import bytes_rate, flops_rate, percent
 from svod.system.quantities import seconds as duration
@@ -53,7 +53,7 @@ BUILD_SECONDS = 60.0
 TIME_SECONDS, CONFIRM_SECONDS = 0.3, 1.0
 
 
-@cache
+@once
 def _worker() -> Executor:
     """The worker process that times kernels, started when it is first needed and ended together with this process."""
     executor = LocalExecutor(1)

@@ -7,7 +7,9 @@ import gc
 import logging
 import pickle
 import random
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -495,6 +497,37 @@ def test_the_native_pass_is_kept_among_the_objects(tmp_path: Path, monkeypatch: 
         assert watch_module.native.__wrapped__() is not None
         monkeypatch.setattr("svod.compile.cpu.runtime.compile_object", None)
     assert [kept.objects for kept in stored_builds(tmp_path).values()] == [1]
+
+
+def test_a_watch_keeps_the_machine_code_that_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens to the process's native pass: a watch calls the code of its own."""
+    own = watch_module.native.__wrapped__()
+    code = weakref.ref(own.code)
+    with monkeypatch.context() as patched:
+        patched.setattr(watch_module, "native", lambda own=own: own)
+        watch = watch_module.TensorWatch([torch.ones(3)])
+    del own
+    gc.collect()
+    assert code() is not None and watch.is_unchanged()
+    del watch
+    gc.collect()
+    assert code() is None
+
+
+def test_threads_that_call_first_get_right_results() -> None:
+    torch.manual_seed(0)
+    m = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8)).eval()
+    x = torch.randn(5, 16)
+    f, barrier = torch.compile(m, backend="svod"), threading.Barrier(4)
+
+    def serve(_: int) -> float:
+        barrier.wait()
+        with torch.inference_mode():
+            return max(float((f(x) - expected).abs().max()) for _ in range(50))
+    with torch.inference_mode():
+        expected = m(x)
+    with ThreadPoolExecutor(4) as threads:
+        assert max(threads.map(serve, range(4))) < 1e-5
 
 
 @pytest.mark.parametrize("is_native", [True, False], ids=["native", "python"])

@@ -13,13 +13,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
 from svod.compile.cuda.driver import LOST, Driver, OutOfMemory, library_of_driver
 from svod.errors import DeviceError, DeviceLost
+from svod.system.once import once
 
 
 def _translated(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +148,7 @@ def _bytes_at(address: int, nbytes: int) -> Any:
     return (ctypes.c_ubyte * nbytes).from_address(address)
 
 
-@lru_cache(maxsize=1)
+@once
 def open_driver() -> Driver:
     """Open the driver of this machine, through pycuda if the program has imported it. Raises DeviceError, which says what is missing and
     what to do."""
