@@ -179,7 +179,8 @@ class _Walk:
             except Exception as error:
                 if self.sizes is None and not isinstance(error, (SvodError, NotImplementedError)):
                     raise
-                why = str(error)
+                # other errors come from arithmetic of Python on a size that has no value
+                why = str(error) if isinstance(error, (SvodError, NotImplementedError)) else "it needs the value of a size that varies"
         self._missing.setdefault((name, why), []).append(node)
         try:
             return run_in_torch(target, args, kwargs, self.clock)

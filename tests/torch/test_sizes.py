@@ -182,6 +182,35 @@ def test_a_graph_that_needs_the_numbers_says_which_operation(caplog: pytest.LogC
     assert "has a plan for each set of sizes" in warning and "svod.interpolate" in warning and "test_sizes.py" in warning
 
 
+def test_python_errors_are_no_reasons(caplog: pytest.LogCaptureFixture) -> None:
+    """Arithmetic of Python on a size without a value raises a TypeError, which says nothing to the user."""
+    run = torch.compile(lambda x: x.roll(1, 0), backend="svod", dynamic=True)
+    for n in range(2, 8):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(run(x), x.roll(1, 0))
+    text = " ".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+    assert "roll" in text and "it needs the value of a size that varies" in text and "unsupported operand" not in text
+
+
+MERGED = {
+    "linear": torch.nn.Linear(3, 7), "product": lambda a: a @ torch.ones(3, 4), "all": lambda a: a.flatten() + 1,
+    "first": lambda a: (a.flatten(0, 1) + 1).unflatten(0, (a.shape[0], a.shape[1])), "last": lambda a: a.flatten(1, 2) * 2,
+    "last and back": lambda a: (a.flatten(1, 2) + 1).unflatten(1, (a.shape[1], a.shape[2])),
+    "axis of one": lambda a: (a.flatten(0, 1) + 1).unflatten(0, (a.shape[0], 1, a.shape[1])),
+    "encoder": torch.nn.TransformerEncoderLayer(3, 1, 8, batch_first=True, dropout=0.0).eval(),
+}
+
+
+@pytest.mark.parametrize("kind", MERGED)
+def test_axes_merge_that_are_empty_or_one(kind: str) -> None:
+    f = MERGED[kind]
+    run = torch.compile(f, backend="svod", dynamic=True)
+    with torch.no_grad():
+        for shape in ((2, 5), (0, 5), (2, 0), (0, 6), (3, 4), (1, 7), (1, 0), (0, 1), (4, 1)):
+            a = torch.randn(*shape, 3)
+            torch.testing.assert_close(run(a), f(a), rtol=1e-4, atol=1e-5)
+
+
 N, M = Variable("n", 1, 9), Variable("m", 1, 18)
 VALUES = {"n": 5, "m": 7}
 
