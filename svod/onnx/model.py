@@ -144,6 +144,9 @@ class Model:
         for name, size in self.dims.items():
             if not isinstance(size, Variable) and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
                 raise OnnxError(f"dims={{{name!r}: {size!r}}}: give a size, such as 128, or a range, Variable({name!r}, 1, 512)")
+            if isinstance(size, Variable) and size.expr.arg[1] < 1:
+                raise OnnxError(f"dims={{{name!r}: {size!r}}}: an axis with a plan for all sizes has at least one element, as in "
+                                f"Variable({name!r}, 1, {size.expr.arg[2]}); without dims, size 0 has a plan of its own")
 
     # -- running ---------------------------------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -421,3 +421,9 @@ def test_inputs_that_are_no_file_of_arrays(tmp_path: Path, content: Any) -> None
     (tmp_path / "x.npz").write_bytes(content)
     with pytest.raises(OnnxError, match=r"no \.npz file of arrays"):
         arrays_in(str(tmp_path / "x.npz"))
+
+
+def test_a_range_of_sizes_begins_at_one() -> None:
+    proto = model([helper.make_node("Relu", ["x"], ["y"])], [info("x", [1, "n"])], [info("y", None)])
+    with pytest.raises(OnnxError, match=r"at least one element, as in Variable\('n', 1, 9\)"):
+        svod.onnx.load(proto, dims={"n": Variable("n", 0, 9)})

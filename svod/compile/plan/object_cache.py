@@ -326,7 +326,8 @@ class ObjectCache:
         if not alike and found and not for_threads:
             return      # a program of one thread has no code for any number of them; its kernels tell whether they fit
         self._said.add(("unfit", directory))
-        unknown = "none of its objects is a kernel's" if found else "another version of svod" if object_files(directory) else "it is empty"
+        strange = "another version of svod, or damaged files" if object_files(directory) else "it is empty"
+        unknown = "none of its objects is a kernel's" if found else strange
         nearest = alike[0].differences(here) if alike else [unknown]
         if nearest:
             log.warning("no object in %s fits this process (%s), which compiles its kernels; svod-db list --objects %s shows what they fit",
@@ -338,9 +339,10 @@ class ObjectCache:
             return
         self._said.add(("empty", directory))
         if not os.path.exists(directory / BAKED) and next(directory.glob("??/*.obj"), None) is None:
-            exists, filled = os.path.isdir(directory), directory == self.directories[0]
-            found = "has no compiled objects" if exists else "does not exist"
-            log_once(log, logging.INFO if exists and filled else logging.WARNING,
+            is_folder, exists = os.path.isdir(directory), os.path.exists(directory)
+            filled = directory == self.directories[0] and (is_folder or not exists)
+            found = "has no compiled objects" if is_folder else "is no directory" if exists else "does not exist"
+            log_once(log, logging.INFO if is_folder and filled else logging.WARNING,
                      f"{directory}, which SVOD_OBJECT_CACHE or object_cache= names, {found}: kernels are compiled"
                      f"{', and kept there' * filled}")
 

@@ -307,6 +307,16 @@ def test_an_empty_baked_directory_is_said_to_be_empty(tmp_path: Path, caplog: py
     assert f"no object in {tmp_path} fits this process (it is empty)" in caplog.text
 
 
+def test_damaged_objects_may_be_why_none_fits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert ObjectCache(tmp_path).put(KEY, ENTRY)
+    (tmp_path / BAKED).touch()
+    for path in tmp_path.glob("??/*.obj"):
+        path.write_bytes(b"damaged")
+    with caplog.at_level(logging.WARNING, "svod.object_cache"):
+        assert ObjectCache(tmp_path, named=True).get(ObjectKey("another", "c", HERE)) is None
+    assert "(another version of svod, or damaged files)" in caplog.text
+
+
 def test_a_named_directory_without_objects_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first is told as a warning if it does not exist, the others also if they are empty; none once it has objects."""
     first, second = tmp_path / "mistyped", tmp_path / "empty"
@@ -324,6 +334,9 @@ def test_a_named_directory_without_objects_is_said_once(tmp_path: Path, caplog: 
     assert said(second, first) == [("INFO", f"{second} has no compiled objects: kernels are compiled, and kept there"),
                                    ("WARNING", f"{first} does not exist: kernels are compiled")]
     assert said(first) == [], "once per process"
+    file = tmp_path / "file"
+    file.touch()
+    assert ("WARNING", f"{file} is no directory: kernels are compiled") in said(file)
     filled = tmp_path / "filled"
     assert ObjectCache(filled).put(ObjectKey("other", "c", HERE), ENTRY) and said(filled) == []
 
