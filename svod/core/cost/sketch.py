@@ -531,7 +531,7 @@ def _untiled_reductions(state: Scheduler) -> list[int]:
 def _keep_costly(state: Scheduler) -> Scheduler:
     """STAGE values with costly operations that several stages read."""
     for s in _read_by_several(state):
-        if _is_costly(resolved(state, s)):
+        if _is_costly(state, resolved(state, s)):
             state = _staged_once(state, s)
     return state
 
@@ -570,15 +570,17 @@ def _keep_repeated(state: Scheduler, r: ResolvedStage) -> Scheduler:
     """STAGE values with costly operations, once for all sums that read them, if each is read by many sums."""
     for node in r.read_nodes if r.reductions else ():
         stage, still = state.kernel.stages[node.arg], [a for a in range(len(r.stage.outs)) if not any(lin.coef(a) for lin in node.dims)]
-        if is_derived(stage) and state.place[stage.index] == "inline" and _is_costly(resolved(state, stage.index)) \
+        if is_derived(stage) and state.place[stage.index] == "inline" and _is_costly(state, resolved(state, stage.index)) \
                 and math.prod(extent_of(state, r, a) for a in still) >= MANY_SUMS:
             state = try_opt(state, "STAGE", stage.name, ROOT)
     return state
 
 
-def _is_costly(r: ResolvedStage) -> bool:
-    """Whether a stage computes divisions, roots or transcendental functions."""
-    return any(n.kind == "alu" and kind_of(n) >= OperationKind.DIVISION for n in r.nodes)
+def _is_costly(state: Scheduler, r: ResolvedStage) -> bool:
+    """Whether a stage computes divisions, roots or transcendental functions for each position, not once for many of them, as is the
+    mean of a row."""
+    long = {a for a in range(len(r.stage.outs)) if extent_of(state, r, a) > 1}
+    return any(n.kind == "alu" and kind_of(n) >= OperationKind.DIVISION and long.issubset(n.deps) for n in r.nodes)
 
 
 def _is_past_caches(state: Scheduler) -> bool:

@@ -240,6 +240,21 @@ def _blended(rows: int, channels: int, columns: int) -> Tensor:
     return blended + centred / ((centred * centred).mean(1, keepdim=True) + 1e-3).sqrt()
 
 
+@pytest.mark.parametrize("of_each", [False, True], ids=["mean", "deviation"])
+@pytest.mark.parametrize(("rows", "width"), [(2, 58368), (3, 1025), (48, 640)])
+def test_a_division_of_a_row_makes_none_of_its_values_costly(rows: int, width: int, of_each: bool) -> None:
+    """Values less the mean of their row are computed again where they are read; values divided by the row's deviation are kept."""
+    x = data(rows, width)
+    centred = x - x.mean(-1, keepdim=True)
+    values = centred / centred.square().mean(-1, keepdim=True).sqrt() if of_each else centred
+    kernel = Kernel(kernel_of(values * values.square().mean(-1, keepdim=True)))
+    [read] = [s for s in kernel.stages if not s.has_reduce and not s.is_output and len(s.outs) == 2
+              and len([q for q in kernel.stages if s.index in kernel.reads[q.index]]) >= 2][-1:]
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        assert (state.place[read.index] != "inline") == of_each, str(state)
+
+
 @pytest.mark.parametrize(("rows", "channels", "columns"), [(4, 80, 304), (2, 33, 70), (1, 128, 1031)])
 def test_values_of_several_loads_are_computed_once_for_all_readers(rows: int, channels: int, columns: int) -> None:
     kernel = Kernel(kernel_of(_blended(rows, channels, columns)))
