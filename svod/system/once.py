@@ -1,4 +1,5 @@
-"""Resources that a process makes once: `functools.cache` lets two threads that call at once make two, of which one is dropped in use.
+"""Resources that a process makes once. `functools.cache` lets two threads that call at once make two, and one is freed while a thread still
+uses it.
 
     @once
     def driver() -> Driver: ...

@@ -42,19 +42,19 @@ def test_after_an_exception_it_is_made_anew() -> None:
 
 
 def test_a_child_that_is_forked_while_a_thread_makes_it_makes_its_own() -> None:
-    begun, go = threading.Event(), threading.Event()
+    begun, go, parent = threading.Event(), threading.Event(), os.getpid()
 
     @once
     def resource() -> int:
-        begun.set()
-        go.wait(20)
+        if os.getpid() == parent:
+            begun.set()
+            go.wait(20)
         return os.getpid()
     thread = threading.Thread(target=resource)
     thread.start()
     begun.wait()
     pid = os.fork()
     if not pid:
-        go.set()
         os._exit(0 if resource() == os.getpid() else 1)
     go.set()
     thread.join()

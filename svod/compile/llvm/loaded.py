@@ -1,8 +1,8 @@
 """Objects in executable memory, as callable addresses.
 
 LLVM takes as long to make the memory of a hundred objects executable as for one object (0.5 ms). Objects are therefore loaded in batches: a
-program joins the open batch, and the batch is loaded when an address in it is asked for first. A plan that asks for the addresses after all
-its kernels are there has loaded them at once. The memory of a batch is freed when its last program is closed.
+program joins the open batch, and the batch is loaded when an address in it is asked for first. A plan asks for addresses once it has all
+its kernels, so they are loaded together. The memory of a batch is freed when its last program is closed.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from svod.system.forksafe import remake_after_fork
 from svod.system.process.processor import may_use_tiles
 
 PHASE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-PREFIX = "svod"         # Names that begin so differ between the objects of a batch: their prefix is replaced by the object's number.
+PREFIX = "svod"         # in names with this prefix, each object's number replaces it, so that objects of a batch do not clash
 MOST_OBJECTS = 1 << 12  # in a batch; the number of an object has four hexadecimal digits
 
 
@@ -35,16 +35,16 @@ def _free(engine: Any, context: Any) -> None:
 
 
 class _Batch:
-    """Objects that one engine loads together. `waiting`: number of an object → the object, until the engine has it."""
+    """Objects that one engine loads together. `waiting`: number of an object → its bytes, until the engine has all of them."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, Any] = {}
-        self.names: set[str] = set()        # symbols that the objects define for others, without those that are numbered
-        self.joined = 0                     # objects so far
+        self.waiting: dict[int, bytes] = {}
+        self.names: set[str] = set()        # symbols that the objects define for others, except renamed ones
+        self.count = 0                      # objects so far
         self.engine: Any = None
 
     def load(self, arch: str) -> None:
-        """Place the objects in executable memory."""
+        """Place the objects in executable memory. After an exception, and in a child forked meanwhile, it may be called again."""
         context = llvm.create_context()
         # MCJIT needs a module to start from, and owns the machine that it is given
         empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', context)
@@ -53,8 +53,8 @@ class _Batch:
         engine = llvm.create_mcjit_compiler(empty, new_machine(arch, (), 0), use_lmm=True)
         # The finalizer holds both: Python ends objects in a garbage cycle in any order, but an engine must not outlive its context.
         weakref.finalize(self, _free, engine, context).atexit = False       # threads may still be running the code
-        for file in list(self.waiting.values()):    # a program may be dropped meanwhile
-            engine.add_object_file(file)
+        for code in list(self.waiting.values()):    # a program may be dropped meanwhile
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         self.engine = engine
         self.waiting.clear()
@@ -67,25 +67,25 @@ class _Open:
         self.lock = threading.Lock()
         self.batch = _Batch()
 
-    def joined(self, code: bytes, found: Sequence[ObjectSymbol]) -> tuple[_Batch, int]:
+    def join(self, code: bytes, found: Sequence[ObjectSymbol]) -> tuple[_Batch, int]:
         """Add an object that has the symbols `found`. Returns its batch and its number there."""
         fixed = {s.name for s in found if s.is_global and not s.name.startswith(PREFIX)}
         with self.lock:
             batch = self.batch
-            if batch.joined == MOST_OBJECTS or not batch.names.isdisjoint(fixed):
+            if batch.count == MOST_OBJECTS or not batch.names.isdisjoint(fixed):
                 batch = self.batch = _Batch()
-            number = batch.joined
+            number = batch.count
             named = bytearray(code)
             for symbol in found:
                 if symbol.name.startswith(PREFIX):
                     named[symbol.at:symbol.at + len(PREFIX)] = _prefix(number).encode()
-            batch.waiting[number] = llvm.ObjectFileRef.from_data(bytes(named))
+            batch.waiting[number] = bytes(named)
             batch.names |= fixed
-            batch.joined += 1
+            batch.count += 1
             return batch, number
 
-    def loaded(self, batch: _Batch, arch: str) -> Any:
-        """Return the engine of a batch, which nothing joins any more."""
+    def engine_of(self, batch: _Batch, arch: str) -> Any:
+        """Load a batch, which new programs then no longer join, and return its engine."""
         with self.lock:
             if batch.engine is None:
                 if batch is self.batch:
@@ -103,7 +103,7 @@ def _prefix(number: int) -> str:
 
 
 class LoadedProgram:
-    """An object in executable memory, from the first question for an address on."""
+    """An object, placed in executable memory when its addresses are first asked for."""
 
     def __init__(self, code: bytes, symbols: Sequence[str]) -> None:
         """Take an object. Raises CompileError if `code` is not an object for this machine, or lacks one of `symbols`."""
@@ -111,31 +111,34 @@ class LoadedProgram:
         if arch != MACHINES.get(platform.machine().lower()):
             raise CompileError(f"the object is for {arch}, this machine is {platform.machine()}: it cannot be loaded here")
         found = symbols_of(code)
-        sizes = {s.name: s.size for s in found if s.is_defined}
+        sizes = {s.name: s.size for s in found if s.is_defined and s.is_global}
         missing = [name for name in symbols if name not in sizes]
         if missing:
             raise CompileError(f"the object does not define {', '.join(missing)}")
         may_use_tiles()     # has to be called before code with tile instructions runs
-        self._arch, self._sizes = arch, {name: sizes[name] for name in symbols}
+        self._arch, self._symbols = arch, [(name, sizes[name]) for name in symbols]
         self._addresses: tuple[int, ...] | None = None
         self._batch: _Batch | None
-        self._batch, self._number = _open.joined(code, found)
+        self._batch, self._number = _open.join(code, found)
         self._drop = weakref.finalize(self, self._batch.waiting.pop, self._number, None)
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """The addresses of the symbols, in order, valid until `close()`, after which there are none."""
+        """The addresses of the symbols, in order, valid until `close()`, then none. Raises CompileError if one is missing."""
         batch = self._batch
         if self._addresses is None and batch is not None:
-            engine, number = _open.loaded(batch, self._arch), _prefix(self._number)
-            names = (number + name[len(PREFIX):] if name.startswith(PREFIX) else name for name in self._sizes)
-            self._addresses = tuple(engine.get_function_address(name) for name in names)
+            engine, number = _open.engine_of(batch, self._arch), _prefix(self._number)
+            names = [number + name[len(PREFIX):] if name.startswith(PREFIX) else name for name, _ in self._symbols]
+            found = tuple(engine.get_function_address(name) for name in names)
+            if 0 in found:
+                raise CompileError(f"LLVM does not find {', '.join(n for n, a in zip(names, found, strict=True) if not a)} in the object")
+            self._addresses = found
         return self._addresses or ()
 
     @property
     def functions(self) -> tuple[tuple[int, int, str], ...]:
         """The functions as (address, bytes of code, symbol)."""
-        return tuple((address, size, name) for address, (name, size) in zip(self.addresses, self._sizes.items(), strict=False))
+        return tuple((address, size, name) for address, (name, size) in zip(self.addresses, self._symbols, strict=False))
 
     def close(self) -> None:
         """Give the code up; the addresses must not be called any more. Closing twice is allowed."""
