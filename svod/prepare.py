@@ -313,14 +313,15 @@ def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UO
     nodes: list[UOp] = []
     arrays: list[Array | None] = []
     storages: dict[int, Buffer] = {}
-    in_python = {arg for c in unbound.calls if c.kernel in unbound.functions or c.kernel in unbound.copies for arg in c.args}
+    calls = [c for c in unbound.calls if c.kernel in unbound.functions or c.kernel in unbound.copies]
+    in_python = {*unbound.outputs, *(arg for c in calls for arg in c.args)}
     for i, (u, spec) in enumerate(zip(buffers, unbound.buffers, strict=True)):
         array = None
         if spec.kind != "intermediate" and u.src[0].op is Ops.LUNIQUE:
             u = graph.buffer(spec.dtype, spec.size, u.src[1].arg)
         if spec.kind != "intermediate" and u not in inputs:
             storages[i] = buffer_of(u)
-            in_file = storages[i].waiting is not None and i not in in_python
+            in_file = storages[i].source is not None and i not in in_python
             array = storages[i].array if places.is_local(spec) and not in_file else None
         nodes.append(u)
         arrays.append(array)

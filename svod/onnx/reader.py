@@ -230,7 +230,7 @@ class Arrays:
         return _aligned(self._stored(tensor))
 
     def by_name(self, tensors: Iterable[onnx.TensorProto]) -> dict[str, Array]:
-        """The arrays of tensors by their names. Large ones are views of the file, and their elements may lie at any address."""
+        """The arrays of tensors by their names. Large ones are views of the file, or of the message, with elements at any address."""
         stored = {t.name: self._stored(t) for t in tensors}
         return {name: array if array.nbytes >= LEFT_IN_FILE else _aligned(array) for name, array in stored.items()}
 
@@ -306,7 +306,7 @@ def _viewed(tensor: onnx.TensorProto, data: memoryview) -> Array:
 
 
 def _aligned(array: Array) -> Array:
-    """An array with aligned elements, which kernels need: the array itself or a copy."""
+    """An array with aligned elements, as NumPy computes faster with them: the array itself or a copy."""
     if array.flags.aligned:
         return array
     copy = array.copy()

@@ -69,7 +69,7 @@ def tensor_of(value: Value) -> Tensor:
         if value.dtype not in _FROM_NUMPY:
             raise UnsupportedError(f"values of the type {value.dtype.name}: svod computes with bool, integers of 8 to 64 bits, float16, "
                                    "bfloat16, float32 and float64")
-        if not value.flags.aligned and not value.flags.writeable:   # a weight in the file, whose content is copied when it is needed
+        if not value.flags.aligned and not value.flags.writeable:   # a weight that kernels read where it lies
             part = buffer_from_bytes(value.reshape(-1).view(np.uint8), 0, _FROM_NUMPY[value.dtype], value.size)
             return Tensor.from_uop(graph.reshape(part, value.shape))
         return Tensor(value)

@@ -87,8 +87,8 @@ class Family:
         return self.element_alignment(w, ptr)
 
     def element_alignment(self, w: LlvmWriter, ptr: int) -> int:
-        """Return the known alignment in bytes of the elements that are loaded from `ptr`. Parameters may lie at any address, as weights do
-        in files. Processors load from any address, so that the code is the same."""
+        """Return the known alignment in bytes of the elements at `ptr`. A parameter may lie at any address, as weights do in files, unless
+        it is written. Processors load from any address, so the machine code does not change."""
         return 1 if w.code[ptr].op == "ARG" else w.code[ptr].dtype.itemsize
 
     def loop_metadata(self, w: LlvmWriter, begin: int, end: int) -> str:

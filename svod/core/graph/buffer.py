@@ -90,8 +90,8 @@ class Buffer:
     """Storage of `size` elements of `dtype`; bfloat16 elements are stored as the uint16 of their bits. `device`: the device that the BUFFER
     node names. The content of a buffer of the CPU may also lie on another device, if it was computed there."""
 
-    __slots__ = ("__weakref__", "_address", "_array", "_place", "_source", "closed", "derived", "device", "dtype", "given", "read_only",
-                 "shared", "size", "version", "watched")
+    __slots__ = ("__weakref__", "_address", "_array", "_place", "closed", "derived", "device", "dtype", "given", "read_only", "shared",
+                 "size", "source", "version", "watched")
 
     def __init__(self, dtype: DType, size: int, device: str = HOST, array: Array | None = None) -> None:
         """Create the storage. `array`: memory to use (flat, C-contiguous, of the right type and size; shared, not copied); None: memory is
@@ -108,7 +108,8 @@ class Buffer:
         self.shared = False     # whether code outside svod can write to the memory without svod noticing
         self._address: int | None = None        # the address of `_array`; None until the first use of `address`
         self._array: Array | None = None
-        self._source: Array | None = None       # bytes from which the content is copied when the memory is first used
+        # read-only bytes with the content, at any address, which kernels of the CPU read in place and from which `array` is copied
+        self.source: Array | None = None
         self._place: _Place | None = None       # the memory on a device, if there is any
         if array is not None:
             self.bind(array)
@@ -120,11 +121,6 @@ class Buffer:
     @property
     def is_allocated(self) -> bool:
         return self._array is not None or self._place is not None
-
-    @property
-    def waiting(self) -> Array | None:
-        """The bytes in which the content lies, at any address, until the memory is first used (`bind_bytes`); None for other buffers."""
-        return None if self.is_allocated else self._source
 
     @property
     def is_away(self) -> bool:
@@ -143,15 +139,20 @@ class Buffer:
         if self._place is not None and self._place.ahead:
             self._fetch()
         if self._array is None:
-            if self.closed:
-                raise DeviceError(self.closed)
-            memory = aligned_empty(self.size, self.dtype)
-            if self._source is not None:
-                memory.view(np.uint8)[:] = self._source
-                give_back(self._source)
-                memory.flags.writeable = False
-            self._array = memory
+            with _placing:      # threads that ask at once get one array
+                if self._array is None:
+                    self._array = self._made()
         return self._array
+
+    def _made(self) -> Array:
+        if self.closed:
+            raise DeviceError(self.closed)
+        memory = aligned_empty(self.size, self.dtype)
+        if self.source is not None:
+            memory.view(np.uint8)[:] = self.source
+            give_back(self.source)
+            memory.flags.writeable = False
+        return memory
 
     @property
     def address(self) -> int:
@@ -168,15 +169,15 @@ class Buffer:
             layout = "" if array.flags.c_contiguous else ", not contiguous"
             raise DeviceError(f"memory for {self.size} elements of {kind}: got {array.dtype} of shape {array.shape}{layout}; "
                               "pass a flat contiguous array of that type and size")
-        self._array, self._address, self.derived, self._place = array, None, None, None
+        self._array, self._address, self.source, self.derived, self._place = array, None, None, None, None
         self.read_only = not array.flags.writeable
 
     def bind_bytes(self, source: Array) -> None:
-        """Take the content from `source`, a flat uint8 array at any alignment, which is copied when the memory is first used. The buffer
+        """Take the content from `source`, a flat uint8 array at any alignment, which is copied when `array` is first asked for. The buffer
         becomes read-only."""
         if source.dtype != np.uint8 or source.shape != (self.nbytes,):
             raise DeviceError(f"the content of {self.nbytes} bytes: got {source.dtype} of shape {source.shape}")
-        self._array, self._source, self.read_only, self._place = None, source, True, None
+        self._array, self.source, self.read_only, self._place = None, source, True, None
 
     def close(self, reason: str) -> None:
         """Release the host's memory. Until `bind` or `open` is called, using it raises DeviceError with `reason`."""
@@ -218,7 +219,7 @@ class Buffer:
             return place.memory
 
     def _upload(self, place: _Place) -> None:
-        source = self._source if self._array is None else self._array.view(np.uint8)
+        source = self.source if self._array is None else self._array.view(np.uint8)
         if source is not None:
             with noted(HOST, place.space.label, self.nbytes, place.space):
                 for start in range(0, self.nbytes, PIECE):
@@ -340,9 +341,8 @@ def give_back(array: Array) -> None:
 
 def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int, device: str = HOST) -> UOp:
     """Make a read-only BUFFER node over `size` little-endian elements of `dtype`, `offset` bytes into `mapped` (the result of `map_file`).
-    Nothing is copied if the elements are aligned to their size; otherwise the content is copied when the buffer's memory is first used.
-
-    Kernels read the mapped memory in place as they read any CPU memory; a buffer on a `device` DISK:path is only a source of copies. Raises
+    Kernels read the mapped memory in place as they read any CPU memory. Elements that are not aligned to their size are copied to memory of
+    their own when `array` is first asked for; a buffer on a `device` DISK:path is only a source of copies. Raises
     DeviceError for bytes outside `mapped`."""
     nbytes = size * dtype.itemsize
     if offset < 0 or size < 0 or offset + nbytes > mapped.size:

@@ -3,7 +3,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +14,21 @@ import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.llvm.render import render
+from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.cost.sketch import sketches
 from svod.core.graph import graph
 from svod.core.graph.allocator import LARGE_ARRAYS
-from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_from_bytes, buffer_of, float32_to_bfloat16_bits
+from svod.core.graph.buffer import Buffer, bfloat16_bits_to_float32, buffer_from_bytes, buffer_of, float32_to_bfloat16_bits
 from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
+from svod.prepare import prepare_tensors
+from tests.compile.llvm.test_codegen import NEON
+from tests.compile.native import AVX2, AVX512
+from tests.core.corpus import data, kernel_of
 
 RNG = np.random.default_rng(45)
 SHAPES = [(1, 1), (7, 13), (64, 96), (61, 127), (1, 300), (257, 3), (128, 256)]
@@ -62,12 +75,12 @@ def test_kernels_read_constants_at_any_address(kind: str, dtype: DType) -> None:
         values, other = numbers((rows, columns), dtype), numbers((3, rows if kind != "product with rows" else columns), dtype)
         x = Tensor(bfloat16_bits_to_float32(other)).cast(dtype) if dtype == dtypes.bfloat16 else Tensor(other)
         results = []
-        for shift in (0, 1, dtype.itemsize - 1):
+        for shift in sorted({0, 1, dtype.itemsize - 1}):
             w = waiting(values, dtype, shift)
             buffer = buffer_of(w.uop.src[0])
-            assert (buffer.waiting is not None) == bool(shift)
+            assert (buffer.host is None) == bool(shift)
             results.append(svod.jit(lambda t, w=w: KINDS[kind](t, w).cast(dtypes.float32))(x).numpy())
-            assert (buffer.waiting is not None) == bool(shift), "the content was copied"
+            assert (buffer.host is None) == bool(shift), "the content was copied"
         for result in results[1:]:
             np.testing.assert_array_equal(result, results[0])
 
@@ -76,7 +89,7 @@ def test_python_functions_and_users_get_aligned_memory() -> None:
     values = numbers((40, 50), dtypes.float32)
     w = waiting(values, dtypes.float32, 1)
     np.testing.assert_array_equal(svod.jit(lambda t: w * t)(Tensor(np.float32(2))).numpy(), 2 * values)
-    assert buffer_of(w.uop.src[0]).waiting is not None
+    assert buffer_of(w.uop.src[0]).host is None
     seen = []
 
     def doubled(a: np.ndarray) -> np.ndarray:
@@ -87,6 +100,44 @@ def test_python_functions_and_users_get_aligned_memory() -> None:
     assert seen and all(seen)
     read = w.numpy()
     assert read.flags.aligned and (read == values).all()
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_an_output_may_be_a_constant(shift: int) -> None:
+    values = numbers((3, 4), dtypes.float32)
+    w = waiting(values, dtypes.float32, shift)
+    plan = prepare_tensors([w, w + 1, w.reshape(12)], None)
+    plan.execute()
+    for output, expected in zip(plan.outputs, (values, values + 1, values), strict=True):
+        np.testing.assert_array_equal(output.reshape(-1), expected.reshape(-1))
+
+
+def test_threads_that_ask_for_the_array_get_one() -> None:
+    for _ in range(50):
+        buffer, barrier = buffer_of(waiting(numbers((64, 64), dtypes.float32), dtypes.float32, 1).uop.src[0]), threading.Barrier(4)
+
+        def ask(_: int, buffer: Buffer = buffer, barrier: threading.Barrier = barrier) -> np.ndarray:
+            barrier.wait()
+            return buffer.array
+        with ThreadPoolExecutor(4) as threads:
+            first, *others = threads.map(ask, range(4))
+        assert all(other is first for other in others)
+
+
+LOADS = re.compile(r"load (?:float|<\d+ x float>|i32|<\d+ x i32>), ptr \S+ align (\d+)|@llvm\.masked\.(?:load|gather)[^,]*, i32 (\d+)")
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512, NEON], ids=lambda t: t.key)
+@pytest.mark.parametrize("kind", KINDS)
+def test_loads_of_parameters_promise_no_alignment(kind: str, target: Target) -> None:
+    """The machine at hand may not need it: the LLVM IR tells, of kernels in which all loads are of parameters."""
+    kernel = Kernel(kernel_of(KINDS[kind](data(3, 37 if kind != "product with rows" else 70), data(37, 70))))
+    found = []
+    for state in (Scheduler(kernel, target), *sketches(Scheduler(kernel, target))):
+        program = lower(state)
+        if not any(i.op in ("TEMP", "SCRATCH") for code in program.code for i in code):
+            found += [int(plain or masked) for plain, masked in LOADS.findall(render(program, target))]
+    assert found and set(found) == {1}
 
 
 @pytest.mark.parametrize("device", ["CPU", "CPU:interpreter"])

@@ -148,6 +148,5 @@ def _content_of(b: PlanBuffer) -> np.ndarray[Any, Any]:
     """Return the memory in which kernels of the host read a buffer."""
     if b.array is not None:
         return b.array
-    assert b.storage is not None
-    waiting = b.storage.waiting
-    return b.storage.array if waiting is None else waiting
+    assert b.storage is not None and b.storage.source is not None
+    return b.storage.source

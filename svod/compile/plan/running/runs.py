@@ -328,6 +328,6 @@ def _give_back_packed(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> 
     """Release the pages of mapped files that a kernel has packed. Code that still reads them loads them from the file again."""
     for slot in kernel.packing.slots if kernel.packing is not None else ():
         b = buffers[kernel.buffers[slot]]
-        content = b.storage.waiting if b.array is None and b.storage is not None else b.array
+        content = b.storage.source if b.array is None and b.storage is not None else b.array
         if content is not None:
             give_back(content)
