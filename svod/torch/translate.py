@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import re
 from collections import Counter
@@ -29,6 +30,8 @@ from svod.torch.operations import COMPLEX, TABLE, Operation
 from svod.torch.operations.complex_numbers import Complex
 from svod.torch.varying.merged import VIEWS_OF_ATEN, MergedAxes, reshaped, through, without_merged
 from svod.torch.varying.sizes import SizeVariables
+
+log = logging.getLogger("svod.torch")
 
 # arguments about the device and layout of memory
 _PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")
@@ -175,12 +178,13 @@ class _Walk:
         if operation is not None:
             try:
                 return self._translated(operation, node, args, kwargs)
-            # an operation that needs the value of a size that varies raises errors of any type
-            except Exception as error:
-                if self.sizes is None and not isinstance(error, (SvodError, NotImplementedError)):
+            except (SvodError, NotImplementedError) as error:
+                why = str(error)
+            except Exception:       # such as Python's for arithmetic on a size that has no value
+                if self.sizes is None:
                     raise
-                # other errors come from arithmetic of Python on a size that has no value
-                why = str(error) if isinstance(error, (SvodError, NotImplementedError)) else "it needs the value of a size that varies"
+                log.debug("%s at %s", name, place_of(node), exc_info=True)
+                why = "it needs the value of a size that varies"
         self._missing.setdefault((name, why), []).append(node)
         try:
             return run_in_torch(target, args, kwargs, self.clock)

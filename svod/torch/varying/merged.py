@@ -114,7 +114,7 @@ def _gathered(x: Tensor, size: Sequence[Any]) -> Tensor:
     for i, n in enumerate(wanted):
         ones = (1,) * (len(wanted) - 1 - i)
         number = number * n + Tensor.arange(n).reshape(-1 if not ones else n, *ones)
-    at = number * 0         # number of the element in memory, in the wanted shape where there are no inner axes, too
+    at = number * 0         # number of the element in memory: zeros of the wanted shape, also if there are no inner axes
     for i, n in enumerate(inner):
         after = math.prod(inner[i + 1:])
         at, number = at * upper(n) + number // after, number % after
