@@ -577,8 +577,8 @@ def _keep_repeated(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 
 def _is_costly(state: Scheduler, r: ResolvedStage) -> bool:
-    """Whether a stage computes divisions, roots or transcendental functions for each position, not once for many of them, as is the
-    mean of a row."""
+    """Whether a stage computes a division, a root or a transcendental function that depends on all its axes longer than 1. One that depends
+    on fewer, such as the mean of a row, is left to `_keep_gathered`."""
     long = {a for a in range(len(r.stage.outs)) if extent_of(state, r, a) > 1}
     return any(n.kind == "alu" and kind_of(n) >= OperationKind.DIVISION and long.issubset(n.deps) for n in r.nodes)
 

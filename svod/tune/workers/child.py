@@ -78,7 +78,7 @@ def send_frame(sock: socket.socket, payload: bytes) -> None:
 
 def receive_frame(sock: socket.socket, until: float | None = None, asked: float | None = None) -> bytearray:
     """Receive a frame. Raises EOFError at the end, TimeoutError when time.monotonic() passes `until`, FormatError for a bad length,
-    WasStopped where this process did not run for a while between `asked`, the time of the question (now when None), and `until`."""
+    WasStopped where this process did not run for a while between `asked` (now when None), before the question was sent, and `until`."""
     (size,) = MESSAGE_HEADER.unpack(_receive(sock, MESSAGE_HEADER.size, until, asked))
     if size > MAX_MESSAGE + 4096:
         raise FormatError(f"a frame of {size} bytes; the limit is {MAX_MESSAGE}")
@@ -100,7 +100,7 @@ def _receive(sock: socket.socket, size: int, until: float | None, asked: float |
         now = time.monotonic()
         if wait is not None and now - looked > wait + STOPPED:
             stopped += now - looked
-        looked = now    # no moment lies between two looks: the process may be stopped at any
+        looked = now    # measured from look to look, so that no stop is missed
         if n > 0:
             have += n
         elif n == 0 or (until is not None and now >= until):
