@@ -3,15 +3,12 @@ PyTorch."""
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import pickle
 import random
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +17,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
 import svod.torch  # noqa: E402
-import svod.torch.watch as watch_module  # noqa: E402
-from svod.compile.plan.object_cache import stored_builds  # noqa: E402
 from svod.errors import ArgumentError, ConfigError, DeviceError, ShapeError, SharedMemoryError, StateError, UnsupportedError  # noqa: E402
 from svod.torch import backend  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.kept import WrittenArguments  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
-from svod.torch.watch import TensorWatch, sampled  # noqa: E402
 from svod.torch.weights import Weights  # noqa: E402
 from tests.draws import a_quarter  # noqa: E402
 
@@ -474,44 +468,8 @@ def test_weights_made_in_inference_mode_may_change() -> None:
             model.weight.mul_(2)
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 7, 8, 63, 1000])
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "float64", "int64"])
-def test_what_is_sampled_of_a_tensor_lies_in_it(size: int, dtype: str) -> None:
-    t = torch.zeros(size + 1, dtype=getattr(torch, dtype))[1:]         # its first byte has an odd address
-    begin, end = t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()
-    words = sampled(t, 16)
-    assert len(words) == len(set(words)) <= 16 and all(begin <= 4 * w and 4 * w + 4 <= end for w in words)
-    watch = TensorWatch([t, torch.zeros(5)])
-    assert watch.is_unchanged()
-    t.detach().numpy().view("uint8").__iadd__(1)        # a write that does not change the version
-    assert watch.is_unchanged() == (not len(words))
-
-
 def _set_data(t: Any) -> None:
     t.data = t.data.clone()
-
-
-def test_the_native_pass_is_kept_among_the_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SVOD_OBJECT_CACHE", str(tmp_path))
-    for _ in range(2):
-        assert watch_module.native.__wrapped__() is not None
-        monkeypatch.setattr("svod.compile.cpu.runtime.compile_object", None)
-    assert [kept.objects for kept in stored_builds(tmp_path).values()] == [1]
-
-
-def test_a_watch_keeps_the_machine_code_that_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens to the process's native pass: a watch calls the code of its own."""
-    own = watch_module.native.__wrapped__()
-    code = weakref.ref(own.code)
-    with monkeypatch.context() as patched:
-        patched.setattr(watch_module, "native", lambda own=own: own)
-        watch = watch_module.TensorWatch([torch.ones(3)])
-    del own
-    gc.collect()
-    assert code() is not None and watch.is_unchanged()
-    del watch
-    gc.collect()
-    assert code() is None
 
 
 def test_threads_that_call_first_get_right_results() -> None:
@@ -528,22 +486,6 @@ def test_threads_that_call_first_get_right_results() -> None:
         expected = m(x)
     with ThreadPoolExecutor(4) as threads:
         assert max(threads.map(serve, range(4))) < 1e-5
-
-
-@pytest.mark.parametrize("is_native", [True, False], ids=["native", "python"])
-@pytest.mark.parametrize("inference", [False, True], ids=["counted", "inference"])
-def test_changes_that_are_watched(is_native: bool, inference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watch_module.native() is not None, "this PyTorch has the functions that it takes"
-    if not is_native:
-        monkeypatch.setattr(watch_module, "native", lambda: None)
-    with torch.inference_mode(inference):
-        tensors = [torch.randn(40, 7), torch.ones(3), torch.zeros(0), torch.tensor(1.5), torch.ones(6, dtype=torch.int64)]
-        for t in [t for t in tensors if t.numel()]:
-            for change in (lambda t: t.add_(1), _set_data, lambda t: t.data.add_(1), lambda t: t.numpy().__iadd__(1)):
-                watch = TensorWatch(tensors)
-                assert watch.is_unchanged() and watch.is_unchanged()
-                change(t)
-                assert not watch.is_unchanged()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -613,17 +555,6 @@ def _written(a: Any, b: Any, c: Any) -> Any:
     a.add_(b * 0.5)
     c.mul_(0.75)
     return a - c
-
-
-def test_a_watch_lets_its_tensors_go() -> None:
-    t = torch.randn(64)
-    memory = weakref.ref(t)
-    watch = TensorWatch([t])
-    del t
-    assert memory() is not None
-    del watch
-    gc.collect()
-    assert memory() is None
 
 
 def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
