@@ -6,8 +6,9 @@
 
 A quick choice prices a few sketches, which pack no constants if there are such. A chain of a relative, a kernel of the plan with the same
 structure and other extents, is adapted in a small part of the time that a choice takes. It is not used if it makes much more code than the
-relative has. Kernels whose own form is kept in the object cache need no first form. `svod.compile.plan.running.exchange` compiles the own
-forms, and lets the plan change to them.
+relative has. Kernels whose own form is kept in the object cache need no first form. A plan of fewer than LEAST_KERNELS has no first forms:
+all cores compile its own forms in less than a second, and the background thread would need longer, beside runs that are several times
+slower until then. `svod.compile.plan.running.exchange` compiles the own forms, and lets the plan change to them.
 """
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from svod.tune.chains import choose
 from svod.tune.relatives import derived
 from svod.tune.resolved import Resolved
 
-LEAST_KERNELS = 8       # distinct kernels of a plan from which on they have first forms
+LEAST_KERNELS = 24      # distinct kernels of a plan from which on they have first forms
 MOST_CODE = 2.0         # most positions computed side by side, as a multiple of the relative's
 _OF_CHAINS = "heuristic", "database", "transfer", "lock"        # sources of chains that may have a first form
 
@@ -65,7 +66,6 @@ class FirstForms:
             found = self._compiler.backend.quick_choice(state)
             self._relatives.setdefault(family, found)
         return _first(Choice(found.applied_opts, "heuristic", why), own)
-
 
     def _kept_chain(self, kernel: Kernel) -> Chain | None:
         """The chain of the first form that is kept, unless its code was found wrong."""

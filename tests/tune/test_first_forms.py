@@ -27,7 +27,7 @@ from svod.core.cost.sketch import quick_choice
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError
-from svod.tune import first_forms
+from svod.tune import first_forms, plan_chains
 from svod.tune.first_forms import LEAST_KERNELS, FirstForms, has_first_forms
 from svod.tune.resolved import resolve
 from tests.locks import held_elsewhere
@@ -35,6 +35,7 @@ from tests.patience import NEVER
 
 # Widths of the layers, among them 1, primes, and numbers that no vector divides.
 SIZES = (17, 31, 64, 1, 13, 40, 97, 8, 23, 50, 3)
+LAYERS_KERNELS = 8      # least number of distinct kernels of `Layers`
 Array = np.ndarray[Any, Any]
 
 
@@ -48,7 +49,8 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A compiler that knows no kernel yet, and first forms."""
+    """A compiler that knows no kernel yet, and first forms for the kernels of `Layers`."""
+    monkeypatch.setattr(plan_chains, "LEAST_KERNELS", LAYERS_KERNELS)
     monkeypatch.setenv("SVOD_FIRST_FORMS", "1")
     objects = tmp_path / "objects"
     objects.mkdir()     # a directory that is missing is warned of
@@ -106,6 +108,17 @@ def test_results_are_right_before_between_and_after_the_steps(by_hand: list[Exch
         layers.check(f, rows)
 
 
+@pytest.mark.parametrize("widths", [LEAST_KERNELS - 1, LEAST_KERNELS])
+def test_small_plans_have_no_first_forms(widths: int, by_hand: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_chains, "LEAST_KERNELS", LEAST_KERNELS)
+    given = [np.full(n, n, np.float32) for n in range(1, widths + 1)]
+    f = svod.jit(lambda *rows: [row + 1 for row in rows])
+    for n, got in enumerate(f(*given), 1):
+        np.testing.assert_array_equal(got.numpy(), np.full(n, n + 1, np.float32))
+    assert len({k.key for k in f.plans[0].kernels}) == widths
+    assert (sources(f) == {"first"}, len(by_hand)) == ((False, 0) if widths < LEAST_KERNELS else (True, 1))
+
+
 def test_own_forms_are_those_of_a_plan_without_first_forms(by_hand: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
     f = svod.jit(Layers())
     x = np.ones((3, SIZES[0]), np.float32)
@@ -121,7 +134,7 @@ def test_kept_objects_need_no_first_form(by_hand: list[Exchange], monkeypatch: p
     """The next process, which here is another compiler over the same object cache."""
     f, layers = svod.jit(Layers()), Layers()
     layers.check(f)
-    for _ in range(LEAST_KERNELS // 2):
+    for _ in range(LAYERS_KERNELS // 2):
         by_hand[0].step()
     monkeypatch.setattr(compiler_module, "_compilers", {})
     compiled = []
@@ -372,8 +385,10 @@ def test_a_kept_chain_whose_code_is_wrong_is_not_used(by_hand: list[Exchange]) -
 PROGRAM = """
 import sys
 import numpy as np
-from tests.tune.test_first_forms import Layers, sources
+from tests.tune.test_first_forms import LAYERS_KERNELS, Layers, sources
 import svod
+from svod.tune import plan_chains
+plan_chains.LEAST_KERNELS = LAYERS_KERNELS
 layers = Layers()
 f = svod.jit(layers)
 layers.check(f)
