@@ -118,7 +118,7 @@ class Model:
         remake_after_fork(self, "_knows_own", lambda: False)
         self._runs = itertools.count() if self.walk.has_seeds else None
         self._names = tuple(i.name for i in self.inputs)
-        self._plain: set[Any] = set()       # signatures of positional arrays that earlier calls have checked
+        self._plain: set[Any] = set()       # signatures of arrays that earlier calls have checked
 
     def _capture_anew(self) -> None:
         """Make the translation of the graph a jitted function: one plan for each signature; each run draws new random numbers. `_own`: the
@@ -154,15 +154,16 @@ class Model:
         svod tensors are among them, outputs are tensors.
 
         Raises OnnxError, which names all inputs that are missing, unknown, or of another type or shape."""
-        signature = tuple([(a.shape, a.dtype) if type(a) is np.ndarray else None for a in args]) if not kwargs else None
-        if signature in self._plain:        # an earlier call checked arrays of this signature
-            results = self.run(dict(zip(self._names, args, strict=True)))
-            return array_of(results[0]) if len(results) == 1 else self._named_outputs([array_of(r) for r in results])
         given = self._named(args, kwargs)
-        results = self._with_tail(self.checked(given))
-        if self._is_plain(signature, results):
+        signature = tuple([(name, v.shape, v.dtype) if type(v) is np.ndarray else None for name, v in given.items()])
+        if signature in self._plain:        # an earlier call checked arrays of this signature
+            made = [array_of(r) for r in self._results(given, ())]
+            return made[0] if len(made) == 1 else self._named_outputs(made)
+        checked = self.checked(given)
+        results = self._with_tail(checked)
+        if list(given) == list(checked) and self._is_plain(signature, results):
             self._plain.add(signature)
-        if not any(isinstance(v, Tensor) for v in given.values()):
+        if not any(isinstance(v, Tensor) for v in checked.values()):
             results = [[array_of(v) for v in r] if isinstance(r, list) else array_of(r) for r in results]
         return results[0] if len(results) == 1 else self._named_outputs(results)
 
@@ -171,11 +172,10 @@ class Model:
         out.names = tuple(o.name for o in self.outputs)
         return out
 
-    def _is_plain(self, signature: Any, results: Sequence[Any]) -> bool:
-        """Whether further calls with arrays of these shapes and types may skip the checks."""
-        return (signature is not None and None not in signature and len(signature) == len(self.inputs) and self.tail is None
-                and not self.deciding and not any(isinstance(d, Variable) for d in self.dims.values())
-                and not any(isinstance(r, list) for r in results))
+    def _is_plain(self, signature: Sequence[Any], results: Sequence[Any]) -> bool:
+        """Whether further calls with arrays of these names, shapes and types may skip the checks and the division into operands."""
+        return (None not in signature and self.tail is None and not self.deciding
+                and not any(isinstance(d, Variable) for d in self.dims.values()) and not any(isinstance(r, list) for r in results))
 
     def _make_tail(self) -> RuntimeTail | None:
         """The part of the model that another runtime computes; None if svod computes all of it."""
@@ -334,12 +334,13 @@ class Model:
 
     # -- the feed --------------------------------------------------------------------------------------------------------
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        names = [i.name for i in self.inputs]
         if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
             return dict(args[0])
-        if len(args) > len(names):
-            raise OnnxError(f"{len(args)} inputs were given; the model has {len(names)}: {', '.join(names)}")
-        named = dict(zip(names, args, strict=False))
+        if len(args) > len(self._names):
+            raise OnnxError(f"{len(args)} inputs were given; the model has {len(self._names)}: {', '.join(self._names)}")
+        named = dict(zip(self._names, args, strict=False))
+        if not kwargs:
+            return named
         if twice := sorted(named.keys() & kwargs.keys()):
             raise OnnxError(f"given by position and by name: {', '.join(twice)}")
         return {**named, **kwargs}
