@@ -1,6 +1,6 @@
 """The thread pool: worker threads, their cores and their scratch memory. The code that the workers execute is in `runtime.py`.
 
-Each process has one pool (`Pool.get`). Workers are daemon threads that stay inside native code: they spin for about 50 µs after the last
+Each process has one pool (`Pool.get`). Workers are daemon threads that stay inside native code: they spin for about 200 µs after the last
 launch and then sleep until the next one. A plan takes the pool while it runs, by a try-lock; a plan that runs at the same time fails to
 take it and runs on its calling thread only. A program that asks for one thread starts no workers.
 
@@ -31,7 +31,7 @@ from svod.system.process.cores import affinity, physical_core
 from svod.system.process.threads import Joinable, start_native
 
 log = logging.getLogger("svod")
-SPIN_SECONDS = 50e-6        # a worker stops spinning after this time without work
+SPIN_SECONDS = 200e-6       # a worker stops spinning after this time without work: a call of a plan in Python takes up to 150 µs
 PATIENCE_SECONDS = 20e-6    # a caller waits this long before it yields its core
 NAP_MICROSECONDS = 100      # sleep of a worker between two checks for work on systems without futexes
 PAGE = 4096

@@ -19,7 +19,7 @@ thread that claimed it has subtracted it. A late worker therefore can only claim
 successive jobs different. `latest` is (generation, threads, 0) of the job published last, written after its tickets: a worker that has
 checked all shares of a generation finds no more work until `latest` changes.
 
-How a worker sleeps. It spins for about 50 µs, then sets its flag to 1, increments `sleepers`, reads `latest` once more and waits on its
+How a worker sleeps. It spins for about 200 µs, then sets its flag to 1, increments `sleepers`, reads `latest` once more and waits on its
 flag with a futex. The caller writes `latest`, then reads `sleepers`. All four accesses are sequentially consistent, so the worker sees the
 new `latest` or the caller sees the sleeper. The thread that changes a flag from 1 to 0 decrements `sleepers`. Without futexes a worker
 polls between short sleeps instead.
