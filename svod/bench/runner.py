@@ -35,13 +35,12 @@ from svod.bench.roofline import COMPUTE, Ceilings
 from svod.bench.suites.cases import Case
 from svod.bench.suites.reference import Result, difference, reference
 from svod.bench.summary import PLACEMENTS, Timed, bound_beside, group_results, judge_case, neighbour_of, suite_results
-from svod.bench.timer import Clock, Contestant, calibrate, warm_up
+from svod.bench.timer import SPIN_DOWN_SECONDS, Clock, Contestant, calibrate, warm_up
 from svod.config import BenchConfig
 from svod.core.ir.dtype import BY_NAME, DType
 from svod.core.machine.target import Target
 from svod.errors import SvodError, UnsupportedError
 
-PAUSE_SECONDS = 12e-3           # seconds between contestants: libraries' threads spin for up to 10 ms after a run
 WARM_SECONDS = 25e-3  # seconds of untimed runs before a sample: after a pause threads sleep, clocks are low, and caches hold other data
 # A contestant that takes more than SLOW_FACTOR times the fastest one's time, and more than SLOW_SECONDS, is dropped after SLOW_ROUNDS.
 SLOW_FACTOR = 8.0
@@ -66,7 +65,7 @@ class CaseTiming:
 
 def time_interleaved(contestants: Sequence[Contestant], lead: int, config: BenchConfig, *, beside: Collection[int] = (),
                      elsewhere: Sequence[Sequence[Contestant]] = (), rng: random.Random, clock: Clock = time.perf_counter,
-                     watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS),
+                     watch: Watch = watch_machine, pause: Callable[[], None] = lambda: time.sleep(SPIN_DOWN_SECONDS),
                      place: Place, limit: float | None = None) -> CaseTiming:
     """Time contestants in interleaved rounds until the ratios of `lead` to the fast ones are known, or the time of `config` is used up.
     With a `limit` it is enough to know whether `lead` takes more than `limit` times as long as the fastest other contestant.
@@ -142,7 +141,7 @@ def _is_judged(peers: Sequence[Sequence[float]], lead: Sequence[float], limit: f
 def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, target: Target, ceilings: Ceilings | None = None,
              arithmetic: Callable[[DType], Round] | None = None, seed: int = 0, rng: random.Random | None = None,
              clock: Clock = time.perf_counter, watch: Watch = watch_machine,
-             pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS), place: Place = placed,
+             pause: Callable[[], None] = lambda: time.sleep(SPIN_DOWN_SECONDS), place: Place = placed,
              refer: Callable[[Case, Sequence[Array]], Result] = reference) -> CaseResult:
     """Run one case. `contestants` are svod's own (named as in `results.SVOD`) and peers. `refer` computes the reference of the results.
     `arithmetic` makes a loop of bare arithmetic on a type, which is timed along with kernels that arithmetic limits; without it their

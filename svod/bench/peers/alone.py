@@ -31,7 +31,7 @@ from svod.bench.placing import Place
 from svod.bench.results import KernelInfo
 from svod.bench.suites.cases import REFERENCE, Case
 from svod.bench.suites.reference import Result
-from svod.bench.timer import Clock, Contestant
+from svod.bench.timer import SPIN_DOWN_SECONDS, Clock, Contestant
 from svod.config import PrepareConfig, environment_with_svod
 from svod.errors import SvodError, UnsupportedError
 from svod.system.process.program import python
@@ -43,7 +43,6 @@ RUN_SECONDS = 120.0             # most seconds until a run or a sample is answer
 END_SECONDS = 5.0               # seconds in which a child may end by itself before it is killed
 LASTING = ("blocks",)           # suites whose children stay for the next case
 MOST_ORDERS = 200               # most cases of a child, as a library may keep memory for each
-SPIN_DOWN_SECONDS = 50e-3       # seconds between contestants, until the idle threads of a library stop spinning
 
 
 class AloneError(SvodError):
