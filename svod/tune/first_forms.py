@@ -6,9 +6,11 @@
 
 A quick choice prices a few sketches, which pack no constants if there are such. A chain of a relative, a kernel of the plan with the same
 structure and other extents, is adapted in a small part of the time that a choice takes. It is not used if it makes much more code than the
-relative has. Kernels whose own form is kept in the object cache need no first form. A plan of fewer than LEAST_KERNELS has no first forms:
-all cores compile its own forms in less than a second, and the background thread would need longer, beside runs that are several times
-slower until then. `svod.compile.plan.running.exchange` compiles the own forms, and lets the plan change to them.
+relative has. Kernels whose own form is kept in the object cache need no first form. `svod.compile.plan.running.exchange` compiles the own
+forms, and lets the plan change to them.
+
+A small plan has no first forms (`is_large`): all cores compile its own forms in less than a second, and the background thread would need
+longer, beside runs that are several times slower until then.
 """
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from svod.compile.plan.compiler import Chain, Choice
+from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import LOOP, Scheduler
@@ -26,7 +29,8 @@ from svod.tune.chains import choose
 from svod.tune.relatives import derived
 from svod.tune.resolved import Resolved
 
-LEAST_KERNELS = 24      # distinct kernels of a plan from which on they have first forms
+LEAST_KERNELS = 24      # distinct kernels of a large plan
+LEAST_CONSTANT_BYTES = 1 << 27      # bytes of constants of a large plan: packing them takes as long as the kernels of a small one
 MOST_CODE = 2.0         # most positions computed side by side, as a multiple of the relative's
 _OF_CHAINS = "heuristic", "database", "transfer", "lock"        # sources of chains that may have a first form
 
@@ -36,6 +40,12 @@ def has_first_forms(config: PrepareConfig) -> bool:
     plan is searched or observed."""
     observed = config.debug, config.profile, config.trace, config.dump_after, config.perf_map, config.capture
     return config.first_forms is not False and config.beam is None and not any(observed)
+
+
+def is_large(unbound: UnboundPlan) -> bool:
+    """Whether a plan is so large that its kernels begin with first forms."""
+    constants = sum(b.nbytes for b in unbound.buffers if b.kind == "constant")
+    return len(unbound.kernels) >= LEAST_KERNELS or constants >= LEAST_CONSTANT_BYTES
 
 
 class FirstForms:

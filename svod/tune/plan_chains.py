@@ -16,7 +16,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.system.optional import optional
 from svod.tune.chains import choose, choose_each
 from svod.tune.checks import chains_to_check
-from svod.tune.first_forms import LEAST_KERNELS, FirstForms
+from svod.tune.first_forms import FirstForms, is_large
 from svod.tune.resolved import Resolved
 from svod.tune.unfinished import is_to_be_searched
 
@@ -32,8 +32,7 @@ def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resol
         return {}
     with Compilation(compiler) as compilation:
         compilation.start()
-        is_large = len(unbound.kernels) >= LEAST_KERNELS and compiler.pair.has_first_forms
-        forms = FirstForms(resolved) if may_be_first and is_large else None
+        forms = FirstForms(resolved) if may_be_first and compiler.pair.has_first_forms and is_large(unbound) else None
         choices = plan_choices(unbound, given, resolved, compilation.begin, forms)
         return compile_all(unbound.kernels, choices, compiler)
 

@@ -27,7 +27,7 @@ from svod.core.cost.sketch import quick_choice
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError
-from svod.tune import first_forms, plan_chains
+from svod.tune import first_forms
 from svod.tune.first_forms import LEAST_KERNELS, FirstForms, has_first_forms
 from svod.tune.resolved import resolve
 from tests.locks import held_elsewhere
@@ -50,7 +50,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A compiler that knows no kernel yet, and first forms for the kernels of `Layers`."""
-    monkeypatch.setattr(plan_chains, "LEAST_KERNELS", LAYERS_KERNELS)
+    monkeypatch.setattr(first_forms, "LEAST_KERNELS", LAYERS_KERNELS)
     monkeypatch.setenv("SVOD_FIRST_FORMS", "1")
     objects = tmp_path / "objects"
     objects.mkdir()     # a directory that is missing is warned of
@@ -110,13 +110,25 @@ def test_results_are_right_before_between_and_after_the_steps(by_hand: list[Exch
 
 @pytest.mark.parametrize("widths", [LEAST_KERNELS - 1, LEAST_KERNELS])
 def test_small_plans_have_no_first_forms(widths: int, by_hand: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_chains, "LEAST_KERNELS", LEAST_KERNELS)
+    monkeypatch.setattr(first_forms, "LEAST_KERNELS", LEAST_KERNELS)
     given = [np.full(n, n, np.float32) for n in range(1, widths + 1)]
     f = svod.jit(lambda *rows: [row + 1 for row in rows])
     for n, got in enumerate(f(*given), 1):
         np.testing.assert_array_equal(got.numpy(), np.full(n, n + 1, np.float32))
     assert len({k.key for k in f.plans[0].kernels}) == widths
     assert (sources(f) == {"first"}, len(by_hand)) == ((False, 0) if widths < LEAST_KERNELS else (True, 1))
+
+
+def test_plans_of_many_constants_have_first_forms(by_hand: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_forms, "LEAST_KERNELS", LEAST_KERNELS)
+    layers = Layers()
+    constants = sum(a.nbytes for a in (*layers.weights, *layers.biases))
+    for least, expected in ((constants + 1, {"heuristic"}), (constants, {"first"})):
+        monkeypatch.setattr(first_forms, "LEAST_CONSTANT_BYTES", least)
+        monkeypatch.setattr(compiler_module, "_compilers", {})
+        f = svod.jit(layers, config=PrepareConfig(object_cache=":none:"))
+        layers.check(f)
+        assert sources(f) == expected
 
 
 def test_own_forms_are_those_of_a_plan_without_first_forms(by_hand: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,8 +399,8 @@ import sys
 import numpy as np
 from tests.tune.test_first_forms import LAYERS_KERNELS, Layers, sources
 import svod
-from svod.tune import plan_chains
-plan_chains.LEAST_KERNELS = LAYERS_KERNELS
+from svod.tune import first_forms
+first_forms.LEAST_KERNELS = LAYERS_KERNELS
 layers = Layers()
 f = svod.jit(layers)
 layers.check(f)
