@@ -100,7 +100,7 @@ WORK: dict[str, Work] = {
     **{f"{name} along an axis": square(name, 0) for name in ALONG},
     "gelu tanh": square("gelu", "tanh"),
     **{name: Work(lambda n, name=name: getattr(f(n, n), name)(), each=48) for name in ("sinh", "asinh", "atanh")},  # type: ignore[misc]
-    **{name: Work(lambda n, name=name: getattr(f(n, n), name)(), each=64) for name in ("asin", "acos", "atan")},  # type: ignore[misc]
+    **{name: Work(lambda n, name=name: getattr(f(n, n), name)(), each=66) for name in ("asin", "acos", "atan")},  # type: ignore[misc]
     "atan2": Work(lambda n: f(n, n).atan2(f(n, n)), each=60),
     # -- library kernels: one combination per element, whatever the axis
     **{f"{name} {along}": Work(lambda n, name=name, dim=dim: getattr(f(n, n, 3), name)(dim), lambda n: 3 * n * n, each=4)  # type: ignore[misc]

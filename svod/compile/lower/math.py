@@ -120,6 +120,11 @@ class _Vector:
     def mul(self, x: int, y: int) -> int: return self.b.alu("MUL", self.dtype, self.lanes, x, y)
     def div(self, x: int, y: int) -> int: return self.b.alu("FDIV", self.dtype, self.lanes, x, y)
     def fma(self, x: int, y: int, z: int) -> int: return self.b.alu("MULACC", self.dtype, self.lanes, x, y, z)
+    def square(self, x: int) -> int:
+        """Return x² for a polynomial that begins with a constant. Where subnormal numbers are slow, 2^-100 (float64: 2^-900) is added,
+        which does not change the polynomial, so that squares of tiny numbers are normal."""
+        return self.fma(x, x, self.c(2.0**-900 if self.double else 2.0**-100)) if self.rules.has_slow_subnormals else self.mul(x, x)
+
     def scaleb(self, x: int, n: int) -> int: return self.b.alu("SCALEB", self.dtype, self.lanes, x, n)
     def floor(self, x: int) -> int: return self.b.alu("FLOOR", self.dtype, self.lanes, x)
     def nearest(self, x: int) -> int: return self.b.alu("ROUND", self.dtype, self.lanes, x)
@@ -309,7 +314,7 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
         word, _ = v.b.type_of(turns)
         turns = v.b.alu("ADD", word, v.lanes, turns, v.b.const(word, v.lanes, quarter))
     turns = v.b.cast(v.word, turns)
-    z = v.mul(r, r)
+    z = v.square(r)
     sine = v.mul(r, v.polynomial(z, (1.0, *(_FITTED["SIN_64"] if v.double else _FITTED["SIN_32"]))))
     cosine = v.polynomial(z, (1.0, -0.5, *(_FITTED["COS_64"] if v.double else _FITTED["COS_32"])))
     odd = v.ne(v.integer("AND", turns, v.w(1)), v.w(0))
@@ -324,10 +329,10 @@ def _tanh(v: _Vector, x: int) -> int:
     if not v.double:
         limit = 9.03125         # tanh of it is 1 in float32
         x = v.clamp(x, -limit, limit)
-        z = v.mul(x, x)
+        z = v.square(x)
         return v.clamp(v.div(v.mul(x, v.polynomial(z, _FITTED["TANH_32_P"])), v.polynomial(z, _FITTED["TANH_32_Q"])), -1.0, 1.0)
     a = v.absolute(x)
-    z = v.mul(a, a)
+    z = v.square(a)
     near = v.fma(v.mul(a, z), v.polynomial(z, _FITTED["TANH_64"]), a)
     far = v.sub(v.c(1.0), v.div(v.c(2.0), v.add(_exp(v, v.add(a, a)), v.c(1.0))))
     return v.with_sign_of(x, v.where(v.lt(a, v.c(0.625)), near, far))
@@ -338,7 +343,7 @@ def _erf(v: _Vector, x: int) -> int:
     lower degree approximates it. Both sums end with a rounding of a number to which the rest adds a small correction."""
     limit, near_table, far_table = _ERF[v.dtype]
     a = v.absolute(x)
-    near = v.fma(a, v.polynomial(v.mul(a, a), near_table), a)
+    near = v.fma(a, v.polynomial(v.square(a), near_table), a)
     root = v.polynomial(v.sub(v.where(v.lt(v.c(limit), a), v.c(limit), a), v.c(1.0)), far_table)
     far = v.fma(v.b.alu("NEG", v.dtype, v.lanes, root), root, v.c(1.0))
     return v.with_sign_of(x, v.where(v.lt(a, v.c(0.859375)), near, far))

@@ -51,9 +51,9 @@ class Activations(Products):
 
     @rounds_once
     def silu(self) -> Self:
-        """SiLU: x · sigmoid(x)."""
+        """SiLU: x · sigmoid(x), computed as x / (1 + exp(-x))."""
         x = self._float()
-        return x.mul(x.sigmoid())
+        return x.div(x.neg().exp().add(1))
 
     def gelu(self, approximate: str = "none") -> Self:
         """GELU: x · Φ(x) with the error function ('none') or its tanh approximation ('tanh'; Hendrycks and Gimpel, 2016). 16-bit results
@@ -68,14 +68,14 @@ class Activations(Products):
         if approximate == "none":
             bell = x.mul(math.sqrt(0.5)).erf()
         else:
-            bell = x.add(x.mul(x).mul(x).mul(0.044715)).mul(math.sqrt(2 / math.pi)).tanh()
+            bell = x.mul(x.mul(x).mul(0.044715).add(1)).mul(math.sqrt(2 / math.pi)).tanh()
         return x.mul(0.5).mul(bell.add(1))
 
     @rounds_once
     def _gelu_without_cancelling(self, approximate: str) -> Self:
         if approximate == "none":
             return self.mul(0.5).mul(self.mul(-math.sqrt(0.5)).erfc())
-        y = self.mul(self).mul(self).mul(0.044715).add(self)
+        y = self.mul(self).mul(0.044715).add(1).mul(self)
         return self.div(y.mul(-2 * math.sqrt(2 / math.pi)).exp().add(1))        # (1 + tanh(y)) / 2 = 1 / (1 + exp(-2y))
 
     @rounds_once

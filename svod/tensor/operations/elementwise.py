@@ -10,7 +10,7 @@ the width or more gives 0, or -1 for a negative integer shifted right.
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from svod.core.graph import graph
 from svod.core.graph.shapes import broadcast_shapes, shape_of
@@ -518,13 +518,14 @@ class Elementwise(Movement):
         rely on rounding errors, which compilers of devices may simplify away."""
         x = self._float()
         t = x / (x * 0.5 + 1)
-        z = t.square() * 0.25
+        near = without_tiny(t)
+        z = near.square() * 0.25
         terms = 10 if x.dtype == dtypes.float64 else 4
         series = z * (1 / (2 * terms + 1))
         for k in range(terms - 1, 0, -1):
             series = (series + 1 / (2 * k + 1)) * z
         small = x.lt(math.sqrt(2) - 1).logical_and(x.gt(math.sqrt(0.5) - 1))
-        return self._select(small, t + t * series, (x + 1).log())
+        return self._select(small, t + near * series, (x + 1).log())
 
     @rounds_once
     def expm1(self) -> Self:
@@ -554,6 +555,14 @@ def _is_no_value(other: object) -> bool:
 
 
 _LOGIC_OF_BOOLS = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR, Ops.MIN: Ops.AND}
+
+
+E = TypeVar("E", bound=Elementwise)
+
+
+def without_tiny(x: E) -> E:
+    """x, or 0 where |x| < 2^-30: its powers add nothing to a series that begins with 1, and may be subnormal, which is slow."""
+    return x.where(x.abs().ge(2.0 ** -30), 0.0)
 
 
 def truncated_remainder(dividend: UOp, divisor: UOp) -> UOp:

@@ -10,7 +10,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.variable import Dim
 from svod.errors import DTypeError
 from svod.tensor.base import Scalar, common_dtype, is_scalar, operand_uops, scalar_dtype, without_numpy
-from svod.tensor.operations.elementwise import Elementwise, Operand, truncated_remainder
+from svod.tensor.operations.elementwise import Elementwise, Operand, truncated_remainder, without_tiny
 from svod.tensor.precision import rounds_once
 
 
@@ -183,12 +183,13 @@ class Functions(Elementwise):
         t = self
         for _ in range(2):
             t = t.div(t.square().add(1).sqrt().add(1))
-        square = t.square()
+        near = without_tiny(t)
+        square = near.square()
         terms = 6 if t.dtype == dtypes.float32 else 12
         series = square.mul(0)
         for k in range(terms, 0, -1):
             series = series.add((-1) ** k / (2 * k + 1)).mul(square)
-        return t.add(t.mul(series)).mul(4)
+        return t.add(near.mul(series)).mul(4)
 
     @rounds_once
     def atan2(self, other: Operand) -> Self:

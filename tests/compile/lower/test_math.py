@@ -349,6 +349,20 @@ def test_powers_that_are_zero_come_without_subnormal_numbers(op: Ops, dtype: DTy
     assert (got[4:] > 0).all()
 
 
+@pytest.mark.parametrize("rules", [STRICT, SCALED, STRICT._replace(has_slow_subnormals=False)])
+@pytest.mark.parametrize("op", UNARY)
+def test_small_arguments_come_without_subnormal_numbers(op: Ops, rules: FloatRules) -> None:
+    """Functions whose polynomials are of squares make no subnormal numbers of them."""
+    x, dtype = np.concatenate([sign * 10.0**-np.linspace(0, 36, 1009) for sign in (1, -1)]).astype(np.float32), F32
+    b = Direct()
+    with np.errstate(all="ignore", under="raise"):
+        if op in (Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF) and not rules.has_slow_subnormals:
+            with pytest.raises(FloatingPointError, match="underflow"):
+                expand(b, op, dtype, x.size, b.put(x, dtype, x.size), rules=rules)
+        else:
+            expand(b, op, dtype, x.size, b.put(x, dtype, x.size), rules=rules)
+
+
 @pytest.mark.parametrize("rules", [STRICT, SCALED])
 @pytest.mark.parametrize("dtype, least", [(F32, -100 * math.log(2)), (F64, -996 * math.log(2))])
 def test_attention_weights_are_exponentials_or_zero(dtype: DType, least: float, rules: FloatRules) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops
 from svod.tensor import Tensor
 from tests.draws import a_half, an_eighth
+from tests.graph_reference import evaluate_graph
 from tests.tensor.checking import evaluate
 from tests.tensor.strategies import Array
 
@@ -75,6 +78,15 @@ def test_relative_errors(name: str, dtype: str, request: pytest.FixtureRequest) 
     slack = float(dtype == "float64")       # the reference may be off by a unit of float64
     bound = BOUND if request.config.getoption("--device") else BOUNDS.get(name, BOUND) + slack
     assert error[worst] <= bound, (x[worst], want[worst], error[worst])
+
+
+@pytest.mark.parametrize("name", ["log1p", "atan", "softplus", "logsigmoid", "silu", "sigmoid", "mish"])
+def test_series_of_small_numbers_make_no_subnormal_numbers(name: str) -> None:
+    small = 10.0 ** -np.linspace(0, 18, 401)
+    x = np.concatenate([small, -small, np.linspace(-80, 80, 401)]).astype(np.float32)
+    for u in getattr(Tensor(x), name)().uop.toposort():
+        if u.dtype == dtypes.float32 and u.op is not Ops.BUFFER:
+            assert not ((value := abs(evaluate_graph(u))) < np.finfo(np.float32).tiny)[value > 0].any(), u
 
 
 @pytest.mark.parametrize("count", [1, 3, 61, 1009, 20_011])
