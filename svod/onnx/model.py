@@ -118,7 +118,8 @@ class Model:
         remake_after_fork(self, "_knows_own", lambda: False)
         self._runs = itertools.count() if self.walk.has_seeds else None
         self._names = tuple(i.name for i in self.inputs)
-        self._plain: set[Any] = set()       # signatures of arrays that earlier calls have checked
+        # signatures of arrays that earlier calls have checked → the names of those that the plan takes, in its order
+        self._plain: dict[Any, tuple[str, ...]] = {}
 
     def _capture_anew(self) -> None:
         """Make the translation of the graph a jitted function: one plan for each signature; each run draws new random numbers. `_own`: the
@@ -156,14 +157,15 @@ class Model:
         Raises OnnxError, which names all inputs that are missing, unknown, or of another type or shape."""
         given = self._named(args, kwargs)
         signature = tuple([(name, v.shape, v.dtype) if type(v) is np.ndarray else None for name, v in given.items()])
-        if signature in self._plain:        # an earlier call checked arrays of this signature
-            made = [array_of(r) for r in self._results(given, ())]
+        names = self._plain.get(signature)
+        if names is not None:        # an earlier call checked arrays of this signature
+            made = [array_of(r) for r in self._results({name: given[name] for name in names}, ())]
             return made[0] if len(made) == 1 else self._named_outputs(made)
         checked = self.checked(given)
         results = self._with_tail(checked)
-        if list(given) == list(checked) and self._is_plain(signature, results):
-            self._plain.add(signature)
-        if not any(isinstance(v, Tensor) for v in checked.values()):
+        if self._is_plain(signature, results):
+            self._plain[signature] = tuple(checked)
+        if not any(isinstance(v, Tensor) for v in given.values()):
             results = [[array_of(v) for v in r] if isinstance(r, list) else array_of(r) for r in results]
         return results[0] if len(results) == 1 else self._named_outputs(results)
 
@@ -173,8 +175,8 @@ class Model:
         return out
 
     def _is_plain(self, signature: Sequence[Any], results: Sequence[Any]) -> bool:
-        """Whether further calls with arrays of these names, shapes and types may skip the checks and the division into operands."""
-        return (None not in signature and self.tail is None and not self.deciding
+        """Whether further calls with arrays of these names, shapes and types may skip the checks and `run`."""
+        return (None not in signature and self.fallback is None and not self.deciding
                 and not any(isinstance(d, Variable) for d in self.dims.values()) and not any(isinstance(r, list) for r in results))
 
     def _make_tail(self) -> RuntimeTail | None:

@@ -98,11 +98,7 @@ class InferenceSession:
             raise OnnxError(f"run takes a list of outputs, or None, and the inputs by their names: run(None, {{{feed}}})")
         if unknown := [n for n in output_names or () if n not in names]:
             raise OnnxError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
-        inputs = [i.name for i in self._model.inputs]
-        if len(input_feed) == len(inputs) and all(name in input_feed for name in inputs):
-            results = self._model(*[input_feed[name] for name in inputs])       # positional calls skip the checks for a known signature
-        else:
-            results = self._model(dict(input_feed))
+        results = self._model(input_feed)
         outputs = list(results) if isinstance(results, tuple) else [results]
         return [outputs[names.index(n)] for n in output_names] if output_names else outputs
 

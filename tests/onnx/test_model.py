@@ -15,7 +15,7 @@ import svod.onnx
 from svod import Tensor, Variable
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.errors import UnsupportedError
-from svod.onnx import OnnxError, reader
+from svod.onnx import Model, OnnxError, reader
 from svod.onnx.run import arrays_in, dimensions, make_feed, relative_difference, shapes_of
 from svod.onnx.values import tensor_of
 
@@ -55,6 +55,50 @@ def test_a_model_is_a_function_of_arrays_and_tensors(tmp_path: Path) -> None:
         assert m(np.ones((n, 6), np.float32)).shape == (n, 4)
     assert len(m.plans) == 3, "a plan for each size that occurred"
     assert any("fc" in k.origin for k in m.prepare(x=(5, 6)).kernels), "kernels carry the names of nodes"
+
+
+class Shared:
+    """An array of another library."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def difference(**options: Any) -> Model:
+    nodes = [helper.make_node("Sub", ["a", "b"], ["y"])]
+    return svod.onnx.load(model(nodes, [info("a", [3]), info("b", [3])], [info("y", None)], opset=13), **options)
+
+
+def test_further_calls_of_a_signature_skip_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    m, checks, checked = difference(), [], Model.checked
+    a, b = RNG.standard_normal((2, 3)).astype(np.float32)
+    monkeypatch.setattr(Model, "checked", lambda self, feed: checks.append(list(feed)) or checked(self, feed))
+    for call in (lambda: m(a, b), lambda: m({"b": b, "a": a}), lambda: m(b=b, a=a), lambda: m(a, b=b)) * 2:
+        assert np.array_equal(call(), a - b)
+    assert checks == [["a", "b"], ["b", "a"]] and len(m.plans) == 1
+    for wrong in ({"a": a}, {"a": a, "b": b.astype(np.float64)}, {"a": a, "b": b[:2]}, {"a": a, "b": b, "c": b}):
+        with pytest.raises(OnnxError):
+            m(wrong)
+    checks.clear()
+    m = difference(fallback="reference")        # what its plan computes may change in any call
+    for _ in range(3):
+        assert np.array_equal(m(a, b), a - b)
+    assert len(checks) == 3
+
+
+def test_arrays_of_other_libraries_give_arrays() -> None:
+    m = difference()
+    a, b = RNG.standard_normal((2, 3)).astype(np.float32)
+    for given in ((Shared(a), b), (Shared(a), Shared(b)), (a, b)) * 2:
+        out = m(*given)
+        assert type(out) is np.ndarray and np.array_equal(out, a - b)
+    assert isinstance(m(Tensor(a), Shared(b)), Tensor)
 
 
 def test_everything_that_does_not_fit_is_said_at_once() -> None:
