@@ -22,9 +22,8 @@ from run_chains import contestants_of
 # isort: split
 from svod.bench.peers import Peer, PreparedPeer, load_peers, parse_peers
 from svod.bench.placing import placed
-from svod.bench.runner import PAUSE_SECONDS
 from svod.bench.suites.suites import select_cases
-from svod.bench.timer import Contestant
+from svod.bench.timer import SPIN_DOWN_SECONDS, Contestant
 from svod.compile.backend import backend_named
 from svod.core.machine.target import HOST
 from svod.errors import ConfigError
@@ -70,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     everyone = [contestant for _, contestant in cases]
     pauses = [float(p) * 1e-3 for p in args.pauses.split(",")]
     seen: list[tuple[Contestant, float, list[list[float]]]] = [(c, p, [[] for _ in SINCE]) for c in everyone for p in pauses]
-    with placed(everyone, lambda: time.sleep(PAUSE_SECONDS)):
+    with placed(everyone, lambda: time.sleep(SPIN_DOWN_SECONDS)):
         for _ in range(args.rounds):
             for contestant, pause, columns in random.sample(seen, len(seen)):
                 for column, taken in after_a_pause(contestant.run, pause):

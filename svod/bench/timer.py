@@ -17,7 +17,7 @@ from svod.core.machine.target import Target
 
 PROTOCOL_REVISION = 1           # protocol revision of a search's measurements, stored with each; raised when samples stop being comparable
 DEVICE_PROTOCOL = 2             # protocol revision for devices with groups of threads; 2: their second cache is refilled before each run
-BENCH_PROTOCOL = 3              # protocol revision of benchmark runs
+BENCH_PROTOCOL = 4              # protocol revision of benchmark runs
 SPIN_DOWN_SECONDS = 12e-3       # seconds between contestants: libraries' threads spin for up to 10 ms after a run
 MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats the call until it lasts at least this long
 WARM_BELOW_SECONDS = 1e-3       # calls shorter than this are preceded by an untimed call in each sample

@@ -18,7 +18,7 @@ import numpy as np
 
 from svod.bench.results import KernelInfo, KernelShare, PeerInfo
 from svod.bench.suites.cases import Case
-from svod.bench.timer import Contestant
+from svod.bench.timer import SPIN_DOWN_SECONDS, Contestant
 from svod.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
@@ -64,18 +64,20 @@ class Peer(Protocol):
 class Library(NamedTuple):
     """A peer to import when needed: class `peer` of `module`, called with the number of threads. `needs`: modules that must be
     installed. `suites`: "kernels", for suites that run in one process, or the names of suites in `cases.REFERENCE` that it takes part
-    in."""
+    in. `spin_seconds`: how long its threads spin after a run, in a process of its own."""
 
     needs: tuple[str, ...]
     module: str
     peer: str
     suites: tuple[str, ...] = ("kernels",)
+    spin_seconds: float = SPIN_DOWN_SECONDS
 
 
 PEER_LIBRARIES = {
     "numpy": Library(("numpy",), "svod.bench.peers.with_numpy", "NumpyPeer"),
     "torch": Library(("torch",), "svod.bench.peers.with_torch", "TorchPeer", ("kernels", "torch", "blocks")),
-    "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime", "OnnxRuntimePeer", ("kernels", "onnx", "torch")),
+    "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime", "OnnxRuntimePeer", ("kernels", "onnx", "torch"),
+                           spin_seconds=50e-3),
     "jax": Library(("jax",), "svod.bench.peers.with_jax", "JaxPeer"),
     "inductor": Library(("torch",), "svod.bench.peers.with_inductor", "InductorPeer", ("torch",)),
 }

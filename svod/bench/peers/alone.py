@@ -204,7 +204,7 @@ class Alone:
 
     def pause(self) -> None:
         """Wait until idle threads stop spinning."""
-        time.sleep(SPIN_DOWN_SECONDS)
+        time.sleep(max([SPIN_DOWN_SECONDS, *(PEER_LIBRARIES[p.name].spin_seconds for p in self._live if p.name in PEER_LIBRARIES)]))
 
     @property
     def place(self) -> Place:
