@@ -31,7 +31,7 @@ from svod.system.process.cores import affinity, physical_core
 from svod.system.process.threads import Joinable, start_native
 
 log = logging.getLogger("svod")
-SPIN_SECONDS = 200e-6       # a worker stops spinning after this time without work: a call of a plan in Python takes up to 150 µs
+SPIN_SECONDS = 200e-6       # a worker stops spinning after this time without work: Python takes up to 150 µs between two runs of a plan
 PATIENCE_SECONDS = 20e-6    # a caller waits this long before it yields its core
 NAP_MICROSECONDS = 100      # sleep of a worker between two checks for work on systems without futexes
 PAGE = 4096

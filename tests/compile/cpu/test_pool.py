@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu import runtime as rt
-from svod.compile.cpu.pool import Pool, fit_launch, spread, worker_cores
+from svod.compile.cpu.pool import SPIN_SECONDS, Pool, fit_launch, spread, worker_cores
 from svod.errors import LaunchError
 from tests.compile import loop_kernels
 from tests.patience import NEVER
@@ -149,7 +149,7 @@ def test_after_idle_periods():
     pool = Pool.get(2)
     x = np.zeros(31, np.int64)
     args = pointers(x)
-    for pause in (0, 2e-5, 4e-5, 6e-5, 1e-4, 1e-3, 1e-2) * 10:
+    for pause in (0, *(SPIN_SECONDS * share for share in (0.4, 0.6, 0.7, 0.8, 0.9, 1, 1.2)), 1e-3, 1e-2) * 7:
         time.sleep(pause)
         run(pool, [record("count", args, 31, 2)])
     assert (x == 70).all()
