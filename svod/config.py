@@ -292,11 +292,11 @@ class PrepareConfig(_Config):
                              "of the plan; none: nothing is")
     memory_planner: str = _option("SVOD_MEMORY_PLANNER", "arena", _choice("arena", "remap", "disabled"),
                                   "how intermediates share memory: packed into one arena, slots of equal size, or not at all")
-    first_forms: bool | None = _option("SVOD_FIRST_FORMS", None, _OPEN_SWITCH, "a plan of many kernels that are not compiled yet begins "
-                                       "with first forms of them, which are found and compiled sooner, and changes to their own forms when "
-                                       "these are compiled in the background; sizes that take much of the time may get a plan of "
-                                       "their own; not set: 1, and 0 for a plan that is searched or observed; 0: every run computes the "
-                                       "same bits")
+    first_forms: bool | None = _option("SVOD_FIRST_FORMS", None, _OPEN_SWITCH, "a plan of many kernels or large constants that are not "
+                                       "compiled yet begins with first forms of them, which are found and compiled sooner, and changes to "
+                                       "their own forms when these are compiled in the background; sizes that take much of the time may "
+                                       "get a plan of their own; not set: 1, and 0 for a plan that is searched or observed; 0: every run "
+                                       "computes the same bits")
     disable_schedule_cache: bool = _option("SVOD_DISABLE_SCHEDULE_CACHE", False, _SWITCH,
                                            "cut and analyse the kernels of every graph anew, whatever this process has seen before")
     opt_cache_max: int = _option("SVOD_OPT_CACHE_MAX", 4096, _integer(1), "compiled kernels kept in memory; the first in goes first")

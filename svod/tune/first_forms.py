@@ -9,8 +9,8 @@ structure and other extents, is adapted in a small part of the time that a choic
 relative has. Kernels whose own form is kept in the object cache need no first form. `svod.compile.plan.running.exchange` compiles the own
 forms, and lets the plan change to them.
 
-A small plan has no first forms (`is_large`): all cores compile its own forms in less than a second, and the background thread would need
-longer, beside runs that are several times slower until then.
+A small plan has no first forms (`is_large`): all cores compile its own forms in less than a second and pack its constants, and the
+background thread would need longer, beside runs that are several times slower until then.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from svod.tune.relatives import derived
 from svod.tune.resolved import Resolved
 
 LEAST_KERNELS = 24      # distinct kernels of a large plan
-LEAST_CONSTANT_BYTES = 1 << 27      # bytes of constants of a large plan: packing them takes as long as the kernels of a small one
+LEAST_CONSTANT_BYTES = 1 << 27  # bytes of constants from which on a plan is large: packing them takes as long as compiling a small plan
 MOST_CODE = 2.0         # most positions computed side by side, as a multiple of the relative's
 _OF_CHAINS = "heuristic", "database", "transfer", "lock"        # sources of chains that may have a first form
 
@@ -43,9 +43,13 @@ def has_first_forms(config: PrepareConfig) -> bool:
 
 
 def is_large(unbound: UnboundPlan) -> bool:
-    """Whether a plan is so large that its kernels begin with first forms."""
-    constants = sum(b.nbytes for b in unbound.buffers if b.kind == "constant")
-    return len(unbound.kernels) >= LEAST_KERNELS or constants >= LEAST_CONSTANT_BYTES
+    """Whether a plan is so large that its kernels begin with first forms: it has many kernels, or sums over large constants, which are
+    packed with the own forms."""
+    if len(unbound.kernels) >= LEAST_KERNELS:
+        return True
+    summing = {key for key, kernel in unbound.kernels.items() if any(s.has_reduce for s in kernel.stages)}
+    read = {number for c in unbound.calls if c.kernel in summing for number in c.args}
+    return sum(unbound.buffers[i].nbytes for i in read if unbound.buffers[i].kind == "constant") >= LEAST_CONSTANT_BYTES
 
 
 class FirstForms:
