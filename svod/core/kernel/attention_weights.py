@@ -5,8 +5,8 @@ which is 1.
 
 Where W is tiny, W, W·V and the first partial sums of y are subnormal numbers, with which some processors compute slowly (an Intel Xeon of
 2023: about 150 cycles for a multiply-add of one vector). On CPUs lowering sets weights below 2^-100 to 0, which changes y by no more than
-2^-100 · Σ_k |V[k, n]| where V is finite. Kernels that compute logarithms or quotients by y keep their weights. ONLINE sets weights that are
-rounded to 16 bits to 0 below 2^-126.
+2^-100 · Σ_k |V[k, n]| where V is finite. Kernels that compute logarithms of y, or divide by it, keep their weights; exp(y), and y plus a
+constant, round so small a change away. ONLINE sets weights that are rounded to 16 bits to 0 below 2^-126.
 """
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, no
 
 FLOATS = dtypes.float32, dtypes.float64
 NEEDS_TINY = frozenset({"LOG", "LOG2", "POW", "RECIPROCAL"})      # operations whose results differ much where tiny operands do
+ROUNDS_TINY = frozenset({"EXP", "EXP2", "COS"})     # operations whose result is 1 for all tiny operands
+LEAST_ADDED = 2.0 ** -64        # least constant to which adding a tiny number changes nothing
 
 Resolved = Sequence[ResolvedStage | None]
 
@@ -160,7 +162,7 @@ def _only_weigh(kernel: Kernel, resolved: Resolved, exponentials: list[_Value]) 
 
 
 def _needs_tiny(resolved: Resolved, r: ResolvedStage, summed: int) -> bool:
-    """Whether the kernel computes logarithms of the sums over a node, or divides by them."""
+    """Whether the kernel computes logarithms of the sums over a node, or divides by them, so that tiny differences count."""
     todo, seen = [(r, n) for n in _sums_over(r, summed)], set[tuple[int, int]]()
     while todo:
         r, n = todo.pop()
@@ -170,11 +172,17 @@ def _needs_tiny(resolved: Resolved, r: ResolvedStage, summed: int) -> bool:
         users = [(i, node) for i, node in enumerate(r.nodes) if n in node.src]
         if any(node.op in NEEDS_TINY or (node.op == "FDIV" and node.src[1] == n) for _, node in users):
             return True
-        todo += [(r, i) for i in (*[i for i, _ in users], *_sums_over(r, n))]
+        todo += [(r, i) for i in (*[i for i, node in users if not _rounds_tiny(r, node)], *_sums_over(r, n))]
         if n == r.value:
             todo += [(q, i) for q in resolved if q is not None for i, node in enumerate(q.nodes)
                      if node.kind == "read" and node.arg == r.stage.index]
     return False
+
+
+def _rounds_tiny(r: ResolvedStage, node: Node) -> bool:
+    """Whether an operation has the same result for all tiny operands."""
+    added = [abs(r.nodes[s].arg) for s in node.src if r.nodes[s].kind == "const"] if node.op in ("ADD", "SUB") else []
+    return node.op in ROUNDS_TINY or max(added, default=0.0) >= LEAST_ADDED
 
 
 def _sums_over(r: ResolvedStage, n: int) -> list[int]:

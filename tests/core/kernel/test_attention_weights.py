@@ -53,11 +53,15 @@ def kept_finite(scores: Tensor, values: Tensor) -> Tensor:
 
 
 ATTENTIONS = {a.__name__: a for a in (attention, rounded, without_empty_rows, kept_finite)}     # each is one kernel
+BEHIND: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": Tensor.sigmoid, "silu": Tensor.silu, "softplus": Tensor.softplus, "mish": Tensor.mish,
+    "a quotient by a sum with a constant": lambda y: 2 / (y.abs() + 1e-6)}
 OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a softmax": lambda x, y: x.softmax(-1),
     "a logarithm of sums": lambda x, y: (x - x.max(-1, keepdim=True)).exp().sum(-1).log(),
     "a logarithm of weighted sums": lambda x, y: ((x - x.max(-1, keepdim=True)).exp() @ y).log(),
     "a quotient by weighted sums": lambda x, y: 2 / (x.softmax(-1) @ y),
+    "a quotient by weighted sums and a tiny constant": lambda x, y: 2 / (x.softmax(-1) @ y + 1e-30),
     "relative to the maximum of another row": lambda x, y: (x - x.flip(0).max(-1, keepdim=True)).exp() @ y,
     "relative to a mean": lambda x, y: (x - x.mean(-1, keepdim=True)).exp() @ y,
     "sums over rows": lambda x, y: x.softmax(-1).mean(0),
@@ -89,6 +93,15 @@ def test_an_attention_has_weights_wherever_its_stages_are(name: str, dtype: str)
     kernel = Kernel(kernel_of(ATTENTIONS[name](scores_of(dtype), data(KEYS, 3, dtype=dtype))))
     for inlined in inlinings(kernel):
         assert attention_weights(kernel, inlined) == exponents(kernel, inlined) != set(), f"{kernel}, inlined {sorted(inlined)}"
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_rounds_tiny_differences_away_may_follow(name: str) -> None:
+    kernel = Kernel(kernel_of(BEHIND[name](attention(scores_of(), data(KEYS, 3)))))
+    for inlined in inlinings(kernel):
+        nodes = {r.stage.index: r.nodes for r in kernel.resolve(inlined) if r is not None}
+        of_rows = {(s, n) for s, n in exponents(kernel, inlined) if nodes[s][n].op == "SUB"}
+        assert attention_weights(kernel, inlined) == of_rows != set(), f"{kernel}, inlined {sorted(inlined)}"
 
 
 @pytest.mark.parametrize("causal", [False, True])
