@@ -18,6 +18,7 @@ from svod.errors import UnsupportedError
 from svod.onnx import Model, OnnxError, reader
 from svod.onnx.run import arrays_in, dimensions, make_feed, relative_difference, shapes_of
 from svod.onnx.values import tensor_of
+from tests.test_stale import Foreign
 
 RNG = np.random.default_rng(3)
 W = RNG.standard_normal((6, 4)).astype(np.float32)
@@ -57,19 +58,6 @@ def test_a_model_is_a_function_of_arrays_and_tensors(tmp_path: Path) -> None:
     assert any("fc" in k.origin for k in m.prepare(x=(5, 6)).kernels), "kernels carry the names of nodes"
 
 
-class Shared:
-    """An array of another library."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.array.__dlpack_device__()
-
-
 def difference(**options: Any) -> Model:
     nodes = [helper.make_node("Sub", ["a", "b"], ["y"])]
     return svod.onnx.load(model(nodes, [info("a", [3]), info("b", [3])], [info("y", None)], opset=13), **options)
@@ -86,8 +74,8 @@ def test_further_calls_of_a_signature_skip_the_checks(monkeypatch: pytest.Monkey
         with pytest.raises(OnnxError):
             m(wrong)
     checks.clear()
-    m = difference(fallback="reference")        # what its plan computes may change in any call
-    for _ in range(3):
+    m = difference(fallback="reference")
+    for _ in range(3):      # a call may move operators to the other runtime, so each is checked
         assert np.array_equal(m(a, b), a - b)
     assert len(checks) == 3
 
@@ -95,10 +83,10 @@ def test_further_calls_of_a_signature_skip_the_checks(monkeypatch: pytest.Monkey
 def test_arrays_of_other_libraries_give_arrays() -> None:
     m = difference()
     a, b = RNG.standard_normal((2, 3)).astype(np.float32)
-    for given in ((Shared(a), b), (Shared(a), Shared(b)), (a, b)) * 2:
+    for given in ((Foreign(a), b), (Foreign(a), Foreign(b)), (a, b)) * 2:
         out = m(*given)
         assert type(out) is np.ndarray and np.array_equal(out, a - b)
-    assert isinstance(m(Tensor(a), Shared(b)), Tensor)
+    assert isinstance(m(Tensor(a), Foreign(b)), Tensor)
 
 
 def test_everything_that_does_not_fit_is_said_at_once() -> None:
