@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from svod.core.cost.cpu import bounds_of, cost_of
@@ -35,6 +35,7 @@ from svod.core.kernel.scheduler import ROOT, Scheduler
 MIN_STAGED_BYTES = 1 << 13     # bytes; a smaller operand is read in place
 # a tile that reads its operand in place is a sketch too if it takes less than this many times the cycles of the tile that stages it
 UNSTAGED_FACTOR = 1.1
+SHARED_PER_CORE = 2            # least iterations per core of a loop that is shared by the cores rather than one inside of it
 SHORT_SUM = 4                  # iterations; a shorter reduce loop becomes straight-line code
 MOST_TILES = 6                 # most register tiles for each vector axis
 VARIED_TILES = 2               # the best tiles for each vector axis, which are tried in all variants; others are tried in one
@@ -198,8 +199,11 @@ def _skipping_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
     return [a for a in range(len(r.stage.outs), len(r.axes)) if skipping_window(state, r, a, axes[a]) is not None]
 
 
-def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Scheduler:
-    """STAGE an operand: constants at the root, once at prepare; others at the loop of the output axis `at`."""
+def _stage_operand(state: Scheduler, r: ResolvedStage, order: _LoopOrder) -> Scheduler:
+    """STAGE the inner operand of a loop order: constants at the root, once at prepare; others at the loop of the order's axis `at`. Each
+    iteration of that loop reads all rows of one that is both factors, as in a Gram matrix: it is staged inside the loops that move both, if
+    the cores share one of these, else at the root."""
+    x, at = order.inner, order.at
     if x.stage < 0 or not is_derived(state.kernel.stages[x.stage]):
         return state
     name = state.kernel.stages[x.stage].name
@@ -207,12 +211,16 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
         return state
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)
-    order = state.order[r.stage.index]
+    if x.stage == order.other.stage:
+        both = [a for a in x.axes & order.other.axes if a < len(r.stage.outs)]
+        is_shared = any(extent_of(state, r, a) >= SHARED_PER_CORE * state.target.threads for a in both)
+        return try_opt(state, "STAGE", name, _last_loop_over(state, r, both) if is_shared else ROOT)
+    loops = state.order[r.stage.index]
     # the innermost loop over that axis; if there is none, the innermost loop over an output axis that the operand depends on
-    wanted = [row for row in order if state.rows[row].axis == r.axes[at] and state.rows[row].extent > 1]
+    wanted = [row for row in loops if state.rows[row].axis == r.axes[at] and state.rows[row].extent > 1]
     if not wanted:
         outs = set(r.axes[:len(r.stage.outs)]) & {r.axes[a] for a in x.axes}
-        wanted = [row for row in order if state.rows[row].axis in outs and state.rows[row].extent > 1]
+        wanted = [row for row in loops if state.rows[row].axis in outs and state.rows[row].extent > 1]
     return try_opt(state, "STAGE", name, state.rows[wanted[-1]].name if wanted else ROOT)
 
 
@@ -225,20 +233,22 @@ def _is_computed(state: Scheduler, y: Factor) -> bool:
 
 
 def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
-    """STAGE operand `y` too, if it is no plain load."""
+    """STAGE operand `y` too, if it is no plain load: at the root if the second cache holds all of it, else where no loop repeats it."""
     if not _is_computed(state, y):
         return state
-    name = state.kernel.stages[y.stage].name
-    if bytes_of(state, y.stage) <= state.target.l2:
-        return try_opt(state, "STAGE", name, ROOT)
-    # place the copy inside the outermost loops that the operand depends on, up to the first loop that would repeat the copy
-    at = ROOT
+    is_small = bytes_of(state, y.stage) <= state.target.l2
+    return try_opt(state, "STAGE", state.kernel.stages[y.stage].name, ROOT if is_small else _last_loop_over(state, r, y.axes))
+
+
+def _last_loop_over(state: Scheduler, r: ResolvedStage, axes: Collection[int]) -> str:
+    """The name of the last of the outermost loops that are over output axes among `axes`; `ROOT` if the outermost loop is not."""
+    last = ROOT
     for row in state.order[r.stage.index]:
         local = r.axes.index(state.rows[row].axis)
-        if local >= len(r.stage.outs) or local not in y.axes:
+        if local >= len(r.stage.outs) or local not in axes:
             break
-        at = state.rows[row].name
-    return try_opt(state, "STAGE", name, at)
+        last = state.rows[row].name
+    return last
 
 
 def _stage_share(state: Scheduler, r: ResolvedStage, y: Factor, tile: int) -> Scheduler:
@@ -276,7 +286,7 @@ LANES = Hole("lanes", lambda p: (p[_TILE].lanes,))
 ROWS = Hole("rows", lambda p: (p[_TILE].rows,))
 _ORDER = Hole("", _loop_orders)
 _SKIPPING = Hole("", _skipped)
-_STAGED = fact(lambda p: _stage_operand(p.state, p.stage, p[_ORDER].inner, p[_ORDER].at))       # the state after staging the inner operand
+_STAGED = fact(lambda p: _stage_operand(p.state, p.stage, p[_ORDER]))       # the state after staging the inner operand
 _UNROLL = Do(lambda p: _unroll_windows(p.state, p.stage, p[_TILE], p[_ORDER].other))
 
 # Operands are staged if that makes them contiguous or keeps them in a near cache. The best tiles come in all variants, others only if they
@@ -317,7 +327,7 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
         state = try_opt(done, "LANES", f"{name_of(state, r, lane)}.in")
     state = _unroll_last(state, r)
     if x.stage >= 0 and lane not in x.unit and is_derived(state.kernel.stages[x.stage]):
-        state = _stage_around(state, r, x)
+        state = _stage_around(state, r, x, whole_bytes=state.target.l2 if x.stage == y.stage else 0)
     return _stage_around(state, r, y, whole_bytes=state.target.l2) if _is_computed(state, y) else state
 
 

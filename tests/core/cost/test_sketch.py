@@ -232,6 +232,32 @@ def test_distances_of_costly_rows_are_right(rows: int, width: int, seed: int) ->
         run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
 
 
+def _gram(batches: int, rows: int, width: int) -> Tensor:
+    """For each batch, the products of all pairs of rows of values that are sums of three loads."""
+    x = data(batches, rows, width + 2)
+    smooth = x[..., 2:] + x[..., 1:-1] * 0.5 + x[..., :-2]
+    return smooth @ smooth.transpose(1, 2)
+
+
+@pytest.mark.parametrize(("batches", "rows", "width"), [(1, 112, 867), (1, 300, 301), (4, 640, 901), (1000, 32, 200)])
+def test_a_value_that_is_both_factors_of_a_product_is_computed_once(batches: int, rows: int, width: int) -> None:
+    kernel = Kernel(kernel_of(_gram(batches, rows, width)))
+    [computed] = [s.index for s in kernel.stages if not s.has_reduce and not s.is_output]
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        region, place = loop_nest(state).stages[computed].region, state.place[computed]
+        around = state.rows[place].extent if isinstance(place, int) else 1
+        assert prod(region) * around == batches * rows * width, str(state)
+
+
+@draws(6)
+@given(batches=st.sampled_from([1, 3]), rows=st.sampled_from([1, 7, 33, 130]), width=st.sampled_from([1, 2, 17, 301]), seed=seeds)
+def test_products_of_a_value_with_itself_are_right(batches: int, rows: int, width: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(_gram(batches, rows, width))), seed)
+    for target in NATIVE:
+        run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
+
+
 def _blended(rows: int, channels: int, columns: int) -> Tensor:
     """Neighbours weighted by channel, standardised over channels, with the values themselves added: mean, squares and result read them."""
     x, weight = data(rows, channels, 2 * columns), data(channels, 1)
