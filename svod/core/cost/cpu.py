@@ -16,7 +16,7 @@ from svod.core.cost.cost import Cost, CostPart, total
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.runs import LoopRuns, StageRuns, stage_runs
 from svod.core.cost.work import Access, StageWork, Tile, has_constant_lanes, is_aligned, kind_of
-from svod.core.kernel.contraction import windows_of
+from svod.core.kernel.contraction import product_of, windows_of
 from svod.core.kernel.groups import phase_of
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import Node
@@ -27,6 +27,7 @@ from svod.core.kernel.scheduler import LOOP, Derived, Scheduler, cores_of, cut_o
 from svod.core.machine.levels import CACHE_LINE_BYTES, CORE_START_CYCLES
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.launch import FEW_SUMS
+from svod.core.tree.nodes import has_two_widths
 from svod.core.tree.passes import counted_tree
 
 # prices of single operations, in operations: of those that are computed by polynomials, and of roots
@@ -54,6 +55,7 @@ class Cpu:
     awaited_row_vectors: int = 3
     awaited_vectors: int = 64
     spill_cycles: float = 5.0           # cycles per iteration for an accumulator in memory, which is stored and loaded again
+    narrow_cycles: float = 1.5          # cycles per iteration for a second register of a sum in a narrow vector, if none is free
     mask_operations: float = 2.0        # price of making the mask of a load, if its lanes differ from one iteration to the next
     spread_mask_operations: float = 4.0 # price of spreading a mask to the lanes of one of several wide loads
     wide_mask_operations: float = 2.0   # price of a wide load under a mask that is shuffled after the load
@@ -368,10 +370,20 @@ class IssuePricer:
         registers = accumulators + vectors + 1     # accumulators, a row of vectors, and one value in all lanes
         if is_transposed:
             registers += vectors - 1
-        beyond = registers - self.work.state.target.vector_registers
-        if not self.r.reductions or beyond <= 0:
+        free = self.work.state.target.vector_registers - registers
+        if not self.r.reductions:
             return 0.0
-        return self.cpu.spill_cycles * beyond * self.work.body * self.work.tile / accumulators
+        cycles = self.cpu.spill_cycles * max(0.0, -free) + self.cpu.narrow_cycles * max(0.0, self._narrow_sums() - max(0.0, free))
+        return cycles * self.work.body * self.work.tile / accumulators
+
+    def _narrow_sums(self) -> float:
+        """Sums in vectors that are narrower than the others of their rows, and that take a second register each, as the loop is unrolled:
+        LLVM adds to the value in all lanes, instead of to the sum, if the narrow vector reads a part of that value's register."""
+        work, stage, product = self.work, self.stage, product_of(self.r)
+        if product is None or work.tile <= work.accumulators or not has_two_widths(stage.num_lanes, work.lanes):
+            return 0.0
+        is_spread = any(stage.vector not in self.r.nodes[v].deps for v in product.src)
+        return work.accumulators / -(-stage.num_lanes // work.lanes) if is_spread and 0 <= stage.vector < work.outs else 0.0
 
     def _awaited(self) -> float:
         """Cycles that the readers of a copy in scratch memory wait for its stores, if they load vectors across the stored ones."""

@@ -55,8 +55,7 @@ def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, 
     """(lanes, positions) of register tiles for axes of these extents, those with the best score first."""
     scores: dict[tuple[int, int], float] = {}
     for n in lane_amounts(lane, width, 4):
-        v = -(-n // width)
-        for m in tile_amounts(tile, rows_held(v, registers))[:3]:
+        for m in tile_amounts(tile, rows_held(n, width, registers))[:3]:
             scores[n, m] = _tile_score(lane, tile, n, m, width)
     return sorted(scores, key=lambda pair: -scores[pair])
 

@@ -12,6 +12,7 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS, Dot
+from svod.core.tree.nodes import has_two_widths
 from svod.errors import KernelOptError
 
 SHARED_CACHE_BYTES = 32 << 20   # bytes of the last cache that may be free for one program; larger last caches are shared by many cores
@@ -189,10 +190,11 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
     return sorted(dict.fromkeys(options), key=lambda n: (round((waste(n) - 1.0) / EQUAL_WASTE), -n))
 
 
-def rows_held(vectors: int, registers: int) -> int:
-    """The most rows of a register tile that fit the registers; at least 1. Each row has `vectors` registers of results; `vectors` more hold
-    one operand, and one register an element of the other."""
-    return max(1, (registers - vectors - 1) // vectors)
+def rows_held(lanes: int, width: int, registers: int) -> int:
+    """The most rows of a register tile that fit the registers; at least 1. Each row has a register of results for each vector, a row of
+    vectors holds one operand, and one register an element of the other. A narrower last vector of a row has two (`Cpu.narrow_cycles`)."""
+    vectors = -(-lanes // width)
+    return max(1, (registers - vectors - 1) // (vectors + has_two_widths(lanes, width)))
 
 
 def tile_amounts(extent: int, limit: int) -> list[int]:

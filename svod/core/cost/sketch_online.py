@@ -73,7 +73,8 @@ def _blocks(p: Point) -> Iterator[int]:
 def _query_counts(p: Point) -> list[int]:
     """Numbers of queries in a tile, so that scores and weights of a block fit their share of the second cache."""
     bytes_of_query = 2 * p[_KEYS] * p.stage.stage.dtype.itemsize
-    counts = [n * rows_held(QUERY_VECTORS, p.state.target.vector_registers) for n in QUERY_TILES]
+    width = vector_width(p.state, p.stage)
+    counts = [n * rows_held(QUERY_VECTORS * width, width, p.state.target.vector_registers) for n in QUERY_TILES]
     return [n for n in counts if n * bytes_of_query <= p.state.target.l2 // L2_SHARE]
 
 
@@ -108,9 +109,8 @@ def _register_tile(p: Point) -> Scheduler:
     r = resolved(state, p.stage.nodes[p.stage.reductions[0].values[2]].arg)
     width = vector_width(state, r)
     amount = lane_amounts(extent_of(state, r, lane), width, 4)[0]
-    vectors = -(-amount // width)
     if tile >= 0:
-        rows = tile_amounts(min(queries, extent_of(state, r, tile)), rows_held(vectors, state.target.vector_registers))[0]
+        rows = tile_amounts(min(queries, extent_of(state, r, tile)), rows_held(amount, width, state.target.vector_registers))[0]
         state = try_opt(state, "UPCAST", name_of(state, r, tile), rows)
     state = try_opt(state, "UPCAST", name_of(state, r, lane), amount)
     return try_opt(try_opt(state, "LANES", f"{name_of(state, r, lane)}.in"), "UNROLL", name_of(state, r, len(r.stage.outs)), 2)

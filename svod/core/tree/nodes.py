@@ -58,6 +58,11 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
     return (*whole, Chunk(extent - rest, 1 << (rest - 1).bit_length(), rest)) if rest else tuple(whole)
 
 
+def has_two_widths(extent: int, width: int) -> bool:
+    """Whether the last vector of a row of `extent` positions is narrower than the ones before."""
+    return len({chunk.width for chunk in chunks_of(extent, width)}) > 1
+
+
 class StageLoop(NamedTuple):
     """A loop of a stage."""
 

@@ -72,7 +72,7 @@ def register_amounts(extent: int, lanes: int, registers: int) -> tuple[int, ...]
     """Amounts of a register tile on an output axis: small ones that fit the extent, one to four vectors, and as many rows of one to four
     vectors as `registers` hold."""
     amounts = {d for d in divisors(extent) if 2 <= d <= 16} | {2, 3, 4, 6, 8, 12} | {lanes * k for k in (1, 2, 3, 4)}
-    return fitting_amounts(amounts | {rows_held(v, registers) for v in (1, 2, 3, 4)}, extent, 4 * lanes)
+    return fitting_amounts(amounts | {rows_held(v * lanes, lanes, registers) for v in (1, 2, 3, 4)}, extent, 4 * lanes)
 
 
 @lru_cache(maxsize=4096)
