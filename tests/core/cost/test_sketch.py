@@ -18,12 +18,14 @@ from svod.core.cost.cpu import cost_of
 from svod.core.cost.runs import stage_runs
 from svod.core.cost.sketch import TIE_FACTOR, heuristic, sketches
 from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
+from svod.core.cost.sketch_tiles import HARDLY_FILLED
 from svod.core.ir.uop import Ops
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import LOOP, ROOT, UPCAST, Opt, Scheduler
+from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 from svod.core.tree.passes import loop_tree
 from svod.tensor import Tensor
@@ -620,6 +622,21 @@ def test_cores_share_dot_instructions_only_if_that_saves_more_than_their_start_t
     state = heuristic(Scheduler(Kernel(kernel_of(tensor)), replace(AVX512, threads=2, features=("amx", *AVX512.features, "bf16"))))
     assert any(opt.op == "TC" for opt in state.applied_opts)
     assert any(opt.op == "THREAD" for opt in state.applied_opts) == is_shared
+
+
+@pytest.mark.parametrize(("side", "channels", "window"), [(17, 48, 4), (20, 16, 4), (35, 64, 4)])
+def test_no_sketch_has_tiles_that_are_hardly_filled(side: int, channels: int, window: int) -> None:
+    """The phases of a transposed convolution with a stride of 2 lie along an axis of 2; tiles along other axes are sketches."""
+    taps = data(channels, channels, window, window, dtype="bfloat16")
+    tensor = data(1, channels, side, side + 3, dtype="bfloat16").conv_transpose2d(taps, stride=2)
+    base, shares = Scheduler(Kernel(kernel_of(tensor)), replace(AVX512, threads=2, features=("amx", *AVX512.features, "bf16"))), []
+    for s in [*sketches(base), heuristic(base)]:
+        for dot in s.dots:
+            if dot is not None and DOTS[dot.name].is_tile:
+                rows, columns = (s.kernel.axes[a].extent for a in (dot.rows, dot.columns))
+                whole = -(-rows // DOTS[dot.name].rows) * -(-columns // DOTS[dot.name].columns)
+                shares.append(rows * columns / (whole * DOTS[dot.name].rows * DOTS[dot.name].columns))
+    assert shares and min(shares) > HARDLY_FILLED
 
 
 @pytest.mark.parametrize(("rows", "columns", "is_shared"), [(150, 32, True), (149, 37, True), (3, 5, False), (64, 7, False)])
