@@ -11,6 +11,7 @@ import pytest
 
 import svod
 from svod import Tensor, nn
+from svod.core.graph.allocator import OWN_BLOCK_BYTES
 from svod.errors import ArgumentError, SvodError
 from svod.tracing.jitted import MOST_PLANS, RECAPTURES_SAID
 from tests.draws import a_half
@@ -324,17 +325,43 @@ def test_plans_are_dropped() -> None:
     assert len(f.plans) == MOST_PLANS
 
 
-def test_results_keep_their_values_while_somebody_holds_them() -> None:
+@pytest.mark.parametrize("size", [5, OWN_BLOCK_BYTES // 4 + 3])
+def test_results_keep_their_values_while_somebody_holds_them(size: int) -> None:
     """The memory of a result is reused only after all holders are gone: the tensor, views, and arrays of other libraries over it."""
     f = svod.jit(lambda x: x * 2)
     kept, views = [], []
     for i in range(12):
-        y = f(np.full(5, i, np.float32))
+        y = f(np.full(size, i, np.float32))
         if i % 3 == 0:
             kept.append((i, y))
         elif i % 3 == 1:
             views.append((i, np.from_dlpack(y)[1:]))
     for i, y in kept:
-        assert y.tolist() == [2 * i] * 5
+        assert (y.numpy() == 2 * i).all()
     for i, v in views:
-        assert v.tolist() == [2 * i] * 4
+        assert v.shape == (size - 1,) and (v == 2 * i).all()
+
+
+@pytest.mark.parametrize("size", [5, OWN_BLOCK_BYTES // 4 + 3])
+def test_memory_of_a_result_that_nobody_holds_is_used_in_the_next_run(size: int) -> None:
+    f = svod.jit(lambda x: x * 2)
+    x = np.full(size, 3, np.float32)
+    for _ in range(3):
+        f(x)                                # the first runs bind the memory
+    dropped = {np.from_dlpack(f(x)).ctypes.data for _ in range(4)}
+    held = [np.from_dlpack(f(x)) for _ in range(4)]
+    assert len(dropped) == 1
+    assert len({y.ctypes.data for y in held}) == 4
+
+
+@pytest.mark.parametrize("size", [6, OWN_BLOCK_BYTES // 4 + 6])
+def test_an_array_that_was_changed_by_who_had_it_is_no_result_again(size: int) -> None:
+    f = svod.jit(lambda x: x * 2)
+    for change in (lambda a: a.setflags(write=False), lambda a: setattr(a, "shape", (2, -1)), lambda a: setattr(a, "dtype", np.int32)):
+        for _ in range(4):
+            y = f(np.full(size, 3, np.float32))
+            assert (y.shape, y.dtype.name) == ((size,), "float32") and (y.numpy() == 6).all()
+            array = np.asarray(y, copy=False)
+            del y
+            change(array)
+            del array

@@ -117,11 +117,12 @@ class Captured:
         return rebuild(mapped(self.structure, of_this_run) if self._has_extents else self.structure, iter(made))
 
     def _memory_for(self, number: int) -> ResultMemory:
-        """The memory of an output, in the shape of its result if exactly one result uses it, else flat."""
+        """The memory of an output, in the shape of its result if exactly one result uses it, else flat. `let_go` releases it together with
+        the plan's bindings."""
         spec = self.prepared.unbound.buffers[number]
         shapes = [r.shape for r in self.results if r.made == number]
         plain = len(shapes) == 1 and not is_symbolic(shapes[0])
-        return ResultMemory(shapes[0] if plain else (spec.size,), spec.dtype)
+        return ResultMemory(shapes[0] if plain else (spec.size,), spec.dtype, keeps_large=True)
 
     def hold(self, arguments: Iterable[int]) -> None:
         """Declare arguments, by number, as unchanging: `run` does not read them again while its argument `held` is the same object."""
@@ -155,9 +156,8 @@ class Captured:
             for number, array, address in moved:        # dtypes and sizes need no check: they are part of the signature's key
                 plan.bindings.bind_new(number, array, address)
             for number, kept in self.made.items():
-                before = bound.get(number)
-                memory = kept.take(before)
-                if memory.array is not before:
+                memory = kept.take(bound, number)
+                if memory.array is not bound.get(number):
                     plan.bindings.bind_new(number, memory.array, memory.address)
                 results[number] = memory.array
             self._held = held, plan.bindings.count
@@ -207,6 +207,8 @@ class Captured:
             try:
                 if not self.plan.is_running:        # it is running if a function that the plan calls back called this
                     self.plan.bindings.release()
+                    for memory in self.made.values():
+                        memory.let_go()
                     self._held = None, -1
             finally:
                 self.plan.lock.release()

@@ -171,7 +171,7 @@ class _Kept:
                     made[number] = graph.buffer(*self.made[number])
                     plan.bindings.bind_buffer(number, buffer_of(made[number]))
                     continue
-                arrays[number], _, address = memory.take(None)
+                arrays[number], _, address = memory.take({}, number)
                 plan.bindings.bind_new(number, arrays[number], address)
             if plan.variables:
                 plan.set_variables({name: n for name, n in values.items() if name in plan.variables})
