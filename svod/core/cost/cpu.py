@@ -379,11 +379,14 @@ class IssuePricer:
     def _narrow_sums(self) -> float:
         """Sums in vectors that are narrower than the others of their rows, and that take a second register each, as the loop is unrolled:
         LLVM adds to the value in all lanes, instead of to the sum, if the narrow vector reads a part of that value's register."""
-        work, stage, product = self.work, self.stage, product_of(self.r)
-        if product is None or work.tile <= work.accumulators or not has_two_widths(stage.num_lanes, work.lanes):
+        work, stage = self.work, self.stage
+        is_unrolled = 0 <= stage.vector < work.outs and work.tile > work.accumulators
+        if not is_unrolled or not has_two_widths(stage.num_lanes, work.lanes):
             return 0.0
-        is_spread = any(stage.vector not in self.r.nodes[v].deps for v in product.src)
-        return work.accumulators / -(-stage.num_lanes // work.lanes) if is_spread and 0 <= stage.vector < work.outs else 0.0
+        product = product_of(self.r)
+        if product is None or all(stage.vector in self.r.nodes[v].deps for v in product.src):
+            return 0.0
+        return work.accumulators / -(-stage.num_lanes // work.lanes)
 
     def _awaited(self) -> float:
         """Cycles that the readers of a copy in scratch memory wait for its stores, if they load vectors across the stored ones."""
