@@ -1,4 +1,4 @@
-"""Memory for a plan's results, new in each run: arrays that nobody outside references any more are reused, large ones only at once."""
+"""Memory for a plan's results, new in each run: arrays that nobody outside references any more are reused."""
 from __future__ import annotations
 
 import math

@@ -192,7 +192,7 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
 
 def rows_held(lanes: int, width: int, registers: int) -> int:
     """The most rows of a register tile that fit the registers; at least 1. Each row has a register of results for each vector, a row of
-    vectors holds one operand, and one register an element of the other. A narrower last vector of a row has two (`Cpu.narrow_cycles`)."""
+    vectors holds one operand, and one register an element of the other. A last vector that is narrower takes two (`Cpu.narrow_cycles`)."""
     vectors = -(-lanes // width)
     return max(1, (registers - vectors - 1) // (vectors + has_two_widths(lanes, width)))
 
