@@ -507,13 +507,16 @@ WINDOWS = Template(
 # -- whole kernels -------------------------------------------------------------------------------------
 
 def _finish(p: Point) -> Scheduler:
-    """Finish a sketch: stage costly values that are read twice, give inner reductions their vectors, and share the work among cores."""
+    """Finish a sketch: stage costly values that several stages or many inner sums read, give inner reductions their vectors, and share the
+    work among cores."""
     state = _keep_costly(p.state)
     for s in reversed(_untiled_reductions(p.state)):       # readers first, as their tiles decide which positions of a reduction are needed
         r = resolved(state, s)
         operands = factors_of(state, r)
         tiled = inner_contraction(state, r, operands) if operands is not None else None
         if tiled is None:
+            state = _keep_repeated(state, r)
+            r = resolved(state, s)
             axis = _vector_axes(state, r)[-1]
             tiled = _with_vector(_vectors(state, r, axis, 4), r, axis)
         state = tiled

@@ -226,10 +226,26 @@ def test_costly_values_of_pairs_are_computed_once(rows: int, width: int) -> None
         assert state.place[costly.index] == ROOT, str(state)
 
 
+def _farthest(rows: int, width: int) -> Tensor:
+    """For each row of costly values, its squared distance to the farthest other row."""
+    costly = data(rows, width).exp().tanh()
+    return (costly.unsqueeze(1) - costly).square().sum(-1).max(-1)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(141, 141), (37, 3), (300, 130)])
+def test_costly_values_that_sums_inside_another_reduction_read_are_computed_once(rows: int, width: int) -> None:
+    kernel = Kernel(kernel_of(_farthest(rows, width)))
+    [costly] = [s for s in kernel.stages if not s.is_output and not s.has_reduce]
+    for target in TARGETS:
+        state = heuristic(Scheduler(kernel, target))
+        assert state.place[costly.index] == ROOT, str(state)
+
+
 @draws(6)
-@given(rows=st.sampled_from([1, 7, 33, 130]), width=st.sampled_from([1, 2, 17]), seed=seeds)
-def test_distances_of_costly_rows_are_right(rows: int, width: int, seed: int) -> None:
-    case = Case(Kernel(kernel_of(_distances(rows, width))), seed)
+@given(distances=st.sampled_from([_distances, _farthest]), rows=st.sampled_from([1, 7, 33, 130]), width=st.sampled_from([1, 2, 17]),
+       seed=seeds)
+def test_distances_of_costly_rows_are_right(distances: Callable[[int, int], Tensor], rows: int, width: int, seed: int) -> None:
+    case = Case(Kernel(kernel_of(distances(rows, width))), seed)
     for target in NATIVE:
         run_native(case, lower(heuristic(Scheduler(case.kernel, target))), target, 2)
 
