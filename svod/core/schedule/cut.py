@@ -9,8 +9,8 @@ everything below it greedily, by fixed rules that know no target:
   so does one that is read at shifted positions, as in a stencil, if computing it anew costs more than `MOST_RECOMPUTED` operations;
 * a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue), or again
   along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
-* a value that a GATHER reads at least `REPEATED` times as often as it has elements gets a buffer unless it is cheap: one axis of an image
-  is resized, then the other;
+* a value that a GATHER reads more often than it has elements gets a buffer if computing it anew costs more than `MOST_RECOMPUTED`
+  operations per element: one axis of an image is resized, then the other;
 * a contraction (sum of products with reuse) stays only as an epilogue, one per kernel; two are fused only with a row reduction between
   them: attention;
 * an expression deeper than `MAX_DEPTH` operations is cut at a value that is not broadcast, because passes over a kernel are recursive and
@@ -39,9 +39,9 @@ CHEAP_COST = 4            # largest number of operations of a value that is reco
 CHEAP_BUFFERS = 3         # largest number of buffers that such a value reads
 MAX_WALKS = 3             # most visits of the whole graph; repeated ones find shared values that have become cheap
 MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
-REPEATED = 4              # reads through a GATHER per element; a value with at least so many that is not cheap gets a buffer
 MAX_READS = 8             # largest number of places at which one kernel computes an elementwise value
-# largest number of operations of an element that is computed anew at other positions; a buffer costs a store, loads and a launch
+# largest number of operations per element of a value that is computed anew, at other positions or at each read of a GATHER; a buffer costs
+# a store, loads and a launch
 MOST_RECOMPUTED = 32
 MAX_POSITIONS = 64        # MAX_READS for a value that reads no memory, such as a mask or a table of angles
 
@@ -456,7 +456,7 @@ class Cut:
             elif reads_memory(u) and self.is_recomputed(u, most_shifts(uses)):
                 problem = u, "read at shifted positions, and costly to compute at each"
             elif self.is_gathered_often(u, uses):
-                problem = u, f"read through a gather at least {REPEATED} times as often as it has elements"
+                problem = u, "read through a gather more often than it has elements, and costly to compute at each read"
             elif len(kernels) > 1:
                 reason = self.expensive(u, self.why)
                 if reason:
@@ -626,10 +626,13 @@ class Cut:
                 todo += fresh
 
     def is_gathered_often(self, u: UOp, uses: list[Use]) -> bool:
-        """Whether a GATHER reads u many times per element, and u is too expensive to be computed again at each read."""
+        """Whether a GATHER reads u so often that computing it at each read costs too much."""
         places = {use.place for use in uses if any(tag.gathered for _, tag in use.place)}
         reads = sum(math.prod(upper(self.extents[i]) for i in ids_of(place)) for place in places)
-        return reads >= REPEATED * size_of(u) and bool(self.expensive(u, self.why))
+        if reads <= size_of(u) or not self.expensive(u, self.why):
+            return False
+        most = MOST_RECOMPUTED * size_of(u) // (reads - size_of(u))
+        return self.cost_of(u, self.why, most).operations > most
 
     def cost_of(self, u: UOp, realised: dict[UOp, str], most: int) -> _Cost:
         """The cost of computing u anew from the buffers below it, or a part of it: up to the nearest reduction, or, of a value with many

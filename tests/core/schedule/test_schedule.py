@@ -220,6 +220,10 @@ def block(x: Tensor) -> Tensor:
     (lambda: data(1, 2, 1, 1).interpolate((16, 16), mode="bilinear"), ["copy"]),
     (lambda: (data(5, 4) * 2 + 1).take(Tensor(np.arange(40) % 5), 0), ["gather"]),
     (lambda: (data(5, 4).exp() * 2).take(Tensor(np.arange(40) % 5), 0), ["elementwise", "gather"]),
+    (lambda: data(5, 4).mish().take(Tensor(np.arange(15) % 5), 0), ["elementwise", "gather"]),
+    (lambda: data(5, 4).mish().take(Tensor(np.arange(6) % 5), 0), ["gather"]),
+    (lambda: data(5, 4).mish().mish().mish().take(Tensor(np.arange(8) % 5), 0), ["elementwise", "gather"]),
+    (lambda: data(5, 4).exp().take(Tensor(np.arange(20) % 5), 0), ["gather"]),
 ])
 def test_kernel_cut(build: Any, expected: list[str]) -> None:
     assert words(build()) == expected
