@@ -268,7 +268,7 @@ def compare_scatter(reduction: str, kind: str, base: tuple[int, ...], places: tu
 
 @pytest.mark.parametrize(("reduction", "native"), a_half(product(["SET", "ADD", "MUL", "MAX"], [False, True])), ids=str)
 def test_scatter_of_repeated_positions_and_values(reduction: str, native: bool) -> None:
-    for inner in (1, 37, 150):      # columns by vectors, and in several blocks
+    for inner in (1, 37, 300):      # columns by vectors, and in several blocks
         for places, values in (((1, 7, 1), (2, 7, inner)), ((2, 1, inner), (1, 7, 1)), ((2, 7, 1), (1, 1, 1))):
             compare_scatter(reduction, "float32", (2, 5, inner), places, values, native)
 
@@ -276,18 +276,39 @@ def test_scatter_of_repeated_positions_and_values(reduction: str, native: bool) 
 @pytest.mark.parametrize("native", [False, True])
 def test_scatter_into_a_base_that_is_copied_before(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "PARALLEL_ELEMENTS", 50)
-    for base, values in (((1, 60, 1), (1, 9, 1)), ((2, 5, 37), (2, 4, 37)), ((1, 7, 40), (1, 5, 40))):
+    for base, values in (((1, 60, 1), (1, 9, 1)), ((2, 5, 37), (2, 4, 37)), ((1, 7, 300), (1, 5, 300))):
         for places in (values, (*values[:2], 1)):
             compare_scatter("ADD", "float32", base, places, values, native)
             kernel = kernel_of("SCATTER", ("ADD",), "float32", [base, places, values], ["float32", "int32", "float32"])
             assert len(lower_library_kernel(kernel, replace(NATIVE, threads=4)).spec.phases) == 2
 
 
+@pytest.mark.parametrize(("places", "columns", "by_values", "by_rows"), [
+    (60, 1, 1, 1), (60, 86, 1, 1), (60, 641, 5, 4), (60, 1024, 8, 4), (60, 1025, 8, 4), (1 << 17, 64, 2, 2), (1 << 17, 86, 2, 2)])
+def test_columns_are_cut_into_blocks_that_fill_cores(places: int, columns: int, by_values: int, by_rows: int) -> None:
+    """Narrow blocks of few places are slower, as cores share their lines."""
+    for blocks, width in ((by_values, columns), (by_rows, 1)):
+        kernel = kernel_of("SCATTER", ("ADD",), "float32", [(1, places, columns), (1, 40, width), (1, 40, columns)],
+                           ["float32", "int32", "float32"])
+        phase = lower_library_kernel(kernel, replace(NATIVE, threads=4, l2=1 << 21)).spec.phases[-1]
+        assert phase.extent == (1 if columns == 1 else blocks)
+
+
 @pytest.mark.parametrize(("reduction", "kind"), [("ADD", "float32"), ("ADD", "int64"), ("MUL", "float32"), ("MIN", "uint8")])
 def test_scatter_of_many_values_by_parts(reduction: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "LEAST_SCATTERED_PART", 5)
-    shapes: list[tuple[int, ...]] = [(1, 3, 1), (1, 61, 1), (1, 61, 1)]
-    assert len(lower_library_kernel(kernel_of("SCATTER", (reduction,), kind, shapes, [kind, "int32", kind]), NATIVE).spec.phases) == 2
-    for native in (False, True):
-        compare_scatter(reduction, kind, (1, 3, 1), (1, 61, 1), (1, 61, 1), native)
-        compare_scatter(reduction, kind, (1, 2, 9), (1, 61, 1), (1, 61, 9), native)
+    for places, index, values in (((1, 3, 1), (1, 61, 1), (1, 61, 1)), ((1, 2, 9), (1, 61, 1), (1, 61, 9)),
+                                  ((1, 3, 59), (1, 61, 59), (1, 61, 59)), ((2, 3, 5), (2, 61, 5), (2, 61, 5))):
+        kernel = kernel_of("SCATTER", (reduction,), kind, [places, index, values], [kind, "int32", kind])
+        for threads in (2, 4, 5):
+            program = lower_library_kernel(kernel, replace(NATIVE, threads=threads))
+            assert len(program.spec.phases) == 1 + (threads >= 2 * places[0])
+        for native in (False, True):
+            compare_scatter(reduction, kind, places, index, values, native)
+
+
+def test_parts_of_columns_need_cores_that_columns_leave_idle() -> None:
+    for threads, columns, has_tables in ((2, 100, True), (2, 1024, False), (16, 1024, True), (16, 1 << 14, False)):
+        shapes: list[tuple[int, ...]] = [(1, 3, columns), (1, 1000, columns), (1, 1000, columns)]
+        kernel = kernel_of("SCATTER", ("ADD",), "float32", shapes, ["float32", "int32", "float32"])
+        assert bool(lower_library_kernel(kernel, replace(NATIVE, threads=threads)).spec.temps) == has_tables

@@ -3,7 +3,7 @@
     for each row and block of columns:   copy base;   for j:  for k in block:  y[index[j, k], k] = y[index[j, k], k] ∘ value[j, k]
 
 Columns are independent, so rows and blocks of columns are spread over the cores. If a position is that of all columns, the columns of a
-block are vectors. If there are fewer blocks than cores and much more values than places, as in a histogram, the values are cut into parts:
+block are vectors. If there are fewer rows than cores and much more values than places, as in a histogram, the values are cut into parts:
 
     for each part:   table = identities;    for j in part:  table[index[j]] = table[index[j]] ∘ value[j]
     y = base ∘ tables
@@ -19,17 +19,19 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
-BLOCK_BYTES = 256           # bytes of a row of columns that one core processes in its loop over positions
+# smallest block of columns in bytes: cores that write neighbouring blocks wait for the lines that both write, which costs little where
+# lines come from memory in any case
+BLOCK_BYTES = 512
+BLOCK_BYTES_PAST_CACHES = 2 * CACHE_LINE_BYTES
 VALUES_PER_PLACE = 4        # least number of values per entry of a table for which values are cut into parts, each with a table
-LEAST_SCATTERED_PART = 1 << 12       # minimum number of positions of a part
+LEAST_SCATTERED_PART = 1 << 12       # minimum number of steps, of one value or one vector, of a part
 
 
 def lower_scatter(node: UOp, target: Target) -> Program:
     """Return the Program of a SCATTER."""
     scatter = _Scatter(node, target)
-    blocks = scatter.outer * scatter.blocks
-    parts = min(target.threads // blocks, scatter.m // LEAST_SCATTERED_PART, scatter.m // (VALUES_PER_PLACE * scatter.n))
-    return scatter.by_parts(parts) if parts > 1 and scatter.reduction != "SET" and not target.has_groups else scatter.by_blocks()
+    parts = scatter.most_parts
+    return scatter.by_parts(parts) if parts > scatter.blocks else scatter.by_blocks()
 
 
 class _Scatter:
@@ -44,10 +46,26 @@ class _Scatter:
         self.index_strides, self.value_strides = ([0 if n == 1 else s for n, s in zip(shape, (shape[1] * shape[2], shape[2], 1),
                                                                                      strict=True)] for shape in shapes[1:])
         self.is_by_rows = self.index_strides[2] == 0
-        line, itemsize = CACHE_LINE_BYTES, node.dtype.itemsize
-        nbytes = self.inner * itemsize // -(-target.threads // self.outer) if self.is_by_rows else BLOCK_BYTES
-        self.width = min(self.inner, max(1, -(-nbytes // line) * line // itemsize))
+        self.row_bytes = self.inner * node.dtype.itemsize
+        blocks = self.row_bytes // self._least_block_bytes()
+        if self.is_by_rows:
+            blocks = min(blocks, -(-target.threads // self.outer))
+        self.width = min(self.inner, _whole_lines(-(-self.row_bytes // max(1, blocks))) // node.dtype.itemsize)
         self.blocks = -(-self.inner // self.width)
+
+    def _least_block_bytes(self) -> int:
+        if self.target.has_groups:
+            return CACHE_LINE_BYTES
+        return BLOCK_BYTES if self.n * self.row_bytes <= self.target.l2 else BLOCK_BYTES_PAST_CACHES
+
+    @property
+    def most_parts(self) -> int:
+        """The number of parts into which the values of a row may be cut: enough for all cores, unless parts become short."""
+        if self.reduction == "SET" or self.target.has_groups:
+            return 1
+        steps: int = self.m * (-(-self.inner // self.lanes) if self.is_by_rows else self.inner)
+        most: int = min(self.target.threads // self.outer, steps // LEAST_SCATTERED_PART, self.m // (VALUES_PER_PLACE * self.n))
+        return most
 
     def by_blocks(self) -> Program:
         """Return the program in which a core stores all values of a block of columns of a row. If there are fewer rows than cores, a large
@@ -92,34 +110,43 @@ class _Scatter:
     def by_parts(self, parts: int) -> Program:
         """Return the program in which a core stores the values of a part of a row into a table of its own."""
         dtype, size, length = self.node.dtype, self.n * self.inner, -(-self.m // parts)
+        stride = _whole_lines(size * dtype.itemsize) // dtype.itemsize       # elements from one table to the next
         # 0.0 + -0.0 is 0.0
         identity = -0.0 if self.reduction == "ADD" and dtype.is_float else get_combiner(self.reduction).identity(dtype)[0]
         b = Loops()
         table = b.pure("TEMP", dtype, 1, (), 0)
 
         def part(it: int) -> None:
-            begin = b.mul(it, size)
+            begin = b.mul(it, stride)
             b.span(begin, b.plus(begin, size), self.lanes, lambda i, width: b.put(table, i, b.const(dtype, width, identity)))
             first = b.mul(b.mod(it, parts), length)
             positions = first, b.least(b.plus(first, length), b.index(self.m))
             self._store(b, table, begin, b.over(it, parts), positions, (b.index(0), b.index(self.inner)))
         b.loop(*b.bounds(), part)
         tables = (b, self.outer * parts, min(self.target.threads, self.outer * parts), 0)
+        temp = aligned(self.outer * parts * stride * dtype.itemsize)
+        return program(self.node, (temp,), tables, self._combined(parts, stride))
 
+    def _combined(self, parts: int, stride: int) -> tuple[Loops, int, int, int]:
+        """Make the phase that adds the tables of all parts to the base, in chunks of a row's places."""
+        dtype, size = self.node.dtype, self.n * self.inner
+        chunks = -(-size // PARALLEL_ELEMENTS)
         b = Loops()
         y, base, *_ = b.args(self.node)
         table = b.pure("TEMP", dtype, 1, (), 0)
 
-        def row(it: int) -> None:
+        def chunk(it: int) -> None:
+            row, first = b.over(it, chunks), b.mul(b.mod(it, chunks), PARALLEL_ELEMENTS)
+
             def place(i: int, width: int) -> None:
-                at, own = b.calc("ADD", b.mul(it, size), i), b.calc("ADD", b.mul(it, parts * size), i)
+                at, own = b.calc("ADD", b.mul(row, size), i), b.calc("ADD", b.mul(row, parts * stride), i)
                 value = b.get(base, at, width)
                 for p in range(parts):
-                    value = b.alu(self.reduction, dtype, width, value, b.get(table, b.plus(own, p * size), width))
+                    value = b.alu(self.reduction, dtype, width, value, b.get(table, b.plus(own, p * stride), width))
                 b.put(y, at, value)
-            b.span(b.index(0), b.index(size), self.lanes, place)
-        b.loop(*b.bounds(), row)
-        return program(self.node, (aligned(self.outer * parts * size * dtype.itemsize),), tables, (b, self.outer, 1, 0))
+            b.span(first, b.least(b.plus(first, PARALLEL_ELEMENTS), b.index(size)), self.lanes, place)
+        b.loop(*b.bounds(), chunk)
+        return b, self.outer * chunks, cores(self.target, self.outer * size * parts, self.outer * chunks), 0
 
     def _store(self, b: Loops, y: int, begin: int, row: int, positions: tuple[int, int], columns: tuple[int, int]) -> None:
         """Combine values of a range of positions and of columns with the elements of y from `begin` on, which are those of a row."""
@@ -153,3 +180,8 @@ class _Scatter:
             else:
                 b.loop(first, last, lambda k: store(k, 1, *place(k)))
         b.loop(*positions, position)
+
+
+def _whole_lines(nbytes: int) -> int:
+    """Round bytes up to whole cache lines."""
+    return -(-nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
