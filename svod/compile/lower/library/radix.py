@@ -9,12 +9,16 @@
 A pass keeps the order of equal digits, so the sort is stable. A digit that is 0 in all elements has no pass: integers of a small range cost
 what a narrow type costs. Keys of 64 bits are sorted by their low words, then the high words take the place of the low ones.
 
-A long row is cut into parts, one per core, and each step is a phase. A part counts its own digits, and stores its elements of a bucket
-behind those of the parts before it (Zagha and Blelloch, "Radix sort for vector multiprocessors", Supercomputing 1991).
+A row is cut into parts: a long one into one part per core, where each step is a phase; a short one into two parts of one core, which takes
+their elements in turns. Counts of equal digits are increased one after the other, so that many equal keys would wait for each other. A part
+counts its own digits, and stores its elements of a bucket behind those of the parts before it (Zagha and Blelloch, "Radix sort for vector
+multiprocessors", Supercomputing 1991).
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from svod.compile.lower.library.loops import BOOL, INDEX, Keys, Loops
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
@@ -28,13 +32,21 @@ POSITION_MASK = (1 << WORD_BITS) - 1
 WORD_MASK = POSITION_MASK << WORD_BITS
 
 
+class RowPart(NamedTuple):
+    """A part of a row: its number among the parts, and the range of its positions. All are values."""
+
+    number: int
+    first: int
+    last: int
+
+
 class Radix:
-    """Writes the steps of a radix sort for the positions from `first` to `last` of a row: all of them, or a part.
+    """Writes the steps of a radix sort for the positions from `first` to `last` of a row, or for some of its parts.
 
     `digits`: the numbers of the digits in which keys may differ, 0 for the least significant one. `elements`: a pointer to two halves of
     `room` elements each, which begin at `origin`. `counts`: a pointer to a table of `BUCKETS` counts for each part of the row, from
-    `tables` on; `starts`: a pointer to a table of this core. `least`: the value of the least key; `bits`: the value of an OR of the keys
-    less the least one."""
+    `tables` on; `starts`: a pointer to a table for each part of this core. `least`: the value of the least key; `bits`: the value of an OR
+    of the keys less the least one."""
 
     def __init__(self, b: Loops, kind: DType, digits: range, keys: Keys, target: Target, elements: int, room: int, counts: int,
                  starts: int):
@@ -129,37 +141,55 @@ class Radix:
         self.b.put(pointer, at, self.b.alu("ADD", COUNT, 1, count, self.b.const(COUNT, 1, 1)))
         return count
 
-    def count(self, digit: int, part: int, first: int, last: int) -> None:
-        """Count the digits of the elements in the table of a part."""
+    def _in_turns(self, digit: int, parts: Sequence[RowPart], body: Callable[[int, int], None]) -> None:
+        """Emit `body(k, i)` for the positions i of the k-th of some parts, in turns, if the digit has a pass. No part is longer than the
+        one before it, or shorter than the last one."""
+        b = self.b
+        shortest = b.minus(parts[-1].last, parts[-1].first)
+
+        def positions(i: int) -> None:
+            for k, part in enumerate(parts):
+                body(k, b.calc("ADD", part.first, i))
+        b.loop(b.index(0), self._until(digit, shortest), positions)
+        for k, part in enumerate(parts[:-1]):
+            b.loop(b.calc("ADD", part.first, shortest), self._until(digit, part.last), partial(body, k))
+
+    def count(self, digit: int, parts: Sequence[RowPart]) -> None:
+        """Count the digits of the elements of some parts, in the table of each."""
         b, half, lanes = self.b, self.half(digit), 2 * self.lanes
-        table = b.calc("ADD", self.tables, b.mul(part, BUCKETS))
+        tables = [b.calc("ADD", self.tables, b.mul(part.number, BUCKETS)) for part in parts]
         zero = b.const(COUNT, lanes, 0)
-        b.loop(b.index(0), self._until(digit, b.index(BUCKETS)), lambda i: b.put(self.counts, b.calc("ADD", table, i), zero), step=lanes)
 
-        def element(i: int) -> None:
-            self._increase(self.counts, b.calc("ADD", table, self._bucket(self._get(half, i), digit)))
-        b.loop(first, self._until(digit, last), element)
+        def clear(i: int) -> None:
+            for table in tables:
+                b.put(self.counts, b.calc("ADD", table, i), zero)
+        b.loop(b.index(0), self._until(digit, b.index(BUCKETS)), clear, step=lanes)
 
-    def move(self, digit: int, part: int, parts: int, first: int, last: int) -> None:
-        """Move the elements of one of `parts` parts to their places in the other half."""
+        def element(k: int, i: int) -> None:
+            self._increase(self.counts, b.calc("ADD", tables[k], self._bucket(self._get(half, i), digit)))
+        self._in_turns(digit, parts, element)
+
+    def move(self, digit: int, parts: Sequence[RowPart], count: int) -> None:
+        """Move the elements of some of `count` parts to their places in the other half."""
         b, half = self.b, self.half(digit)
         other = b.minus(b.index(self.room), half)
 
         def start(bucket: int, total: int) -> tuple[int]:
-            own = total
-            for p in range(parts):
-                own = b.choose(b.alu("CMPEQ", BOOL, 1, part, b.index(p)), total, own)
+            own = [total] * len(parts)
+            for p in range(count):
+                own = [b.choose(b.alu("CMPEQ", BOOL, 1, part.number, b.index(p)), total, at) for part, at in zip(parts, own, strict=True)]
                 at = b.calc("ADD", self.tables, b.plus(bucket, p * BUCKETS))
                 total = b.alu("ADD", COUNT, 1, total, b.get(self.counts, at, ordered=True))
-            b.put(self.starts, bucket, own)
+            for k, at in enumerate(own):
+                b.put(self.starts, b.plus(bucket, k * BUCKETS), at)
             return (total,)
         b.loop(b.index(0), self._until(digit, b.index(BUCKETS)), start, b.const(COUNT, 1, 0))
 
-        def element(i: int) -> None:
+        def element(k: int, i: int) -> None:
             element = self._get(half, i)
-            place = self._increase(self.starts, self._bucket(element, digit))
+            place = self._increase(self.starts, b.plus(self._bucket(element, digit), k * BUCKETS))
             b.put(self.elements, self._address(other, b.cast(INDEX, place)), element)
-        b.loop(first, self._until(digit, last), element)
+        self._in_turns(digit, parts, element)
 
     def write(self, first: int, last: int, order: int, at: int) -> None:
         """Store the positions of the sorted elements from `first` to `last` at `order[at + first]` and so on."""

@@ -13,7 +13,7 @@ from functools import partial, reduce
 
 from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, type_to_compare
 from svod.compile.lower.library.loops import BOOL, Keys, Loops, aligned, cores, program
-from svod.compile.lower.library.radix import BUCKETS, COUNT, DIGIT_BITS, ELEMENT, Radix
+from svod.compile.lower.library.radix import BUCKETS, COUNT, DIGIT_BITS, ELEMENT, Radix, RowPart
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
@@ -22,6 +22,7 @@ from svod.core.machine.target import Target
 
 POSITION = dtypes.int32
 LEAST_SORTED_PART = 1 << 14         # minimum number of positions of a part of a row that is sorted
+PARTS_OF_ROW = 2                # parts of a row that one core sorts
 COUNTED_PER_DIGIT = 64          # keys; with at most as many per digit, comparison counting takes less time than a radix sort
 
 Step = Callable[[Radix, int, int, int, int], None]     # (…, row, part, first position, last position): writes a step of one part
@@ -78,10 +79,10 @@ class RowOrder:
             self.memory = b.scratch(compared, offset)
             self.nbytes = aligned(counted_elements(self.kind, most, target) * compared.itemsize)
             return
-        halves, table = aligned(2 * most * ELEMENT.itemsize), aligned(BUCKETS * COUNT.itemsize)
+        halves, tables = aligned(2 * most * ELEMENT.itemsize), aligned(PARTS_OF_ROW * BUCKETS * COUNT.itemsize)
         self.elements, self.counts = b.scratch(ELEMENT, offset), b.scratch(COUNT, offset + halves)
-        self.starts = b.scratch(COUNT, offset + halves + table)
-        self.nbytes = halves + 2 * table
+        self.starts = b.scratch(COUNT, offset + halves + tables)
+        self.nbytes = halves + 2 * tables
 
     def write(self, keys: Keys, n: int, order: int, at: int, kept: int) -> None:
         """Store the positions of the first `kept` keys in order at `order[at]` and so on. `n`: the value of the number of keys, which is
@@ -93,11 +94,13 @@ class RowOrder:
         radix = Radix(b, self.kind, self.digits, keys, self.target, self.elements, self.most, self.counts, self.starts)
         radix.least = radix.least_key(none, n)
         radix.bits = radix.fill(none, n)
+        length = b.over(b.plus(n, PARTS_OF_ROW - 1), PARTS_OF_ROW)
+        parts = [RowPart(b.index(p), b.mul(length, p), b.least(b.mul(length, p + 1), n)) for p in range(PARTS_OF_ROW)]
         for digit in self.digits:
             if Radix.takes_word(digit):
                 radix.take_word(digit, none, n)
-            radix.count(digit, none, none, n)
-            radix.move(digit, none, 1, none, n)
+            radix.count(digit, parts)
+            radix.move(digit, parts, PARTS_OF_ROW)
         radix.write(none, b.index(kept), order, at)
 
 
@@ -177,10 +180,10 @@ def _sort_by_parts(node: UOp, target: Target, kept: int, descending: bool, parts
             radix.take_word(digit, first, last)
 
         def count(radix: Radix, row: int, part: int, first: int, last: int) -> None:
-            radix.count(digit, part, first, last)
+            radix.count(digit, [RowPart(part, first, last)])
 
         def move(radix: Radix, row: int, part: int, first: int, last: int) -> None:
-            radix.move(digit, part, parts, first, last)
+            radix.move(digit, [RowPart(part, first, last)], parts)
         return [*[take_word] * Radix.takes_word(digit), count, move]
 
     phases = [phase(keep(2, Radix.least_key), known=0), phase(keep(3, Radix.fill), known=1),
