@@ -43,6 +43,7 @@ MAX_READS = 8             # largest number of places at which one kernel compute
 # largest number of operations per element of a value that is computed anew, at other positions or at each read of a GATHER; a buffer costs
 # a store, loads and a launch
 MOST_RECOMPUTED = 32
+COSTLIEST = 6 * MAX_DEPTH  # operations of a value beyond which costs are not compared
 MAX_POSITIONS = 64        # MAX_READS for a value that reads no memory, such as a mask or a table of angles
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
@@ -632,7 +633,7 @@ class Cut:
         if reads <= size_of(u) or not self.expensive(u, self.why):
             return False
         most = MOST_RECOMPUTED * size_of(u) // (reads - size_of(u))
-        return self.cost_of(u, self.why, most).operations > most
+        return most <= COSTLIEST and self.cost_of(u, self.why, most).operations > most
 
     def cost_of(self, u: UOp, realised: dict[UOp, str], most: int) -> _Cost:
         """The cost of computing u anew from the buffers below it, or a part of it: up to the nearest reduction, or, of a value with many
