@@ -150,7 +150,7 @@ def elements_to_sort(shape: tuple[int, int], dtype: str, seed: int) -> Array:
 # the way of sorting → its shapes, and the limits that choose it
 WAYS_TO_SORT: dict[str, tuple[list[tuple[int, int]], dict[str, int]]] = {
     "counting": ([(1, 1), (2, 37), (3, 61)], {}), "rows": ([(19, 1), (18, 7), (33, 13)], {}),
-    "radix": ([(3, 17), (1, 67)], {"COUNTED_PER_DIGIT": 0}),
+    "radix": ([(3, 17), (2, 18), (1, 67)], {"COUNTED_PER_DIGIT": 0}),
     "parts": ([(1, 71), (2, 50)], {"COUNTED_PER_DIGIT": 0, "LEAST_SORTED_PART": 20})}
 
 
@@ -164,6 +164,7 @@ def test_sorting(way: str, dtype: str, native: bool, monkeypatch: pytest.MonkeyP
     made = spied(monkeypatch, (sort.Radix, "fill"), (sort, "count_rows"), (sort, "order_by_counting"))
     for number, (shape, descending) in enumerate(product(shapes[:2] if not native else shapes, [False, True])):
         x = elements_to_sort(shape, dtype, number)
+        x[-1] = np.where(np.arange(shape[1]) == 2, x[-1], x[-1, 0])      # all elements but one are equal
         k = 1 + shape[1] // 3
         for name, options in (("ARGSORT", (descending,)), ("TOPK", (k, not descending))):
             kernel = kernel_of(name, options, "int64", [shape], [dtype])
@@ -297,6 +298,7 @@ def test_columns_are_cut_into_blocks_that_fill_cores(places: int, columns: int, 
 @pytest.mark.parametrize(("reduction", "kind"), [("ADD", "float32"), ("ADD", "int64"), ("MUL", "float32"), ("MIN", "uint8")])
 def test_scatter_of_many_values_by_parts(reduction: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "LEAST_SCATTERED_PART", 5)
+    monkeypatch.setattr(scatter, "PARALLEL_ELEMENTS", 50)       # several chunks of tables
     for places, index, values in (((1, 3, 1), (1, 61, 1), (1, 61, 1)), ((1, 2, 9), (1, 61, 1), (1, 61, 9)),
                                   ((1, 3, 59), (1, 61, 59), (1, 61, 59)), ((2, 3, 5), (2, 61, 5), (2, 61, 5))):
         kernel = kernel_of("SCATTER", (reduction,), kind, [places, index, values], [kind, "int32", kind])

@@ -10,7 +10,7 @@ A pass keeps the order of equal digits, so the sort is stable. A digit that is 0
 what a narrow type costs. Keys of 64 bits are sorted by their low words, then the high words take the place of the low ones.
 
 A row is cut into parts: a long one into one part per core, where each step is a phase; a short one into two parts of one core, which takes
-their elements in turns. Counts of equal digits are increased one after the other, so that many equal keys would wait for each other. A part
+their elements in turns. A count is loaded after it was stored, so elements of equal digits wait for each other, less so in turns. A part
 counts its own digits, and stores its elements of a bucket behind those of the parts before it (Zagha and Blelloch, "Radix sort for vector
 multiprocessors", Supercomputing 1991).
 """
@@ -33,7 +33,7 @@ WORD_MASK = POSITION_MASK << WORD_BITS
 
 
 class RowPart(NamedTuple):
-    """A part of a row: its number among the parts, and the range of its positions. All are values."""
+    """A part of a row: its number among the parts, and the range of its positions. All are values that a program computes."""
 
     number: int
     first: int
@@ -142,8 +142,8 @@ class Radix:
         return count
 
     def _in_turns(self, digit: int, parts: Sequence[RowPart], body: Callable[[int, int], None]) -> None:
-        """Emit `body(k, i)` for the positions i of the k-th of some parts, in turns, if the digit has a pass. No part is longer than the
-        one before it, or shorter than the last one."""
+        """Emit `body(k, i)` for the positions i of the k-th of some parts, in turns, if the digit has a pass. The lengths of the parts do
+        not increase."""
         b = self.b
         shortest = b.minus(parts[-1].last, parts[-1].first)
 

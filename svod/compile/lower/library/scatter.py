@@ -19,10 +19,11 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
-# smallest block of columns in bytes: cores that write neighbouring blocks wait for the lines that both write, which costs little where
-# lines come from memory in any case
+# smallest block of columns in bytes: cores that write neighbouring blocks wait for each other's lines, which costs little if the second
+# cache does not keep a row of the base
 BLOCK_BYTES = 512
-BLOCK_BYTES_PAST_CACHES = 2 * CACHE_LINE_BYTES
+BLOCK_BYTES_PAST_L2 = 2 * CACHE_LINE_BYTES
+PARTS_PER_BLOCK = 2         # least number of parts, per block of columns that the cores could share instead
 VALUES_PER_PLACE = 4        # least number of values per entry of a table for which values are cut into parts, each with a table
 LEAST_SCATTERED_PART = 1 << 12       # minimum number of steps, of one value or one vector, of a part
 
@@ -31,7 +32,7 @@ def lower_scatter(node: UOp, target: Target) -> Program:
     """Return the Program of a SCATTER."""
     scatter = _Scatter(node, target)
     parts = scatter.most_parts
-    return scatter.by_parts(parts) if parts > scatter.blocks else scatter.by_blocks()
+    return scatter.by_parts(parts) if parts >= PARTS_PER_BLOCK * scatter.blocks else scatter.by_blocks()
 
 
 class _Scatter:
@@ -56,7 +57,7 @@ class _Scatter:
     def _least_block_bytes(self) -> int:
         if self.target.has_groups:
             return CACHE_LINE_BYTES
-        return BLOCK_BYTES if self.n * self.row_bytes <= self.target.l2 else BLOCK_BYTES_PAST_CACHES
+        return BLOCK_BYTES if self.n * self.row_bytes <= self.target.l2 else BLOCK_BYTES_PAST_L2
 
     @property
     def most_parts(self) -> int:
@@ -130,13 +131,14 @@ class _Scatter:
     def _combined(self, parts: int, stride: int) -> tuple[Loops, int, int, int]:
         """Make the phase that adds the tables of all parts to the base, in chunks of a row's places."""
         dtype, size = self.node.dtype, self.n * self.inner
-        chunks = -(-size // PARALLEL_ELEMENTS)
+        places = _whole_lines(-(-PARALLEL_ELEMENTS // parts) * dtype.itemsize) // dtype.itemsize
+        chunks = -(-size // places)
         b = Loops()
         y, base, *_ = b.args(self.node)
         table = b.pure("TEMP", dtype, 1, (), 0)
 
         def chunk(it: int) -> None:
-            row, first = b.over(it, chunks), b.mul(b.mod(it, chunks), PARALLEL_ELEMENTS)
+            row, first = b.over(it, chunks), b.mul(b.mod(it, chunks), places)
 
             def place(i: int, width: int) -> None:
                 at, own = b.calc("ADD", b.mul(row, size), i), b.calc("ADD", b.mul(row, parts * stride), i)
@@ -144,7 +146,7 @@ class _Scatter:
                 for p in range(parts):
                     value = b.alu(self.reduction, dtype, width, value, b.get(table, b.plus(own, p * stride), width))
                 b.put(y, at, value)
-            b.span(first, b.least(b.plus(first, PARALLEL_ELEMENTS), b.index(size)), self.lanes, place)
+            b.span(first, b.least(b.plus(first, places), b.index(size)), self.lanes, place)
         b.loop(*b.bounds(), chunk)
         return b, self.outer * chunks, cores(self.target, self.outer * size * parts, self.outer * chunks), 0
 

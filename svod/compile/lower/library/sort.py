@@ -4,7 +4,7 @@ Elements are first converted to integers that compare like the elements (`sort_k
 (`counting.py`), others by a radix sort (`radix.py`). TOPK first selects candidates if they are few (`select.py`).
 
 Rows are spread over the cores. If there are fewer rows than cores, long rows are cut into parts, one for each core. Devices with groups
-use another algorithm (`ranks.py`).
+use another algorithm (`ranks.py`). A core sorts a whole row as two parts.
 """
 from __future__ import annotations
 
