@@ -23,7 +23,7 @@ from svod.core.kernel.chain_text import chain_of
 from svod.errors import FileError
 from svod.system.files import write_text
 from svod.system.process.directories import temporary, working_directory
-from svod.system.process.streams import columns, was_closed
+from svod.system.process.streams import columns, drop, was_closed
 from svod.system.quantities import count
 from svod.tune.db.moving import export_unstored
 from svod.tune.lock import Locked, write_lock
@@ -66,6 +66,8 @@ class ReportOutput:
         except BrokenPipeError:
             raise
         except OSError as e:
+            if path == "-":
+                drop(sys.stdout)
             say(f"svod-tune: {e if isinstance(e, FileError) else f'the standard output cannot be written: {e.strerror}'}")
             return EXIT_NOT_STORED
         return status

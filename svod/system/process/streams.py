@@ -50,7 +50,20 @@ def tell(text: str) -> None:
     try:
         print(text, file=errors(), flush=True)
     except (AttributeError, ValueError, OSError):       # closed, not a file, or its reader has gone
+        drop(errors())
+
+
+def drop(stream: Any) -> None:
+    """Discard what a stream holds because it could not be written. Python would try again at its end, and exit with status 120."""
+    number = descriptor(stream)
+    if number is None:
         return
+    with open(os.devnull, "wb") as nowhere, os.fdopen(os.dup(number), "wb") as before:
+        os.dup2(nowhere.fileno(), number)
+        try:
+            stream.flush()
+        finally:
+            os.dup2(before.fileno(), number)
 
 
 def above_standard(number: int) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -151,6 +152,7 @@ def test_json_has_the_standard_output_for_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("stdout", "status"), [(">&-", 4), (">/dev/full", 4), (">/dev/null", 0)])
 def test_json_that_the_standard_output_does_not_take_is_said(tmp_path: Path, stdout: str, status: int) -> None:
     command = [sys.executable, "-m", "svod.cli.tune", script(tmp_path, MODEL), "--dry-run", "--json", "-", "--db", ":none:"]
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     done = subprocess.run(["sh", "-c", f'"$@" {stdout}', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False,
-                          timeout=NEVER)
+                          timeout=NEVER, env=buffered)
     assert done.returncode == status and ("svod-tune: the standard output cannot be written: " in done.stderr) == (status == 4)

@@ -133,7 +133,8 @@ CASES = [
     Case("no affinity", before="del os.sched_getaffinity"),
     # streams
     Case("closed streams", shell="exec <&- >&- 2>&-", search=True, logged=False),
-    Case("a reader that has gone", shell="exec 2>/dev/full >/dev/full", search=True, logged=False),
+    # a log that stays in the buffer of standard error ends any program with status 120
+    Case("a reader that has gone", shell="exec 2>/dev/full >/dev/full", env={"PYTHONUNBUFFERED": "1"}, search=True, logged=False),
     Case("streams that are None", before="sys.stdin = sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None", search=True,
          logged=False),
     Case("streams that only write", before=POOR_STREAM, search=True, logged=False),
@@ -164,8 +165,8 @@ CASES = [
 @cache
 def why_not(unshare: str) -> str:
     """The reason why namespaces are not available here; "" if they are."""
-    if shutil.which("unshare") is None:
-        return "needs the command unshare"
+    if missing := [command for command in ("unshare", "chroot") if shutil.which(command) is None]:
+        return f"needs the command {missing[0]} in PATH"
     done = subprocess.run(["unshare", *unshare.split(), "true"], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"needs unshare {unshare}: {done.stderr.strip()}"
 
