@@ -58,12 +58,15 @@ def drop(stream: Any) -> None:
     number = descriptor(stream)
     if number is None:
         return
-    with open(os.devnull, "wb") as nowhere, os.fdopen(os.dup(number), "wb") as before:
-        os.dup2(nowhere.fileno(), number)
-        try:
-            stream.flush()
-        finally:
-            os.dup2(before.fileno(), number)
+    try:
+        with open(os.devnull, "wb") as nowhere, os.fdopen(os.dup(number), "wb") as before:
+            os.dup2(nowhere.fileno(), number)
+            try:
+                stream.flush()
+            finally:
+                os.dup2(before.fileno(), number)
+    except (ValueError, OSError):       # no descriptor is left, or the stream has been closed: it keeps what it holds
+        return
 
 
 def above_standard(number: int) -> int:
