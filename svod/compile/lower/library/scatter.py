@@ -3,7 +3,7 @@
     for each row and block of columns:   copy base;   for j:  for k in block:  y[index[j, k], k] = y[index[j, k], k] ∘ value[j, k]
 
 Columns are independent, so rows and blocks of columns are spread over the cores. If a position is that of all columns, the columns of a
-block are vectors. If there are fewer rows than cores and much more values than places, as in a histogram, the values are cut into parts:
+block are vectors. If there are fewer blocks than cores and much more values than places, as in a histogram, the values are cut into parts:
 
     for each part:   table = identities;    for j in part:  table[index[j]] = table[index[j]] ∘ value[j]
     y = base ∘ tables

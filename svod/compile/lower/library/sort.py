@@ -3,8 +3,8 @@
 Elements are first converted to integers that compare like the elements (`sort_key`). Short rows are ordered by comparison counting
 (`counting.py`), others by a radix sort (`radix.py`). TOPK first selects candidates if they are few (`select.py`).
 
-Rows are spread over the cores. If there are fewer rows than cores, long rows are cut into parts, one for each core. Devices with groups
-use another algorithm (`ranks.py`). A core sorts a whole row as two parts.
+Rows are spread over the cores, each of which sorts a row as two parts. If there are fewer rows than cores, long rows are cut into parts,
+one for each core. Devices with groups use another algorithm (`ranks.py`).
 """
 from __future__ import annotations
 
