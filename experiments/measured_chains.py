@@ -180,8 +180,9 @@ def main() -> None:
     for name, pairs in kernels:
         print(f"{name:28} {len(pairs):3} chains  rank {spearman(pairs) if len(pairs) > 2 else float('nan'):5.2f}  loss {loss(pairs):5.2f}")
     within, pooled = correlations(kernels)
+    losses = [loss(pairs) for _, pairs in kernels]
     print(f"{len(kernels)} kernels, {sum(len(p) for _, p in kernels)} chains: {within:.3f} within kernels (mean), {pooled:.3f} over all; "
-          f"loss {mean_loss(kernels):.3f} (geometric mean)")
+          f"loss {mean_loss(kernels):.3f} (geometric mean), {max(losses):.3f} (largest)")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ import pytest
 TABLES = Path(__file__).parent / "measured"
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 # per table, of the cost model when the table was made: Spearman's correlation within kernels (mean) and over all chains, and the loss by
-# choosing the chain that is predicted fastest (geometric mean over kernels)
-RANKS = {"x86_64-znver3-avx2-t2": (0.673, 0.680, 1.256), "x86_64-znver4-avx512f-t2": (0.714, 0.808, 1.070),
-         "x86_64-rocketlake-amx-t2": (0.810, 0.870, 1.059)}
+# choosing the chain that is predicted fastest (geometric mean over kernels, and of the kernel that loses most: a cliff of one kernel is
+# lost in a mean)
+RANKS = {"x86_64-znver3-avx2-t2": (0.673, 0.680, 1.256, 2.853), "x86_64-znver4-avx512f-t2": (0.714, 0.808, 1.070, 3.983),
+         "x86_64-rocketlake-amx-t2": (0.810, 0.870, 1.059, 3.278)}
 MOST_LOST = 0.002       # tolerated loss of correlation: as much as one chain whose prediction moves past that of another one
-MOST_SLOWER = 0.01      # tolerated rise of the loss
+MOST_SLOWER = 0.01      # tolerated rise of a loss
 
 
 @pytest.fixture
@@ -41,9 +42,10 @@ def test_predictions_rank_measured_chains_as_well_as_before(measured_chains: Any
     kernels = list(measured_chains.replayed(TABLES / f"{name}.jsonl"))
     assert sum(len(pairs) for _, pairs in kernels) >= 300
     (within, pooled), lost = measured_chains.correlations(kernels), measured_chains.mean_loss(kernels)
-    least_within, least_pooled, most_lost = RANKS[name]
+    least_within, least_pooled, most_lost, largest = RANKS[name]
     assert within >= least_within - MOST_LOST and pooled >= least_pooled - MOST_LOST, (within, pooled)
     assert lost <= most_lost + MOST_SLOWER, lost
+    assert not [name for name, pairs in kernels if measured_chains.loss(pairs) > largest + MOST_SLOWER]
 
 
 def test_a_rank_correlation_by_hand(measured_chains: Any) -> None:
