@@ -28,6 +28,7 @@ from svod.tensor.dlpack import is_shareable
 from svod.tracing.arguments import in_own_layout
 from svod.tracing.captured import Captured
 from svod.tracing.jitted import Jit
+from svod.tracing.lengths import FEW, bound_for
 from svod.tracing.own_plans import Maker, OwnPlans
 from svod.tune.first_forms import has_first_forms
 
@@ -118,6 +119,7 @@ class Model:
         remake_after_fork(self, "_knows_own", lambda: False)
         self._runs = itertools.count() if self.walk.has_seeds else None
         self._names = tuple(i.name for i in self.inputs)
+        self._seen: list[dict[str, int]] = []       # sets of sizes of free dimensions that calls have had, up to `FEW`
         # signatures of arrays that earlier calls have checked → the names of those that the plan takes, in its order
         self._plain: dict[Any, tuple[str, ...]] = {}
 
@@ -360,7 +362,22 @@ class Model:
                 out[i.name] = self._one(i, feed[i.name], sizes, problems)
         if problems:
             raise OnnxError("the inputs do not fit the model:\n  " + "\n  ".join(problems))
+        self._note_sizes({name: n for name, n in sizes.items() if name not in self.dims})
         return out
+
+    def _note_sizes(self, sizes: dict[str, int]) -> None:
+        """Warn, once, that free dimensions have had several sizes, each with a plan of its own."""
+        if len(self._seen) >= FEW or sizes in self._seen:
+            return
+        self._seen.append(sizes)
+        if len(self._seen) < FEW:
+            return
+        varying = {name: values for name in sizes if len(values := {seen[name] for seen in self._seen if name in seen}) > 1}
+        had = ", ".join(f"{name} {min(values)} to {max(values)}" for name, values in varying.items())
+        wanted = ", ".join(f'"{name}": Variable("{name if name.isidentifier() else f"d{i}"}", 1, {bound_for([*values])})'
+                           for i, (name, values) in enumerate(varying.items()))
+        log.warning("svod: %s has had %d sets of sizes (%s), each with a plan of its own; load(…, dims={%s}) makes one plan for all of "
+                    "them", self._name, FEW, had, wanted)
 
     def _one(self, i: Input, given: Any, sizes: dict[str, int], problems: list[str]) -> Any:
         if i.dtype in ("sequence", "optional"):

@@ -409,6 +409,26 @@ def test_a_size_seen_first_takes_no_plan(monkeypatch: pytest.MonkeyPatch) -> Non
         np.testing.assert_array_equal(m(x[::-1, ::-1]), (x * x)[::-1, ::-1])
 
 
+def test_several_sizes_without_variables_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    proto = model([helper.make_node("Mul", ["x", "x"], ["y"])], [info("x", ["n", "k + 1", 2])], [info("y", None)])
+    m = svod.onnx.load(proto)
+    for _ in range(2):
+        for shape in ((2, 3, 2), (2, 4, 2), (5, 4, 2)):
+            m(np.ones(shape, np.float32))
+    assert not caplog.records, "three sets of sizes, each seen twice"
+    for shape in ((40, 3, 2), (41, 3, 2), (1, 1, 2)):
+        m(np.ones(shape, np.float32))
+    said, = [r.message for r in caplog.records]
+    assert "4 sets of sizes (n 2 to 40, k + 1 3 to 4)" in said
+    advice = said.partition("load(…, dims=")[2].partition(") makes")[0]
+    assert advice == '{"n": Variable("n", 1, 128), "k + 1": Variable("d1", 1, 16)}'
+    caplog.clear()
+    one_plan = svod.onnx.load(proto, dims=eval(advice, {"Variable": Variable}))
+    for n in range(1, 9):
+        np.testing.assert_array_equal(one_plan(np.full((n, n, 2), 3, np.float32)), 9)
+    assert not caplog.records and len(one_plan.plans) == 1
+
+
 @pytest.mark.slow
 def test_what_a_graph_computes_from_a_variables_size_is_symbolic() -> None:
     proto = of_its_own_size()
