@@ -14,7 +14,7 @@ from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BeamConfig
 from svod.core.kernel.kernel import Kernel
 from svod.system.optional import optional
-from svod.tune.chains import choose, choose_each
+from svod.tune.chains import choose, choose_each, say_unused_lock
 from svod.tune.checks import chains_to_check
 from svod.tune.first_forms import FirstForms, is_large
 from svod.tune.resolved import Resolved
@@ -49,6 +49,7 @@ def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Res
             choices[key] = choose(kernel, resolved) if forms is None else forms.choose(kernel)
         if key in given or (resolved.config.beam is None and not choices[key].unchecked):
             begin(kernel, choices[key])
+    say_unused_lock(unbound.kernels, resolved)
     with optional(log, "chains of others or of relatives are not looked for"):
         choices |= checked(unbound, kernels, choices, resolved)
     if resolved.config.beam is not None:

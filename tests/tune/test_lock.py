@@ -67,6 +67,28 @@ def test_a_lock_for_other_targets_alone_is_said_once(tmp_path: Path, caplog: pyt
     assert "none for this machine" not in caplog.text
 
 
+def test_a_lock_whose_lines_fit_no_kernel_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here, path = kernel().state.target.key, tmp_path / "m.lock.jsonl"
+    write_lock(path, [Locked(name * 32, here, ()) for name in "ab"])
+    with caplog.at_level(logging.WARNING, "svod"):
+        for _ in range(2):
+            assert prepared(path).opts_source == "heuristic"
+        (Tensor(A) @ Tensor(B)).exp().sum().prepare(PrepareConfig(lock=str(path), db=":none:"))
+    assert caplog.text.count(f"the lock file {path} has 2 kernels for this machine, and none of a plan that could be") == 1
+
+
+def test_a_lock_that_is_used_or_of_a_larger_plan_is_not_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A program makes other plans beside that of the model that a lock file is for."""
+    k, larger, used = kernel().apply("UPCAST(o0, 4) UPCAST(o1, 16)"), tmp_path / "larger.lock.jsonl", tmp_path / "used.lock.jsonl"
+    here = k.state.target.key
+    write_lock(larger, [Locked(name * 32, here, ()) for name in "abc"])
+    write_lock(used, [Locked(k.key, here, k.state.applied_opts), Locked("a" * 32, here, ())])
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert prepared(larger).opts_source == "heuristic" and prepared(used).opts_source == "lock"
+        (Tensor(A) @ Tensor(B)).exp().sum().prepare(PrepareConfig(lock=str(used), db=":none:"))
+    assert not caplog.records
+
+
 def test_lines_for_other_threads_are_proposed_to_be_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     k, path = kernel(), tmp_path / "m.lock.jsonl"
     here = k.state.target
