@@ -14,6 +14,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -386,6 +387,22 @@ def test_baked_objects_are_used_by_another_user_from_a_read_only_copy(tmp_path: 
     listed = json.loads(CliRunner().invoke(cli, ["list", "--objects", "--json", str(copy)]).output)
     assert {r["target"] for r in listed} == {host_target().key, host_target().key.rpartition("/")[0]}
     assert sum(r["objects"] for r in listed) == len(there) and not any(r["unfit"] for r in listed)
+
+
+def test_the_objects_of_a_baked_onnx_file_are_those_that_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the package onnx")
+    info, floats = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["p"]), onnx.helper.make_node("Relu", ["p"], ["y"])], "g",
+                                   [info("x", floats, [3, 8])], [info("y", floats, None)],
+                                   [onnx.numpy_helper.from_array(np.ones((8, 5), np.float32), "w")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    bake = ["--db", ":none:", "bake", "model.onnx", "-o", "objects"]
+    first = CliRunner().invoke(cli, bake)
+    made = len(list(tmp_path.glob("objects/??/*.obj")))
+    assert first.exit_code == 0 and made and f"model.onnx: {made} objects made" in first.output
+    assert f"0 objects made, {made} of the objects that it uses were there already" in CliRunner().invoke(cli, bake).output
 
 
 def test_a_bake_counts_its_own_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
