@@ -373,11 +373,11 @@ class Model:
         if len(self._seen) < FEW:
             return
         varying = {name: values for name in sizes if len(values := {seen[name] for seen in self._seen if name in seen}) > 1}
-        had = ", ".join(f"{name} {min(values)} to {max(values)}" for name, values in varying.items())
-        wanted = ", ".join(f'"{name}": Variable("{name if name.isidentifier() else f"d{i}"}", 1, {bound_for([*values])})'
+        had = ", ".join(f"{name!r} {min(values)} to {max(values)}" for name, values in varying.items())
+        wanted = ", ".join(f'{name!r}: svod.Variable("{name if name.isidentifier() else f"d{i}"}", 1, {bound_for([*values])})'
                            for i, (name, values) in enumerate(varying.items()))
-        log.warning("svod: %s has had %d sets of sizes (%s), each with a plan of its own; load(…, dims={%s}) makes one plan for all of "
-                    "them", self._name, FEW, had, wanted)
+        log.warning("svod: %s has had %d sets of sizes (%s), each with a plan of its own; if no operator needs them as numbers, "
+                    "load(…, dims={%s}) makes one plan for all up to these bounds", self._name, FEW, had, wanted)
 
     def _one(self, i: Input, given: Any, sizes: dict[str, int], problems: list[str]) -> Any:
         if i.dtype in ("sequence", "optional"):

@@ -410,7 +410,7 @@ def test_a_size_seen_first_takes_no_plan(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_several_sizes_without_variables_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    proto = model([helper.make_node("Mul", ["x", "x"], ["y"])], [info("x", ["n", "k + 1", 2])], [info("y", None)])
+    proto = model([helper.make_node("Mul", ["x", "x"], ["y"])], [info("x", ["n", "it's k", 2])], [info("y", None)])
     m = svod.onnx.load(proto)
     for _ in range(2):
         for shape in ((2, 3, 2), (2, 4, 2), (5, 4, 2)):
@@ -419,11 +419,11 @@ def test_several_sizes_without_variables_are_told_once(caplog: pytest.LogCapture
     for shape in ((40, 3, 2), (41, 3, 2), (1, 1, 2)):
         m(np.ones(shape, np.float32))
     said, = [r.message for r in caplog.records]
-    assert "4 sets of sizes (n 2 to 40, k + 1 3 to 4)" in said
+    assert "4 sets of sizes ('n' 2 to 40, \"it's k\" 3 to 4)" in said
     advice = said.partition("load(…, dims=")[2].partition(") makes")[0]
-    assert advice == '{"n": Variable("n", 1, 128), "k + 1": Variable("d1", 1, 16)}'
+    assert advice == """{'n': svod.Variable("n", 1, 128), "it's k": svod.Variable("d1", 1, 16)}"""
     caplog.clear()
-    one_plan = svod.onnx.load(proto, dims=eval(advice, {"Variable": Variable}))
+    one_plan = svod.onnx.load(proto, dims=eval(advice, {"svod": svod}))
     for n in range(1, 9):
         np.testing.assert_array_equal(one_plan(np.full((n, n, 2), 3, np.float32)), 9)
     assert not caplog.records and len(one_plan.plans) == 1
