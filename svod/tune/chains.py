@@ -34,8 +34,8 @@ log = logging.getLogger("svod.tune")
 
 NOT_CHECKED = "the chain was measured elsewhere and has not been checked here yet; the next prepare, svod-tune or svod-db verify does"
 MOST_TARGETS = 2        # most targets of a lock file that a warning names
-MOST_LINES_PER_KERNEL = 2       # a lock file with more lines for each kernel of a plan is that of a larger one
-_used_locks: set[str] = set()   # lock files of which a kernel of this process has had a line
+MOST_LINES_PER_KERNEL = 2       # a lock file with more lines for each kernel of a process may be that of a plan which is still to come
+_kernels_beside: dict[str, set[str]] = {}       # lock file → the kernels of this process that it could have lines for
 SUSPICIOUS = 4.0        # most predicted time of a chain not measured here, as a multiple of the heuristic's; forged chains reached 1,278
 
 
@@ -168,19 +168,17 @@ def _say_other_targets(lines: Iterable[Locked], target: Target, path: str | None
 
 
 def say_unused_lock(kernels: Mapping[str, Kernel], resolved: Resolved) -> None:
-    """Warn once if a lock file has lines for this machine, and no kernel of the process has had one so far. A plan with few kernels says
-    nothing: a program has such plans beside that of the model which the file is for."""
+    """Warn once if a lock file has lines for this machine, and the kernels of this process, as soon as they are many beside its lines,
+    have had none. A program may have small plans before that of the model which the file is for."""
     path, target = resolved.config.lock, resolved.target.key
     ours = {key for key, of in resolved.locked if of == target}
-    if path is None or path in _used_locks or not ours:
+    if path is None or not ours:
         return
-    tunable = {key for key, kernel in kernels.items() if kernel.library_kernel is None}
-    if ours & tunable:
-        _used_locks.add(path)
-    elif len(ours) <= MOST_LINES_PER_KERNEL * len(tunable):
-        log_once(log, logging.WARNING, f"the lock file {path} has {count(len(ours), 'kernel')} for this machine, and none of a plan that "
-                                       "could be the same model's: sizes or types are others, or svod has changed since; svod-tune -o adds "
-                                       "the kernels that it lacks")
+    seen = _kernels_beside.setdefault(path, set())
+    seen.update(key for key, kernel in kernels.items() if kernel.library_kernel is None)
+    if not ours & seen and len(ours) <= MOST_LINES_PER_KERNEL * len(seen):
+        log_once(log, logging.WARNING, f"the lock file {path} has {count(len(ours), 'kernel')} for this machine, and so far none of this "
+                                       "program's: it is for another model, for other sizes or types, or from before a change of svod")
 
 
 def _from_lock(kernel: Kernel, resolved: Resolved) -> Chain | None:

@@ -74,7 +74,18 @@ def test_a_lock_whose_lines_fit_no_kernel_is_said_once(tmp_path: Path, caplog: p
         for _ in range(2):
             assert prepared(path).opts_source == "heuristic"
         (Tensor(A) @ Tensor(B)).exp().sum().prepare(PrepareConfig(lock=str(path), db=":none:"))
-    assert caplog.text.count(f"the lock file {path} has 2 kernels for this machine, and none of a plan that could be") == 1
+    assert caplog.text.count(f"the lock file {path} has 2 kernels for this machine, and so far none of this program's") == 1
+
+
+def test_kernels_of_small_plans_count_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here, path = kernel().state.target.key, tmp_path / "m.lock.jsonl"
+    write_lock(path, [Locked(name * 32, here, ()) for name in "abcd"])
+    config = PrepareConfig(lock=str(path), db=":none:")
+    with caplog.at_level(logging.WARNING, "svod"):
+        (Tensor(A) @ Tensor(B)).prepare(config)
+        assert not caplog.records
+        (Tensor(A) + Tensor(B)).sin().prepare(config)
+    assert caplog.text.count("has 4 kernels for this machine, and so far none") == 1
 
 
 def test_a_lock_that_is_used_or_of_a_larger_plan_is_not_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
