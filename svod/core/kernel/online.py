@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.extension import Extension, Ranges
 from svod.core.kernel.intrinsics import LEAST_POWER
 from svod.core.kernel.kernel import Kernel, Stage, expand_reads, own_reduces, reduce_parts
 from svod.errors import KernelOptError
@@ -377,19 +378,11 @@ class _Rewriter:
     def __init__(self, kernel: Kernel, rows: _RowMaximum, block: int):
         self.kernel, self._old, self.rows, self.block = kernel, rows, rows, block
         self.count = -(-rows.extent // block)
-        self.next = 1 + max(u.arg for u in kernel.ast.toposort() if u.op is Ops.RANGE)
+        self.ranges = Ranges(kernel.ast)
         self.ragged = rows.extent % block != 0
-        self.copies: dict[tuple[UOp, int], UOp] = {}
-        dim = rows.at.index(-1)
+        self.extension = Extension(self.ranges, rows.extent, self.count * block)
         if self.ragged:
-            self.rows = rows._replace(source=self._filled(rows.source, dim, -math.inf))
-
-    def _range(self, extent: int) -> UOp:
-        self.next += 1
-        return UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, extent),), self.next - 1)
-
-    def _ranges(self, stage: UOp) -> tuple[UOp, ...]:
-        return tuple(self._range(r.src[0].arg) for r in stage.src[1:])
+            self.rows = rows._replace(source=self.extension.stage(rows.source, rows.at.index(-1), -math.inf))
 
     def _index(self, stage: UOp, *dims: UOp) -> UOp:
         return UOp(Ops.INDEX, stage.dtype, (stage, *dims))
@@ -397,59 +390,12 @@ class _Rewriter:
     def _position(self, b: UOp, i: UOp) -> UOp:
         return b * self.block + i
 
-    def _filled(self, stage: UOp, dim: int, fill: float | int) -> UOp:
-        """A copy of a stage whose dim `dim` is extended to whole blocks. Beyond the row its loads are gated, and its values are `fill`."""
-        copy = self.copies.get((stage, dim))
-        if copy is not None:
-            return copy
-        fresh = {r: self._range(r.src[0].arg) for r in stage.src[1:]}
-        fresh[stage.src[1 + dim]] = self._range(self.count * self.block)
-        for r in own_reduces(stage.src[0]):
-            fresh.update({k: self._range(k.src[0].arg) for k in reduce_parts(r)[1] if k not in fresh})
-        value = self._cut(stage.src[0], stage.src[1 + dim], fill).substitute(fresh)
-        made = self.copies[stage, dim] = UOp(Ops.STAGE, value.dtype, (value, *[fresh[r] for r in stage.src[1:]]))
-        return made
-
-    def _cut(self, value: UOp, k: UOp, fill: float | int) -> UOp:
-        """`value` with its loads gated and `fill` beyond the row. The WHERE is needed because a value computed from gated loads may be
-        nonzero there, or not finite (a quotient), and a weight of 0 would not cancel that."""
-        gated = plain = self._gated(value, k)
-        while plain.op in (Ops.CAST, Ops.BITCAST):      # casts of zero are zero
-            plain = plain.src[0]
-        is_load = plain.op is Ops.LOAD and len(plain.src) == 3 and plain.src[1].op is Ops.CONST and plain.src[1].arg == 0
-        if fill == 0 and k in plain.toposort() and (is_load or plain.op is Ops.INDEX):
-            return gated
-        inside = UOp(Ops.CMPLT, dtypes.bool, (k, UOp.const(dtypes.index, self.rows.extent)))
-        return UOp(Ops.WHERE, value.dtype, (inside, gated, UOp.const(value.dtype, fill)))
-
-    def _gated(self, value: UOp, k: UOp) -> UOp:
-        """`value` with its loads that depend on `k` gated to the row, and the stages that it reads at `k` extended by `_filled`."""
-        inside = UOp(Ops.CMPLT, dtypes.bool, (k, UOp.const(dtypes.index, self.rows.extent)))
-        done: dict[UOp, UOp] = {}
-        depends: set[UOp] = {k}
-        for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
-            src = u.src if u.op is Ops.STAGE else tuple(done[s] for s in u.src)
-            new = u if src == u.src else u.replace(src=src)
-            if u.op is not Ops.STAGE and any(s in depends for s in u.src):
-                depends.add(u)
-                if u.op is Ops.LOAD:
-                    alt, gate = (src[1], inside & src[2]) if len(src) == 3 else (UOp.const(u.dtype, 0), inside)
-                    new = u.replace(src=(src[0], alt, gate))
-                elif u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
-                    at = [i for i, e in enumerate(u.src[1:]) if e in depends]
-                    if len(at) != 1 or u.src[1 + at[0]] is not k:
-                        raise KernelOptError(f"{self.block} does not divide the {self.rows.extent} positions, and they are not read one by "
-                                             f"one: take a divisor")
-                    new = u.replace(src=(self._filled(u.src[0], at[0], 0), *src[1:]))
-            done[u] = new
-        return done[value]
-
     def _blocks(self, rounded: bool) -> tuple[UOp, Callable[[tuple[UOp, ...], UOp, UOp], UOp]]:
         """(the stage MB of block maxima, a function that builds exp(X - MB) at a row, block and position). `rounded`: weights are
         rounded to 16 bits later, so they may be computed as 2^(X/ln 2 - MB/ln 2), one operation less, with an error of 2^-24 of the
         larger term. Weights too small for a normal number then become 0, which is exact enough, as the largest weight of a block is 1."""
         rows = self.rows
-        coords, b, i = self._ranges(rows.stage), self._range(self.count), self._range(self.block)
+        coords, b, i = self.ranges.like(*rows.stage.src[1:]), self.ranges.new(self.count), self.ranges.new(self.block)
         peak = UOp(Ops.REDUCE, rows.source.dtype, (rows.read(coords, self._position(b, i)), i), ("MAX", 1))
         if rows.scale != 1.0:
             peak = UOp(Ops.MUL, peak.dtype, (peak, UOp.const(peak.dtype, rows.scale)))
@@ -475,7 +421,7 @@ class _Rewriter:
 
     def _rounded(self, weights: UOp, dtype: DType) -> UOp:
         """A stage with the weights rounded to a narrower dtype, and widened again."""
-        ranges = self._ranges(weights)
+        ranges = self.ranges.like(*weights.src[1:])
         narrow = UOp(Ops.CAST, dtype, (self._index(weights, *ranges),))
         return UOp(Ops.STAGE, weights.dtype, (UOp(Ops.CAST, weights.dtype, (narrow,)), *ranges))
 
@@ -484,8 +430,8 @@ class _Rewriter:
         `i`."""
         value = expand_reads(factor, lambda s: s.op is Ops.STAGE and not own_reduces(s.src[0]))
         own = [r for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if r.op is Ops.RANGE and r is not k]
-        at, inside = self._range(self.count), self._range(self.block)
-        fresh = {r: self._range(r.src[0].arg) for r in own}
+        at, inside = self.ranges.new(self.count), self.ranges.new(self.block)
+        fresh = {r: self.ranges.new(r.src[0].arg) for r in own}
         value = value.substitute({**fresh, k: self._position(at, inside)})
         return self._index(UOp(Ops.STAGE, value.dtype, (value, *fresh.values(), at, inside)), *own, b, i)
 
@@ -493,15 +439,15 @@ class _Rewriter:
         """Rewrite attention: maximum, sum and weighted sum become one reduction, in `stage`. Returns the new AST."""
         dtype = self.rows.source.dtype
         peaks, weight = self._blocks(weighted.rounded is not None)
-        coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
+        coords, b, i = self.ranges.like(*self.rows.stage.src[1:]), self.ranges.new(self.count), self.ranges.new(self.block)
         weights = UOp(Ops.STAGE, dtype, (weight(coords, b, i), *coords, b, i))
-        coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
+        coords, b, i = self.ranges.like(*self.rows.stage.src[1:]), self.ranges.new(self.count), self.ranges.new(self.block)
         totals = self._sum(dtype, self._index(weights, *coords, b, i), i, (*coords, b))
         k = self.kernel.axes[stage.reds[0]].node
         outs = [self.kernel.axes[a].node for a in stage.outs]
-        fresh = {r: self._range(r.src[0].arg) for r in outs}
-        b, i = self._range(self.count), self._range(self.block)
-        factors = [self._cut(f, k, 0) if self.ragged else f for f in weighted.inner]
+        fresh = {r: self.ranges.new(r.src[0].arg) for r in outs}
+        b, i = self.ranges.new(self.count), self.ranges.new(self.block)
+        factors = [self.extension.filled(f, k, 0) if self.ragged else f for f in weighted.inner]
         if weighted.rounded is not None:
             weights = self._rounded(weights, weighted.rounded)
             factors = [self._of_blocks(f, k, b, i) for f in factors]
@@ -510,7 +456,7 @@ class _Rewriter:
         for f in factors:
             product = UOp(Ops.MUL, dtype, (product, f.substitute(fresh)))
         parts = self._sum(dtype, product, i, (*[fresh[r] for r in outs], b))
-        b = self._range(self.count)
+        b = self.ranges.new(self.count)
         values = (self._index(peaks, *weighted.coords, b), self._index(totals, *weighted.coords, b), self._index(parts, *outs, b))
         reduce = UOp(Ops.REDUCE, dtype, (*values, b), ("EXPSUM", 3))
         m, s, a = (UOp(Ops.GEP, dtype, (reduce,), j) for j in range(3))
@@ -529,9 +475,9 @@ class _Rewriter:
         """Rewrite softmax: maximum and sum of a row become a stage of two elements, which all other stages read. Returns the new AST."""
         dtype = self.rows.source.dtype
         peaks, weight = self._blocks(False)
-        coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
+        coords, b, i = self.ranges.like(*self.rows.stage.src[1:]), self.ranges.new(self.count), self.ranges.new(self.block)
         totals = self._sum(dtype, weight(coords, b, i), i, (*coords, b))
-        coords, j, b = self._ranges(self.rows.stage), self._range(PAIR), self._range(self.count)
+        coords, j, b = self.ranges.like(*self.rows.stage.src[1:]), self.ranges.new(PAIR), self.ranges.new(self.count)
         total = self._index(totals, *coords, b)
         reduce = UOp(Ops.REDUCE, dtype, (self._index(peaks, *coords, b), total, total, b), ("EXPSUM", 3))
         first = UOp(Ops.CMPEQ, dtypes.bool, (j, UOp.const(dtypes.index, 0)))

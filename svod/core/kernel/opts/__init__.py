@@ -9,7 +9,7 @@ from typing import Any
 
 from svod.core.kernel.opts.instructions import hold, tc
 from svod.core.kernel.opts.loops import lanes, padto, reorder, swap, thread, tile, unroll, upcast
-from svod.core.kernel.opts.rewrites import flatten, online
+from svod.core.kernel.opts.rewrites import flatten, online, winograd
 from svod.core.kernel.opts.stages import inline, prefetch, stage, stream
 from svod.core.kernel.opts.threads import group, grouptop, local, nolocals, pipeline, splitk
 from svod.core.kernel.scheduler import Scheduler
@@ -19,6 +19,6 @@ Rule = Callable[[Scheduler, str, Any], Scheduler]
 OPTS: dict[str, Rule] = {
     "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
     "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "PREFETCH": prefetch, "TC": tc, "HOLD": hold, "ONLINE": online,
-    "FLATTEN": flatten,
+    "FLATTEN": flatten, "WINOGRAD": winograd,
     "LOCAL": local, "GROUP": group, "GROUPTOP": grouptop, "NOLOCALS": nolocals, "SPLITK": splitk, "PIPELINE": pipeline,
 }

@@ -1,4 +1,4 @@
-"""The opts that rewrite a kernel into one with other stages or axes: ONLINE and FLATTEN. They come before all other opts."""
+"""The opts that rewrite a kernel into one with other stages or axes: ONLINE, FLATTEN and WINOGRAD. They come before all other opts."""
 from __future__ import annotations
 
 from typing import Any
@@ -8,6 +8,7 @@ from svod.core.kernel.online import is_pair
 from svod.core.kernel.online import online as rewrite_online
 from svod.core.kernel.opts.splits import split_row
 from svod.core.kernel.scheduler import UPCAST, Scheduler
+from svod.core.kernel.winograd import winograd as rewrite_winograd
 from svod.core.schedule.flatten import flatten as flat_ast
 from svod.errors import KernelOptError
 
@@ -58,3 +59,21 @@ def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
             raise KernelOptError(f"FLATTEN({axis}): {e}") from None
         state.kernel.rewritten[axis, 0] = known
     return Scheduler(known, state.target).copy(online=((axis, 0),), applied_opts=state.applied_opts)
+
+
+def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Compute a convolution of stride 1 with fewer multiplications, in tiles of m outputs along each window: WINOGRAD(output stage, m)
+    (`svod/core/kernel/winograd.py`). WINOGRAD comes first; later opts see the stages of the transforms and of the products.
+
+        for o, y, x: for c, i, j:                       U[a, o, c] = G w;    V[a, c, t] = B x     (a: the (m + r - 1)² points)
+            out[o, y, x] += x[c, y + i, x + j]*w[…]     M[a, o, t] = Σ c of U[a, o, c]*V[a, c, t];    out = A M
+    """
+    if not isinstance(arg, int) or isinstance(arg, bool):
+        raise KernelOptError(f"WINOGRAD({axis}, {arg!r}): needs the outputs of a tile along each window, an int")
+    if state.applied_opts:
+        raise KernelOptError(f"WINOGRAD({axis}, {arg}): it makes other stages of the kernel's, so it comes before all other opts")
+    try:
+        kernel = rewrite_winograd(state.kernel, axis, arg)
+    except KernelOptError as e:
+        raise KernelOptError(f"WINOGRAD({axis}, {arg}): {e}") from None
+    return Scheduler(kernel, state.target).copy(online=((axis, arg),), applied_opts=state.applied_opts)

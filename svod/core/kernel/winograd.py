@@ -1,0 +1,270 @@
+"""WINOGRAD: computes windows of a sum of products with fewer multiplications, m neighbouring outputs at a time.
+
+    y[o, t·m + p] = Σ c, i of x[c, t·m + p + i] · w[o, c, i]        p < m, i < r
+
+becomes, with a for the m + r - 1 points at which the polynomials of m outputs and r taps are multiplied,
+
+    U[a, o, c] = Σ i of G[a, i] · w[o, c, i]                V[a, c, t] = Σ u of B[a, u] · x[c, t·m + u]
+    M[a, o, t] = Σ c of U[a, o, c] · V[a, c, t]             y[o, t·m + p] = Σ a of A[p, a] · M[a, o, t]
+
+Windows along two axes are transformed along one after the other. The sums with A, B and G have few terms, with constant factors, and are
+written out: a stage whose last ranges select the row of a matrix has the value of each row, and its reads choose one. M is a product of
+matrices for each point, which the other opts tile and stage as any other; U reads only constants of the plan and is computed once.
+
+The output keeps its axes: position x reads row x % m of A times the products of tile x // m. A chain pads x to whole tiles (PADTO) and makes
+the positions of a tile straight-line code (UPCAST), so that x % m is a constant and x // m the tile. The last tile may reach beyond the
+data: its loads are gated.
+
+After S. Winograd, "Arithmetic complexity of computations" (1980), and A. Lavin and S. Gray, arXiv:1509.09308; the points are those of least
+error among small fractions (B. Barabasz et al., arXiv:1803.10986).
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+from svod.core.ir import symbolic as sy
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.extension import Extension, Ranges
+from svod.core.kernel.kernel import Kernel, own_reduces
+from svod.errors import KernelOptError
+
+Row = tuple[Fraction, ...]
+HALF = Fraction(1, 2)
+# finite points, in the order in which they are used; the last point is infinity
+POINTS = (Fraction(0), Fraction(1), Fraction(-1), HALF, Fraction(-2), -HALF, Fraction(2))
+
+
+class Matrices(NamedTuple):
+    """The matrices of m outputs and r taps, with n = m + r - 1 rows of `taps` (n × r) and `data` (n × n), and m rows of `outputs` (m × n)."""
+
+    outputs: tuple[Row, ...]
+    taps: tuple[Row, ...]
+    data: tuple[Row, ...]
+
+
+@cache
+def matrices(m: int, r: int) -> Matrices:
+    """The matrices A, G and B of Toom and Cook's algorithm, transposed for correlations. Exact."""
+    n = m + r - 1
+    points = POINTS[:n - 1]
+    scales = [prod([p - q for q in points if q != p], start=Fraction(1)) for p in points]
+    outputs = tuple((*[p ** i for p in points], Fraction(int(i == m - 1))) for i in range(m))
+    taps = (*[tuple(p ** j / s for j in range(r)) for p, s in zip(points, scales, strict=True)],
+            tuple(Fraction(int(j == r - 1)) for j in range(r)))
+    data = (*[_with_roots([q for q in points if q != p], n) for p in points], _with_roots(points, n))
+    return Matrices(outputs, taps, data)
+
+
+def _with_roots(roots: Sequence[Fraction], n: int) -> Row:
+    """The n coefficients of Π (x - root), from the constant up."""
+    row = [Fraction(1)] + [Fraction(0)] * (n - 1)
+    for root in roots:
+        row = [(row[k - 1] if k else Fraction(0)) - root * row[k] for k in range(n)]
+    return tuple(row)
+
+
+# -- the sum -------------------------------------------------------------------------------------------
+
+class _Window(NamedTuple):
+    """Windows along one axis: the data is read at `out` + `tap` along its dim `dim`."""
+
+    out: UOp
+    tap: UOp
+    dim: int
+
+    @property
+    def extent(self) -> int:
+        return int(self.out.src[0].arg)
+
+    @property
+    def taps(self) -> int:
+        return int(self.tap.src[0].arg)
+
+
+class _Correlation(NamedTuple):
+    """A sum over channels and windows of data times taps, of float32. `data`, `taps`: the reads; `channels`: the summed RANGEs that are no
+    taps of a window."""
+
+    reduce: UOp
+    data: UOp
+    taps: UOp
+    windows: tuple[_Window, ...]
+    channels: tuple[UOp, ...]
+
+
+def _match(store: UOp) -> _Correlation:
+    value = store.src[1]
+    reduces = own_reduces(value)
+    if len(reduces) != 1 or reduces[0].arg != ("ADD", 1) or reduces[0].src[0].op is not Ops.MUL:
+        raise KernelOptError("its value is not one sum of products")
+    reads = reduces[0].src[0].src
+    if any(f.op is not Ops.INDEX or f.src[0].op is not Ops.STAGE or f.dtype != dtypes.float32 for f in reads):
+        raise KernelOptError("it does not sum up products of float32")
+    if any(sy.is_symbolic(r) for r in (*store.src[2:], *reduces[0].src[1:])):
+        raise KernelOptError("how many positions it has depends on a variable")
+    for data, taps in (reads, reads[::-1]):
+        windows = tuple(_windows(data, taps, store.src[2:], reduces[0].src[1:]))
+        if windows:
+            channels = tuple([r for r in reduces[0].src[1:] if all(r is not w.tap for w in windows)])
+            if not channels:
+                raise KernelOptError("it sums over no channels: transforms would cost more than they save")
+            return _Correlation(reduces[0], data, taps, windows, channels)
+    raise KernelOptError("it reads no windows whose positions are one apart")
+
+
+def _windows(data: UOp, taps: UOp, outs: Sequence[UOp], summed: Sequence[UOp]) -> Iterator[_Window]:
+    """The windows along which `data` is read at an output's position plus a tap's, and `taps` at the tap's alone."""
+    for dim, e in enumerate(data.src[1:]):
+        terms, const = sy.linear(e)
+        out, tap = ([r for r in terms if r in ranges] for ranges in (outs, summed))
+        if len(terms) == 2 and const == 0 and set(terms.values()) == {1} and len(out) == len(tap) == 1:
+            others = [x for i, x in enumerate(data.src[1:]) if i != dim]
+            if tap[0] in taps.src[1:] and not any(r in x.toposort() for r in (out[0], tap[0]) for x in (*others, *_others(taps, tap[0]))):
+                yield _Window(out[0], tap[0], dim)
+
+
+def _others(read: UOp, r: UOp) -> list[UOp]:
+    """The coordinates of a read that are not `r` itself."""
+    return [x for x in read.src[1:] if x is not r]
+
+
+# -- the stages ----------------------------------------------------------------------------------------
+
+def winograd(kernel: Kernel, name: str, m: int) -> Kernel:
+    """Rewrite a kernel: its output `name` is computed in tiles of m positions along each window. Raises KernelOptError with the reason."""
+    known = kernel.rewritten.get((name, m))
+    if known is None:
+        known = kernel.rewritten[name, m] = Kernel(_rewrite(kernel, name, m))
+    return known
+
+
+def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
+    store = kernel.stage_named(name).node
+    if store.op is not Ops.STORE:
+        raise KernelOptError(f"stage {name} is no output")
+    found = _match(store)
+    for w in found.windows:
+        if not 1 < m <= w.extent or m + w.taps - 2 > len(POINTS):
+            raise KernelOptError(f"a tile is 2 to {min(w.extent, len(POINTS) + 2 - w.taps)} of the {w.extent} positions, not {m}")
+    return _Rewriter(kernel.ast, store, found, m).rewritten()
+
+
+class _Transformed(NamedTuple):
+    """A stage, and what each of its dims stands for: a dim of the read that it was made of, or a window, whose matrix's row it selects."""
+
+    stage: UOp
+    dims: tuple[int | _Window, ...]
+
+
+class _Rewriter:
+    """Builds the stages of a rewritten kernel."""
+
+    def __init__(self, ast: UOp, store: UOp, found: _Correlation, m: int) -> None:
+        self.ast, self.store, self.found, self.m = ast, store, found, m
+        self.ranges = Ranges(ast)
+        self.tiles = {w: -(-w.extent // m) for w in found.windows}
+        self.matrices = {w: matrices(m, w.taps) for w in found.windows}
+
+    def rewritten(self) -> UOp:
+        store = self.store
+        outputs = self._outputs(self._products(self._taps(), self._data()))
+        read = UOp(Ops.INDEX, dtypes.float32, (outputs, *store.src[2:]))
+        value = store.src[1].substitute({self.found.reduce: read})
+        return self.ast.substitute({store: store.replace(src=(store.src[0], value, *store.src[2:]))})
+
+    def _taps(self) -> _Transformed:
+        """U: the taps of each window times G, dim by dim."""
+        read = self.found.taps
+        made = _Transformed(read.src[0], tuple(range(len(read.src) - 1)))
+        for w in self.found.windows:
+            position = made.dims.index(read.src[1:].index(w.tap))
+            own = self.ranges.like(*made.stage.src[1:])
+            made = self._row(made, w, self.matrices[w].taps, own, position, [sy.const(j) for j in range(w.taps)], None)
+        return made
+
+    def _data(self) -> _Transformed:
+        """V: the data under each window times B, dim by dim."""
+        read = self.found.data
+        made = _Transformed(read.src[0], tuple(range(len(read.src) - 1)))
+        for w in self.found.windows:
+            position = made.dims.index(w.dim)
+            reach, extent = self.tiles[w] * self.m + w.taps - 1, sy.extent_of(made.stage.src[1 + position])
+            if reach > extent:
+                made = made._replace(stage=Extension(self.ranges, extent, reach).stage(made.stage, position, 0))
+            own = self.ranges.like(*made.stage.src[1:])
+            tile = self.ranges.new(self.tiles[w])
+            points = [sy.shift(sy.scale(tile, self.m), u) for u in range(self.m + w.taps - 1)]
+            made = self._row(made, w, self.matrices[w].data, own, position, points, tile)
+        return made
+
+    def _row(self, of: _Transformed, w: _Window, rows: Sequence[Row], own: tuple[UOp, ...], position: int, points: Sequence[UOp],
+             kept: UOp | None) -> _Transformed:
+        """The stage of a matrix's rows times the values of a stage at `points` along one dim, over the row, and over the other dims of the
+        stage. `kept`: the RANGE that stays in place of the dim."""
+        which = self.ranges.new(len(rows))
+        values = [UOp(Ops.INDEX, dtypes.float32, (of.stage, *own[:position], at, *own[position + 1:])) for at in points]
+        dims = [(r if i != position else kept, d) for i, (r, d) in enumerate(zip(own, of.dims, strict=True)) if i != position or kept]
+        return _Transformed(_stage(_chosen(which, rows, values), which, *[r for r, _ in dims if r is not None]), (w, *[d for _, d in dims]))
+
+    def _products(self, taps: _Transformed, data: _Transformed) -> _Transformed:
+        """M: for each row of the matrices, the product of both over the channels."""
+        windows, own = self.found.windows, self.store.src[2:]
+        rows = {w: self.ranges.new(self.m + w.taps - 1) for w in windows}
+        tile = {w.out: self.ranges.new(self.tiles[w]) for w in windows}
+        fresh = {r: tile[r] if r in tile else self.ranges.new(r.src[0].arg) for r in (*own, *self.found.channels)}
+
+        def read(of: _Transformed, original: UOp) -> UOp:
+            moved = {d.dim: tile[d.out] for d in windows} if original is self.found.data else {}
+            at = [rows[d] if isinstance(d, _Window) else moved[d] if d in moved else sy.simplify(original.src[1 + d], fresh) for d in of.dims]
+            return UOp(Ops.INDEX, dtypes.float32, (of.stage, *at))
+
+        product = UOp(Ops.MUL, dtypes.float32, (read(taps, self.found.taps), read(data, self.found.data)))
+        summed = UOp(Ops.REDUCE, dtypes.float32, (product, *[fresh[r] for r in self.found.channels]), ("ADD", 1))
+        return _Transformed(_stage(summed, *rows.values(), *[fresh[r] for r in own]), (*windows, *range(len(own))))
+
+    def _outputs(self, products: _Transformed) -> UOp:
+        """A times the products, window by window: the dim of tiles becomes one of positions."""
+        stage, dims = products.stage, list(products.dims)
+        for w in self.found.windows:        # the first dim selects a row of the first window left
+            del dims[0]
+            tile = dims.index(self.store.src[2:].index(w.out))
+            own = [self.ranges.new(w.extent if i == tile else int(r.src[0].arg)) for i, r in enumerate(stage.src[2:])]
+            at = [sy.floordiv(r, self.m) if i == tile else r for i, r in enumerate(own)]
+            values = [UOp(Ops.INDEX, dtypes.float32, (stage, sy.const(k), *at)) for k in range(self.m + w.taps - 1)]
+            stage = _stage(_chosen(sy.floormod(own[tile], self.m), self.matrices[w].outputs, values), *own)
+        return stage
+
+
+def _stage(value: UOp, *ranges: UOp) -> UOp:
+    return UOp(Ops.STAGE, value.dtype, (value, *ranges))
+
+
+def _chosen(which: UOp, rows: Sequence[Row], values: Sequence[UOp]) -> UOp:
+    """The row `which` of a matrix times a vector."""
+    chosen = _combined(rows[-1], values)
+    for k in range(len(rows) - 2, -1, -1):
+        is_it = UOp(Ops.CMPEQ, dtypes.bool, (which, sy.const(k)))
+        chosen = UOp(Ops.WHERE, dtypes.float32, (is_it, _combined(rows[k], values), chosen))
+    return chosen
+
+
+def _combined(row: Row, values: Sequence[UOp]) -> UOp:
+    """Σ factor · value, without the terms whose factor is 0."""
+    total: UOp | None = None
+    for factor, x in zip(row, values, strict=True):
+        if not factor:
+            continue
+        times = UOp.const(dtypes.float32, float(factor))
+        if total is None:
+            total = x if factor == 1 else UOp(Ops.MUL, x.dtype, (x, times))
+        elif abs(factor) == 1:
+            total = UOp(Ops.ADD if factor == 1 else Ops.SUB, x.dtype, (total, x))
+        else:
+            total = UOp(Ops.MULACC, x.dtype, (x, times, total))
+    assert total is not None, "no row of a matrix is 0"
+    return total
