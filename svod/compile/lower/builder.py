@@ -158,11 +158,23 @@ class Builder:
                 return self.splat(other, lanes)
             if known == _ABSORBING.get(op):
                 return self.const(dtype, lanes, known)
+        if is_known_b and op == "MOD" and lanes == 1 and self.arg[b] > 0 and self.multiple_of(a) % self.arg[b] == 0:
+            return self.index(0)
+        if is_known_b and op in ("IDIV", "MOD") and lanes == 1 and self.op[a] == "ADD" and self.op[self.src[a][1]] == "CONST":
+            return self._divide_sum(op, *self.src[a], self.arg[b])
         elements_a = self._elements(a, lanes)
         elements_b = self._elements(b, lanes) if elements_a is not None else None
         if elements_a is None or elements_b is None:
             return None
         return self.vconst(dtype, tuple(map(fn, elements_a, elements_b)))
+
+    def _divide_sum(self, op: str, v: int, added: int, divisor: int) -> int | None:
+        """(v + added) divided by `divisor`, or the remainder, if `v` is a multiple of it: both are then known but for v // divisor. None if
+        it is not, or if `added` is negative."""
+        k = self.arg[added]
+        if k < 0 or divisor <= 0 or self.multiple_of(v) % divisor:
+            return None
+        return self.index(k % divisor) if op == "MOD" else self.add(self.alu("IDIV", _INDEX, 1, v, self.index(divisor)), self.index(k // divisor))
 
     def cast(self, dtype: DType, v: int) -> int:
         """Convert `v` to another type. A float beyond the range of an integer type wraps, as in NumPy: a conversion instruction alone gives

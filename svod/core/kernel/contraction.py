@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, linear_index
+from svod.core.kernel.kernel import Kernel, Node, ResolvedStage, linear_of
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
@@ -153,7 +153,7 @@ def _nonzero_ranges(r: ResolvedStage) -> dict[Coefs, tuple[float, float]]:
             todo += n.src
         if n.op not in ("CMPLT", "CMPLE"):
             continue
-        x, y = [_linear(r, i) for i in n.src]
+        x, y = [linear_of(r, i) for i in n.src]
         form, end = tuple(_added([(x.coefs, 1), (y.coefs, -1)]).items()), y.const - x.const + (n.op == "CMPLE")     # form < end
         if not form or x.atoms or y.atoms:
             continue
@@ -162,11 +162,3 @@ def _nonzero_ranges(r: ResolvedStage) -> dict[Coefs, tuple[float, float]]:
         low, high = ranges.get(form, (-inf, inf))
         ranges[form] = (low, min(high, end)) if is_upper else (max(low, 1 - end), high)
     return ranges
-
-
-def _linear(r: ResolvedStage, node: int) -> LinearIndex:
-    """A node of a stage as Σ coef·axis + const + Σ coef·atom."""
-    def part(i: int) -> tuple[str, Any]:
-        n = r.nodes[i]
-        return ("CONST", n.arg) if n.kind == "const" else ("AXIS", n.arg) if n.kind == "axis" else (n.op, n.src)
-    return linear_index(node, part, lambda i: i)

@@ -5,9 +5,11 @@ them.
     the same, contiguous in memory along j    for j by 16: for i by 64: for 16 of these: a square of 16 × 16, transposed in registers
     the same of constants, at prepare         for j by 16: for i by 64: for 64 of these: for 16 of j: one element
     a row of 37 under a mask                  straight-line code: its masks are constants, and most of them go away
+    where(j = 0, a[i], where(j = 1, b[i], …))  all j in one iteration: what differs between them is known
 """
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.intrinsics import Packed
@@ -21,6 +23,7 @@ COMPUTED_TWICE = 16             # an iteration covers several vectors only if at
 MASKED_ROW_VECTORS = 16         # most vectors of a masked row that are copied without a loop
 LINE_ELEMENTS = 16              # most neighbours in memory that a copy of single elements reads one after another
 MAX_TILE_ROWS = 8               # most rows in one iteration of a copy loop, and most vectors in all these rows
+MOST_CHOICES = 64               # most positions of the dims that choose among expressions, which become straight-line code
 
 
 class CopyLoops(NamedTuple):
@@ -56,6 +59,12 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
         return CopyLoops(loops, -1, width)
     inner = order[-1]
     extent = extents[inner]
+    choosing = choosing_dims(r, extents, inner)
+    if choosing:
+        for d in choosing:
+            loops[d] = _split(extents[d], extents[d], COPY_ROWS)
+        loops[inner] = _split(extent, tile or min(extent, width), COPY_VECTOR)
+        return CopyLoops(loops, inner, width)
     step = tile or (exact_step if exact else copy_step)(extent, width)
     if not tile and extent <= MASKED_ROW_VECTORS * width and any(n.gate >= 0 and inner in r.nodes[n.gate].deps for n in r.nodes):
         step = extent
@@ -106,6 +115,14 @@ def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: 
     loops[packed.dim] = (EmittedLoop(NO_ROW, LOOP, extents[packed.dim] // packed.group, packed.group),
                          EmittedLoop(COPY_GROUP, DOT, packed.group, 1))
     return CopyLoops(loops, inner, words)
+
+
+def choosing_dims(r: ResolvedStage, extents: list[int], inner: int) -> list[int]:
+    """The dims, other than `inner`, whose position decides which of several expressions the value is. None if they have too many positions
+    to be straight-line code."""
+    conditions = {n.src[0] for n in r.nodes if n.kind == "alu" and n.op == "WHERE"}
+    dims = sorted({r.nodes[c].deps[0] for c in conditions if r.nodes[c].op == "CMPEQ" and len(r.nodes[c].deps) == 1} - {inner})
+    return dims if prod([extents[d] for d in dims]) <= MOST_CHOICES else []
 
 
 def _split(extent: int, step: int, row: int) -> tuple[EmittedLoop, ...]:

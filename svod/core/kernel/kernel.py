@@ -491,6 +491,14 @@ def reachable(nodes: list[Node], todo: list[int]) -> set[int]:
     return reached
 
 
+def linear_of(r: ResolvedStage, node: int) -> LinearIndex:
+    """A node of a stage as Σ coef·axis + const + Σ coef·atom."""
+    def part(i: int) -> tuple[str, Any]:
+        n = r.nodes[i]
+        return ("CONST", n.arg) if n.kind == "const" else ("AXIS", n.arg) if n.kind == "axis" else (n.op, n.src)
+    return linear_index(node, part, lambda i: i)
+
+
 def node_sources(n: Node) -> list[int]:
     """The nodes that a node needs: operands, gate and alternative, and the atoms of its index expressions."""
     operands = list(n.src) + [x for x in (n.gate, n.alt) if x >= 0]

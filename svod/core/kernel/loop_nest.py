@@ -31,7 +31,7 @@ from svod.core.kernel.groups import (
 )
 from svod.core.kernel.intrinsics import WORD, held_threads, stored_node
 from svod.core.kernel.kernel import ResolvedStage, Stage
-from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts, swizzled_lines
+from svod.core.kernel.layout import Layout, Layouts, is_exact, lay_out, layouts, swizzled_lines
 from svod.core.kernel.placement import (
     NO_ROW,
     EmittedLoop,
@@ -404,9 +404,13 @@ class LoopNestMaker:
             # the last tile is moved back or cut, so no more positions than the region are needed
             return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, self._cut_to(q, a, region)))
 
-        reads, out = list(self.placement.reads_of(s)), []
+        def is_even(r: ResolvedStage, a: int) -> bool:
+            pieces, extent = self.stages[r.stage.index].axes[a], state.axis_extent(r.axes[a])
+            return not self._starts_anywhere(r.stage.index, r, a) and (r.stage.index not in opened or is_exact(pieces, extent))
+
+        state, reads, out = self.state, list(self.placement.reads_of(s)), []
         for dim in range(len(self.state.kernel.stages[s].outs)):
-            region = required_region(reads, dim, region_of)
+            region = required_region(reads, dim, region_of, is_even)
             if region is None and not of_group and self.threads.get(phase_of(self.placement, s), 1) > 1:
                 # if the positions that one thread reads are known only at run time, take the region that all threads need
                 out.append(self._of_reader(s, path, True, padded)[dim])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import Node, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage, linear_of
 
 Terms = dict[int, int]          # a loop row or an index value → coefficient
 Lin = tuple[Terms, int]         # Σ coefficient·term + constant
@@ -43,26 +43,21 @@ def add_lins(a: Lin, b: Lin, k: int) -> Lin:
     return terms, const + k * added
 
 
-def required_region(reads: Iterable[tuple[ResolvedStage, Node]], dim: int, region_of: Callable[[ResolvedStage, int], RequiredDim]) \
-        -> RequiredDim | None:
+RegionOf = Callable[[ResolvedStage, int], RequiredDim]
+IsEven = Callable[[ResolvedStage, int], bool]
+
+
+def required_region(reads: Iterable[tuple[ResolvedStage, Node]], dim: int, region_of: RegionOf, is_even: IsEven) -> RequiredDim | None:
     """The smallest region of a dim that holds all `reads` of a stage. Each read is by a stage `r`, which covers `region_of(r, a)` along its
-    local axis `a`. None if the region may be anywhere: positions are known only at run time, or starts differ by more than a constant."""
+    local axis `a`; `is_even(r, a)`: that region always starts where its loops say, and no tile is moved back. None if the region may be
+    anywhere: positions are known only at run time, or starts differ by more than a constant."""
     union: RequiredDim | None = None
     for r, node in reads:
-        lin = node.dims[dim]
-        if lin.atoms:
+        region = _region_of_index(r, node.dims[dim], region_of, is_even)
+        if region is None:
             return None
-        start: Lin = ({}, lin.const)
-        below = above = 0
-        for a, c in lin.coefs:
-            first, extent = region_of(r, a)
-            start = add_lins(start, first, c)
-            if c > 0:
-                above += c * (extent - 1)
-            else:
-                below += c * (extent - 1)
-        terms, const = start
-        low, high = const + below, const + above
+        (terms, low), extent = region
+        high = low + extent - 1
         if union is not None:
             (others, at), extent = union
             if others != terms:
@@ -71,3 +66,34 @@ def required_region(reads: Iterable[tuple[ResolvedStage, Node]], dim: int, regio
         union = RequiredDim((terms, low), high - low + 1)
     assert union is not None, "a stage that is computed has readers"
     return union
+
+
+def _region_of_index(r: ResolvedStage, lin: LinearIndex, region_of: RegionOf, is_even: IsEven) -> RequiredDim | None:
+    """The positions of an index expression of a stage, over the regions of its axes."""
+    parts = [(region_of(r, a), c) for a, c in lin.coefs]
+    for atom, c in lin.atoms:
+        quotient = _region_of_quotient(r, r.nodes[atom], region_of, is_even)
+        if quotient is None:
+            return None
+        parts.append((quotient, c))
+    start: Lin = ({}, lin.const)
+    below = above = 0
+    for (first, extent), c in parts:
+        start = add_lins(start, first, c)
+        if c > 0:
+            above += c * (extent - 1)
+        else:
+            below += c * (extent - 1)
+    terms, const = start
+    return RequiredDim((terms, const + below), above - below + 1)
+
+
+def _region_of_quotient(r: ResolvedStage, n: Node, region_of: RegionOf, is_even: IsEven) -> RequiredDim | None:
+    """The positions of a quotient by a constant that divides whatever moves the dividend."""
+    if n.op != "IDIV" or r.nodes[n.src[1]].kind != "const" or not all(is_even(r, a) for a in n.deps):
+        return None
+    dividend, by = _region_of_index(r, linear_of(r, n.src[0]), region_of, is_even), r.nodes[n.src[1]].arg
+    if dividend is None or any(c % by for c in dividend.start[0].values()):
+        return None
+    (terms, low), extent = dividend
+    return RequiredDim(({v: c // by for v, c in terms.items()}, low // by), (low + extent - 1) // by - low // by + 1)

@@ -51,7 +51,11 @@ class Axes:
             elif (stage.index, a) not in seen:
                 seen.add((stage.index, a))
                 stride = next(p.stride for p in stage.frame.pieces[a] if p.row == row)
-                found = add_lins(found, add_lins(self.start(stage, a), stage.base[a], -1), c // stride)
+                start, common = add_lins(self.start(stage, a), stage.base[a], -1), gcd(c, stride)
+                if common < stride:     # a region of a quotient: its start is the quotient of this one
+                    by = self.b.index(stride // common)
+                    start = {self.b.alu("IDIV", dtypes.index, 1, self.ssa(start), by): 1}, 0
+                found = add_lins(found, start, c // common)
         return found
 
     def at(self, stage: OpenStage, lin: LinearIndex) -> Lin:
