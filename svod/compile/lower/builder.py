@@ -161,7 +161,7 @@ class Builder:
         if is_known_b and op == "MOD" and lanes == 1 and self.arg[b] > 0 and self.multiple_of(a) % self.arg[b] == 0:
             return self.index(0)
         if is_known_b and op in ("IDIV", "MOD") and lanes == 1 and self.op[a] == "ADD" and self.op[self.src[a][1]] == "CONST":
-            return self._divide_sum(op, *self.src[a], self.arg[b])
+            return self._divide_sum(op, self.src[a][0], self.src[a][1], self.arg[b])
         elements_a = self._elements(a, lanes)
         elements_b = self._elements(b, lanes) if elements_a is not None else None
         if elements_a is None or elements_b is None:

@@ -289,15 +289,15 @@ class IssuePricer:
             self.arithmetic += self.work.body * self.work.tile * cost
             if self.stage.vector >= self.work.outs:     # the partial results of a row are in the lanes of a vector
                 self.arithmetic += self.cpu.across_operations * max(1.0, cost) * self.work.runs(range(self.work.outs))
-        for _, n, is_load in self.work.values():
+        for i, n, is_load in self.work.values():
             if is_load:
-                self._load(n)
+                self._load(i, n)
             else:
                 price = PRICE_OF_OPERATION.get(n.op, self.cpu.operations[kind_of(n)])
-                self.arithmetic += price * self.work.runs(n.deps)
+                self.arithmetic += price * self.work.runs_of(i)
 
-    def _load(self, n: Node) -> None:
-        count = self.work.runs(n.deps)
+    def _load(self, i: int, n: Node) -> None:
+        count = self.work.runs_of(i)
         for lin in n.dims if n.linear is None else (n.linear,):
             count *= self.work.distinct(n.deps, lin.coefs)
         known = n.gate >= 0 and has_constant_lanes(self.work, n.gate)
@@ -433,7 +433,7 @@ class _Memory:
     def of_stage(self, work: StageWork, non_temporal: float) -> Traffic:
         """Price the accesses of a stage over all its runs. `non_temporal`: bytes that it stores non-temporally."""
         stage, accesses, is_shared = work.stage, list[Access](), list[bool]()
-        crossing = 0.0
+        crossing = dict[int, float]()       # stage of an earlier phase → cycles
         for _, n, is_load in work.values():
             if is_load and n.linear is not None:
                 accesses.append(work.load(n, n.linear))
@@ -441,7 +441,7 @@ class _Memory:
             elif is_load:
                 accesses.append(self._read(work, n))
                 is_shared.append(False)
-                crossing += self._crossing(stage, n, accesses[-1])
+                crossing[n.arg] = max(crossing.get(n.arg, 0.0), self._crossing(stage, n, accesses[-1]))
         if (store := self._store(work, non_temporal)) is not None:
             accesses.append(store)
             is_shared.append(False)
@@ -449,7 +449,7 @@ class _Memory:
         cost = traffic(self.caches, loops, work.outside, _body(stage), accesses, is_shared, self.kept)
         _, near, far = self.caches.levels
         # the result of an earlier phase lies in the caches of all cores
-        cost = cost._replace(second=cost.second + crossing * near.unforeseen * (1.0 - 1.0 / self.threads))
+        cost = cost._replace(second=cost.second + sum(crossing.values()) * near.unforeseen * (1.0 - 1.0 / self.threads))
         if not non_temporal:
             return cost
         # Data go to memory, and come from there when they are read. A line whose neighbour is stored much later costs a separate access to

@@ -32,6 +32,7 @@ from svod.core.cost.sketch_facts import (
 )
 from svod.core.cost.sketch_online import ATTENTION
 from svod.core.cost.sketch_tiles import TILES
+from svod.core.cost.sketch_winograd import WINOGRAD
 from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Prefer, Steps, Template, fact, inner, schedule
 from svod.core.cost.work import OperationKind, kind_of
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, reachable
@@ -681,7 +682,7 @@ INSTRUCTIONS = Template(
         [Only(lambda p: not p[_INSTRUCTION].has_tiles), CONTRACTION]))
 
 # A contraction is a sum of products in which each operand lacks an output axis that the other has.
-_OF_CONTRACTIONS: tuple[Steps, ...] = CONTRACTION, ATTENTION, INSTRUCTIONS
+_OF_CONTRACTIONS: tuple[Steps, ...] = CONTRACTION, ATTENTION, INSTRUCTIONS, WINOGRAD
 _OF_OTHERS: tuple[Steps, ...] = (
     VECTORS,
     [Only(lambda p: not p.stage.reductions), TRANSPOSE],

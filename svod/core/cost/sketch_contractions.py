@@ -51,7 +51,7 @@ def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
     return lanes_used * useful * min(1.0, fmas / 8) * min(1.0, fmas / loads / 1.3)
 
 
-def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, int]]:
+def tiles_of(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, int]]:
     """(lanes, positions) of register tiles for axes of these extents, those with the best score first."""
     scores: dict[tuple[int, int], float] = {}
     for n in lane_amounts(lane, width, 4):
@@ -114,7 +114,7 @@ def _register_tiles(p: Point) -> Iterator[_RegisterTile]:
         tile = min((a for a in others if a not in x.axes), key=lambda a: (-min(p.extent(a), 16), -a),
                    default=others[-1] if others else None)
         if tile is not None:
-            pairs = _tiles(p.extent(lane), p.extent(tile), p.width, p.state.target.vector_registers)[:MOST_TILES]
+            pairs = tiles_of(p.extent(lane), p.extent(tile), p.width, p.state.target.vector_registers)[:MOST_TILES]
             ranked.append([_RegisterTile(lane, n, tile, m, x, y, rank) for rank, (n, m) in enumerate(pairs)])
     yield from sorted(itertools.chain(*ranked), key=lambda t: t.rank)
 
@@ -316,9 +316,9 @@ def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor
     if not choices:
         return None
     _, lane, x, y = choices[0]
-    tiles_of = [t for t, e in enumerate(region) if t not in x.axes and t != lane and e > 1]
-    tile = max(tiles_of, key=lambda t: region[t], default=-1)
-    n, m = _tiles(region[lane], region[tile] if tile >= 0 else 1, width, registers)[0]
+    others = [t for t, e in enumerate(region) if t not in x.axes and t != lane and e > 1]
+    tile = max(others, key=lambda t: region[t], default=-1)
+    n, m = tiles_of(region[lane], region[tile] if tile >= 0 else 1, width, registers)[0]
     if m > 1:
         state = try_opt(state, "UPCAST", name_of(state, r, tile), m)
     done = try_opt(state, "UPCAST", name_of(state, r, lane), n)

@@ -110,7 +110,8 @@ class StageWork:
         # per axis: positions side by side, as vectors on the vector axis
         self.positions = [self.side_by_side(a) * self.held[a] for a in range(len(stage.axes))]
         self.tile = math.prod(self.positions)
-        self.skipped = set(known)               # nodes of `ResolvedStage.values` without a cost
+        # nodes of `ResolvedStage.values` without a cost
+        self.skipped = set(known) | {x for i, n in enumerate(self.r.nodes) if n.op == "WHERE" and self._is_known(n.src[0]) for x in (i, n.src[0])}
 
     def side_by_side(self, a: int, role: str = "") -> int:
         """Positions of a local axis that are computed side by side. `role`: count only loops of this role; "": all that are side by
@@ -141,6 +142,25 @@ class StageWork:
         for a in deps:
             times *= self.positions[a]
         return times
+
+    def runs_of(self, number: int) -> float:
+        """How often a node is computed: once for neighbouring positions with equal values."""
+        times = self.runs(self.r.nodes[number].deps)
+        for a, same in self.r.coarse.get(number, ()):
+            times *= math.ceil(self.positions[a] / same) / self.positions[a]
+        return times
+
+    def _is_known(self, condition: int) -> bool:
+        """Whether a condition is a constant at each position side by side: it compares an axis, or its remainder, with a number, and no loop
+        changes that."""
+        n = self.r.nodes[condition]
+        if n.op != "CMPEQ" or self.r.nodes[n.src[1]].kind != "const":
+            return False
+        of, by = self.r.nodes[n.src[0]], 0
+        if of.op == "MOD" and self.r.nodes[of.src[1]].kind == "const":
+            of, by = self.r.nodes[of.src[0]], self.r.nodes[of.src[1]].arg
+        return of.kind == "axis" and of.arg != self.stage.vector and all(
+            p.role not in _BOUND or p.extent == 1 or (by > 0 and p.stride % by == 0) for p in self.stage.axes[of.arg])
 
     @property
     def multiply_adds(self) -> float:
@@ -186,6 +206,9 @@ class StageWork:
         for lin, stride in zip(n.dims, layout.strides, strict=True):
             for a, c in lin.coefs:
                 coefs[a] = coefs.get(a, 0) + c * stride
+            for atom, c in lin.atoms:
+                for a, same in self.r.coarse.get(atom, ()):
+                    coefs[a] = coefs.get(a, 0) + c * stride // same
         return tuple(sorted(coefs.items()))
 
     @property

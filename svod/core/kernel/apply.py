@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from svod.core.kernel.groups import keep_threads
 from svod.core.kernel.layout import layouts
-from svod.core.kernel.opts import OPTS
+from svod.core.kernel.opts import ALGORITHMS, OPTS
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
@@ -34,3 +34,8 @@ def apply_opts(state: Scheduler, opts: Iterable[Opt]) -> Scheduler:
     for opt in opts:
         state = apply_opt(state, opt)
     return state
+
+
+def algorithm_of(chain: Iterable[Opt]) -> tuple[Opt, ...]:
+    """The opts of a chain by which the kernel computes with other roundings than its AST."""
+    return tuple([opt for opt in chain if opt.op in ALGORITHMS])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 from typing import Any, TypeVar
 
 from svod.core.graph.library_kernel import library_kernel_of
@@ -291,6 +291,8 @@ class ResolvedStage:
     # the values that are loaded or computed by instructions of their own: (number of the node, node, whether it is a load or a read);
     # masks of loads, and products that are part of a multiply-add, are left out
     values: tuple[tuple[int, Node, bool], ...] = ()
+    # node → (local axis, n): the value is the same at n neighbouring positions, as it depends on the axis only by a quotient
+    coarse: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     @property
     def combines(self) -> bool:
@@ -460,7 +462,30 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
     read_nodes = tuple(n for n in r.nodes if n.kind == "read")
     read_axes = tuple(tuple(frozenset(r.deps((), [lin])) for lin in n.dims) for n in read_nodes)
     return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), after, widest, read_nodes, read_axes,
-                         _values(r.nodes, r.reductions))
+                         _values(r.nodes, r.reductions), _coarse(r.nodes))
+
+
+def _coarse(nodes: list[Node]) -> dict[int, tuple[tuple[int, int], ...]]:
+    """`ResolvedStage.coarse` of a stage."""
+    if not any(n.op == "IDIV" for n in nodes):
+        return {}
+    steps: list[dict[int, int]] = []        # node → axis → positions with equal values
+    for n in nodes:
+        own = {n.arg: 1} if n.kind == "axis" else _of_quotient(nodes, n)
+        if own is None:
+            own = {a: 1 for lin in ((n.linear,) if n.linear else ()) + n.dims for a, _ in lin.coefs}
+            for i in node_sources(n):
+                for a, step in steps[i].items():
+                    own[a] = gcd(own.get(a, 0), step)
+        steps.append(own)
+    return {i: tuple([(a, step) for a, step in own.items() if step > 1]) for i, own in enumerate(steps) if max(own.values(), default=1) > 1}
+
+
+def _of_quotient(nodes: list[Node], n: Node) -> dict[int, int] | None:
+    """The positions with equal values of a quotient of an axis by a constant; None for another node."""
+    if n.op != "IDIV" or nodes[n.src[0]].kind != "axis" or nodes[n.src[1]].kind != "const":
+        return None
+    return {nodes[n.src[0]].arg: nodes[n.src[1]].arg}
 
 
 def _values(nodes: list[Node], reductions: list[ReduceNode]) -> tuple[tuple[int, Node, bool], ...]:

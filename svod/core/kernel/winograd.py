@@ -36,28 +36,51 @@ from svod.errors import KernelOptError
 Row = tuple[Fraction, ...]
 HALF = Fraction(1, 2)
 # finite points, in the order in which they are used; the last point is infinity
+SIZES = (4, 2)          # outputs of a tile along each window, that a heuristic tries; 6 have ten times the error
 POINTS = (Fraction(0), Fraction(1), Fraction(-1), HALF, Fraction(-2), -HALF, Fraction(2))
 
 
-class Matrices(NamedTuple):
-    """The matrices of m outputs and r taps, with n = m + r - 1 rows of `taps` (n × r) and `data` (n × n), and m rows of `outputs` (m × n)."""
-
-    outputs: tuple[Row, ...]
-    taps: tuple[Row, ...]
-    data: tuple[Row, ...]
-
-
 @cache
-def matrices(m: int, r: int) -> Matrices:
-    """The matrices A, G and B of Toom and Cook's algorithm, transposed for correlations. Exact."""
-    n = m + r - 1
-    points = POINTS[:n - 1]
+def tap_rows(m: int, r: int) -> tuple[Row, ...]:
+    """G: for m outputs and r taps, the m + r - 1 rows by which the taps are multiplied. Exact."""
+    points = POINTS[:m + r - 2]
     scales = [prod([p - q for q in points if q != p], start=Fraction(1)) for p in points]
-    outputs = tuple((*[p ** i for p in points], Fraction(int(i == m - 1))) for i in range(m))
-    taps = (*[tuple(p ** j / s for j in range(r)) for p, s in zip(points, scales, strict=True)],
-            tuple(Fraction(int(j == r - 1)) for j in range(r)))
-    data = (*[_with_roots([q for q in points if q != p], n) for p in points], _with_roots(points, n))
-    return Matrices(outputs, taps, data)
+    return (*[tuple([p ** j / s for j in range(r)]) for p, s in zip(points, scales, strict=True)],
+            tuple([Fraction(int(j == r - 1)) for j in range(r)]))
+
+
+def data_rows(values: Sequence[UOp]) -> list[UOp]:
+    """The rows of B times a vector of n values: for a point p, the coefficients of Π (x - q) over the other points q; for infinity, those of
+    the product over all. The rows of two points p, q are sums of two parts that both share: with C the product over the others,
+    x·C - q·C and x·C - p·C."""
+    n = len(values)
+    points = POINTS[:n - 1]
+    rows: dict[Fraction, UOp] = {}
+    for p, q in zip(points[1::2], points[2::2], strict=False):
+        common = _with_roots([o for o in points if o not in (p, q)], n)
+        low, high = _combined(common, values), _combined((Fraction(0), *common[:-1]), values)
+        rows[p], rows[q] = _combined((Fraction(1), -q), (high, low)), _combined((Fraction(1), -p), (high, low))
+    return [*[rows[p] if p in rows else _combined(_with_roots([q for q in points if q != p], n), values) for p in points],
+            _combined(_with_roots(points, n), values)]
+
+
+def output_rows(m: int, values: Sequence[UOp]) -> list[UOp]:
+    """The m rows of A times a vector: the i-th is Σ p^i · value of point p; the last has the value of infinity as well. The values of p and
+    -p are added for even i, and subtracted for odd i, once for all rows."""
+    points = POINTS[:len(values) - 1]
+    of, terms = dict(zip(points, values, strict=False)), list[tuple[Fraction, UOp, UOp]]()
+    for p in points:
+        if p and -p in of:
+            if p > 0:
+                terms.append((p, *[UOp(op, of[p].dtype, (of[p], of[-p])) for op in (Ops.ADD, Ops.SUB)]))
+        else:
+            terms.append((p, of[p], of[p]))
+    rows = []
+    for i in range(m):
+        last = ((Fraction(1), values[-1]),) if i == m - 1 else ()
+        factors, parts = zip(*[(p ** i, odd if i % 2 else even) for p, even, odd in terms], *last, strict=True)
+        rows.append(_combined(factors, parts))
+    return rows
 
 
 def _with_roots(roots: Sequence[Fraction], n: int) -> Row:
@@ -143,13 +166,27 @@ def winograd(kernel: Kernel, name: str, m: int) -> Kernel:
     return known
 
 
+def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:
+    """The sizes of tiles to try for an output: () if it is no correlation, or already rewritten."""
+    try:
+        found = _match(kernel.stage_named(name).node)
+    except KernelOptError:
+        return ()
+    return tuple([m for m in SIZES if all(_fits(w, m) for w in found.windows)])
+
+
+def _fits(w: _Window, m: int) -> bool:
+    """Whether tiles may have m positions along a window."""
+    return 1 < m <= w.extent and m + w.taps - 2 <= len(POINTS)
+
+
 def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
     store = kernel.stage_named(name).node
     if store.op is not Ops.STORE:
         raise KernelOptError(f"stage {name} is no output")
     found = _match(store)
     for w in found.windows:
-        if not 1 < m <= w.extent or m + w.taps - 2 > len(POINTS):
+        if not _fits(w, m):
             raise KernelOptError(f"a tile is 2 to {min(w.extent, len(POINTS) + 2 - w.taps)} of the {w.extent} positions, not {m}")
     return _Rewriter(kernel.ast, store, found, m).rewritten()
 
@@ -168,7 +205,6 @@ class _Rewriter:
         self.ast, self.store, self.found, self.m = ast, store, found, m
         self.ranges = Ranges(ast)
         self.tiles = {w: -(-w.extent // m) for w in found.windows}
-        self.matrices = {w: matrices(m, w.taps) for w in found.windows}
 
     def rewritten(self) -> UOp:
         store = self.store
@@ -184,7 +220,7 @@ class _Rewriter:
         for w in self.found.windows:
             position = made.dims.index(read.src[1:].index(w.tap))
             own = self.ranges.like(*made.stage.src[1:])
-            made = self._row(made, w, self.matrices[w].taps, own, position, [sy.const(j) for j in range(w.taps)], None)
+            made = self._row(made, w, own, position, [sy.const(j) for j in range(w.taps)], None)
         return made
 
     def _data(self) -> _Transformed:
@@ -199,17 +235,18 @@ class _Rewriter:
             own = self.ranges.like(*made.stage.src[1:])
             tile = self.ranges.new(self.tiles[w])
             points = [sy.shift(sy.scale(tile, self.m), u) for u in range(self.m + w.taps - 1)]
-            made = self._row(made, w, self.matrices[w].data, own, position, points, tile)
+            made = self._row(made, w, own, position, points, tile)
         return made
 
-    def _row(self, of: _Transformed, w: _Window, rows: Sequence[Row], own: tuple[UOp, ...], position: int, points: Sequence[UOp],
-             kept: UOp | None) -> _Transformed:
-        """The stage of a matrix's rows times the values of a stage at `points` along one dim, over the row, and over the other dims of the
-        stage. `kept`: the RANGE that stays in place of the dim."""
-        which = self.ranges.new(len(rows))
+    def _row(self, of: _Transformed, w: _Window, own: tuple[UOp, ...], position: int, points: Sequence[UOp], tile: UOp | None) \
+            -> _Transformed:
+        """The stage of the rows of B times the values of a stage at `points` along one dim, over the row, and over the other dims of the
+        stage, with `tile` in place of the dim; without a tile, of the rows of G."""
+        which = self.ranges.new(self.m + w.taps - 1)
         values = [UOp(Ops.INDEX, dtypes.float32, (of.stage, *own[:position], at, *own[position + 1:])) for at in points]
-        dims = [(r if i != position else kept, d) for i, (r, d) in enumerate(zip(own, of.dims, strict=True)) if i != position or kept]
-        return _Transformed(_stage(_chosen(which, rows, values), which, *[r for r, _ in dims if r is not None]), (w, *[d for _, d in dims]))
+        rows = data_rows(values) if tile is not None else [_combined(row, values) for row in tap_rows(self.m, w.taps)]
+        dims = [(r if i != position else tile, d) for i, (r, d) in enumerate(zip(own, of.dims, strict=True)) if i != position or tile]
+        return _Transformed(_stage(_chosen(which, rows), which, *[r for r, _ in dims if r is not None]), (w, *[d for _, d in dims]))
 
     def _products(self, taps: _Transformed, data: _Transformed) -> _Transformed:
         """M: for each row of the matrices, the product of both over the channels."""
@@ -236,7 +273,7 @@ class _Rewriter:
             own = [self.ranges.new(w.extent if i == tile else int(r.src[0].arg)) for i, r in enumerate(stage.src[2:])]
             at = [sy.floordiv(r, self.m) if i == tile else r for i, r in enumerate(own)]
             values = [UOp(Ops.INDEX, dtypes.float32, (stage, sy.const(k), *at)) for k in range(self.m + w.taps - 1)]
-            stage = _stage(_chosen(sy.floormod(own[tile], self.m), self.matrices[w].outputs, values), *own)
+            stage = _stage(_chosen(sy.floormod(own[tile], self.m), output_rows(self.m, values)), *own)
         return stage
 
 
@@ -244,21 +281,19 @@ def _stage(value: UOp, *ranges: UOp) -> UOp:
     return UOp(Ops.STAGE, value.dtype, (value, *ranges))
 
 
-def _chosen(which: UOp, rows: Sequence[Row], values: Sequence[UOp]) -> UOp:
-    """The row `which` of a matrix times a vector."""
-    chosen = _combined(rows[-1], values)
+def _chosen(which: UOp, rows: Sequence[UOp]) -> UOp:
+    """The value of the row `which`."""
+    chosen = rows[-1]
     for k in range(len(rows) - 2, -1, -1):
         is_it = UOp(Ops.CMPEQ, dtypes.bool, (which, sy.const(k)))
-        chosen = UOp(Ops.WHERE, dtypes.float32, (is_it, _combined(rows[k], values), chosen))
+        chosen = UOp(Ops.WHERE, dtypes.float32, (is_it, rows[k], chosen))
     return chosen
 
 
 def _combined(row: Row, values: Sequence[UOp]) -> UOp:
-    """Σ factor · value, without the terms whose factor is 0."""
+    """Σ factor · value, without the terms whose factor is 0; terms of factor 1 first."""
     total: UOp | None = None
-    for factor, x in zip(row, values, strict=True):
-        if not factor:
-            continue
+    for factor, x in sorted([(f, x) for f, x in zip(row, values, strict=True) if f], key=lambda term: term[0] != 1):
         times = UOp.const(dtypes.float32, float(factor))
         if total is None:
             total = x if factor == 1 else UOp(Ops.MUL, x.dtype, (x, times))

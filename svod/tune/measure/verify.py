@@ -212,16 +212,19 @@ def _of_numbers(tolerance: Array, want: Array, dtype: DType) -> Array:
 
 class Reference:
     """The right outputs of a kernel for each set of inputs. The process that verifies makes it once per kernel and keeps it. `significand`:
-    bits to which factors of float32 in sums of products may be rounded; 0: they are not rounded.
+    bits to which factors of float32 in sums of products may be rounded; 0: they are not rounded. `computed`: the AST whose roundings the
+    program has, where an algorithm computes the same outputs otherwise; None: the kernel's. `sets`: the sets of inputs; (): they are chosen.
 
     Raises CompileError and UnsupportedError where the evaluator does: a kernel that it cannot evaluate is not verified."""
 
-    def __init__(self, kernel: Kernel, seed: int = 0, keep: int = KEPT_BYTES, significand: int = 0) -> None:
+    def __init__(self, kernel: Kernel, seed: int = 0, keep: int = KEPT_BYTES, significand: int = 0, computed: UOp | None = None,
+                 sets: Sequence[InputSet] = ()) -> None:
         self.kernel, self.seed, self.significand = kernel, seed, significand
+        self._computed = kernel.ast if computed is None else computed
         self.ops = {u.op for u in kernel.ast.toposort() if u.dtype != dtypes.index}
         self.full = evaluation_cost(kernel) <= FULL_COST
         self._bounds: dict[int | None, list[UOp | None]] = {}
-        self.sets = self._choose_sets()
+        self.sets = list(sets) or self._choose_sets()
         self._expected: dict[int, list[Expected]] = {}
         drawn = sum(min(p.arg.size, DRAWN) * p.dtype.itemsize for p in kernel.params) * len(self.sets)
         self._given: dict[int, list[Repeated]] | None = {} if drawn <= keep else None
@@ -249,7 +252,7 @@ class Reference:
     def _bounds_of(self, integers: int | None) -> list[UOp | None]:
         """The error bounds of the outputs for inputs that are integers of at most this magnitude; None: for real inputs."""
         if integers not in self._bounds:
-            self._bounds[integers] = error_bounds(self.kernel.ast, integers, self.significand)
+            self._bounds[integers] = error_bounds(self._computed, integers, self.significand)
         return self._bounds[integers]
 
     def _best_range(self, kind: Literal["integers", "reals"], ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -25,6 +25,8 @@ from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import COLD_SECONDS, SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.compile.backend import device_named
 from svod.compile.lower.program import Program
+from svod.core.kernel.apply import algorithm_of
+from svod.core.kernel.chain_text import chain_of
 from svod.core.machine.target import HOST
 from svod.errors import ProgramTooLong
 from svod.system.process.cores import affinity
@@ -70,7 +72,7 @@ def compile_candidate(item: tuple[Sequence[Any], bool], context: KernelContext) 
     started = time.perf_counter()
     code = context.device.pair.binary_of(program, context.target, optimize=final)
     symbols = tuple(p.symbol for p in program.spec.phases)
-    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, final)
+    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, final, algorithm_of(chain_of(chain)))
 
 
 def executed_operations(program: Program) -> float | None:
@@ -227,7 +229,7 @@ def _verify_at(context: KernelContext, built: Built, baseline: Built | None, siz
     """Verify a candidate at one size. If the reference is known only at sampled points, the whole output is compared with the baseline's.
     """
     at = context.at(size)
-    if at.reference.full:
+    if at.reference().full:
         return _run_and_compare(context, built, size, None, None, limit)
     first = baseline or built
     key = first.digest, first.final
@@ -254,7 +256,7 @@ def _run_and_compare(context: KernelContext, built: Built, size: Size, baseline:
         with step_limit(limit):
             runner.run_whole(size)
 
-    verification = verify(at.reference, run, at.buffers, baseline, keep)
+    verification = verify(at.reference(built.algorithm), run, at.buffers, baseline, keep)
     context.check_guards()
     return verification
 

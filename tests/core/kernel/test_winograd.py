@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import random
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from svod.compile.lower.lower import lower
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.winograd import POINTS, matrices
 from svod.core.spec.evaluate import evaluate
 from svod.errors import KernelOptError
 from svod.tensor import Tensor
@@ -33,20 +31,6 @@ def conv(batch: int, channels: int, outputs: int, height: int, width: int, rows:
 
 def winograd(kernel: Kernel, m: int) -> Scheduler:
     return apply_opt(Scheduler(kernel, AVX512), Opt("WINOGRAD", "out", m))
-
-
-@pytest.mark.parametrize("r", [1, 2, 3, 5])
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
-def test_matrices_multiply_polynomials_exactly(m: int, r: int) -> None:
-    if m + r - 2 > len(POINTS):
-        pytest.skip("needs more points")
-    rng = random.Random(m * 10 + r)
-    w, x = [Fraction(rng.randint(-9, 9)) for _ in range(r)], [Fraction(rng.randint(-9, 9)) for _ in range(m + r - 1)]
-    of = matrices(m, r)
-    u = [sum(g * v for g, v in zip(row, w, strict=True)) for row in of.taps]
-    v = [sum(b * d for b, d in zip(row, x, strict=True)) for row in of.data]
-    y = [sum(a * p * q for a, p, q in zip(row, u, v, strict=True)) for row in of.outputs]
-    assert y == [sum(w[i] * x[k + i] for i in range(r)) for k in range(m)]
 
 
 @pytest.mark.parametrize("m", [2, 3, 4, 6])

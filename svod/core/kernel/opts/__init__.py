@@ -16,6 +16,8 @@ from svod.core.kernel.scheduler import Scheduler
 
 Rule = Callable[[Scheduler, str, Any], Scheduler]
 
+#: The opts by which a kernel computes its results otherwise, with other roundings.
+ALGORITHMS = frozenset({"WINOGRAD"})
 OPTS: dict[str, Rule] = {
     "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
     "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "PREFETCH": prefetch, "TC": tc, "HOLD": hold, "ONLINE": online,
