@@ -35,6 +35,7 @@ from svod.core.cost.sketch_tiles import TILES
 from svod.core.cost.sketch_winograd import WINOGRAD
 from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Prefer, Steps, Template, fact, inner, schedule
 from svod.core.cost.work import OperationKind, kind_of
+from svod.core.kernel.apply import algorithm_of
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, reachable
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.non_temporal import has_non_temporal_stores
@@ -73,8 +74,8 @@ WINDOW_ROWS = (4, 2)
 
 
 def heuristic(state: Scheduler) -> Scheduler:
-    """The best sketch by prediction, which runs if nothing was measured. Among sketches with equal predictions it takes the one with the
-    fewest phases, as cores wait for each other between phases, and then the shortest chain."""
+    """The best sketch by prediction, which runs if nothing was measured. Among sketches with equal predictions it takes one that computes
+    what the AST says, with the fewest phases, as cores wait for each other between phases, and then the shortest chain."""
     return _best_of(list(_generate(state, is_bounded=True)), state)
 
 
@@ -97,7 +98,7 @@ def _packs(state: Scheduler) -> bool:
 def _best_of(found: list[Scheduler], state: Scheduler) -> Scheduler:
     """The best of the sketches found for a state."""
     near = {found[k]: cycles for k, cycles in within(found, TIE_FACTOR).items()}
-    best = min(_distinct(near), key=lambda s: (_phases(s), len(s.applied_opts), near[s]), default=state)
+    best = min(_distinct(near), key=lambda s: (bool(algorithm_of(s.applied_opts)), _phases(s), len(s.applied_opts), near[s]), default=state)
     return next(schedule(PREFETCHED, best))
 
 
@@ -693,7 +694,7 @@ TEMPLATES: tuple[Steps, ...] = (
     [_IS_NONE, LANE, Choose(*_OF_OTHERS)],
     [_IS_NONE, CHANNELS],
     [_IS_NONE])
-_EACH_TEMPLATE: tuple[Steps, ...] = (       # the same, each template for itself
-    *([_IS_CONTRACTION, steps] for steps in _OF_CONTRACTIONS), *([_IS_NONE, LANE, steps] for steps in _OF_OTHERS), *TEMPLATES[2:])
+_EACH_TEMPLATE: tuple[Steps, ...] = (       # the same, each template for itself, without those that are costly to price and to compile
+    *([_IS_CONTRACTION, steps] for steps in _OF_CONTRACTIONS if steps is not WINOGRAD), *([_IS_NONE, LANE, steps] for steps in _OF_OTHERS), *TEMPLATES[2:])
 FINISH = Do(_finish)
 PREFETCHED, STREAMED = Template("PREFETCH", Do(lambda p: ahead(p.state))), Template("STREAM", Do(lambda p: _streamed(p.state)))

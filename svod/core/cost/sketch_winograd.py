@@ -45,14 +45,13 @@ def _rewritten(p: Point) -> Scheduler | None:
 def _parts(p: Point) -> _Parts | None:
     """Find the stages of a rewritten kernel; None if no axis is that of the taps alone."""
     state, kernel = p.state, p.state.kernel
-    products, = [resolved(state, s.index) for s in kernel.stages if s.has_reduce and not s.is_output and factors_of(state, resolved(state, s.index))
-                 and len(s.outs) > len(p.stage.stage.outs)]
-    rows = len(products.stage.outs) - len(p.stage.stage.outs)
-    operands = factors_of(state, products)
-    assert operands is not None
-    taps, data = sorted(operands, key=lambda x: len(x.axes))
-    lane = max((a for a in taps.axes - data.axes if a >= rows), key=lambda a: extent_of(state, products, a), default=-1)
+    products = next(resolved(state, s.index) for s in reversed(kernel.stages) if s.has_reduce and not s.is_output)
+    rows, operands = len(products.stage.outs) - len(p.outs), factors_of(state, products)
+    if operands is None:
+        return None
     windows = tuple([a for a in p.outs if extent_of(state, products, rows + a) < p.extent(a)])
+    taps, data = sorted(operands, key=lambda x: rows + windows[0] in x.axes)
+    lane = max((a for a in taps.axes - data.axes if a >= rows), key=lambda a: extent_of(state, products, a), default=-1)
     return _Parts(products, taps.stage, data.stage, _source(state, data.stage), windows, lane - rows) if lane >= 0 else None
 
 

@@ -35,8 +35,10 @@ from svod.errors import KernelOptError
 
 Row = tuple[Fraction, ...]
 HALF = Fraction(1, 2)
-# finite points, in the order in which they are used; the last point is infinity
 SIZES = (4, 2)          # outputs of a tile along each window, that a heuristic tries; 6 have ten times the error
+TRANSFORM = 10          # multiply-adds that take as long as an element of a transform, with its load and its store
+MOST_SHARE = 0.8        # share of the operations above which tiles certainly do not pay
+# finite points, in the order in which they are used; the last point is infinity
 POINTS = (Fraction(0), Fraction(1), Fraction(-1), HALF, Fraction(-2), -HALF, Fraction(2))
 
 
@@ -167,12 +169,21 @@ def winograd(kernel: Kernel, name: str, m: int) -> Kernel:
 
 
 def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:
-    """The sizes of tiles to try for an output: () if it is no correlation, or already rewritten."""
+    """The sizes of tiles that may pay for an output; () if it is no correlation."""
     try:
-        found = _match(kernel.stage_named(name).node)
+        store = kernel.stage_named(name).node
+        found = _match(store)
     except KernelOptError:
         return ()
-    return tuple([m for m in SIZES if all(_fits(w, m) for w in found.windows)])
+    channels = prod([sy.extent_of(r) for r in found.channels])
+    results = prod([sy.extent_of(r) for r in store.src[2:] if r in found.taps.toposort(gate=lambda u: u.op is not Ops.STAGE)])
+    return tuple([m for m in SIZES if all(_fits(w, m) for w in found.windows) and _share(found.windows, m, channels, results) < MOST_SHARE])
+
+
+def _share(windows: Sequence[_Window], m: int, channels: int, results: int) -> float:
+    """The operations of a tile as a share of those without tiles; an element of a transform counts as `TRANSFORM` of them."""
+    points, plain = prod([m + w.taps - 1 for w in windows]), prod([m * w.taps for w in windows])
+    return points * (channels * results + TRANSFORM * (channels + results)) / (plain * channels * results)
 
 
 def _fits(w: _Window, m: int) -> bool:

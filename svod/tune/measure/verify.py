@@ -232,7 +232,7 @@ class Reference:
 
     # -- which inputs -----------------------------------------------------------------------------------------------------
     def _choose_sets(self) -> list[InputSet]:
-        size = next((a for a in INTEGER_SIZES if all(b is None for b in self._bounds_of(a))), 4)
+        size = next((a for a in INTEGER_SIZES if all(b is None for b in self.bounds_of(a))), 4)
         sets = [InputSet("integers", "integers", *self._best_range("integers", [(-size, size), (1, size), (0, 1)]), self.seed + 1),
                 InputSet("reals", "reals", *self._best_range("reals", list(REAL_RANGES)), self.seed + 2)]
         combiners = {u.arg[0] for u in self.kernel.ast.walk(Ops.REDUCE)}
@@ -249,7 +249,7 @@ class Reference:
         sums = [u for u in self.kernel.ast.walk(Ops.REDUCE) if u.arg[0] in SUMMING and u.dtype.is_float]
         return any(terms(u) >= LONG_SUM for u in sums) and all(sum_rule(u) == SUMS for u in sums)
 
-    def _bounds_of(self, integers: int | None) -> list[UOp | None]:
+    def bounds_of(self, integers: int | None) -> list[UOp | None]:
         """The error bounds of the outputs for inputs that are integers of at most this magnitude; None: for real inputs."""
         if integers not in self._bounds:
             self._bounds[integers] = error_bounds(self._computed, integers, self.significand)
@@ -261,7 +261,7 @@ class Reference:
         best, best_share = ranges[0], -1.0
         for low, high in ranges:
             probe = InputSet("probe", kind, low, high, self.seed)
-            args, bounds = whole(make_inputs(self.kernel, probe)), self._bounds_of(probe.integers)
+            args, bounds = whole(make_inputs(self.kernel, probe)), self.bounds_of(probe.integers)
             share = 1.0
             for i, (store, bound) in enumerate(zip(self.kernel.ast.src, bounds, strict=True)):
                 matters = bound if bound is not None and may_be_undecidable(bound) else None
@@ -304,11 +304,12 @@ class Reference:
         if number not in self._expected:
             inputs = self.sets[number]
             args = whole(self.given(number))
-            bounds = self._bounds_of(inputs.integers)
-            self._expected[number] = self._whole(args, bounds) if self.full else self._sampled(args, bounds)
+            bounds = self.bounds_of(inputs.integers)
+            self._expected[number] = self.outputs(args, bounds) if self.full else self._sampled(args, bounds)
         return self._expected[number]
 
-    def _whole(self, args: list[Array], bounds: Sequence[UOp | None]) -> list[Expected]:
+    def outputs(self, args: list[Array], bounds: Sequence[UOp | None]) -> list[Expected]:
+        """The right outputs of the whole kernel for some arguments, by slot, with the tolerances by `bounds`."""
         slots = sorted(set(self.kernel.outs))
         outputs = dict(zip(slots, evaluate(self.kernel.ast, args), strict=True))
         tolerances: dict[int, Array] = {}
@@ -336,7 +337,7 @@ class Reference:
     def expected_at(self, number: int, slot: int, flat: Array) -> list[Expected]:
         """The right values at positions `flat` of an output for the input set `number`: one entry for each STORE to it, and one for the
         positions that no STORE writes."""
-        args, bounds = whole(self.given(number)), self._bounds_of(self.sets[number].integers)
+        args, bounds = whole(self.given(number)), self.bounds_of(self.sets[number].integers)
         stores = [i for i, store in enumerate(self.kernel.ast.src) if store.src[0].src[0].arg.slot == slot]
         found = [self._expected_at(i, self._coordinates_of(i, flat, args), args, bounds[i]) for i in stores]
         rest = np.setdiff1d(flat, np.concatenate([e.flat for e in found if e.flat is not None]))

@@ -76,6 +76,7 @@ LEGAL: list[tuple[str, Kernel, Chain, str, tuple[str, str]]] = [
     ("PREFETCH", GEMM, [["STAGE", "s1", "root"], ["PREFETCH", "s1", 4]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("ONLINE", SOFTMAX, [["ONLINE", "s1", 16]], "o0:12 o1:40", ("s3.r0", "loop 16×1")),
     ("FLATTEN", CONVOLUTION, [["FLATTEN", "out", None]], "o0:72 o1:5 r0:27", ("r0", "loop 27×1")),
+    ("WINOGRAD", CONVOLUTION, [["WINOGRAD", "out", 2]], "", ("", "")),
 ]
 
 # op, kernel, chain whose last opt is refused, words of the reason
@@ -164,6 +165,11 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("FLATTEN", CONVOLUTION, [["FLATTEN", "out", 2]], "takes a stage alone"),
     ("FLATTEN", CONVOLUTION, [["UPCAST", "o0", 2], ["FLATTEN", "out", None]], "comes before all other opts"),
     ("FLATTEN", CONVOLUTION, [["FLATTEN", "s9", None]], "no stage 's9'"),
+    ("WINOGRAD", GEMM, [["WINOGRAD", "out", 2]], "reads no windows"),
+    ("WINOGRAD", CONVOLUTION, [["WINOGRAD", "out", None]], "needs the outputs of a tile"),
+    ("WINOGRAD", CONVOLUTION, [["WINOGRAD", "out", 1]], "a tile is 2 to"),
+    ("WINOGRAD", CONVOLUTION, [["UPCAST", "o0", 2], ["WINOGRAD", "out", 2]], "comes before all other opts"),
+    ("WINOGRAD", CONVOLUTION, [["WINOGRAD", "s0", 2]], "no output"),
 ]
 
 
