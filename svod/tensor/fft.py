@@ -4,25 +4,31 @@ last axis of two, as in `torch.view_as_real`. `dim` counts the axes without this
     spectrum = svod.fft.rfft(x)             # x (8, 100) → (8, 51, 2)
     svod.fft.irfft(spectrum, 100)           # back to (8, 100)
 
-A transform of up to `DIRECT` positions is a product with a matrix of roots of unity. A longer one, of a·b positions, consists of transforms
-of a positions, a rotation of each number, and transforms of b positions (Cooley and Tukey, 1965). If the length has a prime factor above
-`DIRECT`, NumPy computes the transform on the host.
+A short transform is a product with a matrix of roots of unity, as is one of up to `DIRECT` positions whose length has large prime factors.
+Others are library kernels (`svod.compile.lower.library.fourier`); of more than `MOST_AT_ONCE` positions two, of a and of b positions, with a
+rotation of each number between them (Cooley and Tukey, 1965). What is left is computed by NumPy on the host.
 """
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from svod.core.graph import graph
+from svod.core.graph.library_kernel import fourier_table, has_fourier
+from svod.core.ir.variable import is_symbolic
 from svod.errors import ShapeError
 from svod.tensor.base import Array
 from svod.tensor.host import as_float, on_host
 from svod.tensor.tensor import Tensor
 
 __all__ = ["fft", "ifft", "irfft", "rfft"]
-DIRECT = 512
+DIRECT = 512                # positions up to which a product with a matrix takes the place of a library kernel that there is not
+DIRECT_ROW, DIRECT_COLUMN = 96, 16      # positions up to which the product is faster, along the last axis and along others
+MOST_AT_ONCE = 1 << 15      # positions of one library kernel, whose scratch memory the second cache holds
 
 
 class Parts(NamedTuple):
@@ -36,20 +42,24 @@ class Parts(NamedTuple):
         return Parts(self.real.movedim(source, destination), self.imag.movedim(source, destination))
 
 
-# -- along the last axis, not scaled -------------------------------------------------------------------
+# -- complex numbers, not scaled -----------------------------------------------------------------------
+
+def has_transform(n: int) -> bool:
+    """Whether svod computes a transform of n positions, not NumPy on the host."""
+    return _parts_of(n) is not None
+
+
+def _is_step(n: int) -> bool:
+    """Whether one library kernel, or one matrix product, transforms n positions."""
+    return n <= DIRECT or (n <= MOST_AT_ONCE and has_fourier(n))
+
 
 @cache
-def _split(n: int) -> tuple[int, int] | None:
-    """The two factors of n that are closest to each other and both have a transform by products; None if there are none."""
-    for a in range(math.isqrt(n), 1, -1):
-        if n % a == 0 and (n // a <= DIRECT or _split(n // a) is not None):
-            return a, n // a
-    return None
-
-
-def has_products(n: int) -> bool:
-    """Whether a transform of n positions is computed by matrix products, not by NumPy on the host."""
-    return n <= DIRECT or _split(n) is not None
+def _parts_of(n: int) -> tuple[int, ...] | None:
+    """The lengths of the steps that transform n positions together: n itself, or two factors. None if there are none."""
+    if _is_step(n):
+        return (n,)
+    return next(((a, n // a) for a in range(math.isqrt(n), 1, -1) if n % a == 0 and _is_step(a) and _is_step(n // a)), None)
 
 
 def _roots(rows: int, columns: int, n: int, inverse: bool) -> Array:
@@ -65,9 +75,9 @@ def _matrix(n: int, columns: int, inverse: bool, dtype: str) -> Array:
     return np.concatenate([roots.real, roots.imag], 1).astype(dtype)
 
 
-def _product(x: Tensor, imag: Tensor | None, n: int, columns: int, inverse: bool) -> Parts:
-    """The first `columns` numbers of a transform: one matrix product for real numbers, two for complex ones."""
-    matrix = _matrix(n, columns, inverse, x.dtype.name)
+def _product(x: Tensor, imag: Tensor | None, columns: int, inverse: bool) -> Parts:
+    """The first `columns` numbers of a transform along the last axis: one matrix product for real numbers, two for complex ones."""
+    matrix = _matrix(x.shape[-1], columns, inverse, x.dtype.name)
     made = x.matmul(Tensor(matrix))
     if imag is not None:
         turned = np.concatenate([-matrix[:, columns:], matrix[:, :columns]], 1)
@@ -75,43 +85,119 @@ def _product(x: Tensor, imag: Tensor | None, n: int, columns: int, inverse: bool
     return Parts(made[..., :columns], made[..., columns:])
 
 
-def transform(x: Tensor, imag: Tensor | None, inverse: bool = False, half: bool = False) -> Parts:
-    """The unscaled transform of real (`imag` None) or complex numbers along the last axis; `half`: its first n//2 + 1 numbers only."""
-    n = x.shape[-1]
+def _step(parts: Sequence[Tensor], inverse: bool, pairs_out: bool = False) -> Tensor:
+    """One library kernel, or one product, along axis 1: of pairs (o, n, k, 2), or of both parts (o, n, k). Returns pairs, or both parts
+    (2, o, n, k)."""
+    x = parts[0]
+    if not has_fourier(x.shape[1]):
+        real, imag = (x[..., 0], x[..., 1]) if x.ndim == 4 else parts
+        made = _product(real.transpose(1, 2), imag.transpose(1, 2), x.shape[1], inverse).moved(-1, 1)
+        return Tensor.stack([*made], -1 if pairs_out else 0)
+    table = Tensor(fourier_table(x.shape[1], inverse).astype(x.dtype.name))
+    operands = [t.contiguous().uop for t in (*parts, table)]
+    return Tensor.from_uop(graph.library_kernel("FOURIER", (inverse, x.ndim == 4, pairs_out), x.dtype, *operands))
+
+
+def _transformed(parts: Sequence[Tensor], inverse: bool, pairs_out: bool = False) -> Tensor:
+    """As `_step`, for longer axes too: a·b positions are transforms of a positions, turned, and transforms of b positions."""
+    outer, n, inner = parts[0].shape[:3]
+    lengths = _parts_of(n)
+    assert lengths is not None
+    if len(lengths) == 1:
+        return _step(parts, inverse, pairs_out)
+    a, b = lengths
+    first = _step([t.reshape(outer, a, b * inner, *t.shape[3:]) for t in parts], inverse).reshape(2, outer, a, b, inner)
+    roots = _roots(a, b, n, inverse)[:, :, None]
+    cosine, sine = (Tensor(part.astype(first.dtype.name)) for part in (roots.real, roots.imag))
+    real, imag = first[0], first[1]
+    turned = real.mul(cosine).sub(imag.mul(sine)), real.mul(sine).add(imag.mul(cosine))
+    second = _step([t.reshape(outer * a, b, inner) for t in turned], inverse).reshape(2, outer, a, b, inner)
+    made = second.transpose(2, 3).reshape(2, outer, n, inner)       # number k + a·l is result l of transform k
+    return made.movedim(0, -1) if pairs_out else made
+
+
+def _is_by_kernel(x: Tensor, n: int, dim: int) -> bool:
+    """Whether a library kernel transforms axis `dim` of x, to n positions: if it is long enough for vectors, and no size is symbolic."""
+    if is_symbolic(x.shape) or 0 in x.shape:
+        return False
+    return n > DIRECT or (has_fourier(n) and n > (DIRECT_ROW if dim == x.ndim - 1 else DIRECT_COLUMN))
+
+
+def along(x: Tensor, imag: Tensor | None, dim: int, inverse: bool = False, half: bool = False) -> Parts:
+    """The unscaled transform of real (`imag` None) or complex numbers along `dim`; `half`: its first n//2 + 1 numbers only."""
+    dim %= x.ndim
+    n = x.shape[dim]
     kept = n // 2 + 1 if half else n
-    if n <= DIRECT:
-        return _product(x, imag, n, kept, inverse)
-    split = _split(n)
-    assert split is not None
-    a, b = split
-
-    def columns(t: Tensor) -> Tensor:
-        return t.reshape(*t.shape[:-1], a, b).transpose(-1, -2)
-    first = _product(columns(x), None if imag is None else columns(imag), a, a, inverse)
-    roots = _roots(b, a, n, inverse)
-    cosine, sine = (Tensor(part.astype(x.dtype.name)) for part in (roots.real, roots.imag))
-    turned = Parts(first.real.mul(cosine).sub(first.imag.mul(sine)), first.real.mul(sine).add(first.imag.mul(cosine)))
-    second = transform(turned.real.transpose(-1, -2), turned.imag.transpose(-1, -2), inverse)
-
-    def joined(t: Tensor) -> Tensor:
-        return t.transpose(-1, -2).reshape(*t.shape[:-2], n)[..., :kept]
-    return Parts(joined(second.real), joined(second.imag))
+    if not _is_by_kernel(x, n, dim):
+        moved = [None if part is None else part.movedim(dim, -1) for part in (x, imag)]
+        assert moved[0] is not None
+        return _product(moved[0], moved[1], kept, inverse).moved(-1, dim)
+    box = math.prod(x.shape[:dim]), n, math.prod(x.shape[dim + 1:])
+    if imag is None and n % 2 == 0:
+        made = _of_real(x.reshape(box), inverse, half)
+    else:
+        both = _transformed([x.reshape(box), (Tensor.zeros(x.shape, dtype=x.dtype) if imag is None else imag).reshape(box)], inverse)
+        made = Parts(both[0], both[1])
+    shape = (*x.shape[:dim], kept, *x.shape[dim + 1:])
+    return Parts(*[part[:, :kept].reshape(shape) for part in made])
 
 
-def real_inverse(z: Parts, n: int) -> Tensor:
-    """The inverse of a half transform, times n: the n real numbers whose transform begins with the n//2 + 1 numbers `z`."""
+# -- real numbers --------------------------------------------------------------------------------------
+# 2·h real numbers are transformed as h complex ones, of which each has two neighbours as its parts.
+
+def _of_real(x: Tensor, inverse: bool, half: bool) -> Parts:
+    """The unscaled transform of real numbers (o, n, k) along axis 1, for even n."""
+    outer, n, inner = x.shape
+    h = n // 2
+    z = _transformed([x.reshape(outer, h, 1, 2)] if inner == 1 else [x[:, ::2], x[:, 1::2]], inverse)
+    (zr, rr), (zi, ri) = ((Tensor.cat([part, part[:, :1]], 1), Tensor.cat([part[:, :1], part.flip(1)], 1)) for part in (z[0], z[1]))
+    roots = _roots(h + 1, 2, n, inverse)[:, 1:]
+    cosine, sine = (Tensor((0.5 * part).astype(x.dtype.name)) for part in (roots.real, roots.imag))
+    odd_real, odd_imag = zi.add(ri), rr.sub(zr)
+    real = zr.add(rr).mul(0.5).add(odd_real.mul(cosine)).sub(odd_imag.mul(sine))
+    imag = zi.sub(ri).mul(0.5).add(odd_imag.mul(cosine)).add(odd_real.mul(sine))
+    if half:
+        return Parts(real, imag)
+    return Parts(Tensor.cat([real, real[:, 1:h].flip(1)], 1), Tensor.cat([imag, imag[:, 1:h].flip(1).neg()], 1))
+
+
+def real_inverse(z: Parts, n: int, dim: int = -1) -> Tensor:
+    """The inverse of a half transform along `dim`, times n: the n real numbers whose transform begins with the n//2 + 1 numbers `z`."""
+    dim %= z.real.ndim
     m = n // 2 + 1
     mirrored = np.arange(m) > 0
     if n % 2 == 0:
         mirrored[-1] = False
-    if n <= DIRECT:
+    if not _is_by_kernel(z.real, n, dim):
         roots = _roots(m, n, n, True) * (1 + mirrored)[:, None]
         cosine, sine = (Tensor(part.astype(z.real.dtype.name)) for part in (roots.real, roots.imag))
-        return z.real.matmul(cosine).sub(z.imag.matmul(sine))
+        moved = z.moved(dim, -1)
+        return moved.real.matmul(cosine).sub(moved.imag.matmul(sine)).movedim(-1, dim)
+    before, after = z.real.shape[:dim], z.real.shape[dim + 1:]
+    box = math.prod(before), m, math.prod(after)
+    real, imag = z.real.reshape(box), z.imag.reshape(box).mul(Tensor(mirrored.astype(z.real.dtype.name)[:, None]))
+    if n % 2 == 0:
+        return _to_real(real, imag, n).reshape(*before, n, *after)
     others = n - m      # the rest of the transform consists of the conjugates of numbers 1 … others, in reverse order
-    imag = z.imag.mul(Tensor(mirrored.astype(z.imag.dtype.name)))
-    real, imag = (Tensor.cat([t, t[..., 1:1 + others].flip(-1).mul(sign)], -1) for t, sign in ((z.real, 1), (imag, -1)))
-    return transform(real, imag, inverse=True).real
+    real, imag = (Tensor.cat([t, t[:, 1:1 + others].flip(1).mul(sign)], 1) for t, sign in ((real, 1), (imag, -1)))
+    return _transformed([real, imag], True)[0].reshape(*before, n, *after)
+
+
+def _to_real(real: Tensor, imag: Tensor, n: int) -> Tensor:
+    """The inverse of `_of_real`, times n, of its first n/2 + 1 numbers (o, n/2 + 1, k)."""
+    outer, m, inner = real.shape
+    h = m - 1
+    (xr, cr), (xi, ci) = ((part[:, :h], part[:, 1:].flip(1)) for part in (real, imag))
+    roots = _roots(h, 2, n, True)[:, 1:]
+    cosine, sine = (Tensor(part.astype(real.dtype.name)) for part in (roots.real, roots.imag))
+    apart_real, apart_imag = xr.sub(cr), xi.add(ci)
+    turned_real = apart_real.mul(cosine).sub(apart_imag.mul(sine))
+    turned_imag = apart_real.mul(sine).add(apart_imag.mul(cosine))
+    parts = [xr.add(cr).sub(turned_imag), xi.sub(ci).add(turned_real)]
+    if inner == 1:
+        return _transformed(parts, True, pairs_out=True).reshape(outer, n, 1)
+    both = _transformed(parts, True)
+    return Tensor.stack([both[0], both[1]], 2).reshape(outer, n, inner)
 
 
 # -- as torch.fft has them ----------------------------------------------------------------------------
@@ -127,20 +213,28 @@ def _run(a: Array, transform: str, n: int, dim: int, from_pairs: bool, to_pairs:
     return np.ascontiguousarray(pairs, a.dtype)
 
 
-def _fitted(t: Tensor, n: int) -> Tensor:
-    """Cut the last axis to n positions, or pad it with zeros."""
-    have = t.shape[-1]
-    return t[..., :n] if have >= n else t.pad([(0, 0)] * (t.ndim - 1) + [(0, n - have)])
+def _fitted(t: Tensor, n: int, dim: int) -> Tensor:
+    """Cut axis `dim` to n positions, or pad it with zeros."""
+    have = t.shape[dim]
+    if have == n:
+        return t
+    return t.shrink([(0, n if d == dim else size) for d, size in enumerate(t.shape)]) if have > n else \
+        t.pad([(0, n - have if d == dim else 0) for d in range(t.ndim)])
 
 
-def _by_products(name: str, t: Tensor, n: int, dim: int, from_pairs: bool, to_pairs: bool) -> Tensor:
-    given = [t[..., 0], t[..., 1]] if from_pairs else [t]
-    real, *imag = [_fitted(part.movedim(dim, -1), n // 2 + 1 if name == "irfft" else n) for part in given]
+def _by_svod(name: str, t: Tensor, n: int, dim: int, from_pairs: bool) -> Tensor:
+    t = _fitted(t, n // 2 + 1 if name == "irfft" else n, dim)
     if name == "irfft":
-        return real_inverse(Parts(real, imag[0]), n).mul(1 / n).movedim(-1, dim)
-    made = transform(real, imag[0] if imag else None, name == "ifft", name == "rfft").moved(-1, dim)
-    pairs: Tensor = Tensor.stack([made.real, made.imag], -1)
-    return pairs.mul(1 / n) if name == "ifft" else pairs
+        return real_inverse(Parts(t[..., 0], t[..., 1]), n, dim).mul(1 / n)
+    real, imag = (t[..., 0], t[..., 1]) if from_pairs else (t, None)
+    inverse = name == "ifft"
+    if from_pairs and _is_by_kernel(real, n, dim):
+        box = math.prod(t.shape[:dim]), n, math.prod(t.shape[dim + 1:-1]), 2
+        pairs = _transformed([t.reshape(box)], inverse, pairs_out=True).reshape(t.shape)
+    else:
+        made = along(real, imag, dim, inverse, name == "rfft")
+        pairs = Tensor.stack([made.real, made.imag], -1)
+    return pairs.mul(1 / n) if inverse else pairs
 
 
 def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_pairs: bool, host: bool = False) -> Tensor:
@@ -156,8 +250,8 @@ def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_
     length = n if n is not None else 2 * (shape[dim] - 1) if name == "irfft" else shape[dim]
     if length < 1:
         raise ShapeError(f"{name} of {t.shape} along {dim}: {length} positions; give n, at least 1")
-    if has_products(length) and not host:
-        return _by_products(name, t, length, dim, from_pairs, to_pairs)
+    if has_transform(length) and not host:
+        return _by_svod(name, t, length, dim, from_pairs)
     shape[dim] = length // 2 + 1 if name == "rfft" else length
     return on_host(_run, t, shape=(*shape, 2) if to_pairs else tuple(shape), dtype=t.dtype.name,
                              transform=name, n=length, dim=dim, from_pairs=from_pairs, to_pairs=to_pairs)

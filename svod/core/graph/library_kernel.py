@@ -1,4 +1,4 @@
-"""Library kernels (scans, sorting, scatter). Their loops carry values from one iteration to the next, so they are no loop nests for opts.
+"""Library kernels (scans, sorting, scatter, Fourier transforms). Their loops carry values from one iteration to the next, so they are no loop nests for opts.
 
     CUSTOM_FUNCTION(x, …)   arg = (name, options)                          graph: operands and result have the shapes below
     CUSTOM_FUNCTION(PARAM, …)   arg = (name, options, operand shapes)      kernel: the value of its only STORE, which has no ranges
@@ -8,13 +8,15 @@
 | SCAN | combiner | x (o, n, k) | (o, n, k): along n, the combination of all elements up to and including each position |
 | ARGSORT | descending | x (r, n) | (r, n): positions in order; equal elements keep theirs, a NaN is the largest |
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
+| FOURIER | inverse, pairs in, pairs out | x (o, n, k, 2), or real and imaginary parts (o, n, k); table | (o, n, k, 2), or both parts (2, o, n, k): \
+along n, the unscaled transform of complex numbers; table: `fourier_table` |
 | SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
 
 A CUSTOM_FUNCTION may also be a function of Python (`svod.core.graph.callback`).
 
 A library kernel has one form: its operands are buffers, nothing is fused into it, it takes no opts, and no search tunes it.
 `svod.compile.lower.library` writes its loops. Its cost is counted as one combination per element of SCAN and per value of SCATTER, and as
-n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK. This module has the shapes and the costs; `svod.core.spec.library_kernels`
+n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK, and 5·n·log2(n) operations per column of FOURIER. This module has the shapes and the costs; `svod.core.spec.library_kernels`
 defines the results in NumPy.
 
 Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last one of equal
@@ -28,6 +30,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from svod.core.graph.callback import callback_shape, is_callback
 from svod.core.ir.dtype import DType, accumulator
 from svod.core.ir.uop import Ops, UOp
@@ -40,13 +44,19 @@ SCAN_OPERATIONS = ("ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN")
 SCATTERS = ("SET", "ADD", "MUL", "MAX", "MIN")
 MOST_ROW = 2 ** 31 - 1     # positions within a row are kept as int32 while it is sorted
 
+LARGEST_PRIME = 13         # largest prime factor of a length that FOURIER transforms
+FIRST_RADIX = (16, 32)     # least and largest radix of the first pass, so that later passes have whole vectors
+MOST_RADIX = 16            # largest radix of a later pass
+
 _RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "ARGSORT": (2,), "TOPK": (2,), "SCATTER": (3, 3, 3)}
 
 
 def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
     """Return the shape of a library kernel's result. Raises ShapeError, DTypeError, and UnsupportedError for an unknown name or option."""
+    if name == "FOURIER":
+        return _transformed_shape(options, shapes, types)
     if name not in _RANKS:
-        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join(_RANKS)}")
+        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join([*_RANKS, 'FOURIER'])}")
     if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):
         raise ShapeError(f"{name} of {' and '.join(map(str, shapes))}: it takes operands with {_RANKS[name]} axes that have elements")
     if name == "SCAN":
@@ -112,6 +122,8 @@ def operations(u: UOp) -> tuple[int, int]:
         return elements * (4 if pair else 1), elements * 2 if pair else 0
     if name == "SCATTER":
         return math.prod(scattered_shape(shapes)), 0
+    if name == "FOURIER":
+        return math.prod(shapes[0][:3]) * math.ceil(5 * math.log2(max(2, shapes[0][1]))), 0
     rows, n = shapes[0]
     if name == "ARGSORT":
         return rows * n * merge_passes(n), 0
@@ -123,3 +135,62 @@ def merge_passes(n: int) -> int:
     """Return the number of passes of a merge sort over n elements: ⌈log2 n⌉."""
     return (n - 1).bit_length()
 
+
+
+# -- Fourier transforms -------------------------------------------------------------------------------
+def _transformed_shape(options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
+    _, pairs_in, pairs_out = options
+    *parts, table = shapes
+    shape = parts[0][:3]
+    wanted = [(*shape, 2)] if pairs_in else [shape] * 2
+    if parts != wanted or 0 in shape or len({*types}) > 1 or not types[0].is_float or table != (fourier_table_size(shape[1]),):
+        raise ShapeError(f"FOURIER of {' and '.join(map(str, shapes))}: it takes pairs of floats (o, n, k, 2), or real and imaginary parts "
+                         "(o, n, k), and the table of n")
+    return (*shape, 2) if pairs_out else (2, *shape)
+
+
+def has_fourier(n: int) -> bool:
+    """Return whether FOURIER transforms n positions: whether its prime factors are small."""
+    for p in range(2, LARGEST_PRIME + 1):
+        while n % p == 0:
+            n //= p
+    return n == 1
+
+
+def fourier_passes(n: int) -> tuple[int, ...]:
+    """Return the radices of the passes over n positions. The first is large, the others are about equal."""
+    passes: list[int] = []
+    while n > 1:
+        if not passes:
+            least, most = FIRST_RADIX
+            radix = next((r for r in range(least, most + 1) if n % r == 0), 0)
+        else:
+            left = math.ceil(math.log(n, MOST_RADIX) - 1e-9)
+            radix = next((r for r in range(math.ceil(n ** (1 / left) - 1e-9), MOST_RADIX + 1) if n % r == 0), 0)
+        radix = radix or next((r for r in range(MOST_RADIX, 1, -1) if n % r == 0))
+        passes.append(radix)
+        n //= radix
+    return tuple(passes) or (1,)
+
+
+def fourier_table_size(n: int) -> int:
+    """Return the number of elements of `fourier_table`, at least 1."""
+    size, s = 0, 1
+    for r in fourier_passes(n):
+        m = n // s // r
+        size, s = size + 2 * (r - 1) * m * (m > 1), s * r
+    return max(1, size)
+
+
+def fourier_table(n: int, inverse: bool) -> Any:
+    """Return the roots of unity by which the passes over n positions turn their results, as a float64 array: the real parts, then the
+    imaginary parts. A pass with more than one transform has them for each result k from 1 on, those of all transforms p together."""
+    parts, s = [np.zeros(0, complex)], 1
+    for r in fourier_passes(n):
+        m = n // s // r
+        if m > 1:
+            turns = np.outer(np.arange(1, r), np.arange(m)) * s % n
+            parts.append(np.exp((2j if inverse else -2j) * np.pi * turns / n).reshape(-1))
+        s *= r
+    roots = np.concatenate(parts)
+    return np.concatenate([roots.real, roots.imag]) if roots.size else np.zeros(1)

@@ -1,4 +1,4 @@
-"""Reference implementations in NumPy of the library kernels: scans, sorting, scatter (`svod.core.graph.library_kernel`)."""
+"""Reference implementations in NumPy of the library kernels: scans, sorting, scatter, Fourier transforms (`svod.core.graph.library_kernel`)."""
 from __future__ import annotations
 
 import math
@@ -35,6 +35,8 @@ def apply_library_kernel(name: str, options: tuple[Any, ...], arrays: Sequence[A
         result = _scatter(options[0], arrays[0], arrays[1], arrays[2], dtype, exact)
     elif name == "ARGSORT":
         result = sorted_positions(arrays[0], options[0])
+    elif name == "FOURIER":
+        result = _transformed(arrays[:-1], *options)
     else:
         result = sorted_positions(arrays[0], options[1])[:, :options[0]]
     return np.asarray(result).astype(held_dtype(dtype), copy=False).reshape(-1)
@@ -46,6 +48,13 @@ def sorted_positions(rows: Array, descending: bool) -> Array:
         return np.asarray(np.argsort(rows, axis=-1, kind="stable"))
     # Sorting the reversed row in ascending order and reading the result backwards keeps equal elements in their original order.
     return np.asarray(rows.shape[-1] - 1 - np.argsort(rows[:, ::-1], axis=-1, kind="stable")[:, ::-1])
+
+
+def _transformed(parts: Sequence[Array], inverse: bool, pairs_in: bool, pairs_out: bool) -> Array:
+    """Return the unscaled transforms along axis 1, computed in float64."""
+    real, imag = [part.astype(np.float64) for part in (np.moveaxis(parts[0], -1, 0) if pairs_in else parts)]
+    made = np.fft.ifft(real + 1j * imag, axis=1, norm="forward") if inverse else np.fft.fft(real + 1j * imag, axis=1)
+    return np.stack([made.real, made.imag], -1 if pairs_out else 0)
 
 
 _UFUNCS: dict[str, Any] = {"ADD": np.add, "MUL": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "LOGADDEXP": np.logaddexp}

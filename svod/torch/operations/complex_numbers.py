@@ -210,11 +210,9 @@ def _scale(shape: Sequence[int], dims: Sequence[int], normalization: int) -> flo
 
 def _along(x: Tensor, imag: Tensor | None, dim: int, inverse: bool, half: bool = False) -> Complex:
     """An unscaled Fourier transform along an axis. Raises UnsupportedError for lengths with a large prime factor."""
-    if not fft.has_products(x.shape[dim]):
+    if not fft.has_transform(x.shape[dim]):
         raise UnsupportedError(f"a Fourier transform of {x.shape[dim]} positions, which has a large prime factor")
-    moved = [None if part is None else part.movedim(dim, -1) for part in (x, imag)]
-    assert moved[0] is not None
-    return Complex(*fft.transform(moved[0], moved[1], inverse, half).moved(-1, dim))
+    return Complex(*fft.along(x, imag, dim, inverse, half))
 
 
 def _scaled(z: Complex, factor: float) -> Complex:
@@ -243,11 +241,10 @@ def complex_to_complex(z: Complex, dim: Sequence[int], normalization: int, forwa
 def complex_to_real(z: Complex, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     """The inverse of `real_to_complex`, with `last_dim_size` positions along the last axis."""
     *others, last = dim
-    if not fft.has_products(last_dim_size):
+    if not fft.has_transform(last_dim_size):
         raise UnsupportedError(f"a Fourier transform of {last_dim_size} positions, which has a large prime factor")
     for d in others:
         z = _along(z.real, z.imag, d, True)
-    half = fft.Parts(z.real, z.imag).moved(last, -1)
-    made = fft.real_inverse(half, last_dim_size).movedim(-1, last)
+    made = fft.real_inverse(fft.Parts(z.real, z.imag), last_dim_size, last)
     factor = _scale(made.shape, dim, normalization)
     return made if factor == 1.0 else made.mul(factor)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from svod.compile.lower.library.chunks import lower_by_chunks
+from svod.compile.lower.library.fourier import lower_fourier, lower_fourier_by_passes
 from svod.compile.lower.library.ranks import lower_by_ranks
 from svod.compile.lower.library.scan import lower_scan
 from svod.compile.lower.library.scatter import lower_scatter
@@ -11,8 +12,10 @@ from svod.compile.lower.program import Program
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
-_LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "ARGSORT": lower_argsort, "TOPK": lower_topk}
-_ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks}
+_LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "ARGSORT": lower_argsort, "TOPK": lower_topk,
+          "FOURIER": lower_fourier}
+_ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks,
+              "FOURIER": lower_fourier_by_passes}
 
 
 def lower_library_kernel(kernel: Kernel, target: Target) -> Program:

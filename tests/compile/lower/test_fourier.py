@@ -1,0 +1,79 @@
+"""FOURIER: transforms by mixed radices give NumPy's results, for all lengths with small prime factors, in rows, columns and by passes."""
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod.compile.lower.library import lower_library_kernel
+from svod.compile.lower.linear import validate
+from svod.core.graph.library_kernel import fourier_passes, fourier_table, fourier_table_size, has_fourier
+from svod.core.machine.target import Target
+from tests.agreement import Case, run_interpreted, run_native
+from tests.compile.lower.test_library import BASELINE, NATIVE, TOY, kernel_of, run_program
+from tests.compile.native import runnable_targets
+
+TARGETS = runnable_targets()
+LENGTHS = [n for n in range(1, 400) if has_fourier(n)]
+
+
+class Transform(Case):
+    """A FOURIER on random numbers. Errors are small beside the numbers of a result, not beside each."""
+
+    def __init__(self, outer: int, n: int, inner: int, dtype: str, inverse: bool) -> None:
+        rng = np.random.default_rng((n, outer, inner))
+        pairs_in, pairs_out = bool(rng.integers(2)), bool(rng.integers(2))
+        shape, size = (outer, n, inner), fourier_table_size(n)
+        parts = [(*shape, 2)] if pairs_in else [shape] * 2
+        super().__init__(kernel_of("FOURIER", (inverse, pairs_in, pairs_out), dtype, [*parts, (size,)], [dtype] * (len(parts) + 1)))
+        x = rng.standard_normal((2, *shape)).astype(dtype)
+        given = [np.moveaxis(x, 0, -1)] if pairs_in else list(x)
+        self.args[1:] = [*[part.reshape(-1) for part in given], fourier_table(n, inverse).astype(dtype)]
+        z = x[0] + 1j * x[1].astype(np.float64)
+        y = np.fft.ifft(z, axis=1, norm="forward") if inverse else np.fft.fft(z, axis=1)
+        self.exact = np.stack([y.real, y.imag], -1 if pairs_out else 0).reshape(-1)
+        self.most = np.finfo(dtype).eps * np.sqrt(n) * (4 + 2 * np.log2(n))
+
+    def check(self, args: Sequence[np.ndarray[Any, Any]], what: str) -> None:
+        error = np.abs(args[0].astype(np.float64) - self.exact).max()
+        assert error <= self.most, f"{what}: {error}, at most {self.most}"
+
+
+def test_passes_multiply_to_the_length() -> None:
+    assert all(np.prod(fourier_passes(n)) == n for n in range(1, 20_000) if has_fourier(n))
+    assert not has_fourier(17) and not has_fourier(2 * 23) and has_fourier(13 * 64)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("target", [NATIVE, BASELINE], ids=["native", "baseline"])
+def test_in_the_interpreter(target: Target, inverse: bool) -> None:
+    rng = random.Random(inverse)
+    for n in (1, 2, 3, 4, 12, 13, 16, *rng.sample(LENGTHS, 8)):
+        case = Transform(rng.choice((1, 2, 3)), n, rng.choice((1, 1, 2, 5, 17)), rng.choice(("float32", "float64")), inverse)
+        program = lower_library_kernel(case.kernel, target)
+        validate(program)
+        run_interpreted(case, program, 2)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_machine_code(target: Target, inverse: bool) -> None:
+    rng = random.Random(4 + inverse)
+    for n in (1, 16, 20, 1000, 1024, *rng.sample(LENGTHS, 6)):
+        case = Transform(rng.choice((1, 2, 5)), n, rng.choice((1, 1, 3, 16, 21)), rng.choice(("float32", "float64")), inverse)
+        run_native(case, lower_library_kernel(case.kernel, target), target, 2)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_by_passes_on_groups(inverse: bool) -> None:
+    rng = random.Random(2 + inverse)
+    for n in (1, 2, 15, 64, *rng.sample(LENGTHS, 4)):
+        case = Transform(rng.choice((1, 2)), n, rng.choice((1, 3)), "float32", inverse)
+        program = lower_library_kernel(case.kernel, TOY)
+        validate(program)
+        args = case.fresh()
+        run_program(program, args)
+        case.check(args, f"groups, {n} positions")
