@@ -25,7 +25,8 @@ from svod.tensor.base import Array
 from svod.tensor.host import as_float, on_host
 from svod.tensor.tensor import Tensor
 
-__all__ = ["fft", "ifft", "irfft", "rfft"]
+__all__ = ["fft", "fft2", "fftfreq", "fftn", "fftshift", "ifft", "ifft2", "ifftn", "ifftshift", "irfft", "irfft2", "irfftn", "rfft",
+           "rfft2", "rfftfreq", "rfftn"]
 DIRECT = 512                # positions up to which a product with a matrix takes the place of a library kernel that there is not
 DIRECT_ROW, DIRECT_COLUMN = 96, 16      # positions up to which the product is faster, along the last axis and along others
 MOST_AT_ONCE = 1 << 15      # positions of one library kernel, whose scratch memory the second cache holds
@@ -275,6 +276,96 @@ def rfft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
 def irfft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
     """The inverse of `rfft`: `n` real numbers from m complex ones, by default 2·(m - 1). Raises ShapeError."""
     return _transform("irfft", a, n, dim, True, False)
+
+
+# -- along several axes --------------------------------------------------------------------------------
+
+def _axes(name: str, shape: Sequence[int], s: Sequence[int] | None, dim: Sequence[int] | None) -> list[tuple[int, int | None]]:
+    """(axis, its length or None) of a transform along several axes. `shape`: without the pairs."""
+    if dim is None:
+        dim = range(len(shape) - len(s), len(shape)) if s is not None else range(len(shape))
+    dims = [d % len(shape) if -len(shape) <= d < len(shape) else -1 for d in dim]
+    if -1 in dims or len(set(dims)) < len(dims) or not dims or (s is not None and len(s) != len(dims)):
+        raise ShapeError(f"{name} of {tuple(shape)} along {tuple(dim)}{'' if s is None else f' to {tuple(s)}'}: it takes different axes of "
+                         f"the {len(shape)}, the pairs not counted, and a length for each or none")
+    return list(zip(dims, s if s is not None else [None] * len(dims), strict=True))
+
+
+def fftn(a: Any, s: Sequence[int] | None = None, dim: Sequence[int] | None = None) -> Tensor:
+    """The transform of complex numbers (…, 2) along several axes, by default all, with lengths `s`. Raises ShapeError."""
+    t = as_float("fftn", a)
+    for d, n in _axes("fftn", t.shape[:-1], s, dim):
+        t = fft(t, n, d)
+    return t
+
+
+def ifftn(a: Any, s: Sequence[int] | None = None, dim: Sequence[int] | None = None) -> Tensor:
+    """The inverse of `fftn`. Raises ShapeError."""
+    t = as_float("ifftn", a)
+    for d, n in _axes("ifftn", t.shape[:-1], s, dim):
+        t = ifft(t, n, d)
+    return t
+
+
+def rfftn(a: Any, s: Sequence[int] | None = None, dim: Sequence[int] | None = None) -> Tensor:
+    """The transform of real numbers along several axes, of which the last keeps its first n//2 + 1 numbers (…, 2). Raises ShapeError."""
+    t = as_float("rfftn", a)
+    *others, (last, n) = _axes("rfftn", t.shape, s, dim)
+    t = rfft(t, n, last)
+    for d, n in others:
+        t = fft(t, n, d)
+    return t
+
+
+def irfftn(a: Any, s: Sequence[int] | None = None, dim: Sequence[int] | None = None) -> Tensor:
+    """The inverse of `rfftn`: the last axis has by default 2·(m - 1) positions. Raises ShapeError."""
+    t = as_float("irfftn", a)
+    *others, (last, n) = _axes("irfftn", t.shape[:-1], s, dim)
+    for d, length in others:
+        t = ifft(t, length, d)
+    return irfft(t, n, last)
+
+
+def fft2(a: Any, s: Sequence[int] | None = None, dim: Sequence[int] = (-2, -1)) -> Tensor:
+    """`fftn` along the last two axes. Raises ShapeError."""
+    return fftn(a, s, dim)
+
+
+def ifft2(a: Any, s: Sequence[int] | None = None, dim: Sequence[int] = (-2, -1)) -> Tensor:
+    """`ifftn` along the last two axes. Raises ShapeError."""
+    return ifftn(a, s, dim)
+
+
+def rfft2(a: Any, s: Sequence[int] | None = None, dim: Sequence[int] = (-2, -1)) -> Tensor:
+    """`rfftn` along the last two axes. Raises ShapeError."""
+    return rfftn(a, s, dim)
+
+
+def irfft2(a: Any, s: Sequence[int] | None = None, dim: Sequence[int] = (-2, -1)) -> Tensor:
+    """`irfftn` along the last two axes. Raises ShapeError."""
+    return irfftn(a, s, dim)
+
+
+def fftfreq(n: int, d: float = 1.0) -> Tensor:
+    """The frequencies of the numbers of a transform of n samples that are `d` apart, in cycles per unit of d, float32."""
+    return Tensor(np.fft.fftfreq(n, d).astype(np.float32))
+
+
+def rfftfreq(n: int, d: float = 1.0) -> Tensor:
+    """The frequencies of the numbers of `rfft`, as `fftfreq` has them."""
+    return Tensor(np.fft.rfftfreq(n, d).astype(np.float32))
+
+
+def fftshift(a: Any, dim: Sequence[int]) -> Tensor:
+    """Move the number of frequency 0 to the middle of the axes `dim`, which count all axes of a."""
+    t = as_float("fftshift", a)
+    return t.roll([t.shape[d] // 2 for d in dim], list(dim))
+
+
+def ifftshift(a: Any, dim: Sequence[int]) -> Tensor:
+    """The inverse of `fftshift`."""
+    t = as_float("ifftshift", a)
+    return t.roll([-(t.shape[d] // 2) for d in dim], list(dim))
 
 
 def __dir__() -> list[str]:
