@@ -4,9 +4,9 @@ last axis of two, as in `torch.view_as_real`. `dim` counts the axes without this
     spectrum = svod.fft.rfft(x)             # x (8, 100) → (8, 51, 2)
     svod.fft.irfft(spectrum, 100)           # back to (8, 100)
 
-A short transform is a product with a matrix of roots of unity, as is one of up to `DIRECT` positions whose length has large prime factors.
-Others are library kernels (`svod.compile.lower.library.fourier`); of more than `MOST_AT_ONCE` positions two, of a and of b positions, with a
-rotation of each number between them (Cooley and Tukey, 1965). What is left is computed by NumPy on the host.
+A short transform is a product with a matrix of roots of unity, as is one of up to `DIRECT` positions whose length has large prime
+factors. Others are library kernels (`svod.compile.lower.library.fourier`); of more than `MOST_AT_ONCE` positions two, of a and of b
+positions, with a rotation of each number between them (Cooley and Tukey, 1965). What is left is computed by NumPy on the host.
 """
 from __future__ import annotations
 

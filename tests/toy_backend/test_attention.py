@@ -10,10 +10,10 @@ from svod.compile.lower.lower import lower
 from svod.core.cost.groups.attention import ATTENTION
 from svod.core.cost.groups.prices import GroupPrices
 from svod.core.cost.template import schedule
+from svod.core.kernel.algorithms.online import masked_limits
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.online import masked_limits
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import KernelOptError
 from svod.tensor import Tensor

@@ -174,7 +174,9 @@ class Builder:
         k = self.arg[added]
         if k < 0 or divisor <= 0 or self.multiple_of(v) % divisor:
             return None
-        return self.index(k % divisor) if op == "MOD" else self.add(self.alu("IDIV", _INDEX, 1, v, self.index(divisor)), self.index(k // divisor))
+        if op == "MOD":
+            return self.index(k % divisor)
+        return self.add(self.alu("IDIV", _INDEX, 1, v, self.index(divisor)), self.index(k // divisor))
 
     def cast(self, dtype: DType, v: int) -> int:
         """Convert `v` to another type. A float beyond the range of an integer type wraps, as in NumPy: a conversion instruction alone gives

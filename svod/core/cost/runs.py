@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
+from svod.core.kernel.algorithms.online import kept_blocks
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import StageNest
-from svod.core.kernel.online import kept_blocks
 from svod.core.kernel.scheduler import UNROLL
 from svod.core.tree.nodes import (
     Accumulate,

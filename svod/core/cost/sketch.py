@@ -695,6 +695,7 @@ TEMPLATES: tuple[Steps, ...] = (
     [_IS_NONE, CHANNELS],
     [_IS_NONE])
 _EACH_TEMPLATE: tuple[Steps, ...] = (       # the same, each template for itself, without those that are costly to price and to compile
-    *([_IS_CONTRACTION, steps] for steps in _OF_CONTRACTIONS if steps is not WINOGRAD), *([_IS_NONE, LANE, steps] for steps in _OF_OTHERS), *TEMPLATES[2:])
+    *([_IS_CONTRACTION, steps] for steps in _OF_CONTRACTIONS if steps is not WINOGRAD),
+    *([_IS_NONE, LANE, steps] for steps in _OF_OTHERS), *TEMPLATES[2:])
 FINISH = Do(_finish)
 PREFETCHED, STREAMED = Template("PREFETCH", Do(lambda p: ahead(p.state))), Template("STREAM", Do(lambda p: _streamed(p.state)))

@@ -1,4 +1,4 @@
-"""Sketches of convolutions with fewer multiplications (`svod.core.kernel.winograd`), for CPUs.
+"""Sketches of convolutions with fewer multiplications (`svod.core.kernel.algorithms.winograd`), for CPUs.
 
     WINOGRAD(out, 4) STAGE(U, root)                                            U once, at prepare
     … UPCAST(M.tiles, 14) UPCAST(M.o, 32) LANES(M.o.in)                        products: 28 vectors of results
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from svod.core.cost.sketch_contractions import tiles_of
 from svod.core.cost.sketch_facts import bytes_of, extent_of, factors_of, name_of, resolved, rows_held, try_opt
 from svod.core.cost.template import Do, Hole, Point, Template, fact
+from svod.core.kernel.algorithms.winograd import tile_sizes
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import is_derived, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
-from svod.core.kernel.winograd import tile_sizes
 
 MOST_TILES = 3          # register tiles of the products to try
 BLOCKS = (1, 2, 4, 8)   # rows of tiles in a block
@@ -86,7 +86,8 @@ def _staged(p: Point) -> Scheduler | None:
         place = p.name(parts.windows[0])
         state = try_opt(state, "TILE", place, n) if 1 < n < state.rows[state.row_id(place)].extent else state
         loops = [state.rows[row] for row in state.order[p.stage.stage.index] if state.rows[row].extent > 1]
-        order = {axis: k for k, axis in enumerate([*[a for a in p.outs if a not in (*parts.windows, parts.lane)], *parts.windows, parts.lane])}
+        others = [a for a in p.outs if a not in (*parts.windows, parts.lane)]
+        order = {axis: k for k, axis in enumerate([*others, *parts.windows, parts.lane])}
         loops.sort(key=lambda row: (order[p.stage.axes.index(row.axis)], -row.stride))
         if all(row.name != place for row in loops):
             return None

@@ -111,7 +111,8 @@ class StageWork:
         self.positions = [self.side_by_side(a) * self.held[a] for a in range(len(stage.axes))]
         self.tile = math.prod(self.positions)
         # nodes of `ResolvedStage.values` without a cost
-        self.skipped = set(known) | {x for i, n in enumerate(self.r.nodes) if n.op == "WHERE" and self._is_known(n.src[0]) for x in (i, n.src[0])}
+        choices = [(i, n.src[0]) for i, n in enumerate(self.r.nodes) if n.op == "WHERE" and self._is_known(n.src[0])]
+        self.skipped = set(known).union(*choices)
 
     def side_by_side(self, a: int, role: str = "") -> int:
         """Positions of a local axis that are computed side by side. `role`: count only loops of this role; "": all that are side by
@@ -151,8 +152,8 @@ class StageWork:
         return times
 
     def _is_known(self, condition: int) -> bool:
-        """Whether a condition is a constant at each position side by side: it compares an axis, or its remainder, with a number, and no loop
-        changes that."""
+        """Whether a condition is a constant at each position side by side: it compares an axis, or its remainder, with a number, and no
+        loop changes that."""
         n = self.r.nodes[condition]
         if n.op != "CMPEQ" or self.r.nodes[n.src[1]].kind != "const":
             return False

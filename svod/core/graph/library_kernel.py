@@ -1,4 +1,5 @@
-"""Library kernels (scans, sorting, scatter, Fourier transforms). Their loops carry values from one iteration to the next, so they are no loop nests for opts.
+"""Library kernels (scans, sorting, scatter, Fourier transforms). Their loops carry values from one iteration to the next, or are several,
+so they are no loop nests for opts.
 
     CUSTOM_FUNCTION(x, …)   arg = (name, options)                          graph: operands and result have the shapes below
     CUSTOM_FUNCTION(PARAM, …)   arg = (name, options, operand shapes)      kernel: the value of its only STORE, which has no ranges
@@ -8,16 +9,17 @@
 | SCAN | combiner | x (o, n, k) | (o, n, k): along n, the combination of all elements up to and including each position |
 | ARGSORT | descending | x (r, n) | (r, n): positions in order; equal elements keep theirs, a NaN is the largest |
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
-| FOURIER | inverse, pairs in, pairs out | x (o, n, k, 2), or real and imaginary parts (o, n, k); table | (o, n, k, 2), or both parts (2, o, n, k): \
-along n, the unscaled transform of complex numbers; table: `fourier_table` |
+| FOURIER | inverse, pairs in, pairs out | (o, n, k, 2), or both parts (o, n, k); table | the transform along n: (o, n, k, 2) or (2, o, n, k) |
 | SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
+
+FOURIER does not scale. `fourier_table` makes its table. Complex numbers are pairs, or a real and an imaginary part apart.
 
 A CUSTOM_FUNCTION may also be a function of Python (`svod.core.graph.callback`).
 
 A library kernel has one form: its operands are buffers, nothing is fused into it, it takes no opts, and no search tunes it.
-`svod.compile.lower.library` writes its loops. Its cost is counted as one combination per element of SCAN and per value of SCATTER, and as
-n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK, and 5·n·log2(n) operations per column of FOURIER. This module has the shapes and the costs; `svod.core.spec.library_kernels`
-defines the results in NumPy.
+`svod.compile.lower.library` writes its loops. Its cost is counted as one combination per element of SCAN and per value of SCATTER, as
+n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK, and as 5·n·log2(n) operations per column of FOURIER. This module has the
+shapes and the costs; `svod.core.spec.library_kernels` defines the results in NumPy.
 
 Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last one of equal
 elements; a NaN counts as the extremum. Reductions of SCATTER: SET (the last value wins), ADD, MUL, MAX, MIN. A negative index of SCATTER
@@ -167,7 +169,7 @@ def fourier_passes(n: int) -> tuple[int, ...]:
         else:
             left = math.ceil(math.log(n, MOST_RADIX) - 1e-9)
             radix = next((r for r in range(math.ceil(n ** (1 / left) - 1e-9), MOST_RADIX + 1) if n % r == 0), 0)
-        radix = radix or next((r for r in range(MOST_RADIX, 1, -1) if n % r == 0))
+        radix = radix or next(r for r in range(MOST_RADIX, 1, -1) if n % r == 0)
         passes.append(radix)
         n //= radix
     return tuple(passes) or (1,)

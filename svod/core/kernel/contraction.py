@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from svod.core.kernel.kernel import Kernel, Node, ResolvedStage, linear_of
 from svod.core.kernel.placement import EmittedLoop

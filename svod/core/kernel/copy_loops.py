@@ -59,12 +59,8 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
         return CopyLoops(loops, -1, width)
     inner = order[-1]
     extent = extents[inner]
-    choosing = choosing_dims(r, extents, inner)
-    if choosing:
-        for d in choosing:
-            loops[d] = _split(extents[d], extents[d], COPY_ROWS)
-        loops[inner] = _split(extent, tile or min(extent, width), COPY_VECTOR)
-        return CopyLoops(loops, inner, width)
+    if choosing := choosing_dims(r, extents, inner):
+        return _choosing_loops(loops, extents, choosing, inner, tile or min(extent, width), width)
     step = tile or (exact_step if exact else copy_step)(extent, width)
     if not tile and extent <= MASKED_ROW_VECTORS * width and any(n.gate >= 0 and inner in r.nodes[n.gate].deps for n in r.nodes):
         step = extent
@@ -115,6 +111,15 @@ def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: 
     loops[packed.dim] = (EmittedLoop(NO_ROW, LOOP, extents[packed.dim] // packed.group, packed.group),
                          EmittedLoop(COPY_GROUP, DOT, packed.group, 1))
     return CopyLoops(loops, inner, words)
+
+
+def _choosing_loops(loops: list[tuple[EmittedLoop, ...]], extents: list[int], choosing: list[int], inner: int, step: int, width: int) \
+        -> CopyLoops:
+    """The loops of a copy whose dims `choosing` are straight-line code, for one vector of dim `inner` at a time."""
+    for d in choosing:
+        loops[d] = _split(extents[d], extents[d], COPY_ROWS)
+    loops[inner] = _split(extents[inner], step, COPY_VECTOR)
+    return CopyLoops(loops, inner, width)
 
 
 def choosing_dims(r: ResolvedStage, extents: list[int], inner: int) -> list[int]:

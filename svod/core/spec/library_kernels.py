@@ -1,4 +1,4 @@
-"""Reference implementations in NumPy of the library kernels: scans, sorting, scatter, Fourier transforms (`svod.core.graph.library_kernel`)."""
+"""Reference implementations in NumPy of the library kernels (`svod.core.graph.library_kernel`)."""
 from __future__ import annotations
 
 import math

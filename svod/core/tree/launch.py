@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from math import prod
 
+from svod.core.kernel.algorithms.online import masked_limits
 from svod.core.kernel.non_temporal import leaves_tail, stores_whole_vectors
-from svod.core.kernel.online import masked_limits
 from svod.core.kernel.scheduler import cores_of
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Body, Frame, Launch, Loop, Phase, PhaseKind

@@ -22,11 +22,11 @@ from math import prod
 from operator import is_
 from typing import NamedTuple
 
+from svod.core.kernel.algorithms.online import Limit
 from svod.core.kernel.contraction import Window
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, block_of, is_contiguous, is_exact
 from svod.core.kernel.loop_nest import StageNest
-from svod.core.kernel.online import Limit
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP, UPCAST
 

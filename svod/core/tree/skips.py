@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from svod.core.kernel.algorithms.online import masked_limits
 from svod.core.kernel.contraction import skipping_window, windows_of
-from svod.core.kernel.online import masked_limits
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Ends, Loop, Phase, Span, Split, with_bodies, with_loops
 from svod.core.tree.tails import is_split

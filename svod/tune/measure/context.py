@@ -18,7 +18,7 @@ from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import TF32
 from svod.core.machine.target import Target
 from svod.system.process.streams import tell
@@ -142,17 +142,17 @@ class KernelAtSize:
         self._kept_bytes = KEPT_BYTES // (KEPT_SIZES if size else 1)
         self._significand = TF32 if context.target.rounds_factors else 0
         self._target = context.target
-        self._references: dict[tuple[Opt, ...], Reference] = {}
+        self._references: dict[tuple[Any, ...], Reference] = {}
         self.buffers = context.buffers.for_size(self._kernel)
         self.baseline: tuple[tuple[str, bool], Baseline] | None = None      # (digest, final) of a verified program and its outputs
 
-    def reference(self, algorithm: tuple[Opt, ...] = ()) -> Reference:
+    def reference(self, algorithm: tuple[Any, ...] = ()) -> Reference:
         """The right outputs, and how far those of a program may be from them that computes by an algorithm: the opts that rewrite the
-        kernel. All algorithms are compared on the same inputs."""
+        kernel, as JSON. All algorithms are compared on the same inputs."""
         found = self._references.get(algorithm)
         if found is None:
             plain = self.reference() if algorithm else None
-            computed = apply_opts(Scheduler(self._kernel, self._target), algorithm).kernel.ast
+            computed = apply_opts(Scheduler(self._kernel, self._target), chain_of(algorithm)).kernel.ast
             found = self._references[algorithm] = Reference(
                 self._kernel, keep=self._kept_bytes, significand=self._significand, computed=computed, sets=plain.sets if plain else ())
         return found

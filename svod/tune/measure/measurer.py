@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from svod.compile.lower.program import ProgramSpec
-from svod.core.kernel.scheduler import Opt
 from svod.errors import TuneError
 from svod.tune.measure.candidate import Candidate, Status
 
@@ -43,7 +42,7 @@ class Built:
     digest: str
     seconds: float         # seconds that the compilation took
     final: bool           # whether it is final code, as plans run it: compiled with more effort than during a search
-    algorithm: tuple[Opt, ...] = ()     # the opts of its chain that make it compute with other roundings
+    algorithm: tuple[Any, ...] = ()     # the opts of its chain, as JSON, that make it compute with other roundings
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,8 @@ def _of_numbers(tolerance: Array, want: Array, dtype: DType) -> Array:
 class Reference:
     """The right outputs of a kernel for each set of inputs. The process that verifies makes it once per kernel and keeps it. `significand`:
     bits to which factors of float32 in sums of products may be rounded; 0: they are not rounded. `computed`: the AST whose roundings the
-    program has, where an algorithm computes the same outputs otherwise; None: the kernel's. `sets`: the sets of inputs; (): they are chosen.
+    program has, where an algorithm computes the same outputs otherwise; None: the kernel's. `sets`: the sets of inputs; (): they are
+    chosen.
 
     Raises CompileError and UnsupportedError where the evaluator does: a kernel that it cannot evaluate is not verified."""
 

@@ -72,7 +72,8 @@ def compile_candidate(item: tuple[Sequence[Any], bool], context: KernelContext) 
     started = time.perf_counter()
     code = context.device.pair.binary_of(program, context.target, optimize=final)
     symbols = tuple(p.symbol for p in program.spec.phases)
-    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, final, algorithm_of(chain_of(chain)))
+    algorithm = tuple([tuple(o.to_json()) for o in algorithm_of(chain_of(chain))])
+    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, final, algorithm)
 
 
 def executed_operations(program: Program) -> float | None:

@@ -18,11 +18,11 @@ from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.prices import GroupPrices
 from svod.core.cost.template import schedule
 from svod.core.graph.buffer import Array
+from svod.core.kernel.algorithms.online import masked_limits
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
-from svod.core.kernel.online import masked_limits
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.levels import MemorySpace
 from tests.agreement import Case

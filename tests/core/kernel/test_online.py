@@ -16,10 +16,10 @@ from svod.core.cost.template import schedule
 from svod.core.graph import graph
 from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.algorithms.online import Limit, kept_blocks, masked_limits
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.intrinsics import normal_power, operands_of, source_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.online import Limit, kept_blocks, masked_limits
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
 from svod.core.spec.evaluate import evaluate

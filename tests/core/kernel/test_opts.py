@@ -76,7 +76,7 @@ LEGAL: list[tuple[str, Kernel, Chain, str, tuple[str, str]]] = [
     ("PREFETCH", GEMM, [["STAGE", "s1", "root"], ["PREFETCH", "s1", 4]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("ONLINE", SOFTMAX, [["ONLINE", "s1", 16]], "o0:12 o1:40", ("s3.r0", "loop 16×1")),
     ("FLATTEN", CONVOLUTION, [["FLATTEN", "out", None]], "o0:72 o1:5 r0:27", ("r0", "loop 27×1")),
-    ("WINOGRAD", CONVOLUTION, [["WINOGRAD", "out", 2]], "", ("", "")),
+    ("WINOGRAD", CONVOLUTION, [["WINOGRAD", "out", 2]], "o0:2 o1:5 o2:6 o3:6", ("s6.o4", "loop 3×1")),
 ]
 
 # op, kernel, chain whose last opt is refused, words of the reason

@@ -10,8 +10,8 @@ import pytest
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.algorithms.winograd import winograd
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.winograd import winograd
 from svod.core.spec.evaluate import evaluate
 from svod.tune.measure.measurer import Verification
 from svod.tune.measure.verify import GuardedBuffers, Reference, make_inputs, verify, whole

@@ -24,7 +24,7 @@ from svod.core.cost.groups.spread import thread_counts
 from svod.core.cost.sketch_facts import extent_of, instructions, name_of, resolved, try_opt
 from svod.core.cost.sketch_online import blocks_start, main_axes, row_maxima
 from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Template, Value, fact
-from svod.core.kernel.online import masked_limits
+from svod.core.kernel.algorithms.online import masked_limits
 from svod.core.kernel.placement import vector_width
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import Dot

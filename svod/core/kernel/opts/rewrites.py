@@ -3,12 +3,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from svod.core.kernel.algorithms.online import is_pair
+from svod.core.kernel.algorithms.online import online as rewrite_online
+from svod.core.kernel.algorithms.winograd import winograd as rewrite_winograd
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.online import is_pair
-from svod.core.kernel.online import online as rewrite_online
 from svod.core.kernel.opts.splits import split_row
 from svod.core.kernel.scheduler import UPCAST, Scheduler
-from svod.core.kernel.winograd import winograd as rewrite_winograd
 from svod.core.schedule.flatten import flatten as flat_ast
 from svod.errors import KernelOptError
 
@@ -16,7 +16,7 @@ from svod.errors import KernelOptError
 def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Compute a maximum over rows, the sum of exponentials relative to it and their weighted sums in one pass over blocks of n
     positions: ONLINE(stage of the maximum, n). Each block has its own maximum; where two blocks meet, the sums of the smaller maximum
-    are scaled down (`svod/core/kernel/online.py`). ONLINE comes first; later opts see the stages of the blocks.
+    are scaled down (`svod/core/kernel/algorithms/online.py`). ONLINE comes first; later opts see the stages of the blocks.
 
         for k: m = max(m, x[k]);            for b in K/n: { p = max of x[b*n…]; w[i] = exp(x[b*n + i] - p), i < n;
         for k: s += exp(x[k] - m);              (m, s, a) = expsum((m, s, a), (p, Σ w[i], Σ w[i]*v[b*n + i])) };
@@ -63,7 +63,7 @@ def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Compute a convolution of stride 1 with fewer multiplications, in tiles of m outputs along each window: WINOGRAD(output stage, m)
-    (`svod/core/kernel/winograd.py`). WINOGRAD comes first; later opts see the stages of the transforms and of the products.
+    (`svod/core/kernel/algorithms/winograd.py`). WINOGRAD comes first; later opts see the stages of the transforms and of the products.
 
         for o, y, x: for c, i, j:                       U[a, o, c] = G w;    V[a, c, t] = B x     (a: the (m + r - 1)² points)
             out[o, y, x] += x[c, y + i, x + j]*w[…]     M[a, o, t] = Σ c of U[a, o, c]*V[a, c, t];    out = A M

@@ -11,9 +11,9 @@ Windows along two axes are transformed along one after the other. The sums with 
 written out: a stage whose last ranges select the row of a matrix has the value of each row, and its reads choose one. M is a product of
 matrices for each point, which the other opts tile and stage as any other; U reads only constants of the plan and is computed once.
 
-The output keeps its axes: position x reads row x % m of A times the products of tile x // m. A chain pads x to whole tiles (PADTO) and makes
-the positions of a tile straight-line code (UPCAST), so that x % m is a constant and x // m the tile. The last tile may reach beyond the
-data: its loads are gated.
+The output keeps its axes: position x reads row x % m of A times the products of tile x // m. A chain pads x to whole tiles (PADTO) and
+makes the positions of a tile straight-line code (UPCAST), so that x % m is a constant and x // m the tile. The last tile may reach beyond
+the data: its loads are gated.
 
 After S. Winograd, "Arithmetic complexity of computations" (1980), and A. Lavin and S. Gray, arXiv:1509.09308; the points are those of least
 error among small fractions (B. Barabasz et al., arXiv:1803.10986).
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.kernel.extension import Extension, Ranges
+from svod.core.kernel.algorithms.extension import Extension, Ranges
 from svod.core.kernel.kernel import Kernel, own_reduces
 from svod.errors import KernelOptError
 
@@ -52,8 +52,8 @@ def tap_rows(m: int, r: int) -> tuple[Row, ...]:
 
 
 def data_rows(values: Sequence[UOp]) -> list[UOp]:
-    """The rows of B times a vector of n values: for a point p, the coefficients of Π (x - q) over the other points q; for infinity, those of
-    the product over all. The rows of two points p, q are sums of two parts that both share: with C the product over the others,
+    """The rows of B times a vector of n values: for a point p, the coefficients of Π (x - q) over the other points q; for infinity, those
+    of the product over all. The rows of two points p, q are sums of two parts that both share: with C the product over the others,
     x·C - q·C and x·C - p·C."""
     n = len(values)
     points = POINTS[:n - 1]
@@ -74,7 +74,8 @@ def output_rows(m: int, values: Sequence[UOp]) -> list[UOp]:
     for p in points:
         if p and -p in of:
             if p > 0:
-                terms.append((p, *[UOp(op, of[p].dtype, (of[p], of[-p])) for op in (Ops.ADD, Ops.SUB)]))
+                even, odd = (UOp(op, of[p].dtype, (of[p], of[-p])) for op in (Ops.ADD, Ops.SUB))
+                terms.append((p, even, odd))
         else:
             terms.append((p, of[p], of[p]))
     rows = []
@@ -199,7 +200,7 @@ def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
     for w in found.windows:
         if not _fits(w, m):
             raise KernelOptError(f"a tile is 2 to {min(w.extent, len(POINTS) + 2 - w.taps)} of the {w.extent} positions, not {m}")
-    return _Rewriter(kernel.ast, store, found, m).rewritten()
+    return _Stages(kernel.ast, store, found, m).rewritten()
 
 
 class _Transformed(NamedTuple):
@@ -209,7 +210,7 @@ class _Transformed(NamedTuple):
     dims: tuple[int | _Window, ...]
 
 
-class _Rewriter:
+class _Stages:
     """Builds the stages of a rewritten kernel."""
 
     def __init__(self, ast: UOp, store: UOp, found: _Correlation, m: int) -> None:
@@ -268,8 +269,10 @@ class _Rewriter:
 
         def read(of: _Transformed, original: UOp) -> UOp:
             moved = {d.dim: tile[d.out] for d in windows} if original is self.found.data else {}
-            at = [rows[d] if isinstance(d, _Window) else moved[d] if d in moved else sy.simplify(original.src[1 + d], fresh) for d in of.dims]
-            return UOp(Ops.INDEX, dtypes.float32, (of.stage, *at))
+
+            def at(d: int | _Window) -> UOp:
+                return rows[d] if isinstance(d, _Window) else moved[d] if d in moved else sy.simplify(original.src[1 + d], fresh)
+            return UOp(Ops.INDEX, dtypes.float32, (of.stage, *map(at, of.dims)))
 
         product = UOp(Ops.MUL, dtypes.float32, (read(taps, self.found.taps), read(data, self.found.data)))
         summed = UOp(Ops.REDUCE, dtypes.float32, (product, *[fresh[r] for r in self.found.channels]), ("ADD", 1))

@@ -77,8 +77,8 @@ class Extension:
                 elif u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
                     at = [i for i, e in enumerate(u.src[1:]) if e in depends]
                     if len(at) != 1 or u.src[1 + at[0]] is not k:
-                        raise KernelOptError(f"the {self.extent} positions of a row become {self.longer}, and they are not read one by one: "
-                                             f"take a divisor")
+                        raise KernelOptError(f"the {self.extent} positions of a row become {self.longer}, and they are not read one by "
+                                             "one: take a divisor")
                     new = u.replace(src=(self.stage(u.src[0], at[0], 0), *src[1:]))
             done[u] = new
         return done[value]

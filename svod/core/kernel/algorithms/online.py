@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.kernel.extension import Extension, Ranges
+from svod.core.kernel.algorithms.extension import Extension, Ranges
 from svod.core.kernel.intrinsics import LEAST_POWER
 from svod.core.kernel.kernel import Kernel, Stage, expand_reads, own_reduces, reduce_parts
 from svod.errors import KernelOptError

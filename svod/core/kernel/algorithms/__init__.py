@@ -1,0 +1,1 @@
+"""Rewrites of kernels into others that compute the same by other stages: the opts ONLINE and WINOGRAD."""
