@@ -20,9 +20,9 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import is_derived, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
-MOST_TILES = 3          # register tiles of the products to try
-BLOCKS = (1, 2, 4, 8)   # rows of tiles in a block
-BLOCK_FACTOR = 2        # products and transformed data of a block may take so many times the second cache
+REGISTER_TILES = 3          # register tiles of the products to try
+BLOCK_ROWS = (1, 2, 4, 8)   # rows of tiles in a block
+BLOCK_CACHES = 2        # products and transformed data of a block may take so many times the second cache
 
 
 class _Parts(NamedTuple):
@@ -69,8 +69,8 @@ def _blocks(p: Point) -> Iterator[int]:
     yield 0
     parts, first = p[_PARTS], p[_PARTS].windows[0]
     row = sum(bytes_of(p.state, s) for s in (parts.data, parts.products.stage.index)) // _tiles_along(p, first)
-    for n in BLOCKS:
-        if n * row <= BLOCK_FACTOR * p.state.target.l2 and _tiles_along(p, first) >= n * p.state.target.threads:
+    for n in BLOCK_ROWS:
+        if n * row <= BLOCK_CACHES * p.state.target.l2 and _tiles_along(p, first) >= n * p.state.target.threads:
             yield n
 
 
@@ -102,7 +102,7 @@ def _register_tiles(p: Point) -> Iterator[tuple[int, int, int]]:
     products, width = p[_PARTS].products, vector_width(p.state, p[_PARTS].products)
     registers = p.state.target.vector_registers
     lane, last, before = _axes_of_products(p)
-    for n, m in tiles_of(extent_of(p.state, products, lane), extent_of(p.state, products, last), width, registers)[:MOST_TILES]:
+    for n, m in tiles_of(extent_of(p.state, products, lane), extent_of(p.state, products, last), width, registers)[:REGISTER_TILES]:
         rows = rows_held(n, width, registers) // m if before >= 0 and m == extent_of(p.state, products, last) else 1
         yield n, m, max([k for k in range(1, rows + 1) if before < 0 or extent_of(p.state, products, before) % k == 0], default=1)
 

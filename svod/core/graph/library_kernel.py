@@ -9,7 +9,7 @@ so they are no loop nests for opts.
 | SCAN | combiner | x (o, n, k) | (o, n, k): along n, the combination of all elements up to and including each position |
 | ARGSORT | descending | x (r, n) | (r, n): positions in order; equal elements keep theirs, a NaN is the largest |
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
-| FOURIER | inverse, pairs in, pairs out | (o, n, k, 2), or both parts (o, n, k); table | the transform along n: (o, n, k, 2) or (2, o, n, k) |
+| FOURIER | inverse, pairs in, out | (o, n, k, 2), or both parts (o, n, k); table | its transform along n: (o, n, k, 2) or (2, o, n, k) |
 | SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
 
 FOURIER does not scale. `fourier_table` makes its table. Complex numbers are pairs, or a real and an imaginary part apart.

@@ -61,9 +61,7 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
     extent = extents[inner]
     if choosing := choosing_dims(r, extents, inner):
         return _choosing_loops(loops, extents, choosing, inner, tile or min(extent, width), width)
-    step = tile or (exact_step if exact else copy_step)(extent, width)
-    if not tile and extent <= MASKED_ROW_VECTORS * width and any(n.gate >= 0 and inner in r.nodes[n.gate].deps for n in r.nodes):
-        step = extent
+    step = tile or _step(r, inner, extent, width, exact)
     loops[inner] = _split(extent, step, COPY_VECTOR)
     vectors = -(-step // width)
     square = min(step, width)
@@ -111,6 +109,13 @@ def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: 
     loops[packed.dim] = (EmittedLoop(NO_ROW, LOOP, extents[packed.dim] // packed.group, packed.group),
                          EmittedLoop(COPY_GROUP, DOT, packed.group, 1))
     return CopyLoops(loops, inner, words)
+
+
+def _step(r: ResolvedStage, inner: int, extent: int, width: int, exact: bool) -> int:
+    """Positions along the vector dim `inner` that one iteration of a copy without tiles covers: all of a short row under a mask."""
+    if extent <= MASKED_ROW_VECTORS * width and any(n.gate >= 0 and inner in r.nodes[n.gate].deps for n in r.nodes):
+        return extent
+    return (exact_step if exact else copy_step)(extent, width)
 
 
 def _choosing_loops(loops: list[tuple[EmittedLoop, ...]], extents: list[int], choosing: list[int], inner: int, step: int, width: int) \

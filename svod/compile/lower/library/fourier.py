@@ -28,7 +28,7 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 
-class Number(NamedTuple):
+class ComplexParts(NamedTuple):
     """The real and the imaginary part of a complex number, as values of the builder."""
 
     real: int
@@ -36,7 +36,7 @@ class Number(NamedTuple):
 
 
 class _Arithmetic:
-    """Number arithmetic in vectors. `sign`: of the exponent of the roots, -1 or, for an inverse transform, 1."""
+    """ComplexParts arithmetic in vectors. `sign`: of the exponent of the roots, -1 or, for an inverse transform, 1."""
 
     def __init__(self, b: Loops, dtype: DType, lanes: int, sign: int) -> None:
         self.b, self.dtype, self.lanes, self.sign = b, dtype, lanes, sign
@@ -44,34 +44,34 @@ class _Arithmetic:
     def _op(self, op: str, *args: int) -> int:
         return self.b.alu(op, self.dtype, self.lanes, *args)
 
-    def add(self, x: Number, y: Number) -> Number:
-        return Number(self._op("ADD", x.real, y.real), self._op("ADD", x.imag, y.imag))
+    def add(self, x: ComplexParts, y: ComplexParts) -> ComplexParts:
+        return ComplexParts(self._op("ADD", x.real, y.real), self._op("ADD", x.imag, y.imag))
 
-    def sub(self, x: Number, y: Number) -> Number:
-        return Number(self._op("SUB", x.real, y.real), self._op("SUB", x.imag, y.imag))
+    def sub(self, x: ComplexParts, y: ComplexParts) -> ComplexParts:
+        return ComplexParts(self._op("SUB", x.real, y.real), self._op("SUB", x.imag, y.imag))
 
-    def times(self, x: Number, factor: float) -> Number:
+    def times(self, x: ComplexParts, factor: float) -> ComplexParts:
         c = self.b.const(self.dtype, self.lanes, factor)
-        return Number(self._op("MUL", x.real, c), self._op("MUL", x.imag, c))
+        return ComplexParts(self._op("MUL", x.real, c), self._op("MUL", x.imag, c))
 
-    def plus_times(self, x: Number, y: Number, factor: float) -> Number:
+    def plus_times(self, x: ComplexParts, y: ComplexParts, factor: float) -> ComplexParts:
         """x + factor·y."""
         c = self.b.const(self.dtype, self.lanes, factor)
-        return Number(self._op("MULACC", y.real, c, x.real), self._op("MULACC", y.imag, c, x.imag))
+        return ComplexParts(self._op("MULACC", y.real, c, x.real), self._op("MULACC", y.imag, c, x.imag))
 
-    def turned(self, x: Number) -> Number:
+    def turned(self, x: ComplexParts) -> ComplexParts:
         """x times the fourth root of unity, sign·i."""
         back = self._op("NEG", x.imag if self.sign > 0 else x.real)
-        return Number(back, x.real) if self.sign > 0 else Number(x.imag, back)
+        return ComplexParts(back, x.real) if self.sign > 0 else ComplexParts(x.imag, back)
 
-    def product(self, x: Number, y: Number) -> Number:
+    def product(self, x: ComplexParts, y: ComplexParts) -> ComplexParts:
         """x·y, where y may be the same in all lanes."""
         b = self.b
         real, imag = (b.splat(v, self.lanes) for v in y)
         low = self._op("NEG", self._op("MUL", x.imag, imag))
-        return Number(self._op("MULACC", x.real, real, low), self._op("MULACC", x.real, imag, self._op("MUL", x.imag, real)))
+        return ComplexParts(self._op("MULACC", x.real, real, low), self._op("MULACC", x.real, imag, self._op("MUL", x.imag, real)))
 
-    def rotated(self, x: Number, j: int, n: int) -> Number:
+    def rotated(self, x: ComplexParts, j: int, n: int) -> ComplexParts:
         """x times exp(sign·2πi·j/n), a constant."""
         j %= n
         if 8 * j % n == 0:      # a multiple of an eighth of a turn
@@ -82,9 +82,9 @@ class _Arithmetic:
                 return self.times(self.add(x, y), math.sqrt(0.5))
             return x
         c, s = (self.b.const(self.dtype, self.lanes, f(2 * math.pi * j / n)) for f in (math.cos, lambda a: self.sign * math.sin(a)))
-        return self.product(x, Number(c, s))
+        return self.product(x, ComplexParts(c, s))
 
-    def transform(self, x: Sequence[Number]) -> list[Number]:
+    def transform(self, x: Sequence[ComplexParts]) -> list[ComplexParts]:
         """The transform of a few numbers, as straight-line code."""
         n = len(x)
         if n == 1:
@@ -98,7 +98,7 @@ class _Arithmetic:
         a = next((f for f in (4, 2, 3) if n % f == 0), next((f for f in range(5, math.isqrt(n) + 1, 2) if n % f == 0), n))
         return self._prime(x) if a == n else self._product_of(x, a, n // a)
 
-    def _prime(self, x: Sequence[Number]) -> list[Number]:
+    def _prime(self, x: Sequence[ComplexParts]) -> list[ComplexParts]:
         """A transform of an odd prime number of numbers: terms j and n - j have equal cosines and opposite sines."""
         n, half = len(x), range(1, len(x) // 2 + 1)
         sums, apart = ([f(x[j], x[n - j]) for j in half] for f in (self.add, self.sub))
@@ -116,10 +116,10 @@ class _Arithmetic:
             out[k], out[n - k] = self.add(even, odd), self.sub(even, odd)
         return out
 
-    def _product_of(self, x: Sequence[Number], a: int, b: int) -> list[Number]:
+    def _product_of(self, x: Sequence[ComplexParts], a: int, b: int) -> list[ComplexParts]:
         """A transform of a·b numbers: transforms of a numbers that are b apart, turned, and transforms of b numbers."""
         first = [self.transform(x[j::b]) for j in range(b)]
-        out: list[Number] = [x[0]] * (a * b)
+        out: list[ComplexParts] = [x[0]] * (a * b)
         for k in range(a):
             out[k::a] = self.transform([self.rotated(first[j][k], j * k, a * b) for j in range(b)])
         return out
@@ -134,8 +134,8 @@ class _Radix(NamedTuple):
     table: int
 
 
-Read = Callable[[int, int], Number]            # (a place, a constant to add) → the numbers from there on
-Write = Callable[[int, int, Number], None]
+Read = Callable[[int, int], ComplexParts]            # (a place, a constant to add) → the numbers from there on
+Write = Callable[[int, int, ComplexParts], None]
 
 
 def _passes(n: int) -> list[_Radix]:
@@ -160,19 +160,19 @@ class _Transform:
         last = self.passes[-1]
         self.num_roots = last.table + (last.radix - 1) * last.m * (last.m > 1)
 
-    def load(self, at: int, offset: int, lanes: int, step: int) -> Number:
+    def load(self, at: int, offset: int, lanes: int, step: int) -> ComplexParts:
         """Load numbers of the argument: `at` + `offset`, and further ones `step` apart."""
         if self.pairs_in:
             where = self.b.mul(at, 2)
-            return Number(*[self._strided(self.x[0], where, 2 * offset + part, lanes, 2 * step) for part in (0, 1)])
-        return Number(*[self._strided(x, at, offset, lanes, step) for x in self.x])
+            return ComplexParts(*[self._strided(self.x[0], where, 2 * offset + part, lanes, 2 * step) for part in (0, 1)])
+        return ComplexParts(*[self._strided(x, at, offset, lanes, step) for x in self.x])
 
     def _strided(self, pointer: int, at: int, offset: int, lanes: int, step: int) -> int:
         if step == 1 or lanes == 1:
             return self.b.get(pointer, at, lanes, offset)
         return self.b.load("LOADS", self.dtype, lanes, (pointer, at), (offset, step))
 
-    def keep(self, at: int, offset: int, value: Number, lanes: int, step: int, exists: int | None = None) -> None:
+    def keep(self, at: int, offset: int, value: ComplexParts, lanes: int, step: int, exists: int | None = None) -> None:
         """Store numbers of the result: `at` + `offset`, and further ones `step` apart."""
         size = self.outer * self.n * self.inner
         for part, v in enumerate(value):
@@ -198,10 +198,10 @@ class _Transform:
                 value = arithmetic.product(value, self._root(one, k, p, lanes if along_p else 1))
             write(to, k * one.s, value)
 
-    def _root(self, one: _Radix, k: int, p: int, lanes: int) -> Number:
+    def _root(self, one: _Radix, k: int, p: int, lanes: int) -> ComplexParts:
         """The roots by which results k of p, or of `lanes` neighbouring p, are turned."""
         at = one.table + (k - 1) * one.m
-        return Number(*[self.b.get(self.roots, p, lanes, part * self.num_roots + at) for part in (0, 1)])
+        return ComplexParts(*[self.b.get(self.roots, p, lanes, part * self.num_roots + at) for part in (0, 1)])
 
 
 def lower_fourier(node: UOp, target: Target) -> Program:
@@ -213,10 +213,10 @@ def lower_fourier(node: UOp, target: Target) -> Program:
     return Program(made.spec, tuple([tuple(transpose_squares(list(code), target.has_mask_registers, MIN_LANES)) for code in made.code]))
 
 
-def _areas(b: Loops, t: _Transform, numbers: int) -> tuple[list[Number], int]:
+def _areas(b: Loops, t: _Transform, numbers: int) -> tuple[list[ComplexParts], int]:
     """Two areas of scratch memory for so many numbers each, and the bytes of both."""
     size = aligned(numbers * t.dtype.itemsize)
-    return [Number(*[b.scratch(t.dtype, (2 * i + part) * size) for part in (0, 1)]) for i in (0, 1)], 4 * size
+    return [ComplexParts(*[b.scratch(t.dtype, (2 * i + part) * size) for part in (0, 1)]) for i in (0, 1)], 4 * size
 
 
 def _rows(b: Loops, t: _Transform) -> tuple[int, int]:
@@ -232,18 +232,18 @@ def _rows(b: Loops, t: _Transform) -> tuple[int, int]:
     return t.outer, nbytes
 
 
-def _pass_of_row(b: Loops, t: _Transform, one: _Radix, start: int, end: int, source: Number, target: Number) -> None:
+def _pass_of_row(b: Loops, t: _Transform, one: _Radix, start: int, end: int, source: ComplexParts, target: ComplexParts) -> None:
     """Write a pass over a row. `start`, `end`: where the row begins in the argument and in the result, for the first and the last pass."""
     along_p = one.s == 1
     along = one.m if along_p else one.s
     lanes, step = min(t.width, 1 << (along.bit_length() - 1)), one.radix if along_p else 1
 
-    def read(at: int, offset: int) -> Number:
+    def read(at: int, offset: int) -> ComplexParts:
         if start >= 0:
             return t.load(b.calc("ADD", start, at), offset, lanes, 1)
-        return Number(*[b.get(pointer, at, lanes, offset, ordered=True) for pointer in source])
+        return ComplexParts(*[b.get(pointer, at, lanes, offset, ordered=True) for pointer in source])
 
-    def write(to: int, offset: int, value: Number) -> None:
+    def write(to: int, offset: int, value: ComplexParts) -> None:
         if end >= 0:
             t.keep(b.calc("ADD", end, to), offset, value, lanes, step)
         else:
@@ -275,14 +275,14 @@ def _columns(b: Loops, t: _Transform) -> tuple[int, int]:
     return t.outer * blocks, nbytes
 
 
-def _pass_of_columns(b: Loops, t: _Transform, one: _Radix, lanes: int, start: int, end: int, source: Number, target: Number) -> None:
+def _pass_of_columns(b: Loops, t: _Transform, one: _Radix, lanes: int, start: int, end: int, source: ComplexParts, target: ComplexParts) -> None:
     """Write a pass over a block of columns. `start`, `end`: as in `_pass_of_row`."""
-    def read(at: int, offset: int) -> Number:
+    def read(at: int, offset: int) -> ComplexParts:
         if start >= 0:
             return t.load(b.calc("ADD", start, b.mul(at, t.inner)), offset * t.inner, lanes, 1)
-        return Number(*[b.get(pointer, b.mul(at, lanes), lanes, offset * lanes, ordered=True) for pointer in source])
+        return ComplexParts(*[b.get(pointer, b.mul(at, lanes), lanes, offset * lanes, ordered=True) for pointer in source])
 
-    def write(to: int, offset: int, value: Number) -> None:
+    def write(to: int, offset: int, value: ComplexParts) -> None:
         if end >= 0:
             t.keep(b.calc("ADD", end, b.mul(to, t.inner)), offset * t.inner, value, lanes, 1)
         else:
@@ -309,8 +309,8 @@ def lower_fourier_by_passes(node: UOp, target: Target) -> Program:
 
 def _pass_of_threads(b: Loops, t: _Transform, one: _Radix, block: int, threads: int, is_first: bool, is_last: bool, half: int) -> None:
     """Write a pass in which a thread computes one p and q of a column. `half`: which of the two temporaries it writes."""
-    def area(i: int) -> Number:
-        return Number(*[b.pure("TEMP", t.dtype, 1, (), 2 * i + part) for part in (0, 1)])
+    def area(i: int) -> ComplexParts:
+        return ComplexParts(*[b.pure("TEMP", t.dtype, 1, (), 2 * i + part) for part in (0, 1)])
 
     def thread(it: int) -> None:
         at, exists = b.thread(it, block, threads)
@@ -318,13 +318,13 @@ def _pass_of_threads(b: Loops, t: _Transform, one: _Radix, block: int, threads: 
         place, row = b.mod(rest, t.n // one.radix), b.over(rest, t.n // one.radix)
         base = b.calc("ADD", b.mul(row, t.n * t.inner), column)
 
-        def read(where: int, offset: int) -> Number:
+        def read(where: int, offset: int) -> ComplexParts:
             number = b.calc("ADD", base, b.mul(where, t.inner))
             if is_first:
                 return t.load(number, offset * t.inner, 1, 1)
-            return Number(*[b.get(pointer, number, offset=offset * t.inner) for pointer in area(1 - half)])
+            return ComplexParts(*[b.get(pointer, number, offset=offset * t.inner) for pointer in area(1 - half)])
 
-        def write(where: int, offset: int, value: Number) -> None:
+        def write(where: int, offset: int, value: ComplexParts) -> None:
             number = b.calc("ADD", base, b.mul(where, t.inner))
             if is_last:
                 t.keep(number, offset * t.inner, value, 1, 1, exists)

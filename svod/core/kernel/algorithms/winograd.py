@@ -34,18 +34,18 @@ from svod.core.kernel.kernel import Kernel, own_reduces
 from svod.errors import KernelOptError
 
 Row = tuple[Fraction, ...]
-HALF = Fraction(1, 2)
-SIZES = (4, 2)          # outputs of a tile along each window, that a heuristic tries; 6 have ten times the error
+ONE_HALF = Fraction(1, 2)
+TILE_SIZES = (4, 2)          # outputs of a tile along each window, that a heuristic tries; 6 have ten times the error
 TRANSFORM = 10          # multiply-adds that take as long as an element of a transform, with its load and its store
-MOST_SHARE = 0.8        # share of the operations above which tiles certainly do not pay
+MOST_WORK = 0.8        # share of the operations above which tiles certainly do not pay
 # finite points, in the order in which they are used; the last point is infinity
-POINTS = (Fraction(0), Fraction(1), Fraction(-1), HALF, Fraction(-2), -HALF, Fraction(2))
+FINITE_POINTS = (Fraction(0), Fraction(1), Fraction(-1), ONE_HALF, Fraction(-2), -ONE_HALF, Fraction(2))
 
 
 @cache
 def tap_rows(m: int, r: int) -> tuple[Row, ...]:
     """G: for m outputs and r taps, the m + r - 1 rows by which the taps are multiplied. Exact."""
-    points = POINTS[:m + r - 2]
+    points = FINITE_POINTS[:m + r - 2]
     scales = [prod([p - q for q in points if q != p], start=Fraction(1)) for p in points]
     return (*[tuple([p ** j / s for j in range(r)]) for p, s in zip(points, scales, strict=True)],
             tuple([Fraction(int(j == r - 1)) for j in range(r)]))
@@ -56,7 +56,7 @@ def data_rows(values: Sequence[UOp]) -> list[UOp]:
     of the product over all. The rows of two points p, q are sums of two parts that both share: with C the product over the others,
     x·C - q·C and x·C - p·C."""
     n = len(values)
-    points = POINTS[:n - 1]
+    points = FINITE_POINTS[:n - 1]
     rows: dict[Fraction, UOp] = {}
     for p, q in zip(points[1::2], points[2::2], strict=False):
         common = _with_roots([o for o in points if o not in (p, q)], n)
@@ -69,7 +69,7 @@ def data_rows(values: Sequence[UOp]) -> list[UOp]:
 def output_rows(m: int, values: Sequence[UOp]) -> list[UOp]:
     """The m rows of A times a vector: the i-th is Σ p^i · value of point p; the last has the value of infinity as well. The values of p and
     -p are added for even i, and subtracted for odd i, once for all rows."""
-    points = POINTS[:len(values) - 1]
+    points = FINITE_POINTS[:len(values) - 1]
     of, terms = dict(zip(points, values, strict=False)), list[tuple[Fraction, UOp, UOp]]()
     for p in points:
         if p and -p in of:
@@ -178,7 +178,7 @@ def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:
         return ()
     channels = prod([sy.extent_of(r) for r in found.channels])
     results = prod([sy.extent_of(r) for r in store.src[2:] if r in found.taps.toposort(gate=lambda u: u.op is not Ops.STAGE)])
-    return tuple([m for m in SIZES if all(_fits(w, m) for w in found.windows) and _share(found.windows, m, channels, results) < MOST_SHARE])
+    return tuple([m for m in TILE_SIZES if all(_fits(w, m) for w in found.windows) and _share(found.windows, m, channels, results) < MOST_WORK])
 
 
 def _share(windows: Sequence[_Window], m: int, channels: int, results: int) -> float:
@@ -189,7 +189,7 @@ def _share(windows: Sequence[_Window], m: int, channels: int, results: int) -> f
 
 def _fits(w: _Window, m: int) -> bool:
     """Whether tiles may have m positions along a window."""
-    return 1 < m <= w.extent and m + w.taps - 2 <= len(POINTS)
+    return 1 < m <= w.extent and m + w.taps - 2 <= len(FINITE_POINTS)
 
 
 def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
@@ -199,7 +199,7 @@ def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
     found = _match(store)
     for w in found.windows:
         if not _fits(w, m):
-            raise KernelOptError(f"a tile is 2 to {min(w.extent, len(POINTS) + 2 - w.taps)} of the {w.extent} positions, not {m}")
+            raise KernelOptError(f"a tile is 2 to {min(w.extent, len(FINITE_POINTS) + 2 - w.taps)} of the {w.extent} positions, not {m}")
     return _Stages(kernel.ast, store, found, m).rewritten()
 
 
