@@ -4,7 +4,7 @@
     … UPCAST(M.tiles, 14) UPCAST(M.o, 32) LANES(M.o.in)                        products: 28 vectors of results
     … PADTO(y, 16) UPCAST(y, 4) UPCAST(x, 4) UPCAST(o, 16) LANES(o.in)         a tile of results, transposed in registers
     … STAGE(M, root) STAGE(V, root) STAGE(x, root)                             all products of a point together
-    … ORDER(out, y, x, o) TILE(y, 2) STAGE(M, y) STAGE(V, y) STAGE(x, y)       for blocks of rows that stay in a near cache
+    … ORDER(out, y, o, x) TILE(y, 2) STAGE(M, y) STAGE(V, y) STAGE(x, y)       for blocks of rows that stay in a near cache
 
 Channels are the innermost dim of all stages, so that every transform adds whole vectors, whatever the size of the image."""
 from __future__ import annotations
@@ -19,6 +19,7 @@ from svod.core.kernel.algorithms.winograd import tile_sizes
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import is_derived, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
+from svod.core.machine.levels import CACHE_LINE_BYTES
 
 REGISTER_TILES = 3          # register tiles of the products to try
 BLOCK_ROWS = (1, 2, 4, 8)   # rows of tiles in a block
@@ -87,7 +88,7 @@ def _staged(p: Point) -> Scheduler | None:
         state = try_opt(state, "TILE", place, n) if 1 < n < state.rows[state.row_id(place)].extent else state
         loops = [state.rows[row] for row in state.order[p.stage.stage.index] if state.rows[row].extent > 1]
         others = [a for a in p.outs if a not in (*parts.windows, parts.lane)]
-        order = {axis: k for k, axis in enumerate([*others, *parts.windows, parts.lane])}
+        order = {axis: k for k, axis in enumerate([*others, *parts.windows[:-1], parts.lane, parts.windows[-1]])}
         loops.sort(key=lambda row: (order[p.stage.axes.index(row.axis)], -row.stride))
         if all(row.name != place for row in loops):
             return None
@@ -124,13 +125,21 @@ def _products(p: Point) -> Scheduler:
     return try_opt(state, "STAGE", state.kernel.stages[p[_PARTS].taps].name, ROOT)
 
 
+def _tiles_beside(p: Point) -> Iterator[int]:
+    """Tiles of results along the last window that are computed side by side: as many as a cache line holds, or half of them, if they divide
+    the row, so that lines are stored once; and one, which is less code."""
+    line = CACHE_LINE_BYTES // p.stage.stage.dtype.itemsize // p[_OUTPUTS]
+    tiles = _tiles_along(p, p[_PARTS].windows[-1])
+    yield from dict.fromkeys([next((n for n in (line, line // 2) if n > 1 and tiles % n == 0), 1), 1])
+
+
 def _results(p: Point) -> Scheduler | None:
-    """One tile of the results, in vectors along the axis of the taps."""
+    """Tiles of the results, in vectors along the axis of the taps."""
     state, m = p.state, p[_OUTPUTS]
     for a in p[_PARTS].windows:
         name, extent = p.name(a), p.extent(a)
         state = try_opt(state, "PADTO", name, -(-extent // m) * m) if extent % m else state
-        after = try_opt(state, "UPCAST", name, m)
+        after = try_opt(state, "UPCAST", name, m * (p[_BESIDE] if a == p[_PARTS].windows[-1] else 1))
         if after is state:
             return None
         state = after
@@ -142,5 +151,6 @@ _OUTPUTS = Hole("outputs", lambda p: tile_sizes(p.state.kernel, p.stage.stage.na
 _PARTS = fact(_parts)
 _REGISTERS = Hole("registers", _register_tiles)
 _BLOCK = Hole("rows", _blocks)
+_BESIDE = Hole("tiles", _tiles_beside)
 
-WINOGRAD = Template("WINOGRAD", _OUTPUTS, Do(_rewritten), _PARTS, _REGISTERS, Do(_products), Do(_results), _BLOCK, Do(_staged))
+WINOGRAD = Template("WINOGRAD", _OUTPUTS, Do(_rewritten), _PARTS, _REGISTERS, Do(_products), _BESIDE, Do(_results), _BLOCK, Do(_staged))

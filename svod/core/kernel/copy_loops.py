@@ -61,6 +61,11 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
     extent = extents[inner]
     if choosing := choosing_dims(r, extents, inner):
         return _choosing_loops(loops, extents, choosing, inner, tile or min(extent, width), width)
+    masked = _masked_source_dim(r, inner)
+    if masked >= 0 and not tile and extents[masked] >= width <= extent and not (exact and (extents[masked] % width or extent % width)):
+        # The source is contiguous along another dim, under a mask: vectors run along it, and results are transposed in registers.
+        loops[masked], loops[inner] = _split(extents[masked], width, COPY_VECTOR), _split(extent, width, COPY_ROWS)
+        return CopyLoops(loops, masked, width)
     step = tile or _step(r, inner, extent, width, exact)
     loops[inner] = _split(extent, step, COPY_VECTOR)
     vectors = -(-step // width)
@@ -155,6 +160,19 @@ def _source_dim(r: ResolvedStage, inner: int) -> int:
     if len(loads) != 1 or loads[0].coef(inner) in (0, 1):
         return -1
     return next((d for d in range(len(r.stage.outs)) if d != inner and loads[0].coef(d) == 1), -1)
+
+
+def _masked_source_dim(r: ResolvedStage, inner: int) -> int:
+    """The dim, other than the vector dim `inner`, along which a copy reads memory contiguously under a mask that is the same for all positions
+    of `inner`; -1 if there is none."""
+    loads = [n for n in r.nodes if n.kind == "load"]
+    if len(loads) != 1 or loads[0].gate < 0 or inner in r.nodes[loads[0].gate].deps:
+        return -1
+    linear = loads[0].linear
+    assert linear is not None
+    if linear.atoms or linear.coef(inner) in (0, 1):
+        return -1
+    return next((d for d in range(len(r.stage.outs)) if d != inner and linear.coef(d) == 1), -1)
 
 
 def _runs_along(r: ResolvedStage, dim: int) -> bool:

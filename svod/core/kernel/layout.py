@@ -253,8 +253,8 @@ def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, 
     tiles."""
     lin = node.dims[dim]
     axis, extent = r.axes[local], state.axis_extent(r.axes[local])
-    if lin.atoms or lin.const or lin.coefs != ((local, 1),) or plan.paths[r.stage.index] != () or is_derived(r.stage):
-        return 1    # the loops around such a stage decide which part of it is computed, which need not be whole tiles
+    if lin.atoms or lin.const or lin.coefs != ((local, 1),) or is_derived(r.stage) or not _is_whole(state, plan, r, local):
+        return 1
     kernel, pieces = state.kernel, fit(state, state.axis_rows[axis], extent)
     positions, block = kernel.axes[kernel.stages[node.arg].outs[dim]].extent, block_of(pieces)
     if not is_contiguous(pieces):
@@ -265,6 +265,23 @@ def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, 
         if not moved or kernel.written or state.pads[axis] or kernel.axes[axis].bound is not None:
             return 1
     return block
+
+
+def _is_whole(state: Scheduler, plan: Placement, r: ResolvedStage, local: int) -> bool:
+    """Whether a stage is computed along one of its axes as a whole, at each place: no loop around it decides which part, which need not be
+    whole tiles."""
+    path = plan.paths[r.stage.index] or ()
+    if not path or local >= len(r.stage.outs):
+        return True
+    opened = {row for t, depth in path for row in state.order[t][:depth]}
+    for q, node in plan.reads_of(r.stage.index):
+        lin = node.dims[local]
+        if lin.atoms or lin.const or len(lin.coefs) != 1 or lin.coefs[0][1] != 1 or is_derived(q.stage):
+            return False
+        a = lin.coefs[0][0]
+        if state.pads[q.axes[a]] or not opened.isdisjoint(state.axis_rows[q.axes[a]]) or not _is_whole(state, plan, q, a):
+            return False
+    return True
 
 
 def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:

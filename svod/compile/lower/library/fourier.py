@@ -275,7 +275,8 @@ def _columns(b: Loops, t: _Transform) -> tuple[int, int]:
     return t.outer * blocks, nbytes
 
 
-def _pass_of_columns(b: Loops, t: _Transform, one: _Radix, lanes: int, start: int, end: int, source: ComplexParts, target: ComplexParts) -> None:
+def _pass_of_columns(b: Loops, t: _Transform, one: _Radix, lanes: int, start: int, end: int, source: ComplexParts,
+                     target: ComplexParts) -> None:
     """Write a pass over a block of columns. `start`, `end`: as in `_pass_of_row`."""
     def read(at: int, offset: int) -> ComplexParts:
         if start >= 0:

@@ -178,7 +178,8 @@ def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:
         return ()
     channels = prod([sy.extent_of(r) for r in found.channels])
     results = prod([sy.extent_of(r) for r in store.src[2:] if r in found.taps.toposort(gate=lambda u: u.op is not Ops.STAGE)])
-    return tuple([m for m in TILE_SIZES if all(_fits(w, m) for w in found.windows) and _share(found.windows, m, channels, results) < MOST_WORK])
+    fitting = [m for m in TILE_SIZES if all(_fits(w, m) for w in found.windows)]
+    return tuple([m for m in fitting if _share(found.windows, m, channels, results) < MOST_WORK])
 
 
 def _share(windows: Sequence[_Window], m: int, channels: int, results: int) -> float:
