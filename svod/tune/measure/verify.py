@@ -51,6 +51,7 @@ POISON = 0xA5
 ALIGNMENT = 64
 FULL_COST = 1 << 24              # most element operations, about 0.1 s, for which the reference evaluates the whole output
 POINTS = 1024                    # number of points at which a sampled reference is evaluated
+ALGORITHM_POINTS = 64            # the same, where an algorithm's bounds are evaluated: each takes as long as a tile of results
 CORNERS = 64                     # most corners among these points
 # usual tile sizes: points are taken at these distances from both ends of an axis
 BORDERS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 15, 16, 31, 32, 48, 63, 64, 128, 256, 512)
@@ -229,7 +230,8 @@ class Reference:
         self._expected: dict[int, list[Expected]] = {}
         drawn = sum(min(p.arg.size, DRAWN) * p.dtype.itemsize for p in kernel.params) * len(self.sets)
         self._given: dict[int, list[Repeated]] | None = {} if drawn <= keep else None
-        self._points: list[list[Array]] = [self._sample(i, POINTS) for i in range(len(kernel.ast.src))]
+        self.num_points = POINTS if self._computed is kernel.ast else ALGORITHM_POINTS
+        self._points: list[list[Array]] = [self._sample(i, self.num_points) for i in range(len(kernel.ast.src))]
 
     # -- which inputs -----------------------------------------------------------------------------------------------------
     def _choose_sets(self) -> list[InputSet]:
@@ -539,7 +541,7 @@ def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Ba
     compared, the program is neither right nor wrong."""
     kernel = reference.kernel
     sampled = not reference.full
-    how = f"{POINTS} points" if sampled else "every element"
+    how = f"{reference.num_points} points" if sampled else "every element"
     if sampled and baseline is not None:
         how += " and the whole output of the baseline"
     how += ", " + ", ".join(s.name for s in reference.sets)
