@@ -29,6 +29,7 @@ def test_only_public_names_are_shown(name: str) -> None:
 
 
 def test_what_is_shown_is_what_the_pages_name() -> None:
-    assert dir(svod.fft) == ["fft", "ifft", "irfft", "rfft"]
+    assert dir(svod.fft) == ["fft", "fft2", "fftfreq", "fftn", "fftshift", "ifft", "ifft2", "ifftn", "ifftshift", "irfft", "irfft2",
+                             "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn"]
     pytest.importorskip("torch")
     assert dir(importlib.import_module("svod.torch")) == ["compile", "report"]

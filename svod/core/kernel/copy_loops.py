@@ -163,8 +163,8 @@ def _source_dim(r: ResolvedStage, inner: int) -> int:
 
 
 def _masked_source_dim(r: ResolvedStage, inner: int) -> int:
-    """The dim, other than the vector dim `inner`, along which a copy reads memory contiguously under a mask that is the same for all positions
-    of `inner`; -1 if there is none."""
+    """The dim, other than the vector dim `inner`, along which a copy reads memory contiguously under a mask that is the same for all
+    positions of `inner`; -1 if there is none."""
     loads = [n for n in r.nodes if n.kind == "load"]
     if len(loads) != 1 or loads[0].gate < 0 or inner in r.nodes[loads[0].gate].deps:
         return -1
