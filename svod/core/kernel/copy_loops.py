@@ -62,7 +62,7 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
     if choosing := choosing_dims(r, extents, inner):
         return _choosing_loops(loops, extents, choosing, inner, tile or min(extent, width), width)
     masked = _masked_source_dim(r, inner)
-    if masked >= 0 and not tile and extents[masked] >= width <= extent and not (exact and (extents[masked] % width or extent % width)):
+    if masked >= 0 and not tile and _has_squares(extents[masked], extent, width, exact):
         # The source is contiguous along another dim, under a mask: vectors run along it, and results are transposed in registers.
         loops[masked], loops[inner] = _split(extents[masked], width, COPY_VECTOR), _split(extent, width, COPY_ROWS)
         return CopyLoops(loops, masked, width)
@@ -71,8 +71,8 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
     vectors = -(-step // width)
     square = min(step, width)
     source = _source_dim(r, inner)
-    if source >= 0 and square >= 4 and square & (square - 1) == 0 and step % square == 0 and extents[source] >= square \
-            and not (exact and extents[source] % square):
+    if source >= 0 and square >= 4 and square & (square - 1) == 0 and _has_squares(extents[source], step, square, exact) \
+            and step % square == 0:
         # The source is contiguous along another dim: copy squares, which are transposed in registers.
         loops[source] = _split(extents[source], square, COPY_ROWS)
         if single:
@@ -114,6 +114,11 @@ def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: 
     loops[packed.dim] = (EmittedLoop(NO_ROW, LOOP, extents[packed.dim] // packed.group, packed.group),
                          EmittedLoop(COPY_GROUP, DOT, packed.group, 1))
     return CopyLoops(loops, inner, words)
+
+
+def _has_squares(source: int, inner: int, square: int, exact: bool) -> bool:
+    """Whether dims of these extents hold squares; `exact`: nothing but squares."""
+    return source >= square <= inner and not (exact and (source % square or inner % square))
 
 
 def _step(r: ResolvedStage, inner: int, extent: int, width: int, exact: bool) -> int:

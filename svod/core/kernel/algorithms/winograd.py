@@ -20,7 +20,7 @@ error among small fractions (B. Barabasz et al., arXiv:1803.10986).
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from math import prod
@@ -35,9 +35,10 @@ from svod.errors import KernelOptError
 
 Row = tuple[Fraction, ...]
 ONE_HALF = Fraction(1, 2)
-TILE_SIZES = (4, 2)          # outputs of a tile along each window, that a heuristic tries; 6 have ten times the error
+TILE_OUTPUTS = (4, 2)       # outputs of a tile along each window, that a heuristic tries
+MOST_GROWTH = 128       # largest `growth` of an algorithm: of 4×4 results of 3×3 taps it is 97, of 6×6 509
 TRANSFORM = 10          # multiply-adds that take as long as an element of a transform, with its load and its store
-MOST_WORK = 0.8        # share of the operations above which tiles certainly do not pay
+MOST_OPERATIONS = 0.8   # share of the operations above which tiles certainly do not pay
 # finite points, in the order in which they are used; the last point is infinity
 FINITE_POINTS = (Fraction(0), Fraction(1), Fraction(-1), ONE_HALF, Fraction(-2), -ONE_HALF, Fraction(2))
 
@@ -49,6 +50,22 @@ def tap_rows(m: int, r: int) -> tuple[Row, ...]:
     scales = [prod([p - q for q in points if q != p], start=Fraction(1)) for p in points]
     return (*[tuple([p ** j / s for j in range(r)]) for p, s in zip(points, scales, strict=True)],
             tuple([Fraction(int(j == r - 1)) for j in range(r)]))
+
+
+@cache
+def growth(m: int, r: int) -> float:
+    """The bound of the error of m outputs of r taps, in units of that of the plain sums for data and taps of one magnitude: the sum of the
+    magnitudes that the products of a tile reach, over that of the products of a window. Of several windows it is the product."""
+    n = m + r - 1
+    points = FINITE_POINTS[:n - 1]
+    roots = [*[[q for q in points if q != p] for p in points], points]
+    reached = [_magnitude(_with_roots(own, n)) * _magnitude(row) for own, row in zip(roots, tap_rows(m, r), strict=True)]
+    outputs = [[*[p ** i for p in points], Fraction(int(i == m - 1))] for i in range(m)]
+    return float(max([_magnitude([a * x for a, x in zip(row, reached, strict=True)]) for row in outputs]) / r)
+
+
+def _magnitude(row: Iterable[Fraction]) -> Fraction:
+    return sum([abs(x) for x in row], start=Fraction(0))
 
 
 def data_rows(values: Sequence[UOp]) -> list[UOp]:
@@ -178,8 +195,8 @@ def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:
         return ()
     channels = prod([sy.extent_of(r) for r in found.channels])
     results = prod([sy.extent_of(r) for r in store.src[2:] if r in found.taps.toposort(gate=lambda u: u.op is not Ops.STAGE)])
-    fitting = [m for m in TILE_SIZES if all(_fits(w, m) for w in found.windows)]
-    return tuple([m for m in fitting if _share(found.windows, m, channels, results) < MOST_WORK])
+    fitting = [m for m in TILE_OUTPUTS if all(_fits(w, m) for w in found.windows) and _growth(found.windows, m) <= MOST_GROWTH]
+    return tuple([m for m in fitting if _share(found.windows, m, channels, results) < MOST_OPERATIONS])
 
 
 def _share(windows: Sequence[_Window], m: int, channels: int, results: int) -> float:
@@ -193,6 +210,10 @@ def _fits(w: _Window, m: int) -> bool:
     return 1 < m <= w.extent and m + w.taps - 2 <= len(FINITE_POINTS)
 
 
+def _growth(windows: Sequence[_Window], m: int) -> float:
+    return prod([growth(m, w.taps) for w in windows])
+
+
 def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
     store = kernel.stage_named(name).node
     if store.op is not Ops.STORE:
@@ -201,6 +222,9 @@ def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
     for w in found.windows:
         if not _fits(w, m):
             raise KernelOptError(f"a tile is 2 to {min(w.extent, len(FINITE_POINTS) + 2 - w.taps)} of the {w.extent} positions, not {m}")
+    if _growth(found.windows, m) > MOST_GROWTH:
+        raise KernelOptError(f"the bound of its errors would be {_growth(found.windows, m):.0f} times that of the sums as they are; "
+                             f"{MOST_GROWTH} times is allowed")
     return _Stages(kernel.ast, store, found, m).rewritten()
 
 
