@@ -10,10 +10,11 @@ Channels are the innermost dim of all stages, so that every transform adds whole
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from svod.core.cost.sketch_contractions import tiles_of
-from svod.core.cost.sketch_facts import bytes_of, extent_of, factors_of, name_of, resolved, rows_held, try_opt
+from svod.core.cost.sketch_facts import bytes_of, extent_of, factors_of, name_of, resolved, try_opt
 from svod.core.cost.template import Do, Hole, Point, Template, fact
 from svod.core.kernel.algorithms.winograd import tile_sizes
 from svod.core.kernel.kernel import ResolvedStage
@@ -99,13 +100,17 @@ def _staged(p: Point) -> Scheduler | None:
 
 
 def _register_tiles(p: Point) -> Iterator[tuple[int, int, int]]:
-    """(lanes, tiles along the last window, tiles along the one before) of the products that are computed side by side."""
-    products, width = p[_PARTS].products, vector_width(p.state, p[_PARTS].products)
-    registers = p.state.target.vector_registers
-    lane, last, before = _axes_of_products(p)
-    for n, m in tiles_of(extent_of(p.state, products, lane), extent_of(p.state, products, last), width, registers)[:REGISTER_TILES]:
-        rows = rows_held(n, width, registers) // m if before >= 0 and m == extent_of(p.state, products, last) else 1
-        yield n, m, max([k for k in range(1, rows + 1) if before < 0 or extent_of(p.state, products, before) % k == 0], default=1)
+    """(lanes, tiles along the last window, tiles along the one before) of the products that are computed side by side: of few tiles all, so
+    that the transformed taps are read once."""
+    products = p[_PARTS].products
+    lane, last, before = (extent_of(p.state, products, a) if a >= 0 else 1 for a in _axes_of_products(p))
+    found = dict[tuple[int, int, int], None]()
+    for n, m in tiles_of(lane, last * before, vector_width(p.state, products), p.state.target.vector_registers):
+        if m <= last:
+            found[n, m, 1] = None
+        elif m % last == 0 and before % (m // last) == 0:
+            found[n, last, m // last] = None
+    yield from islice(found, REGISTER_TILES)
 
 
 def _axes_of_products(p: Point) -> tuple[int, int, int]:
