@@ -111,6 +111,12 @@ def _transformed(parts: Sequence[Tensor], inverse: bool, pairs_out: bool = False
     roots = _roots(a, b, n, inverse)[:, :, None]
     cosine, sine = (Tensor(part.astype(first.dtype.name)) for part in (roots.real, roots.imag))
     real, imag = first[0], first[1]
+    if inner == 1 and has_fourier(b):
+        table = Tensor(fourier_table(b, inverse).astype(first.dtype.name))
+        factors = [part.reshape(a, b) for part in (cosine, sine)]
+        operands = [t.contiguous().uop for t in (real.reshape(outer, a, b), imag.reshape(outer, a, b), table, *factors)]
+        made = Tensor.from_uop(graph.library_kernel("TURNED_FOURIER", (inverse, pairs_out), first.dtype, *operands))
+        return made.reshape(outer, n, 1, 2) if pairs_out else made.reshape(2, outer, n, 1)
     turned = real.mul(cosine).sub(imag.mul(sine)), real.mul(sine).add(imag.mul(cosine))
     second = _step([t.reshape(outer * a, b, inner) for t in turned], inverse).reshape(2, outer, a, b, inner)
     made = second.transpose(2, 3).reshape(2, outer, n, inner)       # number k + a·l is result l of transform k

@@ -10,6 +10,7 @@ so they are no loop nests for opts.
 | ARGSORT | descending | x (r, n) | (r, n): positions in order; equal elements keep theirs, a NaN is the largest |
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
 | FOURIER | inverse, pairs in, out | (o, n, k, 2), or both parts (o, n, k); table | its transform along n: (o, n, k, 2) or (2, o, n, k) |
+| TURNED_FOURIER | inverse, pairs out | both parts (o, k, n); table; both parts of factors (k, n) | that of the products, as above |
 | SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
 
 FOURIER does not scale. `fourier_table` makes its table. Complex numbers are pairs, or a real and an imaginary part apart.
@@ -55,10 +56,10 @@ _RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "ARGSORT": (2,), "TOPK": (2,
 
 def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
     """Return the shape of a library kernel's result. Raises ShapeError, DTypeError, and UnsupportedError for an unknown name or option."""
-    if name == "FOURIER":
-        return _transformed_shape(options, shapes, types)
+    if name in ("FOURIER", "TURNED_FOURIER"):
+        return _transformed_shape(name, options, shapes, types)
     if name not in _RANKS:
-        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join([*_RANKS, 'FOURIER'])}")
+        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join([*_RANKS, 'FOURIER', 'TURNED_FOURIER'])}")
     if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):
         raise ShapeError(f"{name} of {' and '.join(map(str, shapes))}: it takes operands with {_RANKS[name]} axes that have elements")
     if name == "SCAN":
@@ -124,8 +125,8 @@ def operations(u: UOp) -> tuple[int, int]:
         return elements * (4 if pair else 1), elements * 2 if pair else 0
     if name == "SCATTER":
         return math.prod(scattered_shape(shapes)), 0
-    if name == "FOURIER":
-        return math.prod(shapes[0][:3]) * math.ceil(5 * math.log2(max(2, shapes[0][1]))), 0
+    if name in ("FOURIER", "TURNED_FOURIER"):
+        return math.prod(shapes[0][:3]) * math.ceil(5 * math.log2(max(2, shapes[0][1 if name == "FOURIER" else 2]))), 0
     rows, n = shapes[0]
     if name == "ARGSORT":
         return rows * n * merge_passes(n), 0
@@ -140,15 +141,18 @@ def merge_passes(n: int) -> int:
 
 
 # -- Fourier transforms -------------------------------------------------------------------------------
-def _transformed_shape(options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
-    _, pairs_in, pairs_out = options
-    *parts, table = shapes
-    shape = parts[0][:3]
-    wanted = [(*shape, 2)] if pairs_in else [shape] * 2
-    if parts != wanted or 0 in shape or len({*types}) > 1 or not types[0].is_float or table != (fourier_table_size(shape[1]),):
-        raise ShapeError(f"FOURIER of {' and '.join(map(str, shapes))}: it takes pairs of floats (o, n, k, 2), or real and imaginary parts "
-                         "(o, n, k), and the table of n")
-    return (*shape, 2) if pairs_out else (2, *shape)
+def _transformed_shape(name: str, options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
+    outer, n, inner = (*shapes[0], 0, 0, 0)[:3]
+    wanted: list[Shape]
+    if name == "TURNED_FOURIER":
+        n, inner = inner, n
+        wanted = [*[(outer, inner, n)] * 2, (fourier_table_size(n),), *[(inner, n)] * 2]
+    else:
+        wanted = [*([(outer, n, inner, 2)] if options[1] else [(outer, n, inner)] * 2), (fourier_table_size(n),)]
+    shape = outer, n, inner
+    if [*shapes] != wanted or 0 in shape or len({*types}) > 1 or not types[0].is_float:
+        raise ShapeError(f"{name} of {' and '.join(map(str, shapes))}: it takes floats of the shapes {' and '.join(map(str, wanted))}")
+    return (*shape, 2) if options[-1] else (2, *shape)
 
 
 def has_fourier(n: int) -> bool:

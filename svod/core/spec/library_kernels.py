@@ -36,7 +36,11 @@ def apply_library_kernel(name: str, options: tuple[Any, ...], arrays: Sequence[A
     elif name == "ARGSORT":
         result = sorted_positions(arrays[0], options[0])
     elif name == "FOURIER":
-        result = _transformed(arrays[:-1], *options)
+        result = _transformed([*np.moveaxis(arrays[0], -1, 0)] if options[1] else arrays[:2], options[0], options[2])
+    elif name == "TURNED_FOURIER":
+        real, imag, _, *factors = [a.astype(np.float64) for a in arrays]
+        products = (real + 1j * imag) * (factors[0] + 1j * factors[1])
+        result = _transformed([np.swapaxes(part, 1, 2) for part in (products.real, products.imag)], *options)
     else:
         result = sorted_positions(arrays[0], options[1])[:, :options[0]]
     return np.asarray(result).astype(held_dtype(dtype), copy=False).reshape(-1)
@@ -50,9 +54,9 @@ def sorted_positions(rows: Array, descending: bool) -> Array:
     return np.asarray(rows.shape[-1] - 1 - np.argsort(rows[:, ::-1], axis=-1, kind="stable")[:, ::-1])
 
 
-def _transformed(parts: Sequence[Array], inverse: bool, pairs_in: bool, pairs_out: bool) -> Array:
-    """Return the unscaled transforms along axis 1, computed in float64."""
-    real, imag = [part.astype(np.float64) for part in (np.moveaxis(parts[0], -1, 0) if pairs_in else parts)]
+def _transformed(parts: Sequence[Array], inverse: bool, pairs_out: bool) -> Array:
+    """Return the unscaled transforms of real and imaginary parts along axis 1, computed in float64."""
+    real, imag = [part.astype(np.float64) for part in parts]
     made = np.fft.ifft(real + 1j * imag, axis=1, norm="forward") if inverse else np.fft.fft(real + 1j * imag, axis=1)
     return np.stack([made.real, made.imag], -1 if pairs_out else 0)
 

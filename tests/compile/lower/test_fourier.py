@@ -13,8 +13,10 @@ from svod.compile.lower.linear import validate
 from svod.core.graph.library_kernel import fourier_passes, fourier_table, fourier_table_size, has_fourier
 from svod.core.machine.target import Target
 from tests.agreement import Case, run_interpreted, run_native
-from tests.compile.lower.test_library import BASELINE, NATIVE, TOY, kernel_of, run_program
-from tests.compile.native import runnable_targets
+from tests.compile.lower.test_library import NATIVE, kernel_of
+from tests.compile.native import BASELINE, runnable_targets
+from tests.toy_backend.interpreter import run_program
+from tests.toy_backend.target import TOY
 
 TARGETS = runnable_targets()
 LENGTHS = [n for n in range(1, 400) if has_fourier(n)]
@@ -42,36 +44,58 @@ class Transform(Case):
         assert error <= self.most, f"{what}: {error}, at most {self.most}"
 
 
+class TurnedTransform(Transform):
+    """A TURNED_FOURIER on random numbers and factors."""
+
+    def __init__(self, outer: int, n: int, inner: int, dtype: str, inverse: bool) -> None:
+        rng = np.random.default_rng((n, outer, inner))
+        pairs_out = bool(rng.integers(2))
+        shapes: list[tuple[int, ...]] = [*[(outer, inner, n)] * 2, (fourier_table_size(n),), *[(inner, n)] * 2]
+        Case.__init__(self, kernel_of("TURNED_FOURIER", (inverse, pairs_out), dtype, shapes, [dtype] * 5))
+        x, factors = rng.standard_normal((2, outer, inner, n)).astype(dtype), rng.standard_normal((2, inner, n)).astype(dtype)
+        self.args[1:] = [part.reshape(-1) for part in (*x, fourier_table(n, inverse).astype(dtype), *factors)]
+        z = (x[0] + 1j * x[1].astype(np.float64)) * (factors[0] + 1j * factors[1].astype(np.float64))
+        y = (np.fft.ifft(z, axis=2, norm="forward") if inverse else np.fft.fft(z, axis=2)).swapaxes(1, 2)
+        self.exact = np.stack([y.real, y.imag], -1 if pairs_out else 0).reshape(-1)
+        self.most = np.finfo(dtype).eps * np.sqrt(n) * (8 + 4 * np.log2(n))
+
+
+KINDS = [Transform, TurnedTransform]
+
+
 def test_passes_multiply_to_the_length() -> None:
     assert all(np.prod(fourier_passes(n)) == n for n in range(1, 20_000) if has_fourier(n))
     assert not has_fourier(17) and not has_fourier(2 * 23) and has_fourier(13 * 64)
 
 
 @pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", [NATIVE, BASELINE], ids=["native", "baseline"])
-def test_in_the_interpreter(target: Target, inverse: bool) -> None:
+def test_in_the_interpreter(target: Target, kind: type[Transform], inverse: bool) -> None:
     rng = random.Random(inverse)
     for n in (1, 2, 3, 4, 12, 13, 16, *rng.sample(LENGTHS, 8)):
-        case = Transform(rng.choice((1, 2, 3)), n, rng.choice((1, 1, 2, 5, 17)), rng.choice(("float32", "float64")), inverse)
+        case = kind(rng.choice((1, 2, 3)), n, rng.choice((1, 1, 2, 5, 17)), rng.choice(("float32", "float64")), inverse)
         program = lower_library_kernel(case.kernel, target)
         validate(program)
         run_interpreted(case, program, 2)
 
 
 @pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_machine_code(target: Target, inverse: bool) -> None:
+def test_machine_code(target: Target, kind: type[Transform], inverse: bool) -> None:
     rng = random.Random(4 + inverse)
     for n in (1, 16, 20, 1000, 1024, *rng.sample(LENGTHS, 6)):
-        case = Transform(rng.choice((1, 2, 5)), n, rng.choice((1, 1, 3, 16, 21)), rng.choice(("float32", "float64")), inverse)
+        case = kind(rng.choice((1, 2, 5)), n, rng.choice((1, 1, 3, 16, 21)), rng.choice(("float32", "float64")), inverse)
         run_native(case, lower_library_kernel(case.kernel, target), target, 2)
 
 
 @pytest.mark.parametrize("inverse", [False, True])
-def test_by_passes_on_groups(inverse: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_passes_on_groups(kind: type[Transform], inverse: bool) -> None:
     rng = random.Random(2 + inverse)
     for n in (1, 2, 15, 64, *rng.sample(LENGTHS, 4)):
-        case = Transform(rng.choice((1, 2)), n, rng.choice((1, 3)), "float32", inverse)
+        case = kind(rng.choice((1, 2)), n, rng.choice((1, 3)), "float32", inverse)
         program = lower_library_kernel(case.kernel, TOY)
         validate(program)
         args = case.fresh()

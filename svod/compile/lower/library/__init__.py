@@ -13,9 +13,9 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
 _LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "ARGSORT": lower_argsort, "TOPK": lower_topk,
-          "FOURIER": lower_fourier}
+          "FOURIER": lower_fourier, "TURNED_FOURIER": lower_fourier}
 _ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks,
-              "FOURIER": lower_fourier_by_passes}
+              "FOURIER": lower_fourier_by_passes, "TURNED_FOURIER": lower_fourier_by_passes}
 
 
 def lower_library_kernel(kernel: Kernel, target: Target) -> Program:

@@ -1,4 +1,4 @@
-"""FOURIER: transforms along one axis by mixed radices, in the order of Stockham: results come out in place, without a reordering.
+"""FOURIER, TURNED_FOURIER: transforms along one axis by mixed radices, in the order of Stockham: results come out in place.
 
 With n = r·m·s, a pass makes transforms of r numbers that are m·s apart, and turns the results:
 
@@ -12,6 +12,9 @@ and the last writes the result; between them the numbers lie in scratch memory, 
 
 A transform of r numbers is straight-line code: of 2 and 4 by sums, of a prime by pairs of terms, of a product by both factors (Cooley and
 Tukey, 1965). On a device with groups each pass is a phase, and a thread computes one p and q.
+
+TURNED_FOURIER is the second step of a transform whose first one is along the columns of a matrix: it multiplies the rows by factors,
+transforms them, and writes the results side by side, which is their order in the whole.
 """
 from __future__ import annotations
 
@@ -151,14 +154,26 @@ class _Transform:
     """The operands and passes of a node, and its loops over one p and q."""
 
     def __init__(self, b: Loops, node: UOp, target: Target) -> None:
-        (self.inverse, self.pairs_in, self.pairs_out), shape = node.arg[1], node.arg[2][0]
-        self.b, self.dtype = b, node.dtype
-        self.outer, self.n, self.inner = shape[:3]
-        self.y, *self.x, self.roots = b.args(node)
+        name, (self.inverse, *pairs, self.pairs_out), shapes = node.arg
+        self.b, self.dtype, self.is_turned, self.pairs_in = b, node.dtype, name == "TURNED_FOURIER", pairs == [True]
+        self.outer, self.n, self.inner = shapes[0][:3]
+        if self.is_turned:
+            self.inner, self.n = self.n, self.inner
+            self.y, *self.x, self.roots, real, imag = b.args(node)
+            self.factors = ComplexParts(real, imag)
+        else:
+            self.y, *self.x, self.roots = b.args(node)
         self.width = target.lanes(self.dtype)
         self.passes = _passes(self.n)
         last = self.passes[-1]
         self.num_roots = last.table + (last.radix - 1) * last.m * (last.m > 1)
+
+    def load_turned(self, row: int, column: int, at: int, offset: int, lanes: int) -> ComplexParts:
+        """Load the products of numbers and factors: number `at` + `offset` of a column, and of further columns."""
+        own, first = self.b.mul(column, self.n), self.b.mul(row, self.n * self.inner)
+        x, factor = (ComplexParts(*[self._strided(pointer, self.b.calc("ADD", start, at), offset, lanes, self.n) for pointer in pointers])
+                     for pointers, start in ((self.x, self.b.calc("ADD", first, own)), (self.factors, own)))
+        return _Arithmetic(self.b, self.dtype, lanes, 1).product(x, factor)
 
     def load(self, at: int, offset: int, lanes: int, step: int) -> ComplexParts:
         """Load numbers of the argument: `at` + `offset`, and further ones `step` apart."""
@@ -208,7 +223,7 @@ def lower_fourier(node: UOp, target: Target) -> Program:
     """Return the Program of a FOURIER on a CPU."""
     b = Loops()
     t = _Transform(b, node, target)
-    iterations, nbytes = _rows(b, t) if t.inner == 1 else _columns(b, t)
+    iterations, nbytes = _rows(b, t) if t.inner == 1 and not t.is_turned else _columns(b, t)
     made = program(node, (), (b, iterations, cores(target, operations(node)[0], iterations), nbytes))
     return Program(made.spec, tuple([tuple(transpose_squares(list(code), target.has_mask_registers, MIN_LANES)) for code in made.code]))
 
@@ -267,12 +282,28 @@ def _columns(b: Loops, t: _Transform) -> tuple[int, int]:
 
     def columns(it: int) -> None:
         first = b.least(b.mul(b.mod(it, blocks), lanes), b.index(t.inner - lanes))
-        start = b.calc("ADD", b.mul(b.over(it, blocks), t.n * t.inner), first)
+        row = b.over(it, blocks)
+        start = b.calc("ADD", b.mul(row, t.n * t.inner), first)
+        if t.is_turned:
+            _turn_columns(b, t, lanes, row, first, areas[0])
         for number, one in enumerate(t.passes):
-            _pass_of_columns(b, t, one, lanes, start if number == 0 else -1, start if number == len(t.passes) - 1 else -1,
-                             areas[number % 2], areas[(number + 1) % 2])
+            _pass_of_columns(b, t, one, lanes, start if number == 0 and not t.is_turned else -1,
+                             start if number == len(t.passes) - 1 else -1, areas[number % 2], areas[(number + 1) % 2])
     b.loop(*b.bounds(), columns)
     return t.outer * blocks, nbytes
+
+
+def _turn_columns(b: Loops, t: _Transform, lanes: int, row: int, first: int, target: ComplexParts) -> None:
+    """Write the copy of a block of columns, which lie one after the other in the arguments, to scratch memory, where they lie side by
+    side. Squares are transposed in registers; the last one begins early enough to end with the columns."""
+    square = min(lanes, t.n)
+
+    def numbers(i: int) -> None:
+        at = b.least(i, b.index(t.n - square)) if t.n % square else i
+        for k in range(square):
+            for pointer, v in zip(target, t.load_turned(row, first, at, k, lanes), strict=True):
+                b.put(pointer, b.mul(at, lanes), v, offset=k * lanes)
+    b.loop(b.index(0), b.index(t.n), numbers, step=square)
 
 
 def _pass_of_columns(b: Loops, t: _Transform, one: _Radix, lanes: int, start: int, end: int, source: ComplexParts,
@@ -321,6 +352,8 @@ def _pass_of_threads(b: Loops, t: _Transform, one: _Radix, block: int, threads: 
 
         def read(where: int, offset: int) -> ComplexParts:
             number = b.calc("ADD", base, b.mul(where, t.inner))
+            if is_first and t.is_turned:
+                return t.load_turned(row, column, where, offset, 1)
             if is_first:
                 return t.load(number, offset * t.inner, 1, 1)
             return ComplexParts(*[b.get(pointer, number, offset=offset * t.inner) for pointer in area(1 - half)])
