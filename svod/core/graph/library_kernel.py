@@ -8,6 +8,7 @@ so they are no loop nests for opts.
 | --- | --- | --- | --- |
 | SCAN | combiner | x (o, n, k) | (o, n, k): along n, the combination of all elements up to and including each position |
 | ARGSORT | descending | x (r, n) | (r, n): positions in order; equal elements keep theirs, a NaN is the largest |
+| SORT | descending | x (r, n) | (r, n): the elements in that order, -0 before 0 |
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
 | FOURIER | inverse, pairs in, out | (o, n, k, 2), or both parts (o, n, k); table | its transform along n: (o, n, k, 2) or (2, o, n, k) |
 | TURNED_FOURIER | inverse, pairs out | both parts (o, k, n); table; both parts of factors (k, n) | that of the products, as above |
@@ -51,7 +52,7 @@ LARGEST_PRIME = 13         # largest prime factor of a length that FOURIER trans
 FIRST_RADIX = (16, 32)     # least and largest radix of the first pass, so that later passes have whole vectors
 MOST_RADIX = 16            # largest radix of a later pass
 
-_RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "ARGSORT": (2,), "TOPK": (2,), "SCATTER": (3, 3, 3)}
+_RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "SORT": (2,), "ARGSORT": (2,), "TOPK": (2,), "SCATTER": (3, 3, 3)}
 
 
 def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
@@ -77,7 +78,7 @@ def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Se
     rows, n = shapes[0]
     if n > MOST_ROW:
         raise ShapeError(f"{name} of {shapes[0]}: rows have at most {MOST_ROW} elements")
-    if name == "ARGSORT":
+    if name in ("SORT", "ARGSORT"):
         return shapes[0]
     k = options[0]
     if not 1 <= k <= n:
@@ -128,7 +129,7 @@ def operations(u: UOp) -> tuple[int, int]:
     if name in ("FOURIER", "TURNED_FOURIER"):
         return math.prod(shapes[0][:3]) * math.ceil(5 * math.log2(max(2, shapes[0][1 if name == "FOURIER" else 2]))), 0
     rows, n = shapes[0]
-    if name == "ARGSORT":
+    if name in ("SORT", "ARGSORT"):
         return rows * n * merge_passes(n), 0
     k = options[0]
     return rows * (n * max(1, merge_passes(k)) + 2 * k * merge_passes(k)), 0

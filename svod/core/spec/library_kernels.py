@@ -33,6 +33,8 @@ def apply_library_kernel(name: str, options: tuple[Any, ...], arrays: Sequence[A
         result = _scan(options[0], arrays[0], types[0], dtype, exact)
     elif name == "SCATTER":
         result = _scatter(options[0], arrays[0], arrays[1], arrays[2], dtype, exact)
+    elif name == "SORT":
+        result = np.take_along_axis(arrays[0], sorted_positions(arrays[0], options[0]), axis=1)
     elif name == "ARGSORT":
         result = sorted_positions(arrays[0], options[0])
     elif name == "FOURIER":

@@ -8,11 +8,12 @@ from svod.compile.lower.library.scan import lower_scan
 from svod.compile.lower.library.scatter import lower_scatter
 from svod.compile.lower.library.select import lower_topk
 from svod.compile.lower.library.sort import lower_argsort
+from svod.compile.lower.library.values import lower_sort
 from svod.compile.lower.program import Program
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
-_LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "ARGSORT": lower_argsort, "TOPK": lower_topk,
+_LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "SORT": lower_sort, "ARGSORT": lower_argsort, "TOPK": lower_topk,
           "FOURIER": lower_fourier, "TURNED_FOURIER": lower_fourier}
 _ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks,
               "FOURIER": lower_fourier_by_passes, "TURNED_FOURIER": lower_fourier_by_passes}

@@ -26,7 +26,7 @@ PARTS_OF_ROW = 2                # parts of a row that one core sorts
 COUNTED_PER_DIGIT = 64          # keys; with at most as many per digit, comparison counting takes less time than a radix sort
 
 Step = Callable[[Radix, int, int, int, int], None]     # (…, row, part, first position, last position): writes a step of one part
-_CONSTANT_BITS = {"bfloat16": 16, "float16": 13}     # the low bits of a float32 that are 0 if it is converted from the type
+CONSTANT_BITS = {"bfloat16": 16, "float16": 13}     # the low bits of a float32 that are 0 if it is converted from the type
 
 
 def key_type(dtype: DType) -> DType:
@@ -36,30 +36,33 @@ def key_type(dtype: DType) -> DType:
     return dtypes.uint8 if dtype.kind == "b" else BY_NAME[f"int{max(32, dtype.bits)}"]
 
 
-def sort_key(b: Loops, x: int, descending: bool) -> int:
-    """Convert elements to integers that compare like them, or in reverse for a descending order.
+def ordered_bits(b: Loops, x: int, one_zero: bool = False) -> int:
+    """Convert elements to integers that compare like them.
 
-    The bits of positive floats already do so; for negative ones all bits but the sign are flipped. Both zeros become one key, and all NaNs
-    the largest one."""
+    The bits of positive floats already do so; for negative ones all bits but the sign are flipped. All NaNs become the largest integer.
+    `one_zero`: whether both zeros become one integer, otherwise -0 is before 0."""
     kind, lanes = key_type(b.dtype[x]), b.num_lanes[x]
-    if b.dtype[x].is_float:
-        wide = BY_NAME[f"float{kind.bits}"]
-        x = b.cast(wide, x)
-        nan = b.alu("CMPNE", BOOL, lanes, x, x)
-        bits = b.bitcast(kind, x)
-        zero = b.const(kind, lanes, 0)
+    if not b.dtype[x].is_float:
+        return b.cast(kind, x)
+    x = b.cast(BY_NAME[f"float{kind.bits}"], x)
+    nan = b.alu("CMPNE", BOOL, lanes, x, x)
+    bits, zero = b.bitcast(kind, x), b.const(kind, lanes, 0)
+    if one_zero:
         bits = b.alu("WHERE", kind, lanes, b.alu("CMPEQ", BOOL, lanes, bits, b.const(kind, lanes, kind.min)), zero, bits)
-        magnitude = b.alu("XOR", kind, lanes, bits, b.const(kind, lanes, kind.max))
-        negative = b.alu("CMPLT", BOOL, lanes, bits, zero)
-        key = b.alu("WHERE", kind, lanes, nan, b.const(kind, lanes, kind.max), b.alu("WHERE", kind, lanes, negative, magnitude, bits))
-    else:
-        key = b.cast(kind, x)
-    return b.alu("NOT", kind, lanes, key) if descending else key
+    magnitude = b.alu("XOR", kind, lanes, bits, b.const(kind, lanes, kind.max))
+    negative = b.alu("CMPLT", BOOL, lanes, bits, zero)
+    return b.alu("WHERE", kind, lanes, nan, b.const(kind, lanes, kind.max), b.alu("WHERE", kind, lanes, negative, magnitude, bits))
+
+
+def sort_key(b: Loops, x: int, descending: bool) -> int:
+    """Convert elements to integers that compare like them, or in reverse for a descending order; equal elements have equal integers."""
+    key = ordered_bits(b, x, one_zero=True)
+    return b.alu("NOT", b.dtype[key], b.num_lanes[key], key) if descending else key
 
 
 def key_digits(dtype: DType) -> range:
     """Return the numbers of the digits in which keys of elements may differ."""
-    return range(_CONSTANT_BITS.get(dtype.name, 0) // DIGIT_BITS, key_type(dtype).bits // DIGIT_BITS)
+    return range(CONSTANT_BITS.get(dtype.name, 0) // DIGIT_BITS, key_type(dtype).bits // DIGIT_BITS)
 
 
 def row_keys(b: Loops, x: int, begin: int, descending: bool) -> Keys:

@@ -1,0 +1,269 @@
+"""SORT: the values of a row in order, by a radix sort of their keys, least significant digit first.
+
+    counts of the first digit, and which bits of the keys differ
+    for each digit whose bits differ:   counts; places of the buckets; each key to the next place of its bucket
+
+The first pass reads the elements and the last one writes them; between them the keys lie in one of two halves of a temporary. A pass whose
+digit is the same in all keys is a copy if it is the first or the last, and nothing otherwise. Keys are unsigned integers that compare like
+the elements: -0 is before 0, and all NaNs are one key, the largest.
+
+Rows are spread over the cores, each of which sorts a row as two parts in turns; if there are fewer rows than cores, a row is cut into a
+part for each core and each step is a phase (as in `radix.py`, whose passes carry positions).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import NamedTuple
+
+from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, cores, program
+from svod.compile.lower.library.radix import COUNT, RowPart
+from svod.compile.lower.library.sort import CONSTANT_BITS, LEAST_SORTED_PART, PARTS_OF_ROW, key_type, ordered_bits
+from svod.compile.lower.program import Program
+from svod.core.graph.library_kernel import operations
+from svod.core.ir.dtype import BY_NAME, DType
+from svod.core.ir.uop import UOp
+from svod.core.machine.target import Target
+
+DIGIT_BITS = 8
+LONG_DIGIT_BITS = 11            # of rows that are much longer than a table of counts
+LEAST_LONG_ROW = 1 << 15        # elements
+
+
+class Digit(NamedTuple):
+    """A digit of the keys: so many bits from `shift` on."""
+
+    shift: int
+    bits: int
+
+
+def digits_of(dtype: DType, n: int) -> list[Digit]:
+    """Return the digits in which keys of rows of n elements may differ, of about equal bits."""
+    low, high = CONSTANT_BITS.get(dtype.name, 0), key_type(dtype).bits
+    count = -(-(high - low) // (LONG_DIGIT_BITS if n >= LEAST_LONG_ROW else DIGIT_BITS))
+    cuts = [low + (high - low) * i // count for i in range(count + 1)]
+    return [Digit(a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+class _Row:
+    """Writes the steps for one row of n elements, which begins at `at` in x and y.
+
+    `keys`: a pointer to two halves of n keys each, which begin at `origin`; `counts`: a pointer to a table for each part of the row, from
+    `tables` on; `starts`: a pointer to a table for each part of this core."""
+
+    def __init__(self, b: Loops, node: UOp, target: Target, at: int, keys: int, counts: int, starts: int) -> None:
+        (self.descending,), ((_, self.n),) = node.arg[1:]
+        self.b, self.at, self.keys, self.counts, self.starts = b, at, keys, counts, starts
+        self.y, self.x = b.args(node)
+        self.dtype = node.dtype
+        self.kind = key_type(node.dtype)
+        self.unsigned = stored_type(node.dtype)
+        self.digits = digits_of(node.dtype, self.n)
+        self.buckets = 1 << max(d.bits for d in self.digits)
+        self.lanes = target.lanes(self.unsigned)
+        self.origin = self.tables = b.index(0)
+        self.bits = b.const(self.unsigned, 1, 0)
+
+    # -- keys ---------------------------------------------------------------------------------------
+    def _bitwise(self, op: str, v: int, constant: int) -> int:
+        lanes = self.b.num_lanes[v]
+        return self.b.alu(op, self.unsigned, lanes, v, self.b.const(self.unsigned, lanes, constant))
+
+    def key(self, i: int, lanes: int = 1) -> int:
+        """Load elements from position i of the row on, as keys."""
+        b = self.b
+        bits = ordered_bits(b, b.get(self.x, b.calc("ADD", self.at, i), lanes))
+        bits = b.cast(self.unsigned, b.bitcast(BY_NAME[f"uint{self.kind.bits}"], bits))
+        return self._bitwise("XOR", bits, self._flipped())
+
+    def _flipped(self) -> int:
+        """The bits by which integers that compare like elements and keys differ."""
+        bits = self.kind.bits
+        sign = 1 << (bits - 1) if self.kind.kind == "i" else 0
+        return sign ^ ((1 << bits) - 1) * self.descending
+
+    def store_element(self, i: int, key: int) -> None:
+        """Store the elements of keys from position i of the row on."""
+        b, lanes = self.b, self.b.num_lanes[key]
+        v = b.cast(BY_NAME[f"uint{self.kind.bits}"], self._bitwise("XOR", key, self._flipped()))
+        bits = b.bitcast(self.kind, v)
+        if self.dtype.is_float:
+            negative = b.alu("CMPLT", BOOL, lanes, bits, b.const(self.kind, lanes, 0))
+            magnitude = b.alu("XOR", self.kind, lanes, bits, b.const(self.kind, lanes, self.kind.max))
+            bits = b.bitcast(BY_NAME[f"float{self.kind.bits}"], b.alu("WHERE", self.kind, lanes, negative, magnitude, bits))
+        b.put(self.y, b.calc("ADD", self.at, i), b.cast(self.dtype, bits))
+
+    def _digit(self, key: int, digit: Digit) -> int:
+        return self.b.cast(INDEX, self._bitwise("AND", self._bitwise("SHR", key, digit.shift), (1 << digit.bits) - 1))
+
+    # -- passes -------------------------------------------------------------------------------------
+    def _has_pass(self, p: int) -> int:
+        return self.b.alu("CMPNE", BOOL, 1, self._digit(self.bits, self.digits[p]), self.b.index(0))
+
+    def _half(self, p: int) -> int:
+        """The offset of the half that pass p, which is not the first, reads."""
+        b, half = self.b, self.origin
+        for earlier in range(1, p):
+            half = b.choose(self._has_pass(earlier), b.minus(b.plus(b.mul(self.origin, 2), self.n), half), half)
+        return half
+
+    def _read(self, p: int) -> Callable[..., int]:
+        if p == 0:
+            return self.key
+        b, half = self.b, self._half(p)
+        return lambda i, lanes=1: b.get(self.keys, b.calc("ADD", half, i), lanes, ordered=True)
+
+    def _write(self, p: int) -> Callable[[int, int], None]:
+        if p == len(self.digits) - 1:
+            return self.store_element
+        b = self.b
+        place = self._half(p + 1) if p == 0 else b.minus(b.plus(b.mul(self.origin, 2), self.n), self._half(p))
+        return lambda i, key: b.put(self.keys, b.calc("ADD", place, i), key)
+
+    def _in_turns(self, parts: Sequence[RowPart], stop: Callable[[int], int], body: Callable[..., tuple[int, ...] | None],
+                  *init: int) -> list[int]:
+        """Emit `body(k, i, *carried)` for the positions i of the k-th of some parts, in turns. The lengths of the parts do not increase.
+        `stop`: makes the ends of the loops."""
+        b = self.b
+        shortest = b.minus(parts[-1].last, parts[-1].first)
+
+        def positions(i: int, *carried: int) -> tuple[int, ...]:
+            for k, part in enumerate(parts):
+                carried = body(k, b.calc("ADD", part.first, i), *carried) or ()
+            return carried
+        carried = b.loop(b.index(0), stop(shortest), positions, *init)
+        for k, part in enumerate(parts[:-1]):
+            carried = b.loop(b.calc("ADD", part.first, shortest), stop(part.last), partial(body, k), *carried)
+        return carried
+
+    def _clear(self, parts: Sequence[RowPart], stop: Callable[[int], int]) -> list[int]:
+        b = self.b
+        tables = [b.calc("ADD", self.tables, b.mul(part.number, self.buckets)) for part in parts]
+        lanes = min(self.lanes, self.buckets)
+
+        def clear(i: int) -> None:
+            for table in tables:
+                b.put(self.counts, b.calc("ADD", table, i), b.const(COUNT, lanes, 0))
+        b.loop(b.index(0), stop(b.index(self.buckets)), clear, step=lanes)
+        return tables
+
+    def _increase(self, pointer: int, at: int) -> int:
+        count = self.b.get(pointer, at, ordered=True)
+        self.b.put(pointer, at, self.b.alu("ADD", COUNT, 1, count, self.b.const(COUNT, 1, 1)))
+        return count
+
+    def _until(self, p: int, does: bool = True) -> Callable[[int], int]:
+        """Return what makes the end of a loop of pass p: 0, which ends it before it starts, if there is no such pass (or if there is)."""
+        b, has = self.b, self._has_pass(p)
+        return lambda stop: b.choose(has, *((stop, b.index(0)) if does else (b.index(0), stop)))
+
+    def survey(self, parts: Sequence[RowPart]) -> tuple[int, int]:
+        """Count the first digits of some parts; returns an OR and an AND of their keys."""
+        b = self.b
+        tables = self._clear(parts, lambda stop: stop)
+
+        def element(k: int, i: int, some: int, every: int) -> tuple[int, int]:
+            key = self.key(i)
+            self._increase(self.counts, b.calc("ADD", tables[k], self._digit(key, self.digits[0])))
+            return b.alu("OR", self.unsigned, 1, some, key), b.alu("AND", self.unsigned, 1, every, key)
+        some, every = self._in_turns(parts, lambda stop: stop, element, b.const(self.unsigned, 1, 0),
+                                     b.const(self.unsigned, 1, self.unsigned.max))
+        return some, every
+
+    def count(self, p: int, parts: Sequence[RowPart]) -> None:
+        """Count the digits of pass p, which is not the first, in some parts."""
+        b, until = self.b, self._until(p)
+        tables, read = self._clear(parts, until), self._read(p)
+
+        def element(k: int, i: int) -> None:
+            self._increase(self.counts, b.calc("ADD", tables[k], self._digit(read(i), self.digits[p])))
+        self._in_turns(parts, until, element)
+
+    def move(self, p: int, parts: Sequence[RowPart], count: int) -> None:
+        """Move the keys of some of `count` parts to their places, or copy them if pass p is the first or the last and has nothing to do."""
+        b, until, read, write = self.b, self._until(p), self._read(p), self._write(p)
+
+        def start(bucket: int, total: int) -> tuple[int]:
+            own = [total] * len(parts)
+            for q in range(count):
+                own = [b.choose(b.alu("CMPEQ", BOOL, 1, part.number, b.index(q)), total, at) for part, at in zip(parts, own, strict=True)]
+                total = b.alu("ADD", COUNT, 1, total,
+                              b.get(self.counts, b.calc("ADD", self.tables, b.plus(bucket, q * self.buckets)), ordered=True))
+            for k, at in enumerate(own):
+                b.put(self.starts, b.plus(bucket, k * self.buckets), at)
+            return (total,)
+        b.loop(b.index(0), until(b.index(self.buckets)), start, b.const(COUNT, 1, 0))
+
+        def element(k: int, i: int) -> None:
+            key = read(i)
+            place = self._increase(self.starts, b.plus(self._digit(key, self.digits[p]), k * self.buckets))
+            write(b.cast(INDEX, place), key)
+        self._in_turns(parts, until, element)
+        if p in (0, len(self.digits) - 1):
+            copied = self._until(p, does=False)
+            for part in parts:
+                b.span(b.least(part.first, copied(part.last)), copied(part.last), self.lanes, lambda i, lanes: write(i, read(i, lanes)))
+
+
+def stored_type(dtype: DType) -> DType:
+    """Return the type of keys in memory."""
+    return BY_NAME[f"uint{max(32, key_type(dtype).bits)}"]
+
+
+def lower_sort(node: UOp, target: Target) -> Program:
+    """Return the Program of a SORT on a CPU."""
+    rows, n = node.arg[2][0]
+    parts = min(-(-target.threads // rows), n // LEAST_SORTED_PART) if rows < target.threads else 1
+    if parts > 1:
+        return _by_parts(node, target, parts)
+    b, unsigned = Loops(), stored_type(node.dtype)
+    table = aligned(PARTS_OF_ROW * (1 << max(d.bits for d in digits_of(node.dtype, n))) * COUNT.itemsize)
+    halves = aligned(2 * n * unsigned.itemsize)
+    pointers = b.scratch(unsigned, 0), b.scratch(COUNT, halves), b.scratch(COUNT, halves + table)
+
+    def row(it: int) -> None:
+        one = _Row(b, node, target, b.mul(it, n), *pointers)
+        length = -(-n // PARTS_OF_ROW)
+        cuts = [min(length * p, n) for p in range(PARTS_OF_ROW + 1)]
+        own = [RowPart(b.index(p), b.index(cuts[p]), b.index(cuts[p + 1])) for p in range(PARTS_OF_ROW)]
+        one.bits = b.alu("XOR", unsigned, 1, *one.survey(own))
+        for p in range(len(one.digits)):
+            if p:
+                one.count(p, own)
+            one.move(p, own, PARTS_OF_ROW)
+    b.loop(*b.bounds(), row)
+    return program(node, (), (b, rows, cores(target, operations(node)[0], rows), halves + 2 * table))
+
+
+def _by_parts(node: UOp, target: Target, parts: int) -> Program:
+    """Return the Program in which each step is a phase, and each iteration is a part of a row."""
+    rows, n = node.arg[2][0]
+    unsigned, digits, length = stored_type(node.dtype), digits_of(node.dtype, n), -(-n // parts)
+    buckets = 1 << max(d.bits for d in digits)
+    types = (unsigned, COUNT, unsigned, unsigned)           # keys, counts, an OR and an AND of the keys of each part
+    sizes = (rows * 2 * n, rows * parts * buckets, rows * parts, rows * parts)
+
+    def phase(step: Callable[[_Row, list[RowPart]], tuple[int, ...] | None], is_first: bool = False) -> tuple[Loops, int, int, int]:
+        b = Loops()
+        keys, counts, *found = [b.pure("TEMP", t, 1, (), i) for i, t in enumerate(types)]
+
+        def iteration(it: int) -> None:
+            row, part = b.over(it, parts), b.mod(it, parts)
+            one = _Row(b, node, target, b.mul(row, n), keys, counts, b.scratch(COUNT, 0))
+            one.origin, one.tables = b.mul(row, 2 * n), b.mul(row, parts * buckets)
+            if not is_first:
+                one.bits = b.alu("XOR", unsigned, 1, *[
+                    reduce(partial(b.alu, op, unsigned, 1), [b.get(pointer, b.mul(row, parts), offset=p) for p in range(parts)])
+                    for op, pointer in zip(("OR", "AND"), found, strict=True)])
+            first = b.mul(part, length)
+            results = step(one, [RowPart(part, first, b.least(b.plus(first, length), b.index(n)))]) or ()
+            for pointer, v in zip(found, results, strict=False):
+                b.put(pointer, it, v)
+        b.loop(*b.bounds(), iteration)
+        return b, rows * parts, min(target.threads, rows * parts), aligned(buckets * COUNT.itemsize)
+    phases = [phase(_Row.survey, is_first=True)]
+    for p in range(len(digits)):
+        if p:
+            phases.append(phase(lambda one, own, p=p: one.count(p, own)))
+        phases.append(phase(lambda one, own, p=p: one.move(p, own, parts)))
+    return program(node, tuple([size * t.itemsize for size, t in zip(sizes, types, strict=True)]), *phases)
