@@ -8,6 +8,7 @@
     RESHAPE(RESHAPE(x))                   →   RESHAPE(x)
     PAD(CAST(x))                          →   CAST(PAD(x)), for a 16-bit x: values that are copied or multiplied have 16 bits
     AFTER(b, STORE(b, x))                 →   AFTER(b, ASSIGN(b, x))
+    SORT(x) beside ARGSORT(x)             →   GATHER(x, ARGSORT(x))
 
 It runs first, so that later passes see neither markers nor removable chains of movements.
 """
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from svod.core.graph.callback import is_callback
 from svod.core.graph.devices import is_transfer
-from svod.core.graph.graph import part_of_memory, permute, reshape, shrink
+from svod.core.graph.graph import alu, cast, expand, full, gather, iota, part_of_memory, permute, reshape, shrink
 from svod.core.graph.join import expand_joins
 from svod.core.graph.shapes import shape_of
 from svod.core.graph.stacks import take_stacks_apart
@@ -157,13 +158,30 @@ def _outputs(sink: UOp, roots: dict[UOp, str]) -> list[UOp]:
     return outputs
 
 
+def _values_at_positions(sink: UOp) -> UOp:
+    """Read sorted values at their positions where a graph has these as well: one sort for both, and equal elements in one order."""
+    orders = {(u.arg[1], u.src): u for u in sink.toposort() if u.op is Ops.CUSTOM_FUNCTION and u.arg[0] == "ARGSORT"}
+    if not orders:
+        return sink
+
+    def at_positions(u: UOp) -> UOp | None:
+        order = orders.get((u.arg[1], u.src)) if u.arg[0] == "SORT" else None
+        if order is None:
+            return None
+        rows, n = shape_of(u)
+        dtype = dtypes.int32 if rows * n < 2 ** 31 else dtypes.int64
+        begins = expand(reshape(alu(Ops.MUL, iota(rows, dtype), full((rows,), n, dtype)), (rows, 1)), (rows, n))
+        return gather(reshape(u.src[0], (rows * n,)), alu(Ops.ADD, begins, cast(order, dtype)), 0)
+    return graph_rewrite(sink, PatternMatcher([(Pattern(Ops.CUSTOM_FUNCTION, name="u"), at_positions)]))
+
+
 def normalize(sink: UOp) -> Normalized:
     """Normalize a graph; see the module's docstring. Raises ScheduleError for an output that is not a graph node."""
     roots: dict[UOp, str] = {}
     done: dict[UOp, UOp] = {}
     if any(u.op is Ops.STORE for u in sink.toposort()):
         sink = graph_rewrite(sink, STORES)
-    expanded = expand_joins(take_stacks_apart(sink))
+    expanded = expand_joins(take_stacks_apart(_values_at_positions(sink)))
     simplified = few_reads_widened_first(graph_rewrite(expanded, NORMALIZATIONS))
     readers = Counter(s for u in simplified.toposort() for s in set(u.src))
     for u in simplified.toposort():

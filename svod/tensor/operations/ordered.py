@@ -131,16 +131,18 @@ class Ordered(ReductionMethods):
             return self._largest(self._last_in_order(descending)).argsort(at, descending)._cut_to(self.shape)
         if 0 in self.shape or self.ndim == 0:
             return self.full(self.shape, 0, dtypes.int64)
-        return self._by_rows(at, "ARGSORT", (bool(descending),))
+        return self.full(self.shape, 0, dtypes.int64) if self.shape[at] == 1 else self._by_rows(at, "ARGSORT", (bool(descending),))
 
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None) -> Found[Self]:
-        """Sort an axis; returns (values, indices), as `argsort`."""
+        """Sort an axis; returns (values, indices), as `argsort`. If only the values are computed, -0 is before 0 among them."""
         at = dim if axis is None else axis
         if is_symbolic(self.shape):
             whole = self._largest(self._last_in_order(descending)).sort(at, descending)
             return Found(whole.values._cut_to(self.shape), whole.indices._cut_to(self.shape))
         positions = self.argsort(at, descending, stable)
-        return Found(self.gather(at, positions) if self.ndim else self, positions)
+        if self.ndim == 0 or 0 in self.shape or self.shape[at] == 1:
+            return Found(self, positions)
+        return Found(self._by_rows(self._axis("sort", at), "SORT", (bool(descending),), self.dtype), positions)
 
     def msort(self) -> Self:
         """Sort along the first axis; returns the values."""
@@ -217,13 +219,11 @@ class Ordered(ReductionMethods):
             return self.take(self.from_uop(number_of(position, dtypes.int64)).reshape(1), at)
         return self.narrow(at, position, 1)
 
-    def _by_rows(self, at: int, kernel: str, options: tuple[Any, ...]) -> Self:
-        """Move an axis last, run a library kernel that gives positions in int64 on the rows, and move the axis back."""
-        if self.shape[at] == 1:
-            return self.full(self.shape, 0, dtypes.int64)
+    def _by_rows(self, at: int, kernel: str, options: tuple[Any, ...], dtype: DType = dtypes.int64) -> Self:
+        """Move an axis last, run a library kernel that gives values of a dtype on the rows, by default positions, and move the axis back."""
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])
-        result = self.from_uop(graph.library_kernel(kernel, options, dtypes.int64, rows.uop))
+        result = self.from_uop(graph.library_kernel(kernel, options, dtype, rows.uop))
         back = sorted(range(self.ndim), key=order.__getitem__)
         return result.reshape(*moved.shape[:-1], result.shape[-1]).permute(back)

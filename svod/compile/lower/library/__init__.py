@@ -15,7 +15,7 @@ from svod.core.machine.target import Target
 
 _LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "SORT": lower_sort, "ARGSORT": lower_argsort, "TOPK": lower_topk,
           "FOURIER": lower_fourier, "TURNED_FOURIER": lower_fourier}
-_ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks,
+_ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "SORT": lower_by_ranks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks,
               "FOURIER": lower_fourier_by_passes, "TURNED_FOURIER": lower_fourier_by_passes}
 
 

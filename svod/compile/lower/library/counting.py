@@ -1,7 +1,7 @@
 """Comparison counting (Knuth, TAOCP 3, section 5.2): the place of a key of a short row is the number of keys that precede it.
 
     for i:   place = 0;   for j before i:  place += key j <= key i;   for j behind i:  place += key j < key i
-             order[place] = i
+             out[place] = i, or for SORT element i
 
 A row costs n² comparisons, without branches. The lanes of a vector are the keys i of as many rows, or, of a single row, neighbouring i.
 """
@@ -13,6 +13,7 @@ from svod.compile.lower.library.loops import BOOL, INDEX, Keys, Loops, aligned
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import Target
 
+Stored = Callable[[int, int], int]       # (keys, their positions) → what is stored at their places
 MOST_VECTORS = 4            # vectors of neighbouring keys that are compared with a key at a time
 
 
@@ -31,19 +32,25 @@ def _counted(b: Loops, places: int, precedes: int) -> int:
     return b.alu("ADD", count, lanes, places, b.alu("WHERE", count, lanes, precedes, b.const(count, lanes, 1), b.const(count, lanes, 0)))
 
 
-def _store(b: Loops, order: int, base: int, place: int, position: int, kept: int) -> None:
-    """Store positions at `order[base + place]`, lane by lane, for places below `kept`."""
+def _store(b: Loops, y: int, base: int, place: int, value: int, kept: int) -> None:
+    """Store values at `y[base + place]`, lane by lane, for places below `kept`."""
     lanes = b.num_lanes[place]
     inside = b.alu("CMPLT", BOOL, lanes, place, b.const(b.dtype[place], lanes, kept))
     where = b.alu("ADD", INDEX, lanes, b.cast(INDEX, place), base)
-    b.scatter(order, where, b.splat(b.cast(b.dtype[order], position), lanes), inside)
+    b.scatter(y, where, b.splat(b.cast(b.dtype[y], value), lanes), inside)
+
+
+def positions(_: int, position: int) -> int:
+    """Stored by ARGSORT and TOPK."""
+    return position
 
 
 # -- many rows ----------------------------------------------------------------------------------------
 def count_rows(b: Loops, key: Callable[[int], int], kind: DType, x: int, y: int, shape: tuple[int, int], kept: int,
-               target: Target) -> tuple[int, int]:
-    """Store the positions of the first `kept` elements of each row of x in y, by vectors of a position in several rows. `shape`: (rows, at
-    least those of a vector; elements of a row). `key`: emits keys, of the type `kind`. Returns (number of iterations, bytes of scratch)."""
+               target: Target, stored: Stored) -> tuple[int, int]:
+    """Store what `stored` makes of the first `kept` elements of each row of x in y, in order, by vectors of a position in several rows.
+    `shape`: (rows, at least those of a vector; elements of a row). `key`: emits keys, of the type `kind`. Returns (number of iterations,
+    bytes of scratch)."""
     rows, n = shape
     compared = type_to_compare(kind)
     lanes = target.lanes(compared)
@@ -63,7 +70,7 @@ def count_rows(b: Loops, key: Callable[[int], int], kind: DType, x: int, y: int,
             own = other(i)
             place, = b.loop(b.index(0), i, lambda j, p: (_counted(b, p, b.alu("CMPLE", BOOL, lanes, other(j), own)),), none)
             place, = b.loop(b.plus(i, 1), b.index(n), lambda j, p: (_counted(b, p, b.alu("CMPLT", BOOL, lanes, other(j), own)),), place)
-            _store(b, y, base, place, i, kept)
+            _store(b, y, base, place, stored(b.cast(kind, own), i), kept)
         b.loop(b.index(0), b.index(n), position)
     b.loop(*b.bounds(), block)
     return -(-rows // lanes), aligned(n * lanes * compared.itemsize)
@@ -80,10 +87,10 @@ def _block_vectors(kind: DType, n: int, target: Target) -> int:
     return min(MOST_VECTORS, -(-n // target.lanes(type_to_compare(kind))))
 
 
-def order_by_counting(b: Loops, kind: DType, keys: Keys, most: int, n: int, memory: int, target: Target, order: int, at: int,
-                      kept: int) -> None:
-    """Store the positions of the first `kept` keys in order at `order[at]` and so on. `n`: the value of the number of keys, at most `most`;
-    `memory`: a pointer to `counted_elements` keys of `type_to_compare`."""
+def order_by_counting(b: Loops, kind: DType, keys: Keys, most: int, n: int, memory: int, target: Target, y: int, at: int,
+                      kept: int, stored: Stored) -> None:
+    """Store what `stored` makes of the first `kept` keys, in order, at `y[at]` and so on. `n`: the value of the number of keys, at most
+    `most`; `memory`: a pointer to `counted_elements` keys of `type_to_compare`."""
     compared, count = type_to_compare(kind), _count_type(kind)
     lanes, vectors = target.lanes(compared), _block_vectors(kind, most, target)
     width = lanes * vectors
@@ -114,5 +121,5 @@ def order_by_counting(b: Loops, kind: DType, keys: Keys, most: int, n: int, memo
         places = b.loop(b.plus(start, width), n, lambda j, *p: compare(j, p, vectors), *places)
         for v, place in enumerate(places):
             position = b.alu("ADD", count, lanes, b.splat(b.cast(count, b.plus(start, v * lanes)), lanes), steps)
-            _store(b, order, b.splat(at, lanes), place, position, kept)
+            _store(b, y, b.splat(at, lanes), place, stored(b.cast(kind, own[v]), position), kept)
     b.loop(b.index(0), n, block, step=width)

@@ -1,4 +1,4 @@
-"""ARGSORT and TOPK on a device with groups: a merge sort in which one thread computes the position of each element.
+"""SORT, ARGSORT and TOPK on a device with groups: a merge sort in which one thread computes the position of each element.
 
 A single thread would run the merge passes of a row one after another. Here a phase merges runs of w into runs of 2·w, with one iteration
 for each element. An element moves to its position in its own run plus the number of smaller elements in the neighbouring run; for an
@@ -8,40 +8,48 @@ algorithms for manycore GPUs", 2009):
     phase 0:      keys[e], positions[e] = key of x[e], e
     for each w:   low, high = the run that is merged with e's;   log2 w + 1 times:  halve it
                   keys[place], positions[place] = key of e, position of e
-    the last phase stores y[place] = position instead, for the first k places
+    the last phase stores y[place] = position instead, for the first k places; of SORT, whose keys have no positions, the element of key
 
 Keys and positions alternate between two pairs of temporaries.
 """
 from __future__ import annotations
 
+from svod.compile.lower.library.keys import element_of, key_type, sort_key
 from svod.compile.lower.library.loops import BOOL, GROUP, Loops, aligned, program
-from svod.compile.lower.library.sort import POSITION, key_type, sort_key
+from svod.compile.lower.library.sort import POSITION
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import merge_passes
+from svod.core.ir.dtype import DType
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 
 def lower_by_ranks(node: UOp, target: Target) -> Program:
-    """Return the Program of an ARGSORT or a TOPK for a target with groups."""
+    """Return the Program of a SORT, an ARGSORT or a TOPK for a target with groups."""
     rows, n = node.arg[2][0]
     block = min(GROUP, target.group_threads)
     passes = merge_passes(n)
-    sizes = (aligned(rows * n * key_type(node.src[0].dtype).itemsize), aligned(rows * n * POSITION.itemsize))
+    sizes = tuple([aligned(rows * n * t.itemsize) for t in _carried(node)])
     phases = [_phase(node, number, number == passes, block) for number in range(passes + 1)]
     return program(node, sizes * min(2, passes), *[(b, -(-rows * n // block), 1, 0) for b in phases], block=block)
+
+
+def _carried(node: UOp) -> tuple[DType, ...]:
+    """Return the types of what is moved of an element: of its key, and of its position unless its value is wanted."""
+    key = key_type(node.src[0].dtype)
+    return (key,) if node.arg[0] == "SORT" else (key, POSITION)
 
 
 def _phase(node: UOp, number: int, is_last: bool, block: int) -> Loops:
     """Make phase `number`. Phase 0 reads x; every later phase merges runs of 2**(number - 1)."""
     name, options, ((rows, n),) = node.arg
-    kept, descending = (n, options[0]) if name == "ARGSORT" else options
-    kind = key_type(node.src[0].dtype)
+    kept, descending = options if name == "TOPK" else (n, options[0])
+    types = _carried(node)
     b = Loops()
     y, x = b.args(node)
 
-    def pair(half: int) -> tuple[int, int]:
-        return b.pure("TEMP", kind, 1, (), half * 2), b.pure("TEMP", POSITION, 1, (), half * 2 + 1)
+    def area(half: int) -> list[int]:
+        return [b.pure("TEMP", t, 1, (), half * len(types) + i) for i, t in enumerate(types)]
 
     def element(it: int) -> None:
         at, exists = b.thread(it, block, rows * n)
@@ -49,15 +57,16 @@ def _phase(node: UOp, number: int, is_last: bool, block: int) -> Loops:
         begin = b.mul(row, n)
         place = b.minus(at, begin)
         if number == 0:
-            key, position = sort_key(b, b.get(x, at), descending), b.cast(POSITION, place)
+            moved = [sort_key(b, b.get(x, at), descending, one_zero=name != "SORT"), b.cast(POSITION, place)][:len(types)]
         else:
-            keys, positions = pair((number - 1) % 2)
-            key, position = b.get(keys, at), b.get(positions, at)
-            place = _merged(b, keys, key, begin, place, n, 1 << (number - 1))
+            source = area((number - 1) % 2)
+            moved = [b.get(pointer, at) for pointer in source]
+            place = _merged(b, source[0], moved[0], begin, place, n, 1 << (number - 1))
         if is_last:
-            b.put(y, b.calc("ADD", b.mul(row, kept), place), b.cast(node.dtype, position), b.both(exists, b.below(place, b.index(kept))))
+            value = element_of(b, moved[0], node.dtype, descending) if name == "SORT" else b.cast(node.dtype, moved[1])
+            b.put(y, b.calc("ADD", b.mul(row, kept), place), value, b.both(exists, b.below(place, b.index(kept))))
         else:
-            for pointer, value in zip(pair(number % 2), (key, position), strict=True):
+            for pointer, value in zip(area(number % 2), moved, strict=True):
                 b.put(pointer, b.calc("ADD", begin, place), value, exists)
     b.loop(*b.bounds(), element)
     return b

@@ -11,9 +11,10 @@ random order about k · ln(n / k) are kept after the first ones; a block without
 """
 from __future__ import annotations
 
+from svod.compile.lower.library.keys import key_type
 from svod.compile.lower.library.loops import BOOL, Loops, aligned, cores, program
 from svod.compile.lower.library.radix import ELEMENT
-from svod.compile.lower.library.sort import POSITION, RowOrder, key_type, row_keys, sort_rows
+from svod.compile.lower.library.sort import POSITION, RowOrder, row_keys, sort_rows
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.uop import UOp

@@ -1,6 +1,6 @@
 """ARGSORT and TOPK: the positions of a row's elements in order.
 
-Elements are first converted to integers that compare like the elements (`sort_key`). Short rows are ordered by comparison counting
+Elements are first converted to integers that compare like them (`keys.py`). Short rows are ordered by comparison counting
 (`counting.py`), others by a radix sort (`radix.py`). TOPK first selects candidates if they are few (`select.py`).
 
 Rows are spread over the cores, each of which sorts a row as two parts. If there are fewer rows than cores, long rows are cut into parts,
@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 
-from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, type_to_compare
-from svod.compile.lower.library.loops import BOOL, Keys, Loops, aligned, cores, program
+from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, positions, type_to_compare
+from svod.compile.lower.library.keys import CONSTANT_BITS, key_type, sort_key
+from svod.compile.lower.library.loops import Keys, Loops, aligned, cores, program
 from svod.compile.lower.library.radix import BUCKETS, COUNT, DIGIT_BITS, ELEMENT, Radix, RowPart
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
-from svod.core.ir.dtype import BY_NAME, DType, dtypes
+from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
@@ -26,38 +27,6 @@ PARTS_OF_ROW = 2                # parts of a row that one core sorts
 COUNTED_PER_DIGIT = 64          # keys; with at most as many per digit, comparison counting takes less time than a radix sort
 
 Step = Callable[[Radix, int, int, int, int], None]     # (…, row, part, first position, last position): writes a step of one part
-CONSTANT_BITS = {"bfloat16": 16, "float16": 13}     # the low bits of a float32 that are 0 if it is converted from the type
-
-
-def key_type(dtype: DType) -> DType:
-    """Return the integer type whose comparison orders elements of a dtype."""
-    if dtype.is_int:
-        return dtype
-    return dtypes.uint8 if dtype.kind == "b" else BY_NAME[f"int{max(32, dtype.bits)}"]
-
-
-def ordered_bits(b: Loops, x: int, one_zero: bool = False) -> int:
-    """Convert elements to integers that compare like them.
-
-    The bits of positive floats already do so; for negative ones all bits but the sign are flipped. All NaNs become the largest integer.
-    `one_zero`: whether both zeros become one integer, otherwise -0 is before 0."""
-    kind, lanes = key_type(b.dtype[x]), b.num_lanes[x]
-    if not b.dtype[x].is_float:
-        return b.cast(kind, x)
-    x = b.cast(BY_NAME[f"float{kind.bits}"], x)
-    nan = b.alu("CMPNE", BOOL, lanes, x, x)
-    bits, zero = b.bitcast(kind, x), b.const(kind, lanes, 0)
-    if one_zero:
-        bits = b.alu("WHERE", kind, lanes, b.alu("CMPEQ", BOOL, lanes, bits, b.const(kind, lanes, kind.min)), zero, bits)
-    magnitude = b.alu("XOR", kind, lanes, bits, b.const(kind, lanes, kind.max))
-    negative = b.alu("CMPLT", BOOL, lanes, bits, zero)
-    return b.alu("WHERE", kind, lanes, nan, b.const(kind, lanes, kind.max), b.alu("WHERE", kind, lanes, negative, magnitude, bits))
-
-
-def sort_key(b: Loops, x: int, descending: bool) -> int:
-    """Convert elements to integers that compare like them, or in reverse for a descending order; equal elements have equal integers."""
-    key = ordered_bits(b, x, one_zero=True)
-    return b.alu("NOT", b.dtype[key], b.num_lanes[key], key) if descending else key
 
 
 def key_digits(dtype: DType) -> range:
@@ -92,7 +61,7 @@ class RowOrder:
         at least the lanes of a vector for a radix sort."""
         b, none = self.b, self.b.index(0)
         if self.is_counted:
-            order_by_counting(b, self.kind, keys, self.most, n, self.memory, self.target, order, at, kept)
+            order_by_counting(b, self.kind, keys, self.most, n, self.memory, self.target, order, at, kept, positions)
             return
         radix = Radix(b, self.kind, self.digits, keys, self.target, self.elements, self.most, self.counts, self.starts)
         radix.least = radix.least_key(none, n)
@@ -127,7 +96,8 @@ def sort_rows(node: UOp, target: Target, kept: int, descending: bool) -> Program
     b = Loops()
     y, x = b.args(node)
     if is_counted(dtype, n) and rows >= target.lanes(type_to_compare(key_type(dtype))):
-        blocks, nbytes = count_rows(b, partial(sort_key, b, descending=descending), key_type(dtype), x, y, (rows, n), kept, target)
+        key = partial(sort_key, b, descending=descending)
+        blocks, nbytes = count_rows(b, key, key_type(dtype), x, y, (rows, n), kept, target, positions)
         return program(node, (), (b, blocks, cores(target, operations(node)[0], blocks), nbytes))
     order = RowOrder(b, dtype, n, target)
 

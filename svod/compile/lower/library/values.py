@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from itertools import pairwise
 from typing import NamedTuple
 
+from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, type_to_compare
+from svod.compile.lower.library.keys import CONSTANT_BITS, element_of, key_type, sort_key
 from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, cores, program
 from svod.compile.lower.library.radix import COUNT, RowPart
-from svod.compile.lower.library.sort import CONSTANT_BITS, LEAST_SORTED_PART, PARTS_OF_ROW, key_type, ordered_bits
+from svod.compile.lower.library.sort import LEAST_SORTED_PART, PARTS_OF_ROW, is_counted
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import BY_NAME, DType
@@ -42,7 +45,7 @@ def digits_of(dtype: DType, n: int) -> list[Digit]:
     low, high = CONSTANT_BITS.get(dtype.name, 0), key_type(dtype).bits
     count = -(-(high - low) // (LONG_DIGIT_BITS if n >= LEAST_LONG_ROW else DIGIT_BITS))
     cuts = [low + (high - low) * i // count for i in range(count + 1)]
-    return [Digit(a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [Digit(a, b - a) for a, b in pairwise(cuts)]
 
 
 class _Row:
@@ -57,6 +60,7 @@ class _Row:
         self.y, self.x = b.args(node)
         self.dtype = node.dtype
         self.kind = key_type(node.dtype)
+        self.sign = 1 << (self.kind.bits - 1) if self.kind.kind == "i" else 0       # without it, signed keys compare as unsigned ones
         self.unsigned = stored_type(node.dtype)
         self.digits = digits_of(node.dtype, self.n)
         self.buckets = 1 << max(d.bits for d in self.digits)
@@ -70,28 +74,16 @@ class _Row:
         return self.b.alu(op, self.unsigned, lanes, v, self.b.const(self.unsigned, lanes, constant))
 
     def key(self, i: int, lanes: int = 1) -> int:
-        """Load elements from position i of the row on, as keys."""
+        """Load elements from position i of the row on, as unsigned keys."""
         b = self.b
-        bits = ordered_bits(b, b.get(self.x, b.calc("ADD", self.at, i), lanes))
-        bits = b.cast(self.unsigned, b.bitcast(BY_NAME[f"uint{self.kind.bits}"], bits))
-        return self._bitwise("XOR", bits, self._flipped())
-
-    def _flipped(self) -> int:
-        """The bits by which integers that compare like elements and keys differ."""
-        bits = self.kind.bits
-        sign = 1 << (bits - 1) if self.kind.kind == "i" else 0
-        return sign ^ ((1 << bits) - 1) * self.descending
+        key = sort_key(b, b.get(self.x, b.calc("ADD", self.at, i), lanes), self.descending, one_zero=False)
+        return self._bitwise("XOR", b.cast(self.unsigned, b.bitcast(BY_NAME[f"uint{self.kind.bits}"], key)), self.sign)
 
     def store_element(self, i: int, key: int) -> None:
-        """Store the elements of keys from position i of the row on."""
-        b, lanes = self.b, self.b.num_lanes[key]
-        v = b.cast(BY_NAME[f"uint{self.kind.bits}"], self._bitwise("XOR", key, self._flipped()))
-        bits = b.bitcast(self.kind, v)
-        if self.dtype.is_float:
-            negative = b.alu("CMPLT", BOOL, lanes, bits, b.const(self.kind, lanes, 0))
-            magnitude = b.alu("XOR", self.kind, lanes, bits, b.const(self.kind, lanes, self.kind.max))
-            bits = b.bitcast(BY_NAME[f"float{self.kind.bits}"], b.alu("WHERE", self.kind, lanes, negative, magnitude, bits))
-        b.put(self.y, b.calc("ADD", self.at, i), b.cast(self.dtype, bits))
+        """Store the elements of unsigned keys from position i of the row on."""
+        b = self.b
+        bits = b.bitcast(self.kind, b.cast(BY_NAME[f"uint{self.kind.bits}"], self._bitwise("XOR", key, self.sign)))
+        b.put(self.y, b.calc("ADD", self.at, i), element_of(b, bits, self.dtype, self.descending))
 
     def _digit(self, key: int, digit: Digit) -> int:
         return self.b.cast(INDEX, self._bitwise("AND", self._bitwise("SHR", key, digit.shift), (1 << digit.bits) - 1))
@@ -205,6 +197,9 @@ class _Row:
                 b.span(b.least(part.first, copied(part.last)), copied(part.last), self.lanes, lambda i, lanes: write(i, read(i, lanes)))
 
 
+Step = Callable[[_Row, list[RowPart]], tuple[int, ...] | None]      # writes a step for parts of a row; returns what it found in them
+
+
 def stored_type(dtype: DType) -> DType:
     """Return the type of keys in memory."""
     return BY_NAME[f"uint{max(32, key_type(dtype).bits)}"]
@@ -216,6 +211,8 @@ def lower_sort(node: UOp, target: Target) -> Program:
     parts = min(-(-target.threads // rows), n // LEAST_SORTED_PART) if rows < target.threads else 1
     if parts > 1:
         return _by_parts(node, target, parts)
+    if is_counted(node.dtype, n):
+        return _by_counting(node, target)
     b, unsigned = Loops(), stored_type(node.dtype)
     table = aligned(PARTS_OF_ROW * (1 << max(d.bits for d in digits_of(node.dtype, n))) * COUNT.itemsize)
     halves = aligned(2 * n * unsigned.itemsize)
@@ -235,6 +232,29 @@ def lower_sort(node: UOp, target: Target) -> Program:
     return program(node, (), (b, rows, cores(target, operations(node)[0], rows), halves + 2 * table))
 
 
+def _by_counting(node: UOp, target: Target) -> Program:
+    """Return the Program for short rows."""
+    (descending,), ((rows, n),) = node.arg[1:]
+    b, kind = Loops(), key_type(node.dtype)
+    y, x = b.args(node)
+    key = partial(sort_key, b, descending=descending, one_zero=False)
+
+    def element(key: int, _: int) -> int:
+        return element_of(b, key, node.dtype, descending)
+    compared = type_to_compare(kind)
+    if rows >= target.lanes(compared):
+        iterations, nbytes = count_rows(b, key, kind, x, y, (rows, n), n, target, element)
+    else:
+        iterations, nbytes = rows, aligned(counted_elements(kind, n, target) * compared.itemsize)
+
+        def row(it: int) -> None:
+            at = b.mul(it, n)
+            order_by_counting(b, kind, lambda i, lanes: key(b.get(x, b.calc("ADD", at, i), lanes)), n, b.index(n), b.scratch(compared, 0),
+                              target, y, at, n, element)
+        b.loop(*b.bounds(), row)
+    return program(node, (), (b, iterations, cores(target, operations(node)[0], iterations), nbytes))
+
+
 def _by_parts(node: UOp, target: Target, parts: int) -> Program:
     """Return the Program in which each step is a phase, and each iteration is a part of a row."""
     rows, n = node.arg[2][0]
@@ -243,7 +263,7 @@ def _by_parts(node: UOp, target: Target, parts: int) -> Program:
     types = (unsigned, COUNT, unsigned, unsigned)           # keys, counts, an OR and an AND of the keys of each part
     sizes = (rows * 2 * n, rows * parts * buckets, rows * parts, rows * parts)
 
-    def phase(step: Callable[[_Row, list[RowPart]], tuple[int, ...] | None], is_first: bool = False) -> tuple[Loops, int, int, int]:
+    def phase(step: Step, is_first: bool = False) -> tuple[Loops, int, int, int]:
         b = Loops()
         keys, counts, *found = [b.pure("TEMP", t, 1, (), i) for i, t in enumerate(types)]
 
@@ -261,9 +281,12 @@ def _by_parts(node: UOp, target: Target, parts: int) -> Program:
                 b.put(pointer, it, v)
         b.loop(*b.bounds(), iteration)
         return b, rows * parts, min(target.threads, rows * parts), aligned(buckets * COUNT.itemsize)
-    phases = [phase(_Row.survey, is_first=True)]
-    for p in range(len(digits)):
-        if p:
-            phases.append(phase(lambda one, own, p=p: one.count(p, own)))
-        phases.append(phase(lambda one, own, p=p: one.move(p, own, parts)))
+
+    def count(p: int) -> Step:
+        return lambda row, own: row.count(p, own)
+
+    def move(p: int) -> Step:
+        return lambda row, own: row.move(p, own, parts)
+    phases = [phase(_Row.survey, is_first=True), phase(move(0)),
+              *[phase(step(p)) for p in range(1, len(digits)) for step in (count, move)]]
     return program(node, tuple([size * t.itemsize for size, t in zip(sizes, types, strict=True)]), *phases)
