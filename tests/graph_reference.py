@@ -186,13 +186,14 @@ def _library_kernel(name: str, options: tuple[Any, ...], src: list[Array], kind:
                 out[o, at, k] = new if options[0] == "SET" else _REDUCERS[options[0]](out[o, at, k], new)
         return out
     descending = options[-1]
-    first = x.shape[1] if name == "ARGSORT" else options[0]
+    first = options[0] if name == "TOPK" else x.shape[1]
 
     def order(value: Any) -> tuple[bool, Any]:
         nan = bool(value != value)
         number = 0 if nan else int(value) if x.dtype.kind != "f" else float(value)
         return (not nan, -number) if descending else (nan, number)
-    return np.array([sorted(range(x.shape[1]), key=lambda i, row=row: order(row[i]))[:first] for row in x])  # type: ignore[misc]
+    positions = np.array([sorted(range(x.shape[1]), key=lambda i, row=row: order(row[i]))[:first] for row in x])  # type: ignore[misc]
+    return np.take_along_axis(x, positions, 1) if name == "SORT" else positions
 
 
 _FUNCTIONS: dict[Ops, Any] = {

@@ -220,7 +220,7 @@ class Ordered(ReductionMethods):
         return self.narrow(at, position, 1)
 
     def _by_rows(self, at: int, kernel: str, options: tuple[Any, ...], dtype: DType = dtypes.int64) -> Self:
-        """Move an axis last, run a library kernel that gives values of a dtype on the rows, by default positions, and move the axis back."""
+        """Move an axis last, run a library kernel that gives a dtype on the rows, by default positions, and move the axis back."""
         order = [a for a in range(self.ndim) if a != at] + [at]
         moved = self.permute(order)
         rows = moved.reshape(-1, self.shape[at])

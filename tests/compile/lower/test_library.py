@@ -11,7 +11,7 @@ import pytest
 
 from svod.compile.lower.interpreter import PhaseInterpreter
 from svod.compile.lower.intervals import least_iterations
-from svod.compile.lower.library import chunks, lower_library_kernel, scan, scatter, select, sort
+from svod.compile.lower.library import chunks, lower_library_kernel, scan, scatter, select, sort, sorted_values
 from svod.compile.lower.library.chunks import lengths_of
 from svod.compile.lower.linear import validate
 from svod.core.graph import graph
@@ -21,6 +21,7 @@ from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
 from svod.core.spec.evaluate import evaluate
 from svod.core.spec.values import from_float
+from svod.tensor import Tensor
 from tests.agreement import Case, run_interpreted, run_native
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.draws import a_half, a_quarter
@@ -159,20 +160,50 @@ WAYS_TO_SORT: dict[str, tuple[list[tuple[int, int]], dict[str, int]]] = {
 def test_sorting(way: str, dtype: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, limits = WAYS_TO_SORT[way]
     for name, limit in limits.items():
-        monkeypatch.setattr(sort, name, limit)
+        for module in (sort, sorted_values):
+            monkeypatch.setattr(module, name, limit, raising=module is sort)
     monkeypatch.setattr(select, "SHORT_ROW", 1 << 20)        # TOPK sorts as well
-    made = spied(monkeypatch, (sort.Radix, "fill"), (sort, "count_rows"), (sort, "order_by_counting"))
+    made = spied(monkeypatch, (sort.Radix, "fill"), (sorted_values.SortedRow, "survey"),
+                 *[(module, name) for module in (sort, sorted_values) for name in ("count_rows", "order_by_counting")])
     for number, (shape, descending) in enumerate(product(shapes[:2] if not native else shapes, [False, True])):
         x = elements_to_sort(shape, dtype, number)
         x[-1] = np.where(np.arange(shape[1]) == 2, x[-1], x[-1, 0])      # all elements but one are equal
         k = 1 + shape[1] // 3
-        for name, options in (("ARGSORT", (descending,)), ("TOPK", (k, not descending))):
-            kernel = kernel_of(name, options, "int64", [shape], [dtype])
+        for name, options, result in (("SORT", (descending,), dtype), ("ARGSORT", (descending,), "int64"),
+                                      ("TOPK", (k, not descending), "int64")):
+            kernel = kernel_of(name, options, result, [shape], [dtype])
             compare(kernel, [x], native)
             made.clear()
             phases = lower_library_kernel(kernel, NATIVE).spec.phases
             assert (len(phases) > 1) == (way == "parts"), f"{way} has {len(phases)} phases"
-            assert made and ("fill" in made) == (way in ("radix", "parts")), f"{way} is written by {made}"
+            assert made and ("fill" in made or "survey" in made) == (way in ("radix", "parts")), f"{way} is written by {made}"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bfloat16", "uint8"])
+def test_sorted_values_of_long_rows(dtype: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of wide digits, of which the first, the last or those between have no difference, or all."""
+    monkeypatch.setattr(sorted_values, "LEAST_LONG_ROW", 1)
+    monkeypatch.setattr(sort, "COUNTED_PER_DIGIT", 0)
+    target = replace(NATIVE, threads=parts)
+    monkeypatch.setattr(sorted_values, "LEAST_SORTED_PART", 20)
+    rng, kind = np.random.default_rng(parts), to_dtype(dtype)
+    for step in (0, 1, 1 << 11, 1 << 22, 1 << 27):
+        x = rng.integers(0, 5, (1, 71)) * step % (1 << min(30, kind.bits - 1))
+        x = from_float(x.astype(np.float32), kind) if dtype == "bfloat16" else x.astype(dtype)
+        kernel = kernel_of("SORT", (bool(step & 1),), dtype, [x.shape], [dtype])
+        program = lower_library_kernel(kernel, target)
+        assert (len(program.spec.phases) > 1) == (parts > 1)
+        case = Case(kernel)
+        case.args[1:], case.want = [x.reshape(-1)], evaluate(kernel.ast, [np.zeros_like(x).reshape(-1), x.reshape(-1)])
+        run_native(case, program, target, 1)
+
+
+def test_zeros_are_in_the_order_of_their_signs() -> None:
+    for n in (3, 60):       # by counting and by digits
+        x = np.array([[0.0, -0.0, 1.0, 0.0, -0.0, -1.0] * n], np.float32)
+        found = Tensor(x).sort(1).values.numpy()[0, n:5 * n]
+        assert np.signbit(found[:2 * n]).all() and not np.signbit(found[2 * n:]).any()
 
 
 def spied(monkeypatch: pytest.MonkeyPatch, *functions: tuple[Any, str]) -> list[str]:
@@ -236,16 +267,17 @@ def test_sorting_on_groups(dtype: str) -> None:
     for shape in ((3, 11), (1, 1)):
         x = elements_to_sort(shape, dtype, 3)
         for descending in (False, True):
-            kernels = [kernel_of("ARGSORT", (descending,), "int64", [shape], [dtype]),
+            kernels = [kernel_of("SORT", (descending,), dtype, [shape], [dtype]),
+                       kernel_of("ARGSORT", (descending,), "int64", [shape], [dtype]),
                        *[kernel_of("TOPK", (k, descending), "int64", [shape], [dtype]) for k in {min(3, shape[1]), shape[1]}]]
             for kernel in kernels:
                 compare_on_groups(kernel, [x])
 
 
-@pytest.mark.parametrize("name", ["ARGSORT", "TOPK"])
+@pytest.mark.parametrize("name", ["SORT", "ARGSORT", "TOPK"])
 def test_threads_of_a_device_keep_no_row_to_themselves(name: str) -> None:
-    options = (True,) if name == "ARGSORT" else (100, True)
-    program = lower_library_kernel(kernel_of(name, options, "int64", [(3, 70000)], ["float32"]), TOY)
+    options = (100, True) if name == "TOPK" else (True,)
+    program = lower_library_kernel(kernel_of(name, options, "float32" if name == "SORT" else "int64", [(3, 70000)], ["float32"]), TOY)
     phase = program.spec.phases[-1]
     assert len(program.spec.phases) == 18 and {p.scratch_bytes for p in program.spec.phases} == {0}
     assert phase.extent * phase.block >= 3 * 70000 and least_iterations(phase, program.code[-1]) < 20

@@ -30,7 +30,7 @@ def test_shapes_and_errors() -> None:
     at, value = buffer(2, 9, 3, dtype=I64), buffer(2, 9, 3)  # type: ignore[arg-type]
     assert shape_of(graph.library_kernel("SCATTER", ("SET",), F32, x, at, value)) == (2, 5, 3)
     for error, match, name, options, operands in (
-            (UnsupportedError, "SCAN, ARGSORT, TOPK, SCATTER", "FOLD", (), (x,)),
+            (UnsupportedError, "SCAN, SORT, ARGSORT, TOPK, SCATTER", "FOLD", (), (x,)),
             (UnsupportedError, "SCAN with 'SUB'", "SCAN", ("SUB",), (x,)),
             (ShapeError, r"SCAN of \(4, 7\)", "SCAN", ("ADD",), (buffer(4, 7),)),
             (ShapeError, "k=8", "TOPK", (8, True), (buffer(4, 7),)),

@@ -117,19 +117,19 @@ class RandomGraph:
         return graph.gather(x, index, axis)
 
     def library_kernel(self, x: UOp) -> UOp:
-        """Add a SCAN, ARGSORT, TOPK or SCATTER: kernels into which nothing is fused."""
+        """Add a SCAN, SORT, ARGSORT, TOPK or SCATTER: kernels into which nothing is fused."""
         shape = shape_of(x)
         if not shape:
             return x
         axis = self.rng.randrange(len(shape))
         n = shape[axis]
-        kind = self.rng.choice(["SCAN", "SCAN", "ARGSORT", "TOPK", "SCATTER"])
-        if kind in ("ARGSORT", "TOPK"):
-            options = (self.rng.random() < 0.5,) if kind == "ARGSORT" else (self.rng.randint(1, n), self.rng.random() < 0.5)
+        kind = self.rng.choice(["SCAN", "SCAN", "SORT", "ARGSORT", "TOPK", "SCATTER"])
+        if kind in ("SORT", "ARGSORT", "TOPK"):
+            options = (self.rng.randint(1, n), self.rng.random() < 0.5) if kind == "TOPK" else (self.rng.random() < 0.5,)
             order = [a for a in range(len(shape)) if a != axis] + [axis]
             moved = graph.permute(x, order)
             rows = graph.reshape(moved, (-1, n))
-            found = graph.library_kernel(kind, options, dtypes.int64, rows)
+            found = graph.library_kernel(kind, options, x.dtype if kind == "SORT" else dtypes.int64, rows)
             return graph.cast(graph.reshape(found, (*shape_of(moved)[:-1], -1)), dtypes.int32)
         box = (int(np.prod(shape[:axis])), n, int(np.prod(shape[axis + 1:])))
         boxed = graph.reshape(x, box)

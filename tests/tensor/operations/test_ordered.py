@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from svod.config import PrepareConfig
 from svod.errors import DTypeError, KernelOptError, ShapeError, TensorIndexError, UnsupportedError
+from svod.prepare import prepare_tensors
 from svod.tensor import Tensor
 from tests.draws import draws
 from tests.tensor import checking
@@ -221,12 +222,23 @@ def test_they_compile() -> None:
     plan.execute()
     plan.execute()
     in_order = [k for k in plan.kernels if k.opts_source == "library"]
-    assert [k.name.partition("_")[0] for k in in_order] == ["scan", "argsort", "scatter"] and not any(k.opts for k in in_order)
+    assert [k.name.partition("_")[0] for k in in_order] == ["scan", "sort", "scatter"] and not any(k.opts for k in in_order)
     with pytest.raises(KernelOptError, match="UPCAST on a scan: a library kernel has one form"):
         t.cumsum(1).prepare(PrepareConfig(opts={in_order[0].key: [["UPCAST", "o0", 4]]}))
     expected = scattered(np.zeros((3, 2, 5)), 1, (a > 0).astype(np.int64), expected, "sum")
     np.testing.assert_allclose(z.numpy(), expected, rtol=1e-4, atol=1e-4)      # sums of hundreds of terms that cancel
     np.testing.assert_array_equal(Tensor(np.arange(50) % 3 == 0).nonzero(size=20).numpy()[:, 0][:17], np.arange(0, 50, 3))
+
+
+def test_values_and_positions_are_of_one_sort() -> None:
+    x = make((40, 300), "float32", 1).round(1)
+    assert [k.name.partition("_")[0] for k in Tensor(x).sort(1).values.prepare().kernels] == ["sort"]
+    values, positions = Tensor(x).sort(1)
+    plan = prepare_tensors([values, positions], None)
+    assert [k.name.partition("_")[0] for k in plan.kernels if "sort" in k.name] == ["argsort"]
+    plan.execute()
+    np.testing.assert_array_equal(positions.numpy(), np.argsort(x, 1, kind="stable"))
+    np.testing.assert_array_equal(values.numpy(), np.sort(x, 1))
 
 
 def test_errors() -> None:

@@ -8,7 +8,7 @@ from svod.compile.lower.library.scan import lower_scan
 from svod.compile.lower.library.scatter import lower_scatter
 from svod.compile.lower.library.select import lower_topk
 from svod.compile.lower.library.sort import lower_argsort
-from svod.compile.lower.library.values import lower_sort
+from svod.compile.lower.library.sorted_values import lower_sort
 from svod.compile.lower.program import Program
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target

@@ -33,22 +33,22 @@ LONG_DIGIT_BITS = 11            # of rows that are much longer than a table of c
 LEAST_LONG_ROW = 1 << 15        # elements
 
 
-class Digit(NamedTuple):
+class KeyDigit(NamedTuple):
     """A digit of the keys: so many bits from `shift` on."""
 
     shift: int
     bits: int
 
 
-def digits_of(dtype: DType, n: int) -> list[Digit]:
+def digits_of(dtype: DType, n: int) -> list[KeyDigit]:
     """Return the digits in which keys of rows of n elements may differ, of about equal bits."""
     low, high = CONSTANT_BITS.get(dtype.name, 0), key_type(dtype).bits
     count = -(-(high - low) // (LONG_DIGIT_BITS if n >= LEAST_LONG_ROW else DIGIT_BITS))
     cuts = [low + (high - low) * i // count for i in range(count + 1)]
-    return [Digit(a, b - a) for a, b in pairwise(cuts)]
+    return [KeyDigit(a, b - a) for a, b in pairwise(cuts)]
 
 
-class _Row:
+class SortedRow:
     """Writes the steps for one row of n elements, which begins at `at` in x and y.
 
     `keys`: a pointer to two halves of n keys each, which begin at `origin`; `counts`: a pointer to a table for each part of the row, from
@@ -85,7 +85,7 @@ class _Row:
         bits = b.bitcast(self.kind, b.cast(BY_NAME[f"uint{self.kind.bits}"], self._bitwise("XOR", key, self.sign)))
         b.put(self.y, b.calc("ADD", self.at, i), element_of(b, bits, self.dtype, self.descending))
 
-    def _digit(self, key: int, digit: Digit) -> int:
+    def _digit(self, key: int, digit: KeyDigit) -> int:
         return self.b.cast(INDEX, self._bitwise("AND", self._bitwise("SHR", key, digit.shift), (1 << digit.bits) - 1))
 
     # -- passes -------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class _Row:
                 b.span(b.least(part.first, copied(part.last)), copied(part.last), self.lanes, lambda i, lanes: write(i, read(i, lanes)))
 
 
-Step = Callable[[_Row, list[RowPart]], tuple[int, ...] | None]      # writes a step for parts of a row; returns what it found in them
+Step = Callable[[SortedRow, list[RowPart]], tuple[int, ...] | None]      # writes a step for parts of a row; returns what it found in them
 
 
 def stored_type(dtype: DType) -> DType:
@@ -219,7 +219,7 @@ def lower_sort(node: UOp, target: Target) -> Program:
     pointers = b.scratch(unsigned, 0), b.scratch(COUNT, halves), b.scratch(COUNT, halves + table)
 
     def row(it: int) -> None:
-        one = _Row(b, node, target, b.mul(it, n), *pointers)
+        one = SortedRow(b, node, target, b.mul(it, n), *pointers)
         length = -(-n // PARTS_OF_ROW)
         cuts = [min(length * p, n) for p in range(PARTS_OF_ROW + 1)]
         own = [RowPart(b.index(p), b.index(cuts[p]), b.index(cuts[p + 1])) for p in range(PARTS_OF_ROW)]
@@ -269,7 +269,7 @@ def _by_parts(node: UOp, target: Target, parts: int) -> Program:
 
         def iteration(it: int) -> None:
             row, part = b.over(it, parts), b.mod(it, parts)
-            one = _Row(b, node, target, b.mul(row, n), keys, counts, b.scratch(COUNT, 0))
+            one = SortedRow(b, node, target, b.mul(row, n), keys, counts, b.scratch(COUNT, 0))
             one.origin, one.tables = b.mul(row, 2 * n), b.mul(row, parts * buckets)
             if not is_first:
                 one.bits = b.alu("XOR", unsigned, 1, *[
@@ -287,6 +287,6 @@ def _by_parts(node: UOp, target: Target, parts: int) -> Program:
 
     def move(p: int) -> Step:
         return lambda row, own: row.move(p, own, parts)
-    phases = [phase(_Row.survey, is_first=True), phase(move(0)),
+    phases = [phase(SortedRow.survey, is_first=True), phase(move(0)),
               *[phase(step(p)) for p in range(1, len(digits)) for step in (count, move)]]
     return program(node, tuple([size * t.itemsize for size, t in zip(sizes, types, strict=True)]), *phases)
