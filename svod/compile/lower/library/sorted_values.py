@@ -1,5 +1,6 @@
 """SORT: the values of a row in order, by a radix sort of their keys, least significant digit first.
 
+    the least key, of integers, which is subtracted
     counts of the first digit, and which bits of the keys differ
     for each digit whose bits differ:   counts; places of the buckets; each key to the next place of its bucket
 
@@ -66,7 +67,7 @@ class SortedRow:
         self.buckets = 1 << max(d.bits for d in self.digits)
         self.lanes = target.lanes(self.unsigned)
         self.origin = self.tables = b.index(0)
-        self.bits = b.const(self.unsigned, 1, 0)
+        self.bits = self.least = b.const(self.unsigned, 1, 0)
 
     # -- keys ---------------------------------------------------------------------------------------
     def _bitwise(self, op: str, v: int, constant: int) -> int:
@@ -77,11 +78,13 @@ class SortedRow:
         """Load elements from position i of the row on, as unsigned keys."""
         b = self.b
         key = sort_key(b, b.get(self.x, b.calc("ADD", self.at, i), lanes), self.descending, one_zero=False)
-        return self._bitwise("XOR", b.cast(self.unsigned, b.bitcast(BY_NAME[f"uint{self.kind.bits}"], key)), self.sign)
+        key = self._bitwise("XOR", b.cast(self.unsigned, b.bitcast(BY_NAME[f"uint{self.kind.bits}"], key)), self.sign)
+        return b.alu("SUB", self.unsigned, lanes, key, b.splat(self.least, lanes))
 
     def store_element(self, i: int, key: int) -> None:
         """Store the elements of unsigned keys from position i of the row on."""
-        b = self.b
+        b, lanes = self.b, self.b.num_lanes[key]
+        key = b.alu("ADD", self.unsigned, lanes, key, b.splat(self.least, lanes))
         bits = b.bitcast(self.kind, b.cast(BY_NAME[f"uint{self.kind.bits}"], self._bitwise("XOR", key, self.sign)))
         b.put(self.y, b.calc("ADD", self.at, i), element_of(b, bits, self.dtype, self.descending))
 
@@ -149,6 +152,16 @@ class SortedRow:
         b, has = self.b, self._has_pass(p)
         return lambda stop: b.choose(has, *((stop, b.index(0)) if does else (b.index(0), stop)))
 
+    def least_key(self, parts: Sequence[RowPart]) -> tuple[int]:
+        """Return the least key of neighbouring parts, which have a vector of elements at least."""
+        b, last = self.b, parts[-1].last
+        final = b.plus(last, -self.lanes)       # the last vector is moved back
+
+        def vector(i: int, least: int) -> tuple[int]:
+            return (b.alu("MIN", self.unsigned, self.lanes, least, self.key(b.least(i, final), self.lanes)),)
+        found, = b.loop(parts[0].first, last, vector, b.const(self.unsigned, self.lanes, self.unsigned.max), step=self.lanes)
+        return (b.over_lanes("MIN", found),)
+
     def survey(self, parts: Sequence[RowPart]) -> tuple[int, int]:
         """Count the first digits of some parts; returns an OR and an AND of their keys."""
         b = self.b
@@ -205,6 +218,11 @@ def stored_type(dtype: DType) -> DType:
     return BY_NAME[f"uint{max(32, key_type(dtype).bits)}"]
 
 
+def subtracts_least(dtype: DType) -> bool:
+    """Whether the least key is subtracted from keys: integers of several digits often have a small range."""
+    return dtype.is_int and dtype.bits >= 32
+
+
 def lower_sort(node: UOp, target: Target) -> Program:
     """Return the Program of a SORT on a CPU."""
     rows, n = node.arg[2][0]
@@ -223,6 +241,8 @@ def lower_sort(node: UOp, target: Target) -> Program:
         length = -(-n // PARTS_OF_ROW)
         cuts = [min(length * p, n) for p in range(PARTS_OF_ROW + 1)]
         own = [RowPart(b.index(p), b.index(cuts[p]), b.index(cuts[p + 1])) for p in range(PARTS_OF_ROW)]
+        if subtracts_least(node.dtype):
+            one.least, = one.least_key(own)
         one.bits = b.alu("XOR", unsigned, 1, *one.survey(own))
         for p in range(len(one.digits)):
             if p:
@@ -259,11 +279,13 @@ def _by_parts(node: UOp, target: Target, parts: int) -> Program:
     """Return the Program in which each step is a phase, and each iteration is a part of a row."""
     rows, n = node.arg[2][0]
     unsigned, digits, length = stored_type(node.dtype), digits_of(node.dtype, n), -(-n // parts)
-    buckets = 1 << max(d.bits for d in digits)
-    types = (unsigned, COUNT, unsigned, unsigned)           # keys, counts, an OR and an AND of the keys of each part
-    sizes = (rows * 2 * n, rows * parts * buckets, rows * parts, rows * parts)
+    buckets, has_least = 1 << max(d.bits for d in digits), subtracts_least(node.dtype)
+    types = (unsigned, COUNT, unsigned, unsigned, unsigned)     # keys, counts, then of each part: the least key, an OR and an AND of keys
+    sizes = (rows * 2 * n, rows * parts * buckets, *[rows * parts] * 3)
 
-    def phase(step: Step, is_first: bool = False) -> tuple[Loops, int, int, int]:
+    def phase(step: Step, known: int = 3, finds: int = 3) -> tuple[Loops, int, int, int]:
+        """Make the phase of a step. `known`: how many of the things that are found in parts are known; `finds`: where those of this step
+        begin among them."""
         b = Loops()
         keys, counts, *found = [b.pure("TEMP", t, 1, (), i) for i, t in enumerate(types)]
 
@@ -271,13 +293,15 @@ def _by_parts(node: UOp, target: Target, parts: int) -> Program:
             row, part = b.over(it, parts), b.mod(it, parts)
             one = SortedRow(b, node, target, b.mul(row, n), keys, counts, b.scratch(COUNT, 0))
             one.origin, one.tables = b.mul(row, 2 * n), b.mul(row, parts * buckets)
-            if not is_first:
-                one.bits = b.alu("XOR", unsigned, 1, *[
-                    reduce(partial(b.alu, op, unsigned, 1), [b.get(pointer, b.mul(row, parts), offset=p) for p in range(parts)])
-                    for op, pointer in zip(("OR", "AND"), found, strict=True)])
+            of_row = [reduce(partial(b.alu, op, unsigned, 1), [b.get(pointer, b.mul(row, parts), offset=p) for p in range(parts)])
+                      for op, pointer in zip(("MIN", "OR", "AND"), found[:known], strict=False)]
+            if known > 0 and has_least:
+                one.least = of_row[0]
+            if known > 1:
+                one.bits = b.alu("XOR", unsigned, 1, *of_row[1:])
             first = b.mul(part, length)
             results = step(one, [RowPart(part, first, b.least(b.plus(first, length), b.index(n)))]) or ()
-            for pointer, v in zip(found, results, strict=False):
+            for pointer, v in zip(found[finds:], results, strict=False):
                 b.put(pointer, it, v)
         b.loop(*b.bounds(), iteration)
         return b, rows * parts, min(target.threads, rows * parts), aligned(buckets * COUNT.itemsize)
@@ -287,6 +311,6 @@ def _by_parts(node: UOp, target: Target, parts: int) -> Program:
 
     def move(p: int) -> Step:
         return lambda row, own: row.move(p, own, parts)
-    phases = [phase(SortedRow.survey, is_first=True), phase(move(0)),
+    phases = [*[phase(SortedRow.least_key, known=0, finds=0)] * has_least, phase(SortedRow.survey, known=1, finds=1), phase(move(0)),
               *[phase(step(p)) for p in range(1, len(digits)) for step in (count, move)]]
     return program(node, tuple([size * t.itemsize for size, t in zip(sizes, types, strict=True)]), *phases)
