@@ -358,6 +358,13 @@ class Lifetimes:
     kept: dict[int, int]
 
 
+def outlives_run(kernel: PreparedKernel, temp: int) -> bool:
+    """Whether a phase that runs once fills a temporary. It may be any temporary of a kernel whose `packing` is unknown."""
+    if kernel.packing is not None:
+        return temp in kernel.packing.temps
+    return any(phase.once for phase in kernel.spec.phases)
+
+
 def lifetimes_of(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer]) -> Lifetimes:
     """Compute when each intermediate and temporary of a plan is in use. A temporary that a once phase writes must survive every run."""
     out = Lifetimes({}, {}, {}, {})
@@ -369,9 +376,8 @@ def lifetimes_of(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer
                     out.sizes[index] = buffers[index].nbytes
                     out.first.setdefault(index, level)
                     out.last[index] = level
-            once = any(phase.once for phase in kernel.spec.phases)
-            for size in kernel.spec.temps:
-                if once:
+            for temp, size in enumerate(kernel.spec.temps):
+                if outlives_run(kernel, temp):
                     out.kept[number] = size
                 else:
                     out.sizes[number], out.first[number], out.last[number] = size, level, level

@@ -230,12 +230,12 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequenc
 def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches, gone: _Lost,
                             around: CacheFootprint | None) -> None:
     """Reduce `lines`, the lines fetched into each cache, by those that are cached before they are needed: kept from the last run,
-    computed inside the nest, or loaded by another stage. `around`: footprint of one run of the nest, if another stage loads the same
-    data; else None."""
-    whole = course.footprints[0].lines
+    computed inside the nest, or loaded by another stage. Constants are not kept: in a plan, other data pass through the caches between two
+    runs. `around`: footprint of one run of the nest, if another stage loads the same data; else None."""
+    a, whole = course.access, course.footprints[0].lines
     taken = 2.0 * whole * CACHE_LINE_BYTES
     for c, cache in enumerate(caches.levels):
-        there = 1.0 - (caches.lost(taken / cache.size) if course.access.is_made_inside else gone.lines[c])
+        there = 1.0 - (1.0 if a.is_constant else caches.lost(taken / cache.size) if a.is_made_inside else gone.lines[c])
         if around is not None:
             there = max(there, 1.0 - caches.lost(2.0 * around.lines * CACHE_LINE_BYTES / cache.size))
             lines[c] *= 1.0 - there

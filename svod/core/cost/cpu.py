@@ -476,7 +476,7 @@ class _Memory:
             (axis, _), *_ = n.dims[layout.tiled].coefs
             tile = Tile(axis, layout.tile, layout.outer * access.itemsize)
         is_once = is_computed_once(self.state, self.nest.placement, n.arg)
-        return access._replace(fixed=fixed, is_made_inside=not is_once, tile=tile)
+        return access._replace(fixed=fixed, is_made_inside=not is_once, is_constant=is_once, tile=tile)
 
     def _crossing(self, stage: StageNest, n: Node, access: Access) -> float:
         """Lines of an earlier phase's result that may lie in another core's cache when this stage reads them."""

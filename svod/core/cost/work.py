@@ -80,6 +80,7 @@ class Access(NamedTuple):
     gathered: tuple[int, ...] = ()      # local axes whose positions another load reads from memory
     fixed: int = 0          # number of outermost loops that compute the data anew in each iteration, so they do not move the access
     is_made_inside: bool = False        # the data are computed in the nest, so they do not come from memory
+    is_constant: bool = False   # the data are constants of a plan, other parts of which pass through the caches between two runs
     tile: Tile | None = None
 
     @property
@@ -187,7 +188,8 @@ class StageWork:
         """The load of an argument as an access: `times` instructions of `elements` elements each."""
         size = n.dtype.itemsize
         return Access(AccessKind.LOAD, MemorySpace.GLOBAL, n.arg, _in_bytes(linear.coefs, size), size, elements, times,
-                      self.outside + self.depth(n.deps), self.state.kernel.params[n.arg].arg.size * size, self.gathered(linear))
+                      self.outside + self.depth(n.deps), self.state.kernel.params[n.arg].arg.size * size, self.gathered(linear),
+                      is_constant=self.state.kernel.params[n.arg].arg.constant)
 
     def gathered(self, linear: LinearIndex) -> tuple[int, ...]:
         """The local axes whose positions another load looks up."""
