@@ -57,6 +57,7 @@ class Caches:
     table_miss_cycles: float = 4.0      # cycles of a miss of that table, which overlaps with others
     walk_pages: int = 1536              # pages in the second-level translation table
     walk_cycles: float = 25.0           # cycles of a miss of both tables
+    crossing_cycles: float = 0.0        # cycles to fetch a line that another core has stored: few of these transfers overlap
     unforeseen_lines: int = 4           # lines after a change of page that are fetched before the prefetcher is ahead
 
     def lost(self, taken: float) -> float:
@@ -69,6 +70,7 @@ SECOND = Anchor(1 << 20, 14.0, 64.0)
 LAST = Anchor(32 << 20, 50.0, 24.0)
 MEMORY_CYCLES, MEMORY_BYTES = 300.0, 10.0       # latency of memory in cycles, and bytes per cycle that one core gets
 SECOND_WAYS = 16
+CROSSING_LINES = 4          # lines from other cores that are fetched at the same time
 FILL_BUFFERS = 12           # lines without prefetch that are fetched at the same time
 
 
@@ -85,7 +87,8 @@ def caches_of(target: Target) -> Caches:
     memory, line = max(MEMORY_CYCLES, beyond_l2), CACHE_LINE_BYTES
     return Caches((CacheLevel(target.l1, PAGE_BYTES // line, max(1, target.l1 // PAGE_BYTES), max(near, line / width2), line / width2),
                    CacheLevel(target.l2, max(1, target.l2 // (line * SECOND_WAYS)), SECOND_WAYS, max(far, line / width3), line / width3),
-                   CacheLevel(max(target.l2, target.l3), 0, 16, memory / FILL_BUFFERS, line / min(MEMORY_BYTES, width3))))
+                   CacheLevel(max(target.l2, target.l3), 0, 16, memory / FILL_BUFFERS, line / min(MEMORY_BYTES, width3))),
+                  crossing_cycles=beyond_l2 / CROSSING_LINES)
 
 
 class CacheFootprint(NamedTuple):
@@ -124,6 +127,7 @@ class Traffic(NamedTuple):
     second: float           # cycles to fetch lines into the second cache
     memory: float           # cycles to fetch lines from memory
     translated: float       # cycles for address translations
+    crossing: float         # cycles to fetch lines from second caches of other cores
     moved: float            # bytes moved from memory
 
     @property
@@ -159,13 +163,13 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
     courses = _courses(loops, body, accesses, caches.levels[1].sets)
     gone = [_lost_inside(caches, [c.footprints[k] for c in courses if c.depth >= k], 0.0 if k else kept) for k in range(len(loops) + 1)]
     cycles = [0.0, 0.0, 0.0]
-    translated = moved = 0.0
+    translated = crossing = moved = 0.0
     for course, is_shared in zip(courses, shared, strict=True):
         a, whole = course.access, course.footprints[0]
         passes = 2.0 if a.kind is AccessKind.STORE else 1.0     # a line that is written is fetched first
         lines, pages = _repeated(course, loops, gone)
         around = course.footprints[min(outside, len(loops))] if is_shared else None
-        _subtract_what_is_there(lines, course, caches, gone[0], around)
+        crossing += _subtract_what_is_there(lines, course, caches, gone[0], around) * caches.crossing_cycles
         visits = max(pages[2], 1.0)
         surprise = min(1.0, caches.unforeseen_lines * visits / max(lines[1], lines[0], 1.0))
         for c, level in enumerate(caches.levels):
@@ -173,7 +177,7 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
         translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages)
         translated += pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
         moved += passes * lines[2] * CACHE_LINE_BYTES
-    return Traffic(cycles[0], cycles[1], cycles[2], translated, moved)
+    return Traffic(cycles[0], cycles[1], cycles[2], translated, crossing, moved)
 
 
 def _courses(loops: Sequence[tuple[int, float]], body: Sequence[float], accesses: Sequence[Access], sets2: int) -> list[_Course]:
@@ -228,19 +232,24 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequenc
 
 
 def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches, gone: _Lost,
-                            around: CacheFootprint | None) -> None:
+                            around: CacheFootprint | None) -> float:
     """Reduce `lines`, the lines fetched into each cache, by those that are cached before they are needed: kept from the last run,
     computed inside the nest, or loaded by another stage. Constants are not kept: in a plan, other data pass through the caches between two
-    runs. `around`: footprint of one run of the nest, if another stage loads the same data; else None."""
-    a, whole = course.access, course.footprints[0].lines
+    runs. `around`: footprint of one run of the nest, if another stage loads the same data; else None. Returns the lines that lie in second
+    caches of other cores than those that need them."""
+    a, whole, crossing = course.access, course.footprints[0].lines, 0.0
     taken = 2.0 * whole * CACHE_LINE_BYTES
     for c, cache in enumerate(caches.levels):
-        there = 1.0 - (1.0 if a.is_constant else caches.lost(taken / cache.size) if a.is_made_inside else gone.lines[c])
+        there = 0.0 if a.is_constant else 1.0 - (caches.lost(taken / cache.size) if a.is_made_inside else gone.lines[c])
+        cores = a.cores if c < 2 else 1     # the third cache is shared
+        lines[c] = max(lines[c], cores * whole)
         if around is not None:
             there = max(there, 1.0 - caches.lost(2.0 * around.lines * CACHE_LINE_BYTES / cache.size))
             lines[c] *= 1.0 - there
         else:
-            lines[c] = max(0.0, lines[c] - there * whole)
+            lines[c] = max(0.0, lines[c] - there * cores * whole)
+            crossing = (1.0 - a.near) * there * cores * whole if c == 1 else crossing
+    return crossing
 
 
 def steps_of(a: Access) -> list[tuple[int, int]]:

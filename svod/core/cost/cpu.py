@@ -19,7 +19,7 @@ from svod.core.cost.work import Access, StageWork, Tile, has_constant_lanes, is_
 from svod.core.kernel.contraction import product_of, windows_of
 from svod.core.kernel.groups import phase_of
 from svod.core.kernel.intrinsics import rate_of
-from svod.core.kernel.kernel import Node
+from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.loop_nest import LoopNest, LoopNestMaker, StageNest, loop_nest, stored_bytes
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import NO_ROW, is_computed_once, is_derived, vector_width
@@ -82,7 +82,7 @@ class Cpu:
 
 CPU = Cpu()
 #: Terms of a stage's cost: instructions, lines into each cache and from memory, address translations, start of other cores.
-TERMS = ("instructions", "first cache", "second cache", "memory", "page tables", "launch")
+TERMS = ("instructions", "first cache", "second cache", "memory", "page tables", "other cores", "launch")
 
 
 @Derived
@@ -178,7 +178,8 @@ class _StatePricer:
     def cycles(self, work: StageWork, issue: IssueCost, data: Traffic) -> float:
         """The cycles of a stage that does not run once, on all cores, from the prices of its instructions and memory accesses."""
         cpu, slowest = CPU, max(issue.cycles, *data.cycles)
-        cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
+        cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest)
+                            + cpu.unhidden_translations * data.translated + data.crossing)
         return cycles / _speedup(self.state, work.at, self._is_phase(work), self.threads) + self._launched(work)
 
     def price(self, work: StageWork) -> Cost:
@@ -189,7 +190,7 @@ class _StatePricer:
         if is_once:
             return Cost(0.0, int(issue.accumulators), scratch, issue.flops, data.moved)
         cycles, speedup = self.cycles(work, issue, data), _speedup(self.state, work.at, is_phase, self.threads)
-        terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], self._launched(work))
+        terms = (*[c / speedup for c in (issue.cycles, *data.cycles, data.crossing)], self._launched(work))
         part = CostPart(stage.r.stage.name, cycles, tuple(zip(TERMS, terms, strict=True)))
         return Cost(cycles, int(issue.accumulators), scratch, issue.flops, data.moved, (part,))
 
@@ -436,7 +437,7 @@ class _Memory:
         crossing = dict[int, float]()       # stage of an earlier phase → cycles
         for _, n, is_load in work.values():
             if is_load and n.linear is not None:
-                accesses.append(work.load(n, n.linear))
+                accesses.append(self._load(work, n, n.linear))
                 is_shared.append(self._is_shared(work.at, n))
             elif is_load:
                 accesses.append(self._read(work, n))
@@ -449,7 +450,8 @@ class _Memory:
         cost = traffic(self.caches, loops, work.outside, _body(stage), accesses, is_shared, self.kept)
         _, near, far = self.caches.levels
         # the result of an earlier phase lies in the caches of all cores
-        cost = cost._replace(second=cost.second + sum(crossing.values()) * near.unforeseen * (1.0 - 1.0 / self.threads))
+        crossed = sum(crossing.values()) * self.caches.crossing_cycles * (1.0 - 1.0 / self.threads)
+        cost = cost._replace(crossing=cost.crossing + crossed)
         if not non_temporal:
             return cost
         # Data go to memory, and come from there when they are read. A line whose neighbour is stored much later costs a separate access to
@@ -458,6 +460,27 @@ class _Memory:
         alone = stage.num_lanes * size <= CACHE_LINE_BYTES and (not work.loops or work.loops[-1][0] != stage.vector)
         of_line = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
         return cost._replace(memory=cost.memory + non_temporal / CACHE_LINE_BYTES * of_line, moved=cost.moved + non_temporal)
+
+    def _load(self, work: StageWork, n: Node, linear: LinearIndex) -> Access:
+        """The access of a load. Other kernels of a plan have computed what is no constant, each core a part of it."""
+        access, parallel = work.load(n, linear), self._parallel_axis(work.stage)
+        outermost = max(linear.coefs, key=lambda step: step[1], default=(-1, 0))[0]
+        is_parted = parallel is None or any(a == parallel for a, _ in linear.coefs)
+        # kernels that share their outermost dims among cores find what they need where they are
+        near = 1.0 if outermost == parallel else 1.0 / self.threads
+        return access._replace(cores=1 if is_parted else self.threads, near=near)
+
+    def _parallel_axis(self, stage: StageNest) -> int | None:
+        """The local axis of a stage whose iterations the cores share."""
+        if self.state.thread is None:
+            return None
+        shared = self.state.rows[self.state.thread.row].axis
+        return next((i for i, a in enumerate(stage.r.axes) if a == shared), None)
+
+    def _is_parted(self, stage: StageNest, access: Access) -> bool:
+        """Whether each core accesses a part of the data of its own."""
+        parallel = self._parallel_axis(stage)
+        return any(a == parallel for a, _ in access.coefs)
 
     def _is_shared(self, at: StageRuns, n: Node) -> bool:
         """Whether another stage inside the same loops loads the same argument."""
@@ -476,7 +499,8 @@ class _Memory:
             (axis, _), *_ = n.dims[layout.tiled].coefs
             tile = Tile(axis, layout.tile, layout.outer * access.itemsize)
         is_once = is_computed_once(self.state, self.nest.placement, n.arg)
-        return access._replace(fixed=fixed, is_made_inside=not is_once, is_constant=is_once, tile=tile)
+        return access._replace(fixed=fixed, is_made_inside=not is_once, is_constant=is_once, tile=tile,
+                               cores=self.threads if is_once and not self._is_parted(work.stage, access) else 1)
 
     def _crossing(self, stage: StageNest, n: Node, access: Access) -> float:
         """Lines of an earlier phase's result that may lie in another core's cache when this stage reads them."""
@@ -485,11 +509,7 @@ class _Memory:
         size = access.itemsize
         for a in self.state.kernel.stages[n.arg].outs:
             size *= self.state.axis_extent(a)
-        parallel = None
-        if self.state.thread is not None:
-            shared = self.state.rows[self.state.thread.row].axis
-            parallel = next((i for i, a in enumerate(stage.r.axes) if a == shared), None)
-        return size / CACHE_LINE_BYTES * (1.0 if any(a == parallel for a, _ in access.coefs) else self.threads)
+        return size / CACHE_LINE_BYTES * (1.0 if self._is_parted(stage, access) else self.threads)
 
     def _store(self, work: StageWork, non_temporal: float) -> Access | None:
         """The store of a stage's value as an access; None if the value stays in registers, or is stored non-temporally."""

@@ -81,6 +81,8 @@ class Access(NamedTuple):
     fixed: int = 0          # number of outermost loops that compute the data anew in each iteration, so they do not move the access
     is_made_inside: bool = False        # the data are computed in the nest, so they do not come from memory
     is_constant: bool = False   # the data are constants of a plan, other parts of which pass through the caches between two runs
+    cores: int = 1          # cores that each read all of the data; 1 also where each reads a part of its own
+    near: float = 1.0       # share of the data that the core that reads them has stored, and no other core
     tile: Tile | None = None
 
     @property
