@@ -450,8 +450,7 @@ class _Memory:
         cost = traffic(self.caches, loops, work.outside, _body(stage), accesses, is_shared, self.kept)
         _, near, far = self.caches.levels
         # the result of an earlier phase lies in the caches of all cores
-        crossed = sum(crossing.values()) * self.caches.crossing_cycles * (1.0 - 1.0 / self.threads)
-        cost = cost._replace(crossing=cost.crossing + crossed)
+        cost = cost._replace(second=cost.second + sum(crossing.values()) * near.unforeseen * (1.0 - 1.0 / self.threads))
         if not non_temporal:
             return cost
         # Data go to memory, and come from there when they are read. A line whose neighbour is stored much later costs a separate access to

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
+from math import prod
 from typing import NamedTuple
 
 from svod.core.cost.cpu import bounds_of, cost_of
@@ -36,6 +37,7 @@ MIN_STAGED_BYTES = 1 << 13     # bytes; a smaller operand is read in place
 # a tile that reads its operand in place is a sketch too if it takes less than this many times the cycles of the tile that stages it
 UNSTAGED_FACTOR = 1.1
 SHARED_PER_CORE = 2            # least iterations per core of a loop that is shared by the cores rather than one inside of it
+LEAST_PASSES = 4               # least times that an operand is read for its copy to pay
 SHORT_SUM = 4                  # iterations; a shorter reduce loop becomes straight-line code
 MOST_TILES = 6                 # most register tiles for each vector axis
 VARIED_TILES = 2               # the best tiles for each vector axis, which are tried in all variants; others are tried in one
@@ -239,6 +241,22 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
     return try_opt(state, "STAGE", state.kernel.stages[y.stage].name, ROOT if is_small else _last_loop_over(state, r, y.axes))
 
 
+def _stage_columns(state: Scheduler, r: ResolvedStage, order: _LoopOrder) -> Scheduler:
+    """STAGE an operand at the root that is read again and again along another axis than its rows in memory, where each element lies in a
+    line and often a page of its own. Returns the state unchanged for other operands, and for one that the second caches cannot hold."""
+    y, vectors = order.other, order.inner
+    if y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline" or _is_computed(state, y):
+        return state
+    outs, last = len(r.stage.outs), len(r.axes) - 1
+    passes = prod([state.rows[row].extent for row in state.order[r.stage.index]
+                   if (a := r.axes.index(state.rows[row].axis)) < outs and a not in y.axes])
+    if last in y.unit or last not in y.axes or last not in vectors.axes or passes < LEAST_PASSES:
+        return state
+    if not MIN_STAGED_BYTES <= bytes_of(state, y.stage) <= state.target.threads * state.target.l2:
+        return state
+    return try_opt(state, "STAGE", state.kernel.stages[y.stage].name, ROOT)
+
+
 def _last_loop_over(state: Scheduler, r: ResolvedStage, axes: Collection[int]) -> str:
     """The name of the last of the outermost loops that are over output axes among `axes`; `ROOT` if the outermost loop is not."""
     last = ROOT
@@ -297,6 +315,8 @@ CONTRACTION = Template(
         [Do(lambda p: p[_STAGED]), Choose(
             [Do(lambda p: _stage_masked(p.state, p.stage, p[_ORDER].other)), _UNROLL],
             [Need(Do(lambda p: _stage_share(p.state, p.stage, p[_ORDER].other, p[_TILE].tile))), _UNROLL,
+             Cheaper(lambda p: cost_of(p.state).cycles, _has_variants)],
+            [Need(Do(lambda p: _stage_columns(p.state, p.stage, p[_ORDER]))), _UNROLL,
              Cheaper(lambda p: cost_of(p.state).cycles, _has_variants)])],
         [Only(_is_near_unstaged)]))
 
