@@ -127,7 +127,7 @@ class Traffic(NamedTuple):
     second: float           # cycles to fetch lines into the second cache
     memory: float           # cycles to fetch lines from memory
     translated: float       # cycles for address translations
-    crossing: float         # cycles to fetch lines from second caches of other cores
+    crossing: float         # cycles to fetch lines that no prefetcher foresees from second caches of other cores
     moved: float            # bytes moved from memory
 
     @property
@@ -169,11 +169,13 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
         passes = 2.0 if a.kind is AccessKind.STORE else 1.0     # a line that is written is fetched first
         lines, pages = _repeated(course, loops, gone)
         around = course.footprints[min(outside, len(loops))] if is_shared else None
-        crossing += _subtract_what_is_there(lines, course, caches, gone[0], around) * caches.crossing_cycles
+        crossed = _subtract_what_is_there(lines, course, caches, gone[0], around)
         visits = max(pages[2], 1.0)
         surprise = min(1.0, caches.unforeseen_lines * visits / max(lines[1], lines[0], 1.0))
         for c, level in enumerate(caches.levels):
             cycles[c] += passes * lines[c] * (surprise * level.unforeseen + (1.0 - surprise) * level.streamed)
+        cycles[1] += crossed * (1.0 - surprise) * caches.levels[1].streamed
+        crossing += crossed * surprise * caches.crossing_cycles
         translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages)
         translated += pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
         moved += passes * lines[2] * CACHE_LINE_BYTES

@@ -5,7 +5,7 @@ cache (`caches.py`). A stage takes the time of the slowest of these and a share 
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from math import ceil, inf, prod
@@ -89,7 +89,13 @@ TERMS = ("instructions", "first cache", "second cache", "memory", "page tables",
 def cost_of(state: Scheduler) -> Cost:
     """The predicted cost of a state, cached on the state. Raises KernelOptError if its placements contradict each other."""
     pricer = _StatePricer(state, loop_nest(state))
-    return total([pricer.price(work) for work in work_of(state)])
+    works = {work.r.stage.index: work for work in work_of(state)}
+    return total([pricer.price(works[s]) for s in sorted(works, key=_pricing_order(state))])
+
+
+def _pricing_order(state: Scheduler) -> Callable[[int], tuple[bool, int]]:
+    """The order in which stages are priced: the output, then later stages first, so that readers come before the stages that they read."""
+    return lambda s: (s != state.kernel.output, -s)
 
 
 def bounds_of(state: Scheduler) -> Iterator[float]:
@@ -113,7 +119,7 @@ def bounds_of(state: Scheduler) -> Iterator[float]:
         data[out] = pricer.traffic(work)
         found[out] = pricer.cycles(work, issue, data[out])
         yield found[out]
-    stages = [s for s in sorted(nest.stages, reverse=True) if not pricer.is_once(s)]
+    stages = [s for s in sorted(nest.stages, key=_pricing_order(state)) if not pricer.is_once(s)]
     for s in sorted(stages, key=lambda s: s in found):
         if s not in runs:
             root = phase_of(nest.placement, s)
@@ -428,7 +434,7 @@ class _Memory:
 
     def __init__(self, state: Scheduler, nest: LoopNest, kept: float) -> None:
         self.state, self.nest, self.kept, self.caches = state, nest, kept, caches_of(state.target)
-        self.threads = state.thread.cores if state.thread else 1
+        self.threads = cores_of(state)
         self.readers: dict[int, list[tuple[int, ...]]] = {}     # argument → loop rows of each stage that reads it
 
     def of_stage(self, work: StageWork, non_temporal: float) -> Traffic:
@@ -462,24 +468,27 @@ class _Memory:
 
     def _load(self, work: StageWork, n: Node, linear: LinearIndex) -> Access:
         """The access of a load. Other kernels of a plan have computed what is no constant, each core a part of it."""
-        access, parallel = work.load(n, linear), self._parallel_axis(work.stage)
+        access, parted = work.load(n, linear), self._parted_axes(work.stage)
         outermost = max(linear.coefs, key=lambda step: step[1], default=(-1, 0))[0]
-        is_parted = parallel is None or any(a == parallel for a, _ in linear.coefs)
         # kernels that share their outermost dims among cores find what they need where they are
-        near = 1.0 if outermost == parallel else 1.0 / self.threads
-        return access._replace(cores=1 if is_parted else self.threads, near=near)
+        near = 1.0 if outermost in parted else 1.0 / self.threads
+        return access._replace(cores=1 if any(a in parted for a, _ in linear.coefs) else self.threads, near=near)
 
-    def _parallel_axis(self, stage: StageNest) -> int | None:
-        """The local axis of a stage whose iterations the cores share."""
-        if self.state.thread is None:
-            return None
-        shared = self.state.rows[self.state.thread.row].axis
-        return next((i for i, a in enumerate(stage.r.axes) if a == shared), None)
+    def _parted_axes(self, stage: StageNest) -> set[int]:
+        """The local axes of a stage along which each core has a part of its own."""
+        state = self.state
+        if state.split_reduce is not None:
+            row, shared = state.axis_rows[state.split_reduce.axis][0], state.split_reduce.axis
+        elif state.thread is not None:
+            row, shared = state.thread.row, state.rows[state.thread.row].axis
+        else:
+            return set()
+        moved = [a for a, (terms, _) in enumerate(stage.starts) if row in terms]
+        return {*moved, *[i for i, a in enumerate(stage.r.axes) if a == shared]}
 
     def _is_parted(self, stage: StageNest, access: Access) -> bool:
         """Whether each core accesses a part of the data of its own."""
-        parallel = self._parallel_axis(stage)
-        return any(a == parallel for a, _ in access.coefs)
+        return any(a in self._parted_axes(stage) for a, _ in access.coefs)
 
     def _is_shared(self, at: StageRuns, n: Node) -> bool:
         """Whether another stage inside the same loops loads the same argument."""
@@ -503,7 +512,7 @@ class _Memory:
 
     def _crossing(self, stage: StageNest, n: Node, access: Access) -> float:
         """Lines of an earlier phase's result that may lie in another core's cache when this stage reads them."""
-        if self.nest.placement.paths[n.arg] != () or self.threads < 2 or is_computed_once(self.state, self.nest.placement, n.arg):
+        if self.nest.placement.paths[n.arg] != () or self.state.thread is None or is_computed_once(self.state, self.nest.placement, n.arg):
             return 0.0
         size = access.itemsize
         for a in self.state.kernel.stages[n.arg].outs:

@@ -195,11 +195,12 @@ def test_rows_of_the_output_that_share_cache_sets_are_dear_to_store() -> None:
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(48, 96, 96), (64, 10, 384), (256, 1, 2048)])
 def test_partial_results_pass_between_caches(rows: int, columns: int, depth: int) -> None:
-    """Where two cores can share the rows, splitting the sum costs more: one core fetches the other's part from its cache."""
+    """Splitting a sum costs more to start than sharing the rows: one core fetches the other's part from its cache."""
     base = Scheduler(Kernel(gemm(rows, columns, depth)), replace(TARGET, threads=2))
     tiled = [Opt("UPCAST", "o0", 8), Opt("UNROLL", "r0", 2)]
     shared, split = (cost_of(apply_opts(base, [*tiled, Opt("THREAD", axis, 2)])) for axis in ("o0", "r0"))
-    assert split.cycles > shared.cycles + CPU.combined_line_cycles * rows * columns * 4 / 64 / 2
+    launched = [sum(dict(part.terms)["launch"] for part in cost.parts) for cost in (shared, split)]
+    assert launched[1] > launched[0] + 0.99 * CPU.combined_line_cycles * rows * columns * 4 / 64 / 2
 
 
 # cycles of a Zen 4 for a vector of 16 elements, loads and stores included; the elements are in the first cache

@@ -590,9 +590,9 @@ def test_memory_is_read_in_its_order() -> None:
 
 
 def test_few_long_rows_are_shared_evenly() -> None:
-    """Of seven rows, two cores compute half of each row, because whole rows would leave a core idle. The sums are right."""
+    """Of five rows, two cores compute half of each row, because whole rows would leave a core idle. The sums are right."""
     two = replace(TARGET, threads=2)
-    assert heuristic(Scheduler(Kernel(row_sums(7, 100_003)), two)).split_reduce is not None
+    assert heuristic(Scheduler(Kernel(row_sums(5, 100_003)), two)).split_reduce is not None
     assert heuristic(Scheduler(Kernel(row_sums(8, 100_003)), two)).thread is not None
     case = Case(Kernel(row_sums(3, 50_021)))
     target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2)
