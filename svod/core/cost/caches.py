@@ -57,6 +57,7 @@ class Caches:
     table_miss_cycles: float = 4.0      # cycles of a miss of that table, which overlaps with others
     walk_pages: int = 1536              # pages in the second-level translation table
     walk_cycles: float = 25.0           # cycles of a miss of both tables
+    own_share: float = math.inf         # bytes of the last cache that the cores of the target can count on
     crossing_cycles: float = 0.0        # cycles to fetch a line that another core has stored: few of these transfers overlap
     unforeseen_lines: int = 4           # lines after a change of page that are fetched before the prefetcher is ahead
 
@@ -70,6 +71,8 @@ SECOND = Anchor(1 << 20, 14.0, 64.0)
 LAST = Anchor(32 << 20, 50.0, 24.0)
 MEMORY_CYCLES, MEMORY_BYTES = 300.0, 10.0       # latency of memory in cycles, and bytes per cycle that one core gets
 SECOND_WAYS = 16
+PLAN_KERNELS = 32           # kernels of a plan, each with data of its own, that run between two runs of one of them
+OWN_LAST_BYTES = 16 << 20   # bytes of the last cache for each core of a target: cores of other programs use the rest of a server's
 CROSSING_LINES = 4          # lines from other cores that are fetched at the same time
 FILL_BUFFERS = 12           # lines without prefetch that are fetched at the same time
 
@@ -88,7 +91,7 @@ def caches_of(target: Target) -> Caches:
     return Caches((CacheLevel(target.l1, PAGE_BYTES // line, max(1, target.l1 // PAGE_BYTES), max(near, line / width2), line / width2),
                    CacheLevel(target.l2, max(1, target.l2 // (line * SECOND_WAYS)), SECOND_WAYS, max(far, line / width3), line / width3),
                    CacheLevel(max(target.l2, target.l3), 0, 16, memory / FILL_BUFFERS, line / min(MEMORY_BYTES, width3))),
-                  crossing_cycles=beyond_l2 / CROSSING_LINES)
+                  own_share=OWN_LAST_BYTES * target.threads, crossing_cycles=beyond_l2 / CROSSING_LINES)
 
 
 class CacheFootprint(NamedTuple):
@@ -162,14 +165,14 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
     runs of the kernel."""
     courses = _courses(loops, body, accesses, caches.levels[1].sets)
     gone = [_lost_inside(caches, [c.footprints[k] for c in courses if c.depth >= k], 0.0 if k else kept) for k in range(len(loops) + 1)]
-    cycles = [0.0, 0.0, 0.0]
+    in_plan, cycles = _lost_in_plan(caches, kept), [0.0, 0.0, 0.0]
     translated = crossing = moved = 0.0
     for course, is_shared in zip(courses, shared, strict=True):
         a, whole = course.access, course.footprints[0]
         passes = 2.0 if a.kind is AccessKind.STORE else 1.0     # a line that is written is fetched first
         lines, pages = _repeated(course, loops, gone)
         around = course.footprints[min(outside, len(loops))] if is_shared else None
-        crossed = _subtract_what_is_there(lines, course, caches, gone[0], around)
+        crossed = _subtract_what_is_there(lines, course, caches, gone[0], in_plan, around)
         visits = max(pages[2], 1.0)
         surprise = min(1.0, caches.unforeseen_lines * visits / max(lines[1], lines[0], 1.0))
         for c, level in enumerate(caches.levels):
@@ -233,16 +236,23 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequenc
     return lines, pages
 
 
-def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches, gone: _Lost,
+def _lost_in_plan(caches: Caches, kept: float) -> Triple:
+    """The shares of a kernel's constants that other kernels of a plan evict from the caches between two runs."""
+    first, second, third = [cache.size for cache in caches.levels]
+    taken = PLAN_KERNELS * kept
+    return caches.lost(taken / first), caches.lost(taken / second), caches.lost(taken / min(third, caches.own_share))
+
+
+def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches, gone: _Lost, in_plan: Triple,
                             around: CacheFootprint | None) -> float:
     """Reduce `lines`, the lines fetched into each cache, by those that are cached before they are needed: kept from the last run,
-    computed inside the nest, or loaded by another stage. Constants are not kept: in a plan, other data pass through the caches between two
-    runs. `around`: footprint of one run of the nest, if another stage loads the same data; else None. Returns the lines that lie in second
-    caches of other cores than those that need them."""
+    computed inside the nest, or loaded by another stage. `in_plan`: the shares of constants that are lost between two runs. `around`:
+    footprint of one run of the nest, if another stage loads the same data; else None. Returns the lines that lie in second caches of other
+    cores than those that need them."""
     a, whole, crossing = course.access, course.footprints[0].lines, 0.0
     taken = 2.0 * whole * CACHE_LINE_BYTES
     for c, cache in enumerate(caches.levels):
-        there = 0.0 if a.is_constant else 1.0 - (caches.lost(taken / cache.size) if a.is_made_inside else gone.lines[c])
+        there = 1.0 - (in_plan[c] if a.is_constant else caches.lost(taken / cache.size) if a.is_made_inside else gone.lines[c])
         cores = a.cores if c < 2 else 1     # the third cache is shared
         lines[c] = max(lines[c], cores * whole)
         if around is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu.pool import Pool
-from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.compile.lower.program import PackedTemporaries, PhaseSpec, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel
 from svod.core.ir.dtype import dtypes
@@ -100,6 +100,21 @@ def test_kernel_of_several_phases_with_a_temporary():
         plan.execute()
         plan.repeat_kernel(0, 3)
         assert (out == 18).all()
+
+
+def test_only_what_once_phases_fill_outlives_a_run():
+    """Two kernels with packed constants share the memory of their other temporaries."""
+    phases = (PhaseSpec("a", N, 1, 0, once=True), PhaseSpec("b", N, 1, 0))
+    spec = ProgramSpec("two", ((dtypes.int64, N), (dtypes.int64, N)), (0,), (64, 4096), phases)
+    packing = PackedTemporaries((0,), (1,), "digest")
+    buffers = [PlanBuffer(8 * N, "input", array()), *[PlanBuffer(8 * N, "output", array()) for _ in range(2)]]
+    code = loop_kernels.loaded("affine", "count")
+
+    def memory(packing):
+        kernels = [PreparedKernel(spec, code, (out, 0), level=level, packing=packing) for level, out in enumerate((1, 2))]
+        return ExecutionPlan(kernels, buffers, [1, 2]).memory
+    assert (memory(packing).shared, memory(packing).kept) == (4096, 2 * 64)
+    assert (memory(None).shared, memory(None).kept) == (0, 2 * (64 + 4096))
 
 
 def test_variables():

@@ -12,12 +12,16 @@ from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import heuristic
 from svod.core.cost.work import Access, AccessKind
 from svod.core.graph import graph
+from svod.core.graph.storage import base_of
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.levels import CACHE_LINE_BYTES, MemorySpace
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX512
+from tests.core.corpus import data, kernel_of
 from tests.hand_kernels import gemm, lines
 
 DESKTOP = replace(AVX512, l1=48 << 10, l2=1 << 20, l3=32 << 20, threads=2)
@@ -133,3 +137,24 @@ def test_attention_keeps_the_scores_of_a_few_rows() -> None:
     [product] = [s.name for s in base.kernel.stages if s.has_reduce and not s.is_output and len(s.outs) == 3]
     inner = [r.name for r in state.rows if r.role == "upcast" and state.kernel.axes[r.axis].kind == "o" and r.name.startswith(product)]
     assert len(inner) == 2, "the scores are a register tile of their own"
+
+
+def test_constants_of_large_kernels_leave_the_caches_between_two_runs() -> None:
+    """A plan has many kernels like this one: small weights stay in the caches of a core, others come from the next cache or from memory."""
+    def memory(n: int, *, constant: bool) -> float:
+        weights = data(n, n)
+        calls = create_schedule(graph.sink((data(1, n) @ weights).uop), frozenset({base_of(weights.uop)}) if constant else frozenset()).calls
+        terms = [dict(part.terms) for part in cost_of(Scheduler(Kernel(calls[-1].ast), replace(SERVER, threads=1))).parts]
+        return sum(t["second cache"] + t["memory"] for t in terms)
+    assert memory(96, constant=True) == memory(96, constant=False) == 0
+    assert memory(512, constant=True) > memory(512, constant=False) == 0
+    assert memory(1024, constant=True) > 3.5 * memory(512, constant=True)
+
+
+def test_columns_of_other_cores_are_dearer_than_rows_of_its_own() -> None:
+    """Of the input of a sum, kernels before it have computed rows. A core that sums up columns needs a part of all rows."""
+    def crossing(axis: int, chain: str) -> float:
+        state = apply_opts(Scheduler(Kernel(kernel_of(data(256, 1024).sum(axis))), replace(SERVER, threads=2)), parse_chain(chain))
+        return sum(dict(part.terms)["other cores"] for part in cost_of(state).parts)
+    assert crossing(0, "UPCAST(o0, 16)") == crossing(1, "UPCAST(r0, 16) THREAD(o0, 2)") == 0
+    assert crossing(0, "UPCAST(o0, 16) THREAD(o0, 2)") > 0

@@ -590,12 +590,14 @@ def test_memory_is_read_in_its_order() -> None:
 
 
 def test_few_long_rows_are_shared_evenly() -> None:
-    """Of five rows, two cores compute half of each row, because whole rows would leave a core idle. The sums are right."""
+    """Of seven rows that come from memory, two cores compute half of each row, because whole rows would leave a core idle.
+    Rows that lie in the second caches, each in that of the core that computed it, are summed up where they are. The sums are right."""
     two = replace(TARGET, threads=2)
-    assert heuristic(Scheduler(Kernel(row_sums(5, 100_003)), two)).split_reduce is not None
-    assert heuristic(Scheduler(Kernel(row_sums(8, 100_003)), two)).thread is not None
+    assert heuristic(Scheduler(Kernel(row_sums(7, 1_000_003)), two)).split_reduce is not None
+    assert heuristic(Scheduler(Kernel(row_sums(8, 1_000_003)), two)).thread is not None
+    assert heuristic(Scheduler(Kernel(row_sums(7, 50_021)), replace(two, l2=1 << 21))).thread is not None
     case = Case(Kernel(row_sums(3, 50_021)))
-    target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2)
+    target = replace(NATIVE[-1] if NATIVE else TARGET, threads=2, l2=1 << 16)
     state = heuristic(Scheduler(case.kernel, target))
     assert state.split_reduce is not None
     (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
