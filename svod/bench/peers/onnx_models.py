@@ -1,7 +1,7 @@
 """ONNX models for the libraries that read them: cases of the suites as graphs, the files of the suite onnx, and exported modules.
 
     build_model(case, operands)         a kernel, or a model of experiments/models, from onnx.helper; weights are initializers
-    exported(case)                      a PyTorch module as a file, with its inputs
+    exported(case, form)                a PyTorch module as a file, with its inputs
     model_file(case, operands)          a whole model of any suite
 """
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -27,6 +27,7 @@ from svod.system.process.directories import temporary_folder
 from svod.system.process.program import python
 
 EXPORT_SECONDS = 180.0
+EXPORT_FORMS = {"onnx": ("model.onnx", "torch.onnx.export"), "torchscript": ("model.pt", "torch.jit.trace")}       # file and function
 OPSET, IR_VERSION = 20, 9       # opset 20 is the first with Gelu
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "int8": TensorProto.INT8,
          "int32": TensorProto.INT32}
@@ -35,18 +36,18 @@ Draw = Callable[[Sequence[tuple[str, int, bool]]], Mapping[str, Array]]     # ma
 
 
 @contextmanager
-def exported(case: Case) -> Iterator[tuple[Path, dict[str, Array]]]:
+def exported(case: Case, form: Literal["onnx", "torchscript"] = "onnx") -> Iterator[tuple[Path, dict[str, Array]]]:
     """A file of a PyTorch module, and its inputs in the order of the graph's. A process writes it that has ended when the context begins;
     the file is removed when it ends. Raises UnsupportedError if the module cannot be exported."""
     with temporary_folder("svod-export-") as folder:
-        done = subprocess.run([python(), "-P", "-m", "svod.bench.peers.torch_export", case.name, str(case.options["seed"]), str(folder)],
-                              env=environment_with_svod(), capture_output=True, text=True, check=False, timeout=EXPORT_SECONDS)
+        command = [python(), "-P", "-m", "svod.bench.peers.torch_export", case.name, str(case.options["seed"]), str(folder), form]
+        done = subprocess.run(command, env=environment_with_svod(), capture_output=True, text=True, check=False, timeout=EXPORT_SECONDS)
         if done.returncode:
             lines = done.stderr.strip().splitlines()
-            raise UnsupportedError(f"torch.onnx.export: {lines[-1] if lines else f'status {done.returncode}':.160}")
+            raise UnsupportedError(f"{EXPORT_FORMS[form][1]}: {lines[-1] if lines else f'status {done.returncode}':.160}")
         with np.load(folder / "inputs.npz") as inputs:
             feed = dict(inputs)
-        yield folder / "model.onnx", feed
+        yield folder / EXPORT_FORMS[form][0], feed
 
 
 @contextmanager
