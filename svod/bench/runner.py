@@ -19,6 +19,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -231,7 +232,7 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
               finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,
               watch: Watch = watch_machine, place: Place = placed, alone: Alone | None = None, known: Sequence[CaseResult] = ()) -> Run:
     """Run cases one after the other. `started` is called before each case, `finished` with the run so far after each. `alone` makes the
-    contestants of cases that libraries run in separate processes. `known` are earlier results, which are kept, except that new results
+    contestants that run in separate processes. `known` are earlier results, which are kept, except that new results
     of `cases` replace them. If a case cannot run at all, every contestant counts as failed. Ctrl-C ends the suite; the run then has the
     finished cases. Raises KeyboardInterrupt if there are none."""
     begin, seen = clock(), watch()
@@ -252,8 +253,12 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
                         result = run_case(case, entrants, config, target=target, ceilings=ceilings, seed=settings.seed,
                                           watch=alone.watch, pause=alone.pause, place=alone.place, refer=alone.reference)
                 else:
-                    result = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic,
-                                      seed=settings.seed, clock=clock, watch=watch, place=place)
+                    children: AbstractContextManager[list[Peer]] = nullcontext([]) if alone is None else alone.entered(case)
+                    with children as apart:
+                        entrants = [*contestants, *apart]
+                        result = run_case(case, entrants, config, target=target, ceilings=ceilings, arithmetic=arithmetic,
+                                          seed=settings.seed, clock=clock, watch=alone.watch if alone is not None and apart else watch,
+                                          place=place)
             except Exception as e:      # no operands, no reference, or not enough memory: the other cases must not be lost
                 result = _failed_case(case, entrants, _words(e))
             measured.pop(case.name, None)       # removed first, so that the newest result is the last one

@@ -63,8 +63,9 @@ class Peer(Protocol):
 
 class Library(NamedTuple):
     """A peer to import when needed: class `peer` of `module`, called with the number of threads. `needs`: modules that must be
-    installed. `suites`: "kernels", for suites that run in one process, or the names of suites in `cases.REFERENCE` that it takes part
-    in. `spin_seconds`: how long its threads spin after a run, in a process of its own."""
+    installed. `suites`: "kernels", for suites that run in one process; the names of suites in `cases.REFERENCE` that it takes part in;
+    "model", for the suite models in a process of its own. `spin_seconds`: how long its threads spin after a run, in a process of its
+    own."""
 
     needs: tuple[str, ...]
     module: str
@@ -108,7 +109,8 @@ def load_peers(names: Sequence[str], threads: int, suites: Collection[str] = ("k
             continue
         missing = [m for m in library.needs if find_spec(m) is None]
         if missing:
-            infos.append(PeerInfo(name, None, f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed", None, ""))
+            words = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+            infos.append(PeerInfo(name, None, f"{words} {'is' if len(missing) == 1 else 'are'} not installed", None, ""))
             continue
         if "kernels" not in suites or "kernels" not in library.suites:
             infos.append(PeerInfo(name, metadata.version(library.needs[0]), None, threads, "returned by each call"))

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -161,9 +161,11 @@ class Alone:
 
     @contextmanager
     def entered(self, case: Case) -> Iterator[list[Peer]]:
-        """Yield the contestants of a case; their processes end with the context, or wait for the next case."""
+        """Yield the contestants of a case that have processes: all of them, or, where the others share one, libraries that take no part
+        in that. Their processes end with the context, or wait for the next case."""
+        own = self.config if case.alone else ()
         try:
-            yield [AlonePeer(self, name) for name in (*self.config, *(n for n in self.libraries if case.op in PEER_LIBRARIES[n].suites))]
+            yield [AlonePeer(self, name) for name in (*own, *(n for n in self.libraries if case.op in PEER_LIBRARIES[n].suites))]
         finally:
             for process in self._live:
                 if case.suite in LASTING and not process.failed and process.orders < MOST_ORDERS and process.name not in self._waiting:
@@ -224,7 +226,8 @@ class AlonePeer:
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         """Prepare the case in a new process."""
         process, done = self.alone.prepared(self.name, case)
-        contestant = RemoteContestant(process)
-        return PreparedPeer(lambda times: process.ask(("run", times), RUN_SECONDS), lambda: done.outputs, False, done.remark, done.identity,
-                            done.kernels, done.prepare_seconds, done.search_seconds, contestant=contestant,
-                            explain=lambda: process.ask(("explain",), RUN_SECONDS))
+        prepared = PreparedPeer(lambda times: process.ask(("run", times), RUN_SECONDS),
+                                lambda: done.outputs if case.alone else done.outputs[0], False, done.remark, done.identity, done.kernels,
+                                done.prepare_seconds, done.search_seconds, contestant=RemoteContestant(process),
+                                explain=lambda: process.ask(("explain",), RUN_SECONDS))
+        return replace(prepared, again=lambda case, operands: prepared)     # one placement: the process has its own operands

@@ -93,6 +93,11 @@ class Case:
         return self.op in REFERENCE
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the case is to libraries (`Library.suites`): "kernels" if libraries run it in one process, and its operation."""
+        return (self.op,) if self.alone else ("kernels", self.op)
+
+    @property
     def limit(self) -> float | None:
         """The multiple of the fastest library's time above which svod is too slow; the case is timed until that is decided. None: no
         limit."""

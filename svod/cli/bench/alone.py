@@ -43,7 +43,7 @@ def _prepare(pipe: Connection[Any, Any], order: Order) -> PreparedPeer | None:
     """Prepare a case, run it once and send its outputs. Returns the prepared case; None if that fails."""
     try:
         peer, case = _contestant(order), _resolved(order)
-        prepared = peer.prepare(case, [])
+        prepared = peer.prepare(case, case.draw(order.seed))
         prepared.run(1)
         outputs = prepared.output()
         assert isinstance(outputs, list)
@@ -100,6 +100,8 @@ def _contestant(order: Order) -> Peer:
 def _resolved(order: Order) -> Case:
     """The case that an order names, with the options from which this process makes its operands."""
     case = select_cases(order.suite, order.case)[0]
+    if not case.alone:
+        return case
     if case.op in ("torch", "blocks"):
         return replace(case, options={**case.options, "seed": order.seed})
     file = file_named(case.name)

@@ -249,7 +249,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: RunSetting
 
     target = _target(prepare)
     _warn_if_busy(target)
-    libraries, infos = load_peers(names, target.threads, {c.op if c.alone else "kernels" for c in cases})
+    libraries, infos = load_peers(names, target.threads, {kind for c in cases for kind in c.kinds})
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
     if left_out:
         _say(f"left out: {', '.join(left_out)}. The extra brings them: {shlex.quote(python())} -m pip install 'svod[peers]'")
