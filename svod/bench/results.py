@@ -125,7 +125,7 @@ class ContestantResult:
     width of the 95 % interval of the median, relative to it. `error` is the largest difference to the reference divided by the largest
     value. `ceiling_share` is the case's bound divided by the median. `same_as` names a contestant with the same code, whose figures are
     copied here. `remark` is a note for readers. `search_seconds` is the wall time of the kernel search including the start of its workers;
-    null without a search."""
+    null without a search. `precision` is the type in which a peer computes models of a more precise type, else empty."""
 
     name: str
     status: Literal["ok", "wrong", "failed", "unsupported"]
@@ -143,6 +143,7 @@ class ContestantResult:
     kernels: tuple[KernelInfo, ...] = ()
     prepare_seconds: float | None = None
     search_seconds: float | None = None
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,8 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The results of one case. `shapes` are the operands' shapes, in words. `best_peer` is the fastest peer with a right result. `noisy`
-    tells why the times are doubtful; null if they are not."""
+    """The results of one case. `shapes` are the operands' shapes, in words. `best_peer` is the fastest peer with a right result and
+    without a lower `precision`. `noisy` tells why the times are doubtful; null if they are not."""
 
     name: str
     title: str

@@ -15,6 +15,7 @@ docs/measuring.md describes the protocol with its formulas and constants.
 from __future__ import annotations
 
 import gc
+import math
 import random
 import statistics
 import time
@@ -33,7 +34,7 @@ from svod.bench.placing import Place, placed
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.results import SVOD, CaseResult, ContestantResult, Load, Neighbour, PeerInfo, Run, RunSettings
 from svod.bench.roofline import COMPUTE, Ceilings
-from svod.bench.suites.cases import Case
+from svod.bench.suites.cases import LOWER_TOLERANCE, Case
 from svod.bench.suites.reference import Result, difference, reference
 from svod.bench.summary import PLACEMENTS, Timed, bound_beside, group_results, judge_case, neighbour_of, suite_results
 from svod.bench.timer import SPIN_DOWN_SECONDS, Clock, Contestant, calibrate, warm_up
@@ -120,7 +121,7 @@ def _time_placed(placements: Sequence[Sequence[Contestant]], lead: int, config: 
 
 def _without_the_slow(seconds: Sequence[Sequence[float]], lead: int, beside: Collection[int]) -> list[int]:
     """The contestants that are timed further: `lead`, those in `beside`, and those that are not far slower than the fastest."""
-    limit = max(SLOW_FACTOR * min(min(t) for i, t in enumerate(seconds) if i not in beside), SLOW_SECONDS)
+    limit = max(SLOW_FACTOR * min((min(t) for i, t in enumerate(seconds) if i not in beside), default=math.inf), SLOW_SECONDS)
     return [i for i, t in enumerate(seconds) if i == lead or i in beside or min(t) <= limit]
 
 
@@ -211,12 +212,16 @@ class _CaseRun:
             lead = next((names.index(n) for n in reversed(SVOD) if n in self.ready), 0)
             placements = [[_contestant(n, there[n]) for n in names] for there in (self.ready, *self.moved)]
             try:
-                return time_interleaved(placements[0], lead, config, beside=[names.index(n) for n in BESIDE if n in self.ready],
+                return time_interleaved(placements[0], lead, config, beside=[i for i, n in enumerate(names) if self._is_beside(n)],
                                         elsewhere=placements[1:], rng=rng, clock=clock, watch=watch, pause=pause, place=place,
                                         limit=self.limit)
             except _BrokeError as e:
                 self._drop(e)
         return None
+
+    def _is_beside(self, name: str) -> bool:
+        """Whether a contestant is timed along without competing: it does other work, or the same in a lower precision."""
+        return name in BESIDE or bool(self.ready[name].precision)
 
     def _drop(self, e: _BrokeError) -> None:
         del self.ready[e.name]
@@ -360,11 +365,12 @@ def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Result,
         return None, ContestantResult(peer.name, "failed", _words(e))
     outcome = ContestantResult(peer.name, "ok", preallocated=prepared.preallocated, error=error if error < float("inf") else None,
                                remark=prepared.remark, kernels=prepared.kernels, prepare_seconds=prepared.prepare_seconds,
-                               search_seconds=prepared.search_seconds)
-    if error <= case.tolerance:
+                               search_seconds=prepared.search_seconds, precision=prepared.precision)
+    tolerance = max(case.tolerance, LOWER_TOLERANCE) if prepared.precision else case.tolerance
+    if error <= tolerance:
         return prepared, outcome
     other = "the reference" if case.alone else "NumPy"
-    why = f"the result differs from {other}'s by {error:.1e} of the largest value; {case.tolerance:g} is allowed"
+    why = f"the result differs from {other}'s by {error:.1e} of the largest value; {tolerance:g} is allowed"
     return None, replace(outcome, status="wrong", why=why)
 
 

@@ -51,7 +51,8 @@ def judge_case(*, name: str, title: str, suite: str, group: str, dtype: str, sha
     for copy, other in same.items():
         if other in own:
             seconds[copy] = own[other]
-    best_peer = min((n for n in own if n not in SVOD), key=lambda n: statistics.median(own[n]), default=None)
+    lower = {t.outcome.name for t in timed if t.outcome.precision}
+    best_peer = min((n for n in own if n not in SVOD and n not in lower), key=lambda n: statistics.median(own[n]), default=None)
     outcomes = []
     for t in timed:
         times = seconds.get(t.outcome.name)

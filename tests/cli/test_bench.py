@@ -372,12 +372,12 @@ def test_blocks_of_cases() -> None:
     lines = describe_case(example_run().cases[0])
     assert lines[0] == "gemm_256: GEMM 256, float32, bound 65.5 µs (compute)"
     assert "of ceiling" in lines[1] and "× onnxruntime ±" in lines[1] and lines[5].startswith("  torch")
-    assert lines[3] == "                 7.66 s  of search"
+    assert lines[3] == "                  7.66 s  of search"
     assert re.fullmatch(r"  gemm_1024    +4\.\d+ ms  this one has 92 % ±\d\.\d % of its rate", describe_case(example_run().cases[-1])[-1])
     text = "\n".join(describe_case(example_run().cases[6]))
     assert "the same code as heuristic" in text
     assert "unsupported: MatMul is not implemented" in "\n".join(describe_case(example_run().cases[2]))
-    assert describe_case(example_model_run().cases[0])[-1] == "  noisy        others used 12 % of the machine"
+    assert describe_case(example_model_run().cases[0])[-1] == "  noisy         others used 12 % of the machine"
 
 
 def test_suites_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ class PreparedPeer:
     """A case, ready to be timed. `run(n)` runs it n times in a row and returns when all runs have ended. `output()` is the result of the
     last run, with bfloat16 as float32. `identity` is equal for two contestants that run the same code, and None if that is unknown.
     `again` prepares the same code on other operands, if the contestant's `prepare` would do more than that. `exact`: the result in
-    float64. `explain` times the kernels one by one."""
+    float64. `explain` times the kernels one by one. `precision` is as in `results.ContestantResult`."""
 
     run: Callable[[int], None]
     output: Callable[[], Array | list[Array]]
@@ -44,6 +44,7 @@ class PreparedPeer:
     contestant: Contestant | None = None        # a contestant that takes its own samples, in another process
     exact: Callable[[], list[Array]] | None = None
     explain: Callable[[], tuple[KernelShare, ...]] | None = None
+    precision: str = ""
 
 
 Prepare = Callable[[Case, Sequence[Array]], PreparedPeer]
@@ -65,13 +66,14 @@ class Library(NamedTuple):
     """A peer to import when needed: class `peer` of `module`, called with the number of threads. `needs`: modules that must be
     installed. `suites`: "kernels", for suites that run in one process; the names of suites in `cases.REFERENCE` that it takes part in;
     "model", for the suite models in a process of its own. `spin_seconds`: how long its threads spin after a run, in a process of its
-    own."""
+    own. `precision` is as in `results.ContestantResult`."""
 
     needs: tuple[str, ...]
     module: str
     peer: str
     suites: tuple[str, ...] = ("kernels",)
     spin_seconds: float = SPIN_DOWN_SECONDS
+    precision: str = ""
 
 
 PEER_LIBRARIES = {

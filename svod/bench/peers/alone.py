@@ -222,6 +222,7 @@ class AlonePeer:
 
     def __init__(self, alone: Alone, name: str) -> None:
         self.alone, self.name = alone, name
+        self.precision = PEER_LIBRARIES[name].precision if name in PEER_LIBRARIES else ""
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         """Prepare the case in a new process."""
@@ -229,5 +230,5 @@ class AlonePeer:
         prepared = PreparedPeer(lambda times: process.ask(("run", times), RUN_SECONDS),
                                 lambda: done.outputs if case.alone else done.outputs[0], False, done.remark, done.identity, done.kernels,
                                 done.prepare_seconds, done.search_seconds, contestant=RemoteContestant(process),
-                                explain=lambda: process.ask(("explain",), RUN_SECONDS))
+                                explain=lambda: process.ask(("explain",), RUN_SECONDS), precision=self.precision)
         return replace(prepared, again=lambda case, operands: prepared)     # one placement: the process has its own operands

@@ -99,7 +99,8 @@ def _peers(view: Overview) -> KeyFigure | None:
         return None
     won = sum(s.median > 1 and not s.is_none for s in peers)
     lost = sum(s.median < 1 and not s.is_none for s in peers)
-    detail = f"the fastest of {listed(peer_names(view))} for each kernel: {won} won, {lost} lost, {len(peers) - won - lost} level"
+    names = listed(peer_names(view, competing=True))
+    detail = f"the fastest of {names} for each kernel: {won} won, {lost} lost, {len(peers) - won - lost} level"
     return KeyFigure(q.times(geometric_mean([s.median for s in peers])), "over the best peer", detail)
 
 

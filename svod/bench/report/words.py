@@ -16,9 +16,9 @@ def case_id(case: CaseResult) -> str:
     return "case-" + re.sub(r"\W+", "-", case.name)
 
 
-def peer_names(view: Overview) -> list[str]:
-    """The peers that have a time in any case, in order of appearance."""
-    return list(dict.fromkeys(o.name for c in view.cases for o in c.peers if o.median is not None))
+def peer_names(view: Overview, *, competing: bool = False) -> list[str]:
+    """The peers that have a time in any case, in order of appearance. `competing`: without those that compute in a lower precision."""
+    return list(dict.fromkeys(o.name for c in view.cases for o in c.peers if o.median is not None and not (competing and o.precision)))
 
 
 def over_best_peer(case: CaseResult) -> Speedup | None:

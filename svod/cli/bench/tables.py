@@ -35,7 +35,7 @@ SEARCH_TABLE_COLUMNS = 140
 PEER_TABLE_COLUMNS = 116      # width from which a table has a column for each peer; narrower tables only show the best peer
 MEDIUM = 98         # width from which a table also shows the times of the heuristic and of the best peer
 LEAST_SHARE = 0.1           # share of a block's time from which a kernel of a finding is shown
-NAME_COLUMNS = 12           # width of a contestant's name
+NAME_COLUMNS = 13           # width of a contestant's name
 WIDE_INTERVAL = " ~"
 MARKS = {WIDE_INTERVAL: f"known to worse than ±{100 * NOISY:.0f} %", " =": "no difference beyond the spread"}
 
@@ -81,6 +81,8 @@ def _describe_outcome(case: CaseResult, o: ContestantResult) -> str:
     if o.median is None or o.minimum is None:
         return f"{o.status}: {o.why}"
     text = f"{seconds(o.median):>8}  least {seconds(o.minimum):>8}  {spread(o.spread):>7}"
+    if o.precision:
+        text += f"  in {o.precision}"
     if o.name in SVOD:
         text += f"  {percent(o.ceiling_share):>5} of ceiling" if o.ceiling_share is not None else ""
         if case.best_peer is not None and case.best_peer in o.speedups:
