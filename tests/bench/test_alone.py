@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from svod.bench.load import MachineLoad, read_machine
 from svod.bench.peers import PEER_LIBRARIES, PreparedPeer, calls
 from svod.bench.peers.alone import Alone, AloneError, Done, Order, Process, RemoteContestant
 from svod.bench.results import CaseResult, Run, RunSettings
-from svod.bench.runner import run_suite
+from svod.bench.runner import run_case, run_suite
 from svod.bench.suites.cases import REFERENCE, Case, whole_model
 from svod.bench.suites.reference import difference
 from svod.bench.timer import Contestant, calibrate, take_sample
@@ -113,6 +113,41 @@ def test_libraries_without_the_suite_stay_out(run: Callable[..., Run]) -> None:
     case = run({"heuristic": 2e-3, "onnxruntime": 3e-3, "torch": 1e-3, "inductor": 1e-3}).cases[0]
     assert [o.name for o in case.contestants] == ["heuristic", "onnxruntime"]
     assert all(suite in PEER_LIBRARIES[name].suites for suite, name in REFERENCE.items())
+
+
+def test_a_lower_precision_has_a_time_but_is_not_the_best_peer(run: Callable[..., Run]) -> None:
+    case = run({"heuristic": 2e-3, "onnxruntime": 3e-3, "openvino_bf16": 1e-3}).cases[0]
+    lower, own = case.outcome("openvino_bf16"), case.outcome("heuristic")
+    assert case.best_peer == "onnxruntime" and lower is not None and own is not None
+    assert (lower.precision, lower.median, own.precision) == ("bfloat16", pytest.approx(1e-3), "")
+    assert own.speedups["openvino_bf16"].median == pytest.approx(0.5)
+    case = run({"heuristic": AloneError("it is broken"), "onnxruntime": -3e-3, "openvino_bf16": 1e-3}).cases[0]
+    assert [o.status for o in case.contestants] == ["failed", "failed", "ok"] and case.best_peer is None
+
+
+@pytest.mark.parametrize(("error", "status"), [(0.0, "ok"), (0.04, "ok"), (0.06, "wrong")])
+def test_a_lower_precision_may_differ_by_more(error: float, status: str, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = FakeProcess.ask
+
+    def ask(self: FakeProcess, message: Any, seconds: float) -> Any:
+        done = answer(self, message, seconds)
+        if isinstance(message, Order) and message.contestant.startswith("openvino"):
+            done.outputs[0] += np.float32(error)
+        return done
+    monkeypatch.setattr(FakeProcess, "ask", ask)
+    case = run({"heuristic": 2e-3, "onnxruntime": 3e-3, "openvino_bf16": 1e-3, "openvino": 1e-3}).cases[0]
+    found = {o.name: o.status for o in case.contestants}
+    assert found["openvino_bf16"] == status and found["openvino"] == ("wrong" if error else "ok")
+
+
+def test_libraries_of_whole_models_have_a_process_beside_the_shared_one(run: Callable[..., Run],
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    model, kernel = (Case(op, op, "models", "g", op, (), (2, 3), "float32", 6.0, lambda: None) for op in ("model", "gelu"))
+    monkeypatch.setitem(run_case.__kwdefaults__, "refer", lambda case, operands: np.ones((2, 3)))
+    monkeypatch.setitem(run_case.__kwdefaults__, "place", lambda contestants, pause: nullcontext())
+    found = run({"heuristic": 2e-3, "ncnn": 3e-3, "onnxruntime": 3e-3}, (model, kernel))
+    assert [[(o.name, o.median) for o in c.contestants] for c in found.cases] == [[("ncnn", pytest.approx(3e-3))], []]
+    assert FakeProcess.started == FakeProcess.ended == ["ncnn"]     # one process, although operands have several placements
 
 
 @pytest.mark.slow

@@ -76,6 +76,7 @@ class Library(NamedTuple):
     precision: str = ""
 
 
+WHOLE_MODELS = ("model", "onnx", "torch")
 PEER_LIBRARIES = {
     "numpy": Library(("numpy",), "svod.bench.peers.with_numpy", "NumpyPeer"),
     "torch": Library(("torch",), "svod.bench.peers.with_torch", "TorchPeer", ("kernels", "torch", "blocks")),
@@ -83,6 +84,10 @@ PEER_LIBRARIES = {
                            spin_seconds=50e-3),
     "jax": Library(("jax",), "svod.bench.peers.with_jax", "JaxPeer"),
     "inductor": Library(("torch",), "svod.bench.peers.with_inductor", "InductorPeer", ("torch",)),
+    "openvino": Library(("openvino", "onnx"), "svod.bench.peers.with_openvino", "OpenVinoPeer", WHOLE_MODELS),
+    "openvino_bf16": Library(("openvino", "onnx"), "svod.bench.peers.with_openvino", "OpenVinoBf16Peer", WHOLE_MODELS,
+                             precision="bfloat16"),
+    "ncnn": Library(("ncnn", "pnnx", "onnx"), "svod.bench.peers.with_ncnn", "NcnnPeer", WHOLE_MODELS),
 }
 
 
