@@ -126,8 +126,9 @@ class _Guarded:
         return bool(np.all(self.raw[:self.start] == PATTERN) and np.all(self.raw[self.stop:] == PATTERN))
 
 
-def run_native(case: Case, program: Program, target: Target, slices: int, final: bool = False) -> None:
-    """Run machine code, each phase in `slices` parts with scratch full of garbage. Writes beyond a buffer are detected in its borders."""
+def run_native(case: Case, program: Program, target: Target, slices: int, final: bool = False) -> list[Array]:
+    """Run machine code, each phase in `slices` parts with scratch full of garbage. Writes beyond a buffer are detected in its borders.
+    Returns the outputs, in ascending order of their slots."""
     args = [_Guarded(a) for a in case.fresh()]
     temps = [_Guarded(np.full(n, 0xA5, np.uint8)) for n in program.spec.temps]
     symbols = tuple(p.symbol for p in program.spec.phases)
@@ -142,6 +143,7 @@ def run_native(case: Case, program: Program, target: Target, slices: int, final:
     for i, a in enumerate(temps):
         assert a.intact(), f"the program writes beyond temporary {i}"
     case.check([a.array for a in args], f"machine code, {slices} slices")
+    return [args[slot].array for slot in case.slots]
 
 
 def has_native(case: Case, target: Target) -> bool:

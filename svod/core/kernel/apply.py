@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 from svod.core.kernel.groups import keep_threads
 from svod.core.kernel.layout import layouts
+from svod.core.kernel.numerics import SAME
 from svod.core.kernel.opts import ALGORITHMS, OPTS
+from svod.core.kernel.opts.sums import check_sums
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
@@ -17,6 +19,9 @@ def apply_opt(state: Scheduler, opt: Opt) -> Scheduler:
     if rule is None:
         raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
     new = rule(state, opt.axis, opt.arg)
+    if new.target.numerics == SAME and (new.order, new.rows, new.split_reduce, new.pads, new.dots, new.online) != (
+            state.order, state.rows, state.split_reduce, state.pads, state.dots, state.online):
+        check_sums(new)
     if new.kernel is state.kernel and (new.order, new.place, new.split_reduce) == (state.order, state.place, state.split_reduce):
         # No stage moved, and no loop of several iterations appeared, vanished or moved, so the placement is the same: see `place_stages`.
         place_stages.give(new, place_stages.known(state))

@@ -98,6 +98,7 @@ class Kernel:
         self.limits: tuple[Any, ...] | None = None      # `masked_limits` of `online`, cached; None: not computed yet
         # (stage, block) of ONLINE, or (stage, 0) of FLATTEN → the rewritten kernel, cached for all states
         self.rewritten: dict[tuple[str, int], Kernel] = {}
+        self.canonical_sums: dict[int, Any] = {}        # stage → `canonical_sum` of `numerics`, cached for all states
         self.attention_weights: dict[frozenset[int], frozenset[tuple[int, int]]] = {}   # inlined stages → `attention_weights`, cached
 
     def _add_stage(self, name: str, node: UOp) -> None:
@@ -270,6 +271,7 @@ class ReduceNode:
     combiner: str
     values: tuple[int, ...]
     dtypes: tuple[DType, ...]
+    made_of: UOp | None = None      # the REDUCE with all inlined stages substituted
 
 
 @dataclass(slots=True)
@@ -438,7 +440,7 @@ class _Resolver:
             ids = tuple(self.node(v) for v in values)
             types = tuple(v.dtype for v in values)
             number = len(self.reductions)
-            self.reductions.append(ReduceNode(u.arg[0], ids, types))
+            self.reductions.append(ReduceNode(u.arg[0], ids, types, u))
             outs = tuple(range(len(self.stage.outs)))
             return self.add(Node("reduce", "REDUCE", u.dtype, (), (number, 0), outs))
         if u.op is Ops.GEP:

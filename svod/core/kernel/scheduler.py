@@ -11,6 +11,7 @@ from functools import update_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.numerics import SAME, canonical_sum
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
@@ -184,6 +185,23 @@ class Scheduler:
         self.online = ()
         self.applied_opts = ()
         self._digest, self._derived = None, {}
+        if target.numerics == SAME:
+            self._begin_in_order()
+
+    def _begin_in_order(self) -> None:
+        """Give each sum the accumulators of its canonical order: they are not the choice of a chain."""
+        for s in self.kernel.stages:
+            canonical = canonical_sum(self.kernel, s.index)
+            if canonical is None or canonical.lanes == 1:
+                continue
+            row, new, (name, axis, extent, _, _) = s.reds[-1], len(self.rows), self.rows[s.reds[-1]]
+            loop = AxisLoop(name, axis, -(-extent // canonical.lanes), canonical.lanes, LOOP)
+            lanes = AxisLoop(f"{name}.in", axis, canonical.lanes, 1, UPCAST)
+            self.rows = (*self.rows[:row], loop, *self.rows[row + 1:], lanes)
+            self.axis_rows = (*self.axis_rows[:axis], (row, new), *self.axis_rows[axis + 1:])
+            if loop.extent == 1:
+                kept = tuple([x for x in self.order[s.index] if x != row])
+                self.order = (*self.order[:s.index], kept, *self.order[s.index + 1:])
 
     def copy(self, **changes: Any) -> Scheduler:
         """A copy of this state with some fields replaced."""

@@ -44,6 +44,7 @@ class Target:
     has_fma: bool = True
     uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
     rounds_factors: bool = False    # opts may also choose instructions that round factors of float32
+    numerics: str = "float32"       # the policy by which chains may differ in their results: "same", "float32" or "fast"
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_pow2: bool = False          # a power of two of float32 is one instruction, of two units in the last place: NVIDIA's ex2.approx.ftz
     has_mask_registers: bool = False    # lanes are masked by separate registers, as in AVX-512, so a constant mask costs nothing
@@ -88,17 +89,18 @@ class Target:
         """Whether a phase is launched as a grid of groups of threads."""
         return self.group_threads > 0
 
-    def allowing(self, intrinsics: bool, locals: bool, rounding: bool = False) -> Target:
+    def allowing(self, intrinsics: bool, locals: bool, rounding: bool = False, numerics: str = "float32") -> Target:
         """The target with permissions for opts: `intrinsics`, to choose dot and matrix instructions; `locals`, to make groups of several
-        threads; `rounding`, to choose matrix instructions that round factors of float32."""
+        threads; `rounding`, to choose matrix instructions that round factors of float32; `numerics`: the policy of results."""
         rounds = intrinsics and rounding and any(f.endswith(".tf32") for f in self.features)
-        return replace(self, uses_intrinsics=intrinsics, rounds_factors=rounds,
+        return replace(self, uses_intrinsics=intrinsics, rounds_factors=rounds, numerics=numerics,
                        group_threads=self.group_threads if locals else min(1, self.group_threads))
 
     @property
     def key(self) -> str:
         """The readable identity under which winners are stored, e.g. `x86_64/znver5/avx512f,bf16/l1 48k/l2 1m/l3 32m/t2`."""
         features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)), *(("tf32=1",) if self.rounds_factors else ()))
+        features += (f"numerics={self.numerics}",) if self.numerics != "float32" else ()
         if self.device != HOST:
             name, _, rest = self.device.partition(":")
             features += (f"device={name if rest.isdecimal() else self.device}",)     # equal devices share their winners

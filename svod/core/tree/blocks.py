@@ -10,26 +10,30 @@ from __future__ import annotations
 
 from math import prod
 
-from svod.core.ir.summation import BlockedNest, blocked_nest
+from svod.core.ir.summation import BlockedLoop, BlockedNest, blocked_nest
+from svod.core.kernel.numerics import SAME, CanonicalSum, canonical_sum
+from svod.core.kernel.opts.sums import block_sizes
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import UNROLL
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Accumulate, Body, Compute, Inner, Loop, Phase, Reduction, Split, Update, with_bodies
 from svod.core.tree.tails import is_split
+from svod.errors import KernelOptError
 
 
 def blocks(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Cut the long sums of all phases into blocks; phases come back unchanged if no stage has a rule for its sums."""
     if all(stage.sum_rule is None for stage in maker.kernel.stages):
         return phases
-    return tuple([p._replace(launch=with_bodies(_Blocks(p.split).body, p.launch)) for p in phases])
+    return tuple([p._replace(launch=with_bodies(_Blocks(maker, p.split).body, p.launch)) for p in phases])
 
 
 class _Blocks:
     """Cuts the sums of one phase. `split`: how cores or groups share its reduction; None if they do not."""
 
-    def __init__(self, split: Split | None) -> None:
-        self.split = split
+    def __init__(self, maker: TreeMaker, split: Split | None) -> None:
+        self.kernel, self.split = maker.kernel, split
+        self.in_order = maker.state.target.numerics == SAME
 
     def body(self, body: Body) -> Body:
         """Cut the sums in the stages and in the loop of a body."""
@@ -62,6 +66,11 @@ class _Blocks:
         rule, frame = node.frame.r.stage.sum_rule, node.frame
         if rule is None:
             return None
+        if self.in_order and not frame.r.combines:
+            canonical = canonical_sum(self.kernel, frame.r.stage.index)
+            assert canonical is not None, "stages with a rule for their sums add floats"
+            nest = _canonical_nest(canonical, node)
+            return nest if nest.is_cut else None
         iterations, outs = [1] * len(frame.loops), frame.num_outs
         inner: Inner = node.inner
         while not isinstance(inner, Accumulate):
@@ -96,6 +105,23 @@ class _Blocks:
 
     def _cut_body(self, body: Body, nest: BlockedNest | None) -> Body:
         return body.holding(self._stages(body), self._cut(body.inner, nest))
+
+
+def _canonical_nest(canonical: CanonicalSum, node: Reduction) -> BlockedNest:
+    """The blocks of a sum at its canonical positions. If the innermost blocks are what the loops inside of an update of memory add, each
+    update is a block."""
+    frame = node.frame
+    sizes = block_sizes(canonical, frame.pieces[frame.num_outs:])
+    if sizes is None:
+        raise KernelOptError(f"stage {frame.r.stage.name}: blocks of its sum end within an iteration, which `numerics=same` does not allow")
+    of_loops = [sizes.get(loop.piece.row, ()) for loop in frame.loops]
+    innermost = max([j for j, own in enumerate(of_loops) if own], default=-1)
+    end = node.in_memory[-1] + 1 if node.in_memory else 0
+    adds_to_memory = 0 <= innermost < end and all(loop.axis < frame.num_outs for loop in frame.loops[innermost + 1:end]) \
+        and of_loops[innermost][:1] == (1,)
+    if adds_to_memory:
+        of_loops[innermost] = of_loops[innermost][1:]
+    return BlockedNest(BlockedLoop((), 1), tuple([BlockedLoop(own, 1) for own in of_loops]), adds_to_memory)
 
 
 def _has_stages(node: Inner) -> bool:

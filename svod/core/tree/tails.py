@@ -20,6 +20,7 @@ from typing import NamedTuple
 from svod.core.kernel.layout import is_contiguous
 from svod.core.kernel.loop_nest import Cuts
 from svod.core.kernel.non_temporal import aligns_rows
+from svod.core.kernel.numerics import SAME
 from svod.core.tree.build import Nests, TreeMaker
 from svod.core.tree.inside import is_read_beyond, safe_axes
 from svod.core.tree.nodes import (
@@ -233,7 +234,7 @@ class _Tails:
             return node.around(self._inside(node.body, frame, place, in_memory), Span.TO_LIMIT)
         known, tails = place.knowing(s, a), tuple[Tail, ...]()
         if frame.reach(a) > 1:
-            step = frame.tail_step(a)
+            step = frame.reach(a) if self.maker.state.target.numerics == SAME else frame.tail_step(a)
             cut, inside = frame.narrowed(a, step), known if step == 1 else place
             if cut is not frame:
                 inside = self.cut(inside, cut, a, node.loop.point)

@@ -6,6 +6,8 @@ If a component of a reduction is the same at several positions of the tile, a lo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from svod.compile.lower import math
@@ -15,9 +17,10 @@ from svod.compile.lower.emit.state import OpenStage, Sink
 from svod.compile.lower.emit.threads.lines import Cell, Lines
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL, Ops
+from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL, Ops, UOp
 from svod.core.kernel.intrinsics import LINE_OF_QUAD, QUAD, TensorizePlan, exchanges_results, held_layout
-from svod.core.kernel.kernel import ReduceNode
+from svod.core.kernel.kernel import ReduceNode, expand_reads, own_reduces
+from svod.core.kernel.numerics import SAME
 from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import UNROLL
 from svod.core.tree.nodes import Chunk
@@ -38,6 +41,7 @@ class Accumulators:
         self.intrinsics, self.stage = intrinsics, stage
         self.ctx, self.b, self.axes, self.values = intrinsics.ctx, intrinsics.b, intrinsics.axes, intrinsics.values
         self.plan = intrinsics.plan_of(stage)
+        self.in_order = self.ctx.state.target.numerics == SAME
         # per accumulator of the tile: number of the carried accumulator that stands for it; []: each accumulator is carried
         self.slots: list[int] = []
         self.corrections: dict[Any, int] = {}   # key of a correction of a dot instruction → number of its accumulator
@@ -184,9 +188,11 @@ class Accumulators:
         count; -1: always."""
         b, stage = self.b, self.stage
         combiner = get_combiner(red.combiner)
+        if self.in_order and guard >= 0 and red.dtypes[0].is_float:
+            return [self._guarded(v, a, guard) for v, a in zip(self._add(red, acc, -1, width), acc, strict=True)]
         if red.combiner == "ADD" and guard < 0 and red.dtypes[0].is_float:
             node = stage.r.nodes[red.values[0]]
-            if node.kind == "alu" and node.op == "MUL":
+            if node.kind == "alu" and node.op == "MUL" and (not self.in_order or red.made_of in self._products):
                 x, y = self.values.evaluate(stage, node.src[0]), self.values.evaluate(stage, node.src[1])
                 return [b.alu("MULACC", red.dtypes[0], width, x, y, acc[0])]
         values = [self.values.evaluate(stage, v) for v in red.values]
@@ -195,6 +201,13 @@ class Accumulators:
             values = [b.alu("WHERE", d, b.num_lanes[a], guard, v, b.const(d, b.num_lanes[a], n))
                       for d, a, v, n in zip(red.dtypes, acc, values, neutral, strict=True)]
         return list(combiner.combine(tuple(acc), tuple(values), self.alu, nan=red.dtypes[0].is_float))
+
+    @cached_property
+    def _products(self) -> frozenset[UOp]:
+        """The reductions that sum products in the AST. If a stage is a product, its readers sum a value of it, wherever it is computed."""
+        kernel, inlined, value = self.ctx.kernel, self.ctx.state.inlined, self.stage.r.stage.value
+        products = [u for u in own_reduces(value) if u.src[0].op is Ops.MUL]
+        return frozenset([expand_reads(u, lambda stage: kernel.stage_of[stage] in inlined) for u in products])
 
     def alu(self, op: Ops, *given: int | float) -> int:
         """Emit an elementwise operation for a combiner. It has as many lanes as the widest operand; a float becomes a constant."""
@@ -377,8 +390,12 @@ class Accumulators:
         scalars: list[list[int]] = []
         for width, group in by_width.items():
             while len(group) > 1:
-                group = [list(combiner.combine(tuple(group[i]), tuple(group[i + 1]), self.alu, nan=nan)) if i + 1 < len(group) else group[i]
-                         for i in range(0, len(group), 2)]
+                if self.in_order and len(group) % 2 == 0:      # halves, as of the lanes below: vectors of any length add alike
+                    half = len(group) // 2
+                    pairs = list(zip(group[:half], group[half:], strict=True))
+                else:
+                    pairs = list(zip_longest(group[::2], group[1::2]))
+                group = [a if c is None else list(combiner.combine(tuple(a), tuple(c), self.alu, nan=nan)) for a, c in pairs]
             value = group[0]
             if reduce_lane:
                 w = width

@@ -15,6 +15,7 @@ from svod.core.kernel.attention_weights import attention_weights
 from svod.core.kernel.intrinsics import normal_power, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
+from svod.core.kernel.numerics import SAME
 from svod.core.kernel.required import Lin, Terms, add_lins
 from svod.core.tree.nodes import Chunk
 from svod.errors import KernelOptError
@@ -39,7 +40,9 @@ class Values:
         self.axes, self.addresses = axes, addresses
         self.on_grid = ctx.facts.on_grid        # on a grid, one scalar mask holds for all lanes
         self.rules = self.state.target.float_rules
-        self.attention_weights = attention_weights(self.kernel, self.state.inlined) if self.rules.has_slow_subnormals else frozenset()
+        # under the policy "same", values do not depend on what is found about the kernel that computes them
+        has_weights = self.rules.has_slow_subnormals and self.state.target.numerics != SAME
+        self.attention_weights = attention_weights(self.kernel, self.state.inlined) if has_weights else frozenset()
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
         """Emit the value of a node at the current position: a vector if lanes differ, otherwise a scalar."""
