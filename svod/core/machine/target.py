@@ -81,8 +81,8 @@ class Target:
 
     @property
     def float_rules(self) -> FloatRules:
-        """The rules that expansions of functions may rely on."""
-        return FloatRules(self.has_scaleb, self.has_strict_floats, self.has_float64, self.has_pow2, not self.has_groups)
+        """The rules that expansions of functions may rely on. Under the policy "same" they do not depend on the instructions of a machine."""
+        return FloatRules(self.has_scaleb and self.numerics != "same", self.has_strict_floats, self.has_float64, self.has_pow2, not self.has_groups)
 
     @property
     def has_groups(self) -> bool:
