@@ -19,6 +19,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from svod.core.machine.target import FAST, FLOAT32, POLICIES, SAME
 from svod.errors import ConfigError
 from svod.system.process import directories
 
@@ -91,6 +92,9 @@ def _choice(*names: str) -> Accept:
             raise ValueError(text)
         return text.lower()
     return Accept("one of " + ", ".join(names), parse, lambda v: v in names)
+
+
+_POLICY = _choice(*POLICIES)._replace(check=lambda v: v is None or v in POLICIES)
 
 
 def _parse_strict(text: str) -> str:
@@ -274,6 +278,9 @@ class PrepareConfig(_Config):
                                  "by instruction in NumPy, to find out whether a wrong number is the compiler's")
     threads: int | None = _option("SVOD_THREADS", None, _integer(1, none=True),
                                   "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
+    numerics: str | None = _option("SVOD_NUMERICS", None, _POLICY, "how results may differ from chain to chain: float32: by the order of "
+                                   "sums; same: not at all, so that every winner, number of threads and batch computes the same bits "
+                                   "(docs/numerics.md); fast: reserved; not set: float32")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
     imported: str = _option("SVOD_IMPORTED", "check", _choice("check", "trust", "ignore"),
@@ -328,12 +335,19 @@ class PrepareConfig(_Config):
         if not isinstance(self.opts, Mapping) or not all(isinstance(k, str) and _is_chain(v) for k, v in self.opts.items()):
             raise ConfigError(f"PrepareConfig(opts={self.opts!r:.80}) is not usable; accepted: chains by kernel key or name, as "
                               "in {'gemm_0': 'UPCAST(o0, 8)'} or {'1e0aeffe': [('UPCAST', 'o0', 8)]}")
+        if self.numerics == FAST:
+            raise ConfigError(f"numerics={FAST!r} is reserved: svod does not have it yet; usable: {SAME}, {FLOAT32}")
         if self.beam is not None and (self.beam.width == 0 or self.optimizer.noopt or self.capture is not None):
             object.__setattr__(self, "beam", None)
 
     @property
     def noopt(self) -> bool:
         return self.optimizer.noopt
+
+    @property
+    def allowed(self) -> tuple[bool, bool, bool, str]:
+        """What opts may do, and how results may differ from chain to chain: the arguments of `Target.allowing`."""
+        return (*self.optimizer.allowed, self.numerics or FLOAT32)
 
     @property
     def consults_database(self) -> bool:
@@ -365,8 +379,8 @@ class PrepareConfig(_Config):
         """Return this configuration with the environment's values in fields that are None, except `beam`. SVOD_CAPTURE and SVOD_NOOPT
         override fields that are set: a script that is being captured searches nothing."""
         _warn_of_unknown_variables()
-        open_ones = ("db", "lock", "threads", "object_cache", "device", "capture_device", "debug", "dump_after", "profile", "trace",
-                     "perf_map", "first_forms")
+        open_ones = ("numerics", "db", "lock", "threads", "object_cache", "device", "capture_device", "debug", "dump_after", "profile",
+                     "trace", "perf_map", "first_forms")
         changes = {name: self.env_value(name) for name in open_ones if getattr(self, name) is None}
         if (capture := self.env_value("capture")) is not None:
             changes["capture"] = capture

@@ -11,8 +11,8 @@ from svod.compile.lower.lower import lower
 from svod.core.ir.dtype import DType
 from svod.core.ir.uop import UOp
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.numerics import SAME
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import SAME
 from svod.core.spec.evaluate import evaluate
 from svod.core.spec.values import from_float
 from svod.errors import KernelOptError
@@ -56,10 +56,8 @@ def compare_chains(name: str, case: Case, chains: int, more: Sequence[Scheduler]
     for number in range(chains + len(more)):
         rng = random.Random(f"same {name} {number}")
         target = TARGETS[number % len(TARGETS)]
-        if number < chains:
-            state = random_state(rng, Scheduler(case.kernel, target), rng.randint(0, 12))
-        else:
-            state = more[number - chains]
+        drawn = number < chains
+        state = random_state(rng, Scheduler(case.kernel, target), rng.randint(0, 12)) if drawn else more[number - chains]
         try:
             got = bits_of(case, state, rng.randint(1, 4))
         except KernelOptError:      # placements that a later opt has moved

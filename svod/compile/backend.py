@@ -37,7 +37,7 @@ from svod.core.cost.cost import Cost
 from svod.core.cost.work import StageWork
 from svod.core.graph.buffer import Memory
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.target import HOST, Target, parse_key, threads_of
+from svod.core.machine.target import HOST, POLICIES, Target, parse_key, threads_of
 from svod.errors import DeviceError, StageMissing, UnsupportedError
 
 MOST_THREADS = 4096     # maximum number of threads in a target's key
@@ -297,8 +297,8 @@ def target_with(key: str) -> Target | None:
         with contextlib.suppress(DeviceError):
             for number in range(backend_named(name).count()):
                 target = backend_named(f"{name}:{number}").target(allowed)
-                for switches in product((True, False), repeat=3):
-                    if (found := target.allowing(*switches)).key == key:
+                for intrinsics, groups, rounding, numerics in product((True, False), (True, False), (True, False), POLICIES):
+                    if (found := target.allowing(intrinsics, groups, rounding, numerics)).key == key:
                         return found
     return None
 

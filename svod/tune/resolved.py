@@ -20,7 +20,8 @@ from svod.compile.backend import device_named
 from svod.compile.plan.compiler import Chain, Compiler, compiler_for
 from svod.config import NONE, PrepareConfig, log_once
 from svod.core.kernel.chain_text import chain_of
-from svod.core.machine.target import HOST, Target
+from svod.core.machine.target import HOST, SAME, Target
+from svod.errors import UnsupportedError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import TuningDB
 from svod.tune.lock import Locked, locked_lines
@@ -74,13 +75,17 @@ class Resolved:
 
 
 def resolve(config: PrepareConfig) -> Resolved:
-    """Look up the objects that a configuration names. Raises UnsupportedError for an unknown device, DeviceError for one that cannot be
-    used, ConfigError for an unknown pass to dump, KernelOptError for an entry of `opts` that is not a valid chain."""
+    """Look up the objects that a configuration names. Raises UnsupportedError for an unknown device or one without the policy
+    `numerics`, DeviceError for one that cannot be used, ConfigError for an unknown pass to dump, KernelOptError for an entry of `opts` that
+    is not a valid chain."""
     return Resolved.of(config, _target(config.device or HOST, config), database(config))
 
 
 def _target(device: str, config: PrepareConfig) -> Target:
-    return device_named(device).backend.target(config.threads).allowing(*config.optimizer.allowed)
+    target = device_named(device).backend.target(config.threads).allowing(*config.allowed)
+    if target.numerics == SAME and target.has_groups:
+        raise UnsupportedError(f"numerics={SAME!r} is for CPUs: on {device} the threads of a group share sums in no order that is kept")
+    return target
 
 
 def database(config: PrepareConfig) -> TuningDB:

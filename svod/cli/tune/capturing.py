@@ -5,7 +5,6 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-from svod import config
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.installation import program
 from svod.cli.tune.next_steps import why_no_graph
@@ -92,7 +91,7 @@ def take_capture(setting: Setting, workers: Workers) -> CapturedPlans:
         return CapturedPlans(capture.read_capture(options.source), None)
     device = HOST if options.compile_only else setting.config.device or HOST
     target = device_named(device).backend.target(setting.config.threads)
-    foresight = Foresight(setting.db, target.allowing(*config.OptimizerConfig.from_env().allowed), setting.beam)
+    foresight = Foresight(setting.db, target.allowing(*setting.allowed), setting.beam)
 
     def meet(news: News) -> None:
         if not workers.have_begun and not options.dry_run and not options.compile_only and foresight.needs_search(news):
@@ -100,6 +99,7 @@ def take_capture(setting: Setting, workers: Workers) -> CapturedPlans:
     with temporary_folder("svod-capture-") as directory:
         script = run_script([*options.started, *options.asked], directory, capture_for=options.capture_for, first=options.budget / 2,
                             share=options.budget / 2, on_news=meet, device=HOST if options.compile_only else options.device,
+                            numerics=options.numerics,
                             kernels_of=(options.device or setting.config.device) if options.compile_only else None,
                             stdout=sys.stderr if options.json_path == "-" else None)
         for line in script.words(options.subject):

@@ -15,6 +15,7 @@ from svod import config
 from svod.cli.outputs import CountType, Number, check_database, check_output
 from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, LOCK_FORMAT, REPORT_FORMAT, TORCH, TuneOptions
 from svod.cli.tune.waiting import say
+from svod.core.machine.target import POLICIES
 from svod.system.process.directories import working_directory
 from svod.tune.db.transfer import CAPTURE_FORMAT
 
@@ -57,6 +58,8 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 @click.option("--target", multiple=True, metavar="T", help="Tune for a machine of the cluster: its target's key, or a part of it "
               "that no other has. May be repeated; default: this machine's, or the only one present.")
 @click.option("--device", metavar="NAME", help="The device to tune for, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
+@click.option("--numerics", type=click.Choice(POLICIES), help="How results may differ from chain to chain; default: SVOD_NUMERICS, else "
+              "that of the script or the capture. With same, all chains compute the same bits.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--resume", is_flag=True, help="Search only kernels whose last search was ended by its budget, Ctrl-C, an error or a kill.")
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")

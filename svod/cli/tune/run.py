@@ -199,6 +199,8 @@ class _TuneRun:
         """Decide for each target which kernels are searched. Their shares of the time are those on this machine, for all targets."""
         setting = self.setting
         own = pick_target(captured, setting.config.device)
+        if setting.config.numerics is not None:     # a capture may have been made under another policy
+            own = replace(own, numerics=setting.config.numerics)
         targets = self._targets(own)
         with waiting("looking at the kernels"):
             rows = survey(captured, own, compiler_for(own, setting.config))
@@ -218,12 +220,12 @@ class _TuneRun:
         with waiting(f"asking the cluster at {options.address} what it times"):
             present = self._workers.up().targets()
         allowed = config.OptimizerConfig.from_env().allowed
-        return choose_targets(options.target, [t.allowing(*allowed) for t in present], own)
+        return choose_targets(options.target, [t.allowing(*allowed, own.numerics) for t in present], own)
 
     def _compile_only(self, captured: CapturedPlans) -> int:
         """Compile the states that a search on the chosen device would start from. Raises DeviceError for a device that is not there."""
         device = device_named(self.setting.config.device or HOST)
-        target = device.backend.target(self.setting.config.threads).allowing(*config.OptimizerConfig.from_env().allowed)
+        target = device.backend.target(self.setting.config.threads).allowing(*self.setting.allowed)
         with waiting(f"compiling for {target.key}"):
             compiled = compile_kernels(captured.content, device, target, self.setting.options.only)
         self._output.print(["", f"target {target.key}", *compiled_table(compiled, target, self._output.width)])

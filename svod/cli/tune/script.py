@@ -67,18 +67,18 @@ class ScriptEnd:
 def run_script(words: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
                first: float = IDLE_SECONDS, share: float = math.inf, on_news: Callable[[News], None] = lambda news: None,
                clock: Callable[[], float] = time.monotonic, stdout: TextIO | None = None, device: str | None = None,
-               kernels_of: str | None = None) -> ScriptEnd:
+               numerics: str | None = None, kernels_of: str | None = None) -> ScriptEnd:
     """Run a program with captures in `directory` until it ends or `capture_for` seconds have passed. `words`: a script, or -m and a module,
     and its arguments. Without `capture_for` it is ended after `first` seconds without any kernel (it may have much to load), after `idle`
     seconds without a new kernel, or after `share` seconds if there is a plan by then. `on_news` is called with new kernels and plans as
     they come. `stdout`: the program's standard output; None: this process's. `device`: the program's SVOD_DEVICE; None: this process's.
-    `kernels_of`: the device whose kernels are captured; None: the device that the program runs on.
+    `numerics`: its SVOD_NUMERICS, likewise. `kernels_of`: the device whose kernels are captured; None: the device that the program runs on.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     raised. Raises OSError when the script cannot be started."""
     started = last_new = clock()
     watch = CaptureWatch(directory)
-    child = subprocess.Popen([python(), *words], env=script_environment(directory, device, kernels_of), stdout=stdout)
+    child = subprocess.Popen([python(), *words], env=script_environment(directory, device, kernels_of, numerics), stdout=stdout)
     why: Why = "finished"
     patience, has_plan = max(first, idle), False
     try:
@@ -115,10 +115,12 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
     return ScriptEnd(why, child.returncode, clock() - started, left)
 
 
-def script_environment(directory: Path, device: str | None = None, kernels_of: str | None = None) -> dict[str, str]:
+def script_environment(directory: Path, device: str | None = None, kernels_of: str | None = None,
+                       numerics: str | None = None) -> dict[str, str]:
     """The environment variables of the script: its kernels for the device `kernels_of` are captured, it does not search, it runs on
-    `device`, and it can import this svod even from a checkout."""
-    given = {name: value for name, value in (("SVOD_DEVICE", device), ("SVOD_CAPTURE_DEVICE", kernels_of)) if value is not None}
+    `device` under the policy `numerics`, and it can import this svod even from a checkout."""
+    named = {"SVOD_DEVICE": device, "SVOD_CAPTURE_DEVICE": kernels_of, "SVOD_NUMERICS": numerics}
+    given = {name: value for name, value in named.items() if value is not None}
     return config.environment_with_svod(SVOD_CAPTURE=str(directory), BEAM=None, **given)
 
 

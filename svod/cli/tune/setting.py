@@ -88,10 +88,15 @@ class Setting:
     db: TuningDB
     clock: CommandClock
 
+    @property
+    def allowed(self) -> tuple[bool, bool, bool, str]:
+        """The arguments of `Target.allowing` for the targets of the command."""
+        return replace(self.config, optimizer=OptimizerConfig.from_env()).allowed
+
     @classmethod
     def of(cls, options: TuneOptions) -> Setting:
         clock = CommandClock(options.budget)
-        given = {name: value for name in ("db", "device") if (value := getattr(options, name)) is not None}
+        given = {name: value for name in ("db", "device", "numerics") if (value := getattr(options, name)) is not None}
         config = PrepareConfig.from_env(beam=None, optimizer=OptimizerConfig(), capture=None, **given)
         chosen = {name: value for name in ("actions", "strategy", "optuna_storage") if (value := getattr(options, name)) is not None}
         beam = BeamConfig.from_env(width=options.beam, budget=options.budget, **chosen)

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 from svod.core.kernel.groups import keep_threads
 from svod.core.kernel.layout import layouts
-from svod.core.kernel.numerics import SAME
 from svod.core.kernel.opts import ALGORITHMS, OPTS
 from svod.core.kernel.opts.sums import check_sums
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import SAME
 from svod.errors import KernelOptError
 
 

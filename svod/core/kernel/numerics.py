@@ -21,8 +21,6 @@ from typing import NamedTuple
 from svod.core.ir.summation import blocked_nest
 from svod.core.kernel.kernel import Kernel, LinearIndex, ResolvedStage, own_reduces, reachable, reduce_parts
 
-FLOAT32, SAME, FAST = "float32", "same", "fast"
-POLICIES = SAME, FLOAT32, FAST
 ORDERED = frozenset({"ADD", "MUL", "EXPSUM"})   # combiners whose result depends on the order, for floats
 LANE_BYTES = 256                # bytes of the accumulators of a sum along contiguous memory
 FEW_LANES = 8                   # a shorter axis has one accumulator
@@ -58,7 +56,7 @@ def _canonical_sum(kernel: Kernel, s: int) -> CanonicalSum:
     stage = kernel.stages[s]
     lanes, extents = _lanes(kernel, s), [kernel.axes[a].extent for a in stage.reds]
     units = [1] * (len(extents) - 1) + [lanes]
-    blocks = [()] * len(extents)
+    blocks: list[tuple[int, ...]] = [()] * len(extents)
     if stage.sum_rule is not None:
         nest = blocked_nest(stage.sum_rule, [-(-e // unit) for e, unit in zip(extents, units, strict=True)], 1)
         blocks = [tuple([n * unit for n in loop.sizes]) for loop, unit in zip(nest.loops, units, strict=True)]

@@ -11,8 +11,8 @@ from functools import update_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.numerics import SAME, canonical_sum
-from svod.core.machine.target import Target
+from svod.core.kernel.numerics import canonical_sum
+from svod.core.machine.target import SAME, Target
 from svod.errors import KernelOptError
 
 # places of a stage

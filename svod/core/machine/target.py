@@ -12,6 +12,10 @@ DISK = "DISK"    # devices named DISK:path are mapped files, which hold values a
 HOST = "CPU"     # the device whose memory holds NumPy arrays, and on which values are computed unless another one is named
 
 
+FLOAT32, SAME, FAST = "float32", "same", "fast"     # numerics policies: docs/numerics.md
+POLICIES = SAME, FLOAT32, FAST
+
+
 class FloatRules(NamedTuple):
     """The rules that expansions of functions may rely on: SCALEB is an instruction; MULACC rounds once, and sums and products are computed
     as they are written; there is float64; POW2 is an instruction; instructions with subnormal numbers may take a hundred times as long."""
@@ -44,7 +48,7 @@ class Target:
     has_fma: bool = True
     uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
     rounds_factors: bool = False    # opts may also choose instructions that round factors of float32
-    numerics: str = "float32"       # the policy by which chains may differ in their results: "same", "float32" or "fast"
+    numerics: str = FLOAT32     # the policy by which the results of chains may differ
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_pow2: bool = False          # a power of two of float32 is one instruction, of two units in the last place: NVIDIA's ex2.approx.ftz
     has_mask_registers: bool = False    # lanes are masked by separate registers, as in AVX-512, so a constant mask costs nothing
@@ -81,15 +85,16 @@ class Target:
 
     @property
     def float_rules(self) -> FloatRules:
-        """The rules that expansions of functions may rely on. Under the policy "same" they do not depend on the instructions of a machine."""
-        return FloatRules(self.has_scaleb and self.numerics != "same", self.has_strict_floats, self.has_float64, self.has_pow2, not self.has_groups)
+        """The rules that expansions of functions may rely on. Under the policy "same" they name no instruction that other CPUs lack."""
+        scales = self.has_scaleb and self.numerics != SAME
+        return FloatRules(scales, self.has_strict_floats, self.has_float64, self.has_pow2, not self.has_groups)
 
     @property
     def has_groups(self) -> bool:
         """Whether a phase is launched as a grid of groups of threads."""
         return self.group_threads > 0
 
-    def allowing(self, intrinsics: bool, locals: bool, rounding: bool = False, numerics: str = "float32") -> Target:
+    def allowing(self, intrinsics: bool, locals: bool, rounding: bool = False, numerics: str = FLOAT32) -> Target:
         """The target with permissions for opts: `intrinsics`, to choose dot and matrix instructions; `locals`, to make groups of several
         threads; `rounding`, to choose matrix instructions that round factors of float32; `numerics`: the policy of results."""
         rounds = intrinsics and rounding and any(f.endswith(".tf32") for f in self.features)
@@ -100,7 +105,7 @@ class Target:
     def key(self) -> str:
         """The readable identity under which winners are stored, e.g. `x86_64/znver5/avx512f,bf16/l1 48k/l2 1m/l3 32m/t2`."""
         features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)), *(("tf32=1",) if self.rounds_factors else ()))
-        features += (f"numerics={self.numerics}",) if self.numerics != "float32" else ()
+        features += (f"numerics={self.numerics}",) if self.numerics != FLOAT32 else ()
         if self.device != HOST:
             name, _, rest = self.device.partition(":")
             features += (f"device={name if rest.isdecimal() else self.device}",)     # equal devices share their winners

@@ -11,10 +11,11 @@ from __future__ import annotations
 from math import prod
 
 from svod.core.ir.summation import BlockedLoop, BlockedNest, blocked_nest
-from svod.core.kernel.numerics import SAME, CanonicalSum, canonical_sum
+from svod.core.kernel.numerics import CanonicalSum, canonical_sum
 from svod.core.kernel.opts.sums import block_sizes
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import UNROLL
+from svod.core.machine.target import SAME
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Accumulate, Body, Compute, Inner, Loop, Phase, Reduction, Split, Update, with_bodies
 from svod.core.tree.tails import is_split

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from svod.core.kernel.layout import is_contiguous
 from svod.core.kernel.loop_nest import Cuts
 from svod.core.kernel.non_temporal import aligns_rows
-from svod.core.kernel.numerics import SAME
+from svod.core.machine.target import SAME
 from svod.core.tree.build import Nests, TreeMaker
 from svod.core.tree.inside import is_read_beyond, safe_axes
 from svod.core.tree.nodes import (

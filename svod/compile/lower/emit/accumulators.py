@@ -20,9 +20,9 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL, Ops, UOp
 from svod.core.kernel.intrinsics import LINE_OF_QUAD, QUAD, TensorizePlan, exchanges_results, held_layout
 from svod.core.kernel.kernel import ReduceNode, expand_reads, own_reduces
-from svod.core.kernel.numerics import SAME
 from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import UNROLL
+from svod.core.machine.target import SAME
 from svod.core.tree.nodes import Chunk
 from svod.errors import KernelOptError
 

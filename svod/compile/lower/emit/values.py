@@ -15,8 +15,8 @@ from svod.core.kernel.attention_weights import attention_weights
 from svod.core.kernel.intrinsics import normal_power, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.numerics import SAME
 from svod.core.kernel.required import Lin, Terms, add_lins
+from svod.core.machine.target import SAME
 from svod.core.tree.nodes import Chunk
 from svod.errors import KernelOptError
 

@@ -3,9 +3,9 @@
     canonical of r0 (96), r1 (4)            allowed: TILE(r0, 32), UNROLL(r1, 0), loops over outputs anywhere, also between these
       for r0: for r1: acc += …              refused: SWAP(r0, r1), UPCAST(r0, 4), THREAD(r0, 2), PADTO(r0, 5), UNROLL(r0, 2)
 
-The order of a state is the sequence of its reduce loops, then of its unrolled ones. It is canonical if the axes come one after the other, as
-in the AST, with the parts of an axis nested as they were split. Blocks begin at canonical positions, so each has to end with an iteration of
-a loop, and no loop around a block may leave a remainder."""
+The order of a state is the sequence of its reduce loops, then of its unrolled ones. It is canonical if the axes come one after the other,
+as in the AST, with the parts of an axis nested as they were split. Blocks begin at canonical positions, so each has to end with an
+iteration of a loop, and no loop around a block may leave a remainder."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ def _is_nested(pieces: Sequence[EmittedLoop]) -> bool:
 
 
 def block_sizes(canonical: CanonicalSum, pieces: Sequence[Sequence[EmittedLoop]]) -> dict[int, tuple[int, ...]] | None:
-    """The blocks of a canonical sum in a state: row of a loop → iterations of a block, of each level, innermost first. `pieces`: the loops of
-    each reduce axis. None if a block does not end with an iteration of a loop."""
+    """The blocks of a canonical sum in a state: row of a loop → iterations of a block, of each level, innermost first. `pieces`: the loops
+    of each reduce axis. None if a block does not end with an iteration of a loop."""
     found: dict[int, tuple[int, ...]] = {}
     for sizes, own in zip(canonical.blocks, pieces, strict=True):
         loops = [p for p in own if p.role == LOOP]
