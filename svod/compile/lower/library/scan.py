@@ -31,7 +31,7 @@ from svod.core.graph.library_kernel import scan_accumulator
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.machine.target import FloatRules, Target
+from svod.core.machine.target import SAME, FloatRules, Target
 
 MOST_BLOCK = 4               # maximum number of vectors in a block of neighbouring columns
 STRIP_ELEMENTS = 1 << 11     # maximum number of columns of a strip, so that their carried values stay in the L1 cache
@@ -127,7 +127,15 @@ def lower_scan(node: UOp, target: Target) -> Program:
     options, (shape,) = node.arg[1:]
     operator = ScanKind(options[0], node.src[0].dtype, node.dtype, target.float_rules)
     lanes = min(target.lanes(t) for t in operator.types)
+    if _keeps_order(operator, target) and shape[2] == 1:
+        lanes = 1       # as in columns, which are added one after the other
     return _columns(node, operator, shape, lanes, target) if shape[2] > 1 else _rows(node, operator, shape, lanes, target)
+
+
+def _keeps_order(operator: ScanKind, target: Target) -> bool:
+    """Whether the values of a row are combined one after the other, whatever the number of rows, threads and lanes: what rounds does not
+    depend on these under the policy "same"."""
+    return target.numerics == SAME and operator.combiner in ("ADD", "MUL", "LOGADDEXP") and operator.types[-1].is_float
 
 
 def _columns(node: UOp, operator: ScanKind, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
@@ -194,7 +202,7 @@ def _columns(node: UOp, operator: ScanKind, shape: tuple[int, ...], lanes: int, 
 def _rows(node: UOp, operator: ScanKind, shape: tuple[int, ...], lanes: int, target: Target) -> Program:
     rows, n, _ = shape
     parts = 1
-    if rows < target.threads and n >= 2 * PART_ELEMENTS and not operator.is_position:
+    if rows < target.threads and n >= 2 * PART_ELEMENTS and not operator.is_position and not _keeps_order(operator, target):
         parts = min(-(-target.threads // rows), n // PART_ELEMENTS)
     chunk = -(-n // (parts * lanes)) * lanes
     parts = -(-n // chunk)

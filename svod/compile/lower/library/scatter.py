@@ -17,7 +17,7 @@ from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import UOp
 from svod.core.machine.levels import CACHE_LINE_BYTES
-from svod.core.machine.target import Target
+from svod.core.machine.target import SAME, Target
 
 # smallest block of columns in bytes: cores that write neighbouring blocks wait for each other's lines, which costs little if the second
 # cache does not keep a row of the base
@@ -61,8 +61,10 @@ class _Scatter:
 
     @property
     def most_parts(self) -> int:
-        """The number of parts into which the values of a row may be cut: enough for all cores, unless parts become short."""
-        if self.reduction == "SET" or self.target.has_groups:
+        """The number of parts into which the values of a row may be cut: enough for all cores, unless parts become short. Under the policy
+        "same" floats are added in the order of their positions."""
+        in_order = self.target.numerics == SAME and self.node.dtype.is_float
+        if self.reduction == "SET" or self.target.has_groups or in_order:
             return 1
         steps: int = self.m * (-(-self.inner // self.lanes) if self.is_by_rows else self.inner)
         most: int = min(self.target.threads // self.outer, steps // LEAST_SCATTERED_PART, self.m // (VALUES_PER_PLACE * self.n))
