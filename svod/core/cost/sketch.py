@@ -14,7 +14,7 @@ from typing import NamedTuple
 from svod.core.cost.cpu import bounds_of, cost_of, within
 from svod.core.cost.sketch_ahead import ahead
 from svod.core.cost.sketch_channels import CHANNELS
-from svod.core.cost.sketch_contractions import CONTRACTION, inner_contraction
+from svod.core.cost.sketch_contractions import CONTRACTION, MATRIX_VECTOR, inner_contraction, matrix_of, squares
 from svod.core.cost.sketch_facts import (
     bytes_of_arguments,
     contiguous_axes,
@@ -39,6 +39,7 @@ from svod.core.kernel.apply import algorithm_of
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, reachable
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.non_temporal import has_non_temporal_stores
+from svod.core.kernel.numerics import canonical_sum
 from svod.core.kernel.placement import (
     FROM_SCRATCH,
     REDUCED,
@@ -52,6 +53,7 @@ from svod.core.kernel.placement import (
 )
 from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 from svod.core.machine.levels import CORE_START_CYCLES
+from svod.core.machine.target import SAME
 
 FEW_SKETCHES = 12               # sketches of each template for a quick choice: at most half the time of all, and 3 % slower code
 MOST_FOR_PACKING = 2.0          # least predicted gain for which a quick choice packs constants
@@ -160,12 +162,12 @@ def _best(scores: Mapping[int, _VectorScore], least: float = 0.0) -> int:
 def _vector_scores(state: Scheduler, r: ResolvedStage) -> dict[int, _VectorScore]:
     """The scores of the local axes with several positions, before any loop is tiled; `vector_row` chooses among existing tiles."""
     below = reachable(r.nodes, [v for red in r.reductions for v in red.values])
-    width, scores = vector_width(state, r), dict[int, _VectorScore]()
+    width, scores, ordered = vector_width(state, r), dict[int, _VectorScore](), _axes_in_order(state, r)
     # inside another nest, only few positions of an output axis may be needed at a time
     needed = () if r.stage.is_output else loop_nest(state).stages[r.stage.index].region
     for a in range(len(r.axes)):
         e = needed[a] if a < len(needed) else extent_of(state, r, a)
-        if e == 1:
+        if e == 1 or a not in ordered:
             continue
         score = 0.0
         for i, n in enumerate(r.nodes):
@@ -191,6 +193,14 @@ def _vector_scores(state: Scheduler, r: ResolvedStage) -> dict[int, _VectorScore
             score *= 0.95
         scores[a] = _VectorScore(score, e)
     return scores
+
+
+def _axes_in_order(state: Scheduler, r: ResolvedStage) -> range:
+    """The axes along which vectors may run: all of them, unless the order of the stage's sums is given (`numerics=same`)."""
+    canonical = canonical_sum(state.kernel, r.stage.index) if state.target.numerics == SAME and r.reductions else None
+    if canonical is None:
+        return range(len(r.axes))
+    return range(len(r.stage.outs)) if canonical.lanes == 1 else range(len(r.axes) - 1, len(r.axes))
 
 
 def _short_stride(state: Scheduler, r: ResolvedStage, node: int, a: int) -> bool:
@@ -516,6 +526,9 @@ def _finish(p: Point) -> Scheduler:
         r = resolved(state, s)
         operands = factors_of(state, r)
         tiled = inner_contraction(state, r, operands) if operands is not None else None
+        matrix = matrix_of(state, r)
+        if tiled is None and matrix is not None:
+            tiled = squares(state, r, matrix)
         if tiled is None:
             state = _keep_repeated(state, r)
             r = resolved(state, s)
@@ -685,6 +698,7 @@ INSTRUCTIONS = Template(
 # A contraction is a sum of products in which each operand lacks an output axis that the other has.
 _OF_CONTRACTIONS: tuple[Steps, ...] = CONTRACTION, ATTENTION, INSTRUCTIONS, WINOGRAD
 _OF_OTHERS: tuple[Steps, ...] = (
+    MATRIX_VECTOR,
     VECTORS,
     [Only(lambda p: not p.stage.reductions), TRANSPOSE],
     [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.reds), ROW_SUMS],

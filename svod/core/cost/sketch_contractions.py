@@ -18,6 +18,8 @@ from svod.core.cost.sketch_facts import (
     bytes_of,
     extent_of,
     factors_of,
+    factors_of_product,
+    first_change,
     is_constant,
     lane_amounts,
     name_of,
@@ -30,8 +32,10 @@ from svod.core.cost.template import Apply, Cheaper, Choose, Do, Hole, Need, Only
 from svod.core.kernel.contraction import skipping_window, windows_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
+from svod.core.kernel.numerics import canonical_sum
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
+from svod.core.machine.target import SAME
 
 MIN_STAGED_BYTES = 1 << 13     # bytes; a smaller operand is read in place
 # a tile that reads its operand in place is a sketch too if it takes less than this many times the cycles of the tile that stages it
@@ -319,6 +323,56 @@ CONTRACTION = Template(
             [Need(Do(lambda p: _stage_columns(p.state, p.stage, p[_ORDER]))), _UNROLL,
              Cheaper(lambda p: cost_of(p.state).cycles, _has_variants)])],
         [Only(_is_near_unstaged)]))
+
+
+# -- a matrix times a vector, in order -----------------------------------------------------------------
+
+class _Matrix(NamedTuple):
+    """The matrix of a product with a vector. `rows`: the local axis of its rows, which the vector lacks."""
+
+    factor: Factor
+    rows: int
+
+
+def matrix_of(state: Scheduler, r: ResolvedStage) -> _Matrix | None:
+    """The matrix of a product with a vector whose terms are added one after the other for each row (`numerics=same`); else None."""
+    canonical = canonical_sum(state.kernel, r.stage.index) if state.target.numerics == SAME and r.reductions else None
+    factors = factors_of_product(state, r) if canonical is not None and canonical.lanes == 1 else None
+    if factors is None or factors_of(state, r) is not None:
+        return None
+    x, y = factors
+    found = [_Matrix(m, a) for m, other in ((x, y), (y, x)) for a in range(len(r.stage.outs))
+             if a in m.axes and a not in other.axes and a not in m.unit and extent_of(state, r, a) > 1]
+    return max(found, key=lambda m: extent_of(state, r, m.rows), default=None)
+
+
+def squares(state: Scheduler, r: ResolvedStage, matrix: _Matrix) -> Scheduler:
+    """Multiply a matrix and a vector in squares, which lowering transposes in registers: vectors of the results of several rows."""
+    width = vector_width(state, r)
+    rows = try_opt(state, "UPCAST", name_of(state, r, matrix.rows), min(width, extent_of(state, r, matrix.rows)))
+    if rows is state:
+        return state
+    rows = try_opt(rows, "LANES", f"{name_of(state, r, matrix.rows)}.in")
+    return first_change(rows, *[("UNROLL", name_of(state, r, len(r.axes) - 1), n) for n in (width, width // 2, width // 4) if n > 1])
+
+
+def _copied(p: Point) -> Scheduler:
+    """Read the matrix from a copy that lies as it is read: packed once if it is constant, else made for the rows of a tile."""
+    matrix = p[_MATRIX].factor
+    if matrix.stage < 0 or not is_derived(p.state.kernel.stages[matrix.stage]):
+        return p.state
+    place = ROOT if is_constant(p.state, matrix.stage) else p.name(p[_MATRIX].rows)
+    return try_opt(p.state, "STAGE", p.state.kernel.stages[matrix.stage].name, place)
+
+
+_MATRIX = fact(lambda p: matrix_of(p.state, p.stage))
+_VECTORS_OF_ROWS = Hole("vectors", lambda p: (4, 2, 1))
+
+# Results of neighbouring rows lie in a vector, so that each adds its terms in order.
+MATRIX_VECTOR = Template("MATRIX VECTOR", _MATRIX, Choose(
+    [Do(lambda p: squares(p.state, p.stage, p[_MATRIX]))],
+    [_VECTORS_OF_ROWS, Apply("UPCAST", lambda p: p[_MATRIX].rows, lambda p: p[_VECTORS_OF_ROWS] * p.width, must=True),
+     Need(Do(_copied)), Apply("UNROLL", lambda p: len(p.stage.axes) - 1, 4)]))
 
 
 # -- a contraction inside another nest -----------------------------------------------------------------

@@ -127,6 +127,16 @@ def _strides(state: Scheduler, s: int, found: dict[int, dict[int, set[int]]]) ->
 
 def factors_of(state: Scheduler, r: ResolvedStage) -> tuple[Factor, Factor] | None:
     """The two factors of a contraction; None if the stage is not one."""
+    factors = factors_of_product(state, r)
+    if factors is None:
+        return None
+    a, b = factors
+    outs = frozenset(i for i in range(len(r.stage.outs)) if extent_of(state, r, i) > 1)
+    return factors if (outs - a.axes) and (outs - b.axes) else None
+
+
+def factors_of_product(state: Scheduler, r: ResolvedStage) -> tuple[Factor, Factor] | None:
+    """The two factors of a sum of products; None if the stage is not one."""
     product = product_of(r)
     if product is None:
         return None
@@ -134,11 +144,7 @@ def factors_of(state: Scheduler, r: ResolvedStage) -> tuple[Factor, Factor] | No
     for n in through_casts(r, product.src):
         unit, staged = contiguous_axes(state, r, n)
         factors.append(Factor(n, frozenset(r.nodes[n].deps), r.nodes[n].arg if r.nodes[n].kind == "read" else -1, unit, staged))
-    a, b = factors
-    outs = frozenset(i for i in range(len(r.stage.outs)) if extent_of(state, r, i) > 1)
-    if (outs - a.axes) and (outs - b.axes):
-        return a, b
-    return None
+    return factors[0], factors[1]
 
 
 def extent_of(state: Scheduler, r: ResolvedStage, local: int) -> int:
