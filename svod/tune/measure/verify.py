@@ -533,17 +533,17 @@ class Baseline:
 
 
 def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Baseline | None = None,
-           keep: Baseline | None = None) -> Verification:
+           keep: Baseline | None = None, same_bits: bool = False) -> Verification:
     """Run a program on every set of inputs and compare its outputs with the reference.
 
     `run` is called with the guarded arrays, one per slot. Where the reference is sampled, the whole output is also compared with
-    `baseline`. The program's outputs are added to `keep`, so that it can be the baseline of others. If no element of an output can be
-    compared, the program is neither right nor wrong."""
+    `baseline`; with `same_bits`, it always is, and has to have the same bits. The program's outputs are added to `keep`, so that it can be
+    the baseline of others. If no element of an output can be compared, the program is neither right nor wrong."""
     kernel = reference.kernel
     sampled = not reference.full
     how = f"{reference.num_points} points" if sampled else "every element"
-    if sampled and baseline is not None:
-        how += " and the whole output of the baseline"
+    if baseline is not None and (sampled or same_bits):
+        how += " and the bits of the baseline" if same_bits else " and the whole output of the baseline"
     how += ", " + ", ".join(s.name for s in reference.sets)
     for number, inputs in enumerate(reference.sets):
         given = reference.given(number)
@@ -553,7 +553,9 @@ def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Ba
         if damage:
             return Verification(False, how, f"{damage} ({inputs.name})")
         reason = _wrong(buffers, reference.expected(number), inputs)
-        if not reason and sampled and baseline is not None:
+        if not reason and same_bits and baseline is not None:
+            reason = _other_bits(buffers, baseline.outputs[number], inputs)
+        elif not reason and sampled and baseline is not None:
             reason = _wrong(buffers, _suspects(reference, number, buffers, baseline), inputs)
         if reason:
             return Verification(False, how, reason)
@@ -582,6 +584,23 @@ def _wrong(buffers: GuardedBuffers, expected: Sequence[Expected], inputs: InputS
         mismatch = compare(got if e.flat is None else got[e.flat], e.want, e.tolerance, dtype)
         if mismatch is not None:
             return describe(mismatch, e.slot, mismatch.flat if e.flat is None else int(e.flat[mismatch.flat]), inputs)
+    return ""
+
+
+def _other_bits(buffers: GuardedBuffers, baseline: dict[int, Array], inputs: InputSet) -> str:
+    """Say in a sentence in which output the bits are not those of the baseline; "" if there is none. All NaNs are equal."""
+    for slot, want in baseline.items():
+        got, dtype = buffers.arrays[slot], buffers.kernel.params[slot].dtype
+        if _same_bytes(got, want):
+            continue
+        differs = got.view(np.uint8).reshape(-1, got.itemsize) != want.view(np.uint8).reshape(-1, got.itemsize)
+        other = differs.any(axis=1)
+        if dtype.is_float:
+            other &= ~(np.isnan(to_float(got, dtype)) & np.isnan(to_float(want, dtype)))
+        if other.any():
+            at = int(np.flatnonzero(other)[0])
+            return (f"{np.count_nonzero(other)} elements of output {slot} have other bits than the baseline's with {inputs.name}, which "
+                    f"`numerics=same` does not allow; the first is element {at}: {got[at]} instead of {want[at]}")
     return ""
 
 
