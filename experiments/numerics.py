@@ -51,7 +51,8 @@ def main() -> None:
                 continue
             free, same, chain = ratio_of(kernel, target, args.rounds)
             ratios.append(same / free)
-            print(f"{name:28} {free * 1e6:10.1f} µs {same * 1e6:10.1f} µs  {same / free:6.3f}  {chain if args.chains else ''}".rstrip(), flush=True)
+            line = f"{name:28} {free * 1e6:10.1f} µs {same * 1e6:10.1f} µs  {same / free:6.3f}"
+            print(f"{line}  {chain}" if args.chains else line, flush=True)
     print(f"{len(ratios)} kernels: geometric mean {math.exp(statistics.fmean(map(math.log, ratios))):.3f}, "
           f"{sum(r <= LITTLE for r in ratios)} take at most {LITTLE} times as long")
 

@@ -34,6 +34,8 @@ LONG: dict[str, Callable[[], Tensor]] = {
     "gemv_900": lambda: data(19, 900) @ data(900),
     "vecmat_770": lambda: data(770) @ data(770, 19),
     "dot_30000": lambda: (data(30000) * data(30000)).sum(),
+    "dot_140001": lambda: (data(140_001) * data(140_001)).sum(),
+    "rows_262144": lambda: data(2, 1 << 18).sum(1),
     "rows_5003": lambda: data(3, 5003).sum(1),
     "rows_20480": lambda: data(3, 20480).sum(1),
     "columns_1024": lambda: data(1024, 33).sum(0),

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.contraction import product_of
 from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, Stage
+from svod.core.kernel.numerics import canonical_sum
 from svod.core.kernel.scheduler import UPCAST, Scheduler, cut_of
 from svod.core.machine.isa import DOTS, MATRIX_LINE_BYTES, TILE_REGISTERS, Digit, Dot, Fragment
-from svod.core.machine.target import Target
+from svod.core.machine.target import SAME, Target
 from svod.errors import KernelOptError
 
 LEAST_POWER = -126.0     # exponent of the smallest normal power of two in float32
@@ -66,6 +67,8 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
 
 def holds_tiles_of(target: Target, dtype: DType) -> bool:
     """Whether the subgroups or the cores of a target multiply tiles of numbers of this dtype."""
+    if target.numerics == SAME and dtype.is_float:
+        return False
     return target.uses_intrinsics and any(d.is_tile and dtype in d.sources and d.runs_on(target)
                                           and (not d.significand or target.rounds_factors) for d in DOTS.values())
 
@@ -81,6 +84,8 @@ def source_of(stage: Stage) -> DType | None:
 def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
     """The operands of `dot` in the contraction in `stage`; `tile`: the axes of the rows and columns of its tiles, for an instruction with
     tiles. Raises KernelOptError with the reason if `dot` does not compute the contraction."""
+    if target.numerics == SAME and canonical_sum(kernel, stage) is not None:
+        raise KernelOptError("`numerics=same` keeps instructions that add several products of floats out of every kernel")
     if not target.uses_intrinsics:
         raise KernelOptError("TC=0 keeps dot and matrix instructions out of every kernel")
     if dot.significand and not target.rounds_factors:

@@ -10,7 +10,8 @@ one innermost. Long sums are cut into blocks (`svod.core.ir.summation`), at posi
 
     products of two operands, sums of strided memory    one accumulator for each result; vectors run along output axes
     sums along contiguous memory, products without      `lanes` accumulators: position p of the last reduce axis is added to number
-      an axis of their own                              p mod `lanes`, and at the end halves are added to halves
+      an axis of their own                              p mod `lanes`, and at the end halves are added to halves; of very long rows
+                                                        in parts, which cores may share
 
 A sum of one term more than another one, or of other operands, may have another order. Integers, maxima, minima and logical reductions do
 not round, so that their order is free."""
@@ -25,14 +26,20 @@ ORDERED = frozenset({"ADD", "MUL", "EXPSUM"})   # combiners whose result depends
 LANE_BYTES = 256                # bytes of the accumulators of a sum along contiguous memory
 FEW_LANES = 8                   # a shorter axis has one accumulator
 VARIABLE_LANES = 16             # accumulators of a sum along an axis whose extent is a variable: its last ones are masked
+LONGEST_WHOLE = 1 << 16         # positions from which on the sums of a kernel's output are cut into parts, which cores share
+PART = 1 << 14                  # least positions of a part
+MOST_PARTS = 64
 
 
 class CanonicalSum(NamedTuple):
     """The order in which a stage adds. `lanes`: accumulators along the last reduce axis; `blocks`: for each reduce axis the positions of a
-    block, of each level of blocks, innermost first."""
+    block, of each level of blocks, innermost first; `chunk`: positions of a part of the only reduce axis, `parts` of which are summed by
+    themselves, and then added one after the other."""
 
     lanes: int
     blocks: tuple[tuple[int, ...], ...]
+    parts: int = 1
+    chunk: int = 0
 
     def unit(self, number: int) -> int:
         """The positions of reduce axis `number` that are added side by side."""
@@ -56,11 +63,23 @@ def _canonical_sum(kernel: Kernel, s: int) -> CanonicalSum:
     stage = kernel.stages[s]
     lanes, extents = _lanes(kernel, s), [kernel.axes[a].extent for a in stage.reds]
     units = [1] * (len(extents) - 1) + [lanes]
+    parts = _parts(kernel, s, extents) if lanes > 1 else 1
+    chunk = -(-extents[-1] // (parts * lanes)) * lanes if parts > 1 else 0
+    if chunk:
+        extents = [chunk]
     blocks: list[tuple[int, ...]] = [()] * len(extents)
     if stage.sum_rule is not None:
         nest = blocked_nest(stage.sum_rule, [-(-e // unit) for e, unit in zip(extents, units, strict=True)], 1)
         blocks = [tuple([n * unit for n in loop.sizes]) for loop, unit in zip(nest.loops, units, strict=True)]
-    return CanonicalSum(lanes, tuple(blocks))
+    return CanonicalSum(lanes, tuple(blocks), parts, chunk)
+
+
+def _parts(kernel: Kernel, s: int, extents: list[int]) -> int:
+    """The number of parts of a long sum, from its length alone, so that the bits do not depend on the cores that share them."""
+    is_alone = s == kernel.output and sum(q.is_output for q in kernel.stages) == 1 and len(extents) == 1
+    if not is_alone or extents[0] < LONGEST_WHOLE or kernel.axes[kernel.stages[s].reds[0]].bound is not None:
+        return 1
+    return min(MOST_PARTS, extents[0] // PART)
 
 
 def _lanes(kernel: Kernel, s: int) -> int:

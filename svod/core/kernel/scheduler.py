@@ -194,6 +194,8 @@ class Scheduler:
             canonical = canonical_sum(self.kernel, s.index)
             if canonical is None or canonical.lanes == 1:
                 continue
+            if canonical.parts > 1:
+                self.split_reduce = ReductionParts(s.reds[-1], canonical.parts)
             row, new, (name, axis, extent, _, _) = s.reds[-1], len(self.rows), self.rows[s.reds[-1]]
             loop = AxisLoop(name, axis, -(-extent // canonical.lanes), canonical.lanes, LOOP)
             lanes = AxisLoop(f"{name}.in", axis, canonical.lanes, 1, UPCAST)
@@ -283,7 +285,8 @@ class Scheduler:
 
 def cores_of(state: Scheduler) -> int:
     """The number of cores that share a state's work: the cores of THREAD, or the parts of a split reduction; else 1."""
-    return state.thread.cores if state.thread else state.split_reduce.parts if state.split_reduce else 1
+    parts = state.split_reduce.parts if state.split_reduce else 1
+    return state.thread.cores if state.thread else min(parts, state.target.threads) if state.target.numerics == SAME else parts
 
 
 def cut_of(state: Scheduler, s: int) -> ReductionParts | None:

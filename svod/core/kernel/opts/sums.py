@@ -33,7 +33,11 @@ def _reason(state: Scheduler, s: int, canonical: CanonicalSum) -> str:
     if state.dots[s] is not None:
         return "an instruction adds several products"
     if state.split_reduce is not None and state.split_reduce.axis in reds:
-        return "its parts are added later"
+        if state.split_reduce.parts != canonical.parts:
+            return "its parts are added later"
+        step = fit(state, state.axis_rows[reds[0]], state.kernel.axes[reds[0]].extent)[0].stride
+        if -(-state.kernel.axes[reds[0]].extent // (canonical.parts * step)) * step != canonical.chunk:
+            return "its parts do not end with an iteration"
     if any(state.pads[a] for a in reds):
         return "it adds padding"
     pieces = [fit(state, state.axis_rows[a], state.kernel.axes[a].extent) for a in reds]
