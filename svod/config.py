@@ -19,7 +19,6 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from svod.core.machine.target import FAST, FLOAT32, POLICIES, SAME
 from svod.errors import ConfigError
 from svod.system.process import directories
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("svod.config")
 
+NUMERICS = ("same", "float32", "fast")     # policies of results: `POLICIES` in svod/core/machine/target.py
 STRATEGIES = ("beam", "evolve", "random", "optuna")
 NONE = ":none:"  # value of options that turns off a database or a cache directory
 
@@ -94,7 +94,7 @@ def _choice(*names: str) -> Accept:
     return Accept("one of " + ", ".join(names), parse, lambda v: v in names)
 
 
-_POLICY = _choice(*POLICIES)._replace(check=lambda v: v is None or v in POLICIES)
+_POLICY = _choice(*NUMERICS)._replace(check=lambda v: v is None or v in NUMERICS)
 
 
 def _parse_strict(text: str) -> str:
@@ -335,8 +335,8 @@ class PrepareConfig(_Config):
         if not isinstance(self.opts, Mapping) or not all(isinstance(k, str) and _is_chain(v) for k, v in self.opts.items()):
             raise ConfigError(f"PrepareConfig(opts={self.opts!r:.80}) is not usable; accepted: chains by kernel key or name, as "
                               "in {'gemm_0': 'UPCAST(o0, 8)'} or {'1e0aeffe': [('UPCAST', 'o0', 8)]}")
-        if self.numerics == FAST:
-            raise ConfigError(f"numerics={FAST!r} is reserved: svod does not have it yet; usable: {SAME}, {FLOAT32}")
+        if self.numerics == "fast":
+            raise ConfigError(f"numerics='fast' is reserved: svod does not have it yet; usable: {', '.join(NUMERICS[:2])}")
         if self.beam is not None and (self.beam.width == 0 or self.optimizer.noopt or self.capture is not None):
             object.__setattr__(self, "beam", None)
 
@@ -347,7 +347,7 @@ class PrepareConfig(_Config):
     @property
     def allowed(self) -> tuple[bool, bool, bool, str]:
         """What opts may do, and how results may differ from chain to chain: the arguments of `Target.allowing`."""
-        return (*self.optimizer.allowed, self.numerics or FLOAT32)
+        return (*self.optimizer.allowed, self.numerics or "float32")
 
     @property
     def consults_database(self) -> bool:

@@ -9,8 +9,8 @@ import pytest
 
 from svod import PrepareConfig, Tensor
 from svod.compile.backend import target_with
-from svod.config import BeamConfig
-from svod.core.machine.target import SAME
+from svod.config import NUMERICS, BeamConfig
+from svod.core.machine.target import POLICIES, SAME
 from svod.errors import ConfigError, UnsupportedError
 from svod.tune.resolved import resolve
 
@@ -109,6 +109,10 @@ def test_unknown_policies_name_the_three(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SVOD_NUMERICS", "all")
     with pytest.raises(ConfigError, match="SVOD_NUMERICS='all' is not usable; accepted: one of same, float32, fast"):
         PrepareConfig.from_env()
+
+
+def test_options_and_targets_know_the_same_policies() -> None:
+    assert NUMERICS == POLICIES
 
 
 def test_the_environment_chooses_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:

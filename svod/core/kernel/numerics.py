@@ -97,31 +97,39 @@ def _is_along_memory(kernel: Kernel, s: int) -> bool:
     """Whether a stage adds numbers that lie beside each other, and has no output axis for its vectors instead."""
     r = kernel.resolve(frozenset([q.index for q in kernel.stages if not q.is_output and not q.has_reduce]))[s]
     assert r is not None        # only elementwise stages are inlined
-    outs, last = len(r.stage.outs), len(r.axes) - 1
-    wide = [a for a in range(outs) if kernel.axes[r.axes[a]].extent > 1]
-    found = [_Access(r, n, outs) for n in reachable(r.nodes, [v for red in r.reductions for v in red.values])
-             if r.nodes[n].kind in ("load", "read")]
-    found = [access for access in found if access.is_summed]
+    last = len(r.axes) - 1
+    wide = [a for a in range(len(r.stage.outs)) if kernel.axes[r.axes[a]].extent > 1]
+    found = [access for access in _accesses(r) if access.is_summed]
     if not any(access.is_unit(last) for access in found) or any(access.is_unit(a) for access in found for a in wide):
         return False
     own = _axes_of_factors(r, wide)
     if own is None or not (own[0] | own[1]):
         return True
-    if own[0] and own[1]:
-        return False
-    # Of a matrix and a vector, the vector is a row of a batch unless it is a weight: then the rows of the matrix are.
-    matrix, vector = [_loads_of(r, node) for node in (_factors(r) if own[0] else reversed(_factors(r)))]
-    constant = [all(kernel.params[slot].arg.constant for slot in loads) for loads in (matrix, vector)]
-    return bool(vector) and constant[1] and not constant[0]
+    return not (own[0] and own[1]) and _is_of_weights(kernel, r, 1 if own[0] else 0)
+
+
+def _is_of_weights(kernel: Kernel, r: ResolvedStage, vector: int) -> bool:
+    """Whether factor number `vector` of a matrix and a vector is a weight and the matrix is none. Otherwise the vector is a row of a
+    batch."""
+    factors = _factors(r)
+    slots = [_loads_of(r, factors[k]) for k in (vector, 1 - vector)]
+    of_vector, of_matrix = [bool(own) and all(kernel.params[slot].arg.constant for slot in own) for own in slots]
+    return of_vector and not of_matrix
+
+
+def _accesses(r: ResolvedStage) -> list[_Access]:
+    """The loads, and the reads of stages, of a stage's reductions."""
+    summed = reachable(r.nodes, [v for red in r.reductions for v in red.values])
+    return [_Access(r, n) for n in summed if r.nodes[n].kind in ("load", "read")]
 
 
 class _Access:
     """A load, or a read of a stage, by a reduction. The last dim of a value that a stage holds is contiguous."""
 
-    def __init__(self, r: ResolvedStage, node: int, outs: int) -> None:
+    def __init__(self, r: ResolvedStage, node: int) -> None:
         n = r.nodes[node]
         self.dims: tuple[LinearIndex, ...] = n.dims if n.linear is None else (n.linear,)
-        self.is_summed = any(a >= outs for a in n.deps)
+        self.is_summed = any(a >= len(r.stage.outs) for a in n.deps)
         self.moved = [a for lin in self.dims for x, _ in lin.atoms for a in r.nodes[x].deps]
 
     def is_unit(self, a: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from svod.core.kernel.kernel import Axis
 from svod.core.kernel.numerics import CanonicalSum, canonical_sum
 from svod.core.kernel.placement import EmittedLoop, fit
 from svod.core.kernel.scheduler import LOOP, UNROLL, UPCAST, Scheduler
@@ -42,15 +43,8 @@ def _reason(state: Scheduler, s: int, canonical: CanonicalSum) -> str:
         return "it adds padding"
     pieces = [fit(state, state.axis_rows[a], state.kernel.axes[a].extent) for a in reds]
     for number, (a, own) in enumerate(zip(reds, pieces, strict=True)):
-        unit = canonical.unit(number)
-        if any(p.role not in (LOOP, UNROLL) and (p.role, p.extent, p.stride) != (UPCAST, unit, 1) for p in own):
-            return f"{state.kernel.axes[a].name} has other accumulators"
-        if state.kernel.axes[a].bound is not None and any(p.stride > unit for p in own):
-            return f"the end of {state.kernel.axes[a].name} depends on a variable"
-        if canonical.blocks[number]:
-            whole = state.kernel.axes[a].extent // unit
-            if whole % max([1, *[p.stride // unit for p in own if p.role != UPCAST]]):
-                return f"a remainder of {state.kernel.axes[a].name} is added by itself"
+        if reason := _reason_of_axis(state.kernel.axes[a], own, canonical.unit(number), bool(canonical.blocks[number])):
+            return reason
     order = [reds.index(rows[row].axis) for row in state.order[s] if rows[row].axis in reds]
     order += [number for number, own in enumerate(pieces) for p in own if p.role == UNROLL and p.extent > 1]
     if order != sorted(order):
@@ -59,6 +53,17 @@ def _reason(state: Scheduler, s: int, canonical: CanonicalSum) -> str:
         return "an unrolled part is around a loop"
     if block_sizes(canonical, pieces) is None:
         return "blocks of the sum end within an iteration"
+    return ""
+
+
+def _reason_of_axis(axis: Axis, pieces: Sequence[EmittedLoop], unit: int, has_blocks: bool) -> str:
+    """Why the loops of a reduce axis change the order; "" if they do not. `unit`: positions that are added side by side."""
+    if any(p.role not in (LOOP, UNROLL) and (p.role, p.extent, p.stride) != (UPCAST, unit, 1) for p in pieces):
+        return f"{axis.name} has other accumulators"
+    if axis.bound is not None and any(p.stride > unit for p in pieces):
+        return f"the end of {axis.name} depends on a variable"
+    if has_blocks and axis.extent // unit % max([1, *[p.stride // unit for p in pieces if p.role != UPCAST]]):
+        return f"a remainder of {axis.name} is added by itself"
     return ""
 
 
