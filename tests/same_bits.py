@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -61,9 +61,9 @@ KERNELS: dict[str, Callable[[], UOp]] = {name: CORPUS[name] for name in CORE}
 KERNELS |= {name: partial(lambda build: kernel_of(build()), build) for name, build in LONG.items()}
 
 
-def real_case(ast: UOp, seed: int = 0) -> Case:
-    """A kernel with inputs whose sums round: numbers of both signs, of several magnitudes."""
-    case = Case(Kernel(ast), seed)
+def real_case(ast: UOp, seed: int = 0, values: Mapping[str, int] | None = None) -> Case:
+    """A kernel with inputs whose sums round: numbers of both signs, of several magnitudes. `values`: of its variables."""
+    case = Case(Kernel(ast), seed, values or {})
     rng = np.random.default_rng(seed + 1)
     for slot, param in enumerate(case.kernel.params):
         if param.dtype.is_float:

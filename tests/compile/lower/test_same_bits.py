@@ -4,20 +4,36 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 
+from svod import Variable
+from svod.compile.lower.lower import lower
 from svod.core.cost.sketch import heuristic, sketches
+from svod.core.graph import graph
+from svod.core.ir.uop import Ops
+from svod.core.ir.variable import without_binds
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.opts.sums import check_sums
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.schedule.schedule import create_schedule
+from svod.errors import KernelOptError
 from tests.agreement import Case
 from tests.chains import random_state
-from tests.core.corpus import gemm, kernel_of
+from tests.core.corpus import data, gemm, kernel_of
 from tests.hand_kernels import SIZED
+from tests.interpreted import interpret
 from tests.same_bits import KERNELS, TARGETS, bits_of, compare_chains, real_case
 
+VARIABLE = {
+    "sums": lambda: data(13, 170)[:Variable("n", 1, 13), :Variable("m", 1, 170)].sum(1),
+    "long sums": lambda: data(2, 9000)[:, :Variable("m", 1, 9000)].sum(1),
+    "softmax": lambda: data(13, 170)[:, :Variable("m", 1, 170)].softmax(-1),
+    "gemm": lambda: data(13, 700)[:Variable("n", 1, 13), :Variable("m", 1, 700)] @ data(700, 9)[:Variable("m", 1, 700)],
+    "gemv": lambda: data(13, 170)[:, :Variable("m", 1, 170)] @ data(170)[:Variable("m", 1, 170)],
+}
 EXTENTS = (1, 2, 3, 5, 7, 13, 16, 17, 31, 64, 97)
 pytestmark = pytest.mark.skipif(not TARGETS, reason="the machine runs no code for AVX2")
 
@@ -47,6 +63,25 @@ def test_random_extents(name: str) -> None:
     for number in range(3):
         rng = random.Random(f"{name} {number}")
         compare_chains(f"{name} {number}", real_case(build(*(rng.choice(EXTENTS) for _ in range(extents))), number), 4)
+
+
+@pytest.mark.parametrize("name", VARIABLE)
+def test_sizes_that_vary(name: str) -> None:
+    """A reduce axis whose extent is a variable ends with masked accumulators, however long the vectors are."""
+    sink, _, _ = without_binds(graph.sink(VARIABLE[name]().uop))
+    ast = create_schedule(sink).calls[-1].ast
+    for seed in range(2):
+        rng = random.Random(f"{name} {seed}")
+        case = real_case(ast, seed, {u.arg[0]: rng.randint(*u.arg[1:3]) for u in ast.walk(Ops.DEFINE_VAR)})
+        found = set()
+        for target in TARGETS:
+            base = Scheduler(case.kernel, target)
+            for state in (base, heuristic(base), random_state(rng, base, 6)):
+                with suppress(KernelOptError):      # placements that a later opt has moved
+                    args, program = case.fresh(), lower(state)
+                    interpret(program, args, case.values, rng.randint(1, 3))
+                    found.add(tuple(args[slot].tobytes() for slot in case.slots))
+        assert len(found) == 1
 
 
 @pytest.mark.parametrize("name", ["gemm_1024", "gemv_900", "softmax", "layer_norm", "conv3x3", "sum_rows"])
