@@ -6,10 +6,12 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from svod import Variable
 from svod.compile.lower.lower import lower
+from svod.compile.plan.stages import lower_kernel
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.graph import graph
 from svod.core.ir.uop import Ops
@@ -20,6 +22,7 @@ from svod.core.kernel.opts.sums import check_sums
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import KernelOptError
+from svod.tensor.fft import rfft
 from tests.agreement import Case
 from tests.chains import random_state
 from tests.core.corpus import data, gemm, kernel_of
@@ -33,6 +36,11 @@ VARIABLE = {
     "softmax": lambda: data(13, 170)[:, :Variable("m", 1, 170)].softmax(-1),
     "gemm": lambda: data(13, 700)[:Variable("n", 1, 13), :Variable("m", 1, 700)] @ data(700, 9)[:Variable("m", 1, 700)],
     "gemv": lambda: data(13, 170)[:, :Variable("m", 1, 170)] @ data(170)[:Variable("m", 1, 170)],
+}
+LIBRARY = {
+    "cumsum": lambda: data(3, 300).cumsum(1),
+    "logcumsumexp": lambda: data(2, 700).logcumsumexp(1),
+    "fft": lambda: rfft(data(2, 240)),
 }
 EXTENTS = (1, 2, 3, 5, 7, 13, 16, 17, 31, 64, 97)
 pytestmark = pytest.mark.skipif(not TARGETS, reason="the machine runs no code for AVX2")
@@ -82,6 +90,21 @@ def test_sizes_that_vary(name: str) -> None:
                     interpret(program, args, case.values, rng.randint(1, 3))
                     found.add(tuple(args[slot].tobytes() for slot in case.slots))
         assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_library_kernels(name: str) -> None:
+    """Their values do not depend on threads and lanes: running sums are added one by one."""
+    calls = create_schedule(graph.sink(LIBRARY[name]().uop)).calls
+    kernel = next(k for call in calls if (k := Kernel(call.ast)).library_kernel is not None)
+    rng, found = np.random.default_rng(0), set()
+    args = [rng.uniform(0.1, 1, p.arg.size).astype(np.float32) for p in kernel.params]
+    for target in TARGETS:
+        program = lower_kernel(kernel, target)
+        given = [a.copy() for a in args]
+        interpret(program, given)
+        found.add(given[0].tobytes())
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("name", ["gemm_1024", "gemv_900", "softmax", "layer_norm", "conv3x3", "sum_rows"])
