@@ -542,9 +542,9 @@ def _finish(p: Point) -> Scheduler:
 
 def _untiled_reductions(state: Scheduler) -> list[int]:
     """The inner reductions whose loops no opt has tiled. The accumulators that a sum begins with (`numerics=same`) are no tile."""
-    begun = len(state.kernel.axes) + sum(c is not None and c.lanes > 1 for s in state.kernel.stages if state.target.numerics == SAME
-                                         for c in [canonical_sum(state.kernel, s.index)])
-    tiled = {state.stage_of_row(i) for i, row in enumerate(state.rows) if i >= begun and row.role == UPCAST}
+    kernel, in_order = state.kernel, state.target.numerics == SAME
+    tiled = {kernel.axes[row.axis].stage for row in state.rows if row.role == UPCAST and not (
+        in_order and kernel.axes[row.axis].kind == "r" and canonical_sum(kernel, kernel.axes[row.axis].stage) is not None)}
     return [s.index for s in state.kernel.stages if s.has_reduce and not s.is_output and s.index not in tiled]
 
 
