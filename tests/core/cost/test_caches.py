@@ -143,7 +143,8 @@ def test_constants_of_large_kernels_leave_the_caches_between_two_runs() -> None:
     """A plan has many kernels like this one: small weights stay in the caches of a core, others come from the next cache or from memory."""
     def memory(n: int, *, constant: bool) -> float:
         weights = data(n, n)
-        calls = create_schedule(graph.sink((data(1, n) @ weights).uop), frozenset({base_of(weights.uop)}) if constant else frozenset()).calls
+        constants = frozenset({base_of(weights.uop)} if constant else ())
+        calls = create_schedule(graph.sink((data(1, n) @ weights).uop), constants).calls
         terms = [dict(part.terms) for part in cost_of(Scheduler(Kernel(calls[-1].ast), replace(SERVER, threads=1))).parts]
         return sum(t["second cache"] + t["memory"] for t in terms)
     assert memory(96, constant=True) == memory(96, constant=False) == 0
