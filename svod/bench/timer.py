@@ -15,7 +15,8 @@ from typing import Literal
 from svod.compile.plan.running.background import complete
 from svod.core.machine.target import Target
 
-PROTOCOL_REVISION = 1           # protocol revision of a search's measurements, stored with each; raised when samples stop being comparable
+# protocol revision of a search's measurements, stored with each, and raised when samples stop being comparable; 3: with the caches as in a plan
+PROTOCOL_REVISION = 3
 DEVICE_PROTOCOL = 2             # protocol revision for devices with groups of threads; 2: their second cache is refilled before each run
 BENCH_PROTOCOL = 4              # protocol revision of benchmark runs
 SPIN_DOWN_SECONDS = 12e-3       # seconds between contestants: libraries' threads spin for up to 10 ms after a run

@@ -295,6 +295,10 @@ class CpuQueue:
         first = self._spans[kernel].first + phase * _LAUNCH
         return first, *self._copies.get(first, ())
 
+    def temporaries(self, kernel: int) -> list[int]:
+        first = self._words_of[kernel][0] + len(self._kernels[kernel].buffers)
+        return self._words[first:first + len(self._kernels[kernel].spec.temps)].tolist()
+
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
         k = self._kernels[kernel]
         arguments_at, variables_at = self._words_of[kernel]

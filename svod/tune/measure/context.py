@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from svod.bench.timer import Contestant
-from svod.compile.backend import device_named
+from svod.compile.backend import COLD_RUNS, device_named
+from svod.compile.cpu.between_runs import between_runs
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.compile.plan.execution_plan import ExecutionPlan
@@ -31,6 +33,8 @@ CONTEXTS = 6                        # most kernels whose state a worker keeps
 PROGRAMS = 256                      # most lowered programs that a compile child keeps between lowering and compiling
 LOADED = 64                         # most programs that a bench child keeps in executable memory
 KEPT_SIZES = 2 * MOST_VERIFIED      # sizes of a kernel with variables whose references a worker remembers
+# bytes of operands from which on a kernel is timed as in a plan; smaller ones take less time than Python between two runs can tell
+LEAST_IN_PLAN = 1 << 20
 EXIT_OVERRUN = 86                   # exit status of a worker whose memory a kernel has overwritten
 # inputs of timed runs: no operation turns them into NaN, infinity or denormals
 TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
@@ -162,7 +166,7 @@ class Runner:
     """A program in executable memory, with a plan that runs it on the context's buffers."""
 
     def __init__(self, context: KernelContext, built: Built) -> None:
-        self.context, self.spec = context, built.spec
+        self.context, self.spec, self._packed = context, built.spec, built.packed
         self.code = context.device.pair.load(built.object, built.spec)
         self.constants = [p.arg.slot for p in context.kernel.params if p.arg.constant]
         self.plan = self._make_plan()
@@ -182,11 +186,35 @@ class Runner:
     def contestant(self, size: Size = (), part: float = 1.0) -> Contestant:
         """A contestant for a race: the kernel at a size, or for kernels without variables a slice of about `part` of it."""
         self.plan.load_inputs()
-        run = partial(self.plan.repeat_timed, cold=True)
+        run = partial(self.plan.repeat_timed, cold=True) if self.between is None else self._run_as_in_plan
         if part < 1.0:
             return Contestant(run, unit=part_of_run(self.plan, self.spec, part))
         self._set_whole(size)
         return Contestant(run)
+
+    @cached_property
+    def between(self) -> ExecutionPlan | None:
+        """The plan that runs before each timed run, and leaves the caches as in a plan of many kernels; None for small kernels, which
+        take too little time for it, and on devices, which do that themselves."""
+        kernel, target = self.context.kernel, self.context.target
+        if target.has_groups or kernel.nbytes < LEAST_IN_PLAN or not self.context.device.backend.reads_host_memory:
+            return None
+        arrays = self.context.buffers.arrays
+        packed = self.plan.temporaries(0)
+        constants = [*[packed[t] for t in self._packed], *[arrays[slot] for slot in self.constants]]
+        others = [array for slot, array in enumerate(arrays) if slot in self.spec.ins and slot not in self.constants]
+        return between_runs(constants, others, target.threads)
+
+    def _run_as_in_plan(self, times: int) -> float:
+        """Seconds of `times` runs, of which COLD_RUNS at most are done, each after the caches were left as in a plan."""
+        assert self.between is not None
+        runs, seconds = min(times, COLD_RUNS), 0.0
+        for _ in range(runs):
+            self.between.repeat(1)
+            start = time.perf_counter()
+            self.plan.repeat(1)
+            seconds += time.perf_counter() - start
+        return seconds * times / runs
 
     def _set_whole(self, size: Size) -> None:
         if size:

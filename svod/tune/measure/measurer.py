@@ -43,6 +43,7 @@ class Built:
     seconds: float         # seconds that the compilation took
     final: bool           # whether it is final code, as plans run it: compiled with more effort than during a search
     algorithm: tuple[Any, ...] = ()     # the opts of its chain, as JSON, that make it compute with other roundings
+    packed: tuple[int, ...] = ()        # the temporaries that its phases fill which run once
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ def compile_candidate(item: tuple[Sequence[Any], bool], context: KernelContext) 
     code = context.device.pair.binary_of(program, context.target, optimize=final)
     symbols = tuple(p.symbol for p in program.spec.phases)
     algorithm = tuple([tuple(o.to_json()) for o in algorithm_of(chain_of(chain))])
-    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, final, algorithm)
+    packed = program.packing.temps if program.packing is not None else ()
+    return Built(code, symbols, program.spec, program.digest, time.perf_counter() - started, final, algorithm, packed)
 
 
 def executed_operations(program: Program) -> float | None:
