@@ -15,7 +15,7 @@ from typing import Literal
 from svod.compile.plan.running.background import complete
 from svod.core.machine.target import Target
 
-# protocol revision of a search's measurements, stored with each, and raised when samples stop being comparable; 3: with the caches as in a plan
+# protocol revision of a search's measurements, stored with each; raised when samples stop being comparable; 3: the caches are as in a plan
 PROTOCOL_REVISION = 3
 DEVICE_PROTOCOL = 2             # protocol revision for devices with groups of threads; 2: their second cache is refilled before each run
 BENCH_PROTOCOL = 4              # protocol revision of benchmark runs

@@ -21,12 +21,14 @@ from click.testing import CliRunner, Result
 from svod.cli import _run
 from svod.cli.db import verify
 from svod.cli.db.commands import cli
+from svod.cli.db.reasons import predicted_algorithms
 from svod.compile.cpu.host import host_target
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
 from svod.config import PrepareConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.tree.show import print_nest
@@ -37,6 +39,8 @@ from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
 from svod.tune.lock import Locked, write_lock
 from svod.tune.resolved import resolve
+from tests.compile.native import AVX512
+from tests.core.corpus import data, kernel_of
 from tests.draws import a_half
 from tests.patience import NEVER, wait_until
 from tests.plans import canonical
@@ -240,6 +244,14 @@ def test_why(path: Path) -> None:
     out = run(path, "why", CONV[:8], "--target", TARGET.replace("t2", "t4")).output
     assert "another target" in out and "first difference: threads; asked: 4; in the record: 8" in out
     assert run(path, "why", GEMM).output.count("the database has a winner") == 1
+
+
+def test_why_names_the_algorithms_of_a_convolution() -> None:
+    convolution = Kernel(kernel_of(data(1, 64, 28, 28).conv2d(data(64, 64, 3, 3), padding=1)))
+    target = replace(AVX512, threads=2)
+    found = predicted_algorithms(Scheduler(convolution, target))
+    assert found.startswith("predicted: WINOGRAD(out, 4) ") and ", direct " in found and found.endswith(" cycles")
+    assert predicted_algorithms(Scheduler(canonical(elementwise(256)), target)) == ""
 
 
 def test_why_begins_with_the_lock_file(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

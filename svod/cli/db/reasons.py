@@ -1,18 +1,22 @@
 """Explains why a kernel has its chain, for `svod-db why`: first by the lock file, then by the tuning database, as `prepare` asks them."""
 from __future__ import annotations
 
+import math
+
 from svod.cli.db.listing import SHOWN_KEY
 from svod.cli.db.scripts import CapturedKernel
-from svod.compile.backend import target_with
+from svod.compile.backend import backend_named, target_with
 from svod.config import PrepareConfig
 from svod.core.ir.serialize import data_to_ast
-from svod.core.kernel.chain_text import AS_IT_IS, chain_text
+from svod.core.kernel.chain_text import AS_IT_IS, DIRECT, algorithm_words, chain_text
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
 from svod.errors import SvodError
-from svod.system.quantities import times
+from svod.system.quantities import digits, times
 from svod.tune.chains import lock_fault
 from svod.tune.db import TuningDB, described
-from svod.tune.db.why import explain
+from svod.tune.db.records import KernelRecord, Measurement
+from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.lock import locked_lines
 from svod.tune.resolved import Resolved
 
@@ -28,9 +32,34 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
             return lines
     reason = explain(db, asked.kernel, asked.target, structure=asked.structure)
     lines.append(f"    {reason.text}")
+    lines += [f"    algorithms {text}" for text in _algorithms(db, asked, known) if text]
     if reason.field and reason.stored and reason.field != "verdict":
         lines.append(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
     return lines
+
+
+def _algorithms(db: TuningDB, asked: CapturedKernel, known: KernelRecord | None) -> tuple[str, str]:
+    """What the algorithms of a kernel took, by measurements, and what they are predicted to take; "" where there is one alone, or its AST
+    is of another svod."""
+    measured = measured_algorithms([m for m, _ in db.select(Measurement, asked.kernel, asked.target, shipped=True)])
+    ast, target = asked.ast if asked.ast is not None or known is None else known.ast, target_with(asked.target)
+    if ast is None or target is None:
+        return measured, ""
+    try:
+        return measured, predicted_algorithms(Scheduler(Kernel(data_to_ast(ast)), target))
+    except SvodError:
+        return measured, ""
+
+
+def predicted_algorithms(base: Scheduler) -> str:
+    """What the best sketch of each algorithm of a kernel is predicted to take, fastest first; "" where all compute alike."""
+    backend, cycles = backend_named(base.target.device), dict[str, float]()
+    for state in backend.sketches(base):
+        name = algorithm_words(state.applied_opts)
+        cycles[name] = min(cycles.get(name, math.inf), backend.cost(state).cycles)
+    if set(cycles) <= {DIRECT}:
+        return ""
+    return "predicted: " + ", ".join(f"{name} {digits(c)}" for name, c in sorted(cycles.items(), key=lambda item: item[1])) + " cycles"
 
 
 def _locked(db: TuningDB, asked: CapturedKernel, lock: str) -> tuple[bool, str]:

@@ -24,8 +24,8 @@ from svod.core.ir.dtype import dtypes
 from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.system.process.program import package_text
 
-# declaration and call of the instruction that removes the line at %line from all caches. LLVM has none for other processors, where constants
-# stay in the caches.
+# Declaration and call of the instruction that removes the line at %line from all caches. LLVM has none for other processors: constants stay
+# in the caches there.
 _FLUSH = {"x86_64": ("declare void @llvm.x86.sse2.clflush(ptr)", "call void @llvm.x86.sse2.clflush(ptr %line)")}
 
 

@@ -448,7 +448,7 @@ class _Memory:
             elif is_load:
                 accesses.append(self._read(work, n))
                 is_shared.append(False)
-                crossing[n.arg] = max(crossing.get(n.arg, 0.0), self._crossing(stage, n, accesses[-1]))
+                crossing[n.arg] = max(crossing.get(n.arg, 0.0), self._crossing(work, n, accesses[-1]))
         if (store := self._store(work, non_temporal)) is not None:
             accesses.append(store)
             is_shared.append(False)
@@ -468,15 +468,17 @@ class _Memory:
 
     def _load(self, work: StageWork, n: Node, linear: LinearIndex) -> Access:
         """The access of a load. Other kernels of a plan have computed what is no constant, each core a part of it."""
-        access, parted = work.load(n, linear), self._parted_axes(work.stage)
+        access, parted = work.load(n, linear), self._parted_axes(work.stage, work.at)
         outermost = max(linear.coefs, key=lambda step: step[1], default=(-1, 0))[0]
         # kernels that share their outermost dims among cores find what they need where they are
         near = 1.0 if outermost in parted else 1.0 / self.threads
         return access._replace(cores=1 if any(a in parted for a, _ in linear.coefs) else self.threads, near=near)
 
-    def _parted_axes(self, stage: StageNest) -> set[int]:
-        """The local axes of a stage along which each core has a part of its own."""
+    def _parted_axes(self, stage: StageNest, at: StageRuns) -> set[int]:
+        """The local axes of a stage along which each core has a part of its own. The cores share the outermost loop of a phase."""
         state = self.state
+        if self.nest.placement.paths[stage.r.stage.index] == () and not stage.r.stage.is_output:
+            return {loop.axis for loop in at.own[:1]}
         if state.split_reduce is not None:
             row, shared = state.axis_rows[state.split_reduce.axis][0], state.split_reduce.axis
         elif state.thread is not None:
@@ -486,9 +488,9 @@ class _Memory:
         moved = [a for a, (terms, _) in enumerate(stage.starts) if row in terms]
         return {*moved, *[i for i, a in enumerate(stage.r.axes) if a == shared]}
 
-    def _is_parted(self, stage: StageNest, access: Access) -> bool:
+    def _is_parted(self, work: StageWork, access: Access) -> bool:
         """Whether each core accesses a part of the data of its own."""
-        return any(a in self._parted_axes(stage) for a, _ in access.coefs)
+        return not self._parted_axes(work.stage, work.at).isdisjoint([a for a, _ in access.coefs])
 
     def _is_shared(self, at: StageRuns, n: Node) -> bool:
         """Whether another stage inside the same loops loads the same argument."""
@@ -508,16 +510,16 @@ class _Memory:
             tile = Tile(axis, layout.tile, layout.outer * access.itemsize)
         is_once = is_computed_once(self.state, self.nest.placement, n.arg)
         return access._replace(fixed=fixed, is_made_inside=not is_once, is_constant=is_once, tile=tile,
-                               cores=self.threads if is_once and not self._is_parted(work.stage, access) else 1)
+                               cores=self.threads if is_once and not self._is_parted(work, access) else 1)
 
-    def _crossing(self, stage: StageNest, n: Node, access: Access) -> float:
+    def _crossing(self, work: StageWork, n: Node, access: Access) -> float:
         """Lines of an earlier phase's result that may lie in another core's cache when this stage reads them."""
         if self.nest.placement.paths[n.arg] != () or self.state.thread is None or is_computed_once(self.state, self.nest.placement, n.arg):
             return 0.0
         size = access.itemsize
         for a in self.state.kernel.stages[n.arg].outs:
             size *= self.state.axis_extent(a)
-        return size / CACHE_LINE_BYTES * (1.0 if self._is_parted(stage, access) else self.threads)
+        return size / CACHE_LINE_BYTES * (1.0 if self._is_parted(work, access) else self.threads)
 
     def _store(self, work: StageWork, non_temporal: float) -> Access | None:
         """The store of a stage's value as an access; None if the value stays in registers, or is stored non-temporally."""

@@ -5,10 +5,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from svod.core.kernel.opts import ALGORITHMS
 from svod.core.kernel.scheduler import Opt
 from svod.errors import KernelOptError
 
 AS_IT_IS = "as it is"       # text for the empty chain
+DIRECT = "direct"           # text for chains that compute as the kernel says
 _OPT = re.compile(r"\s*(\w+)\(\s*([^(),\s]+)\s*(?:,([^()]*))?\)\s*,?")     # runs in linear time on any text
 _INT = re.compile(r"-?[0-9]{1,18}")
 
@@ -29,6 +31,12 @@ def chain_text(chain: Sequence[Sequence[Any]]) -> str:
 def chain_words(chain: Sequence[Sequence[Any]]) -> str:
     """The text of a chain for people: "as it is" if it has no opts."""
     return chain_text(chain) or AS_IT_IS
+
+
+def algorithm_words(chain: Sequence[Sequence[Any]]) -> str:
+    """The text of the opts of a chain that make it compute otherwise than the kernel says, such as `WINOGRAD(out, 4)`; DIRECT for none.
+    """
+    return chain_text([opt for opt in chain if opt[0] in ALGORITHMS]) or DIRECT
 
 
 def parse_chain(text: str) -> tuple[Opt, ...]:

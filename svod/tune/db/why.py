@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from svod.core.kernel.chain_text import chain_words
+from svod.core.kernel.chain_text import DIRECT, algorithm_words, chain_words
 from svod.core.machine.target import KEY_FIELDS, parse_key
 from svod.tune.db.records import KernelRecord, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
@@ -106,6 +106,20 @@ def _nearest_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verd
         again = [drawback(m) for m in measurements if (m.linear, m.codegen) == (best.linear, best.codegen) and m.step == "confirm"]
         reason = next(filter(None, again), "its other measurements speak against it")
     return f"the nearest, {chain_words(best.chain)}: {reason}"
+
+
+def measured_algorithms(measurements: Sequence[Measurement]) -> str:
+    """What the fastest chain of each algorithm took, as a share of the heuristic's time, fastest first; "" where all chains compute
+    alike."""
+    ratios: dict[str, float] = {}
+    for m in measurements:
+        if m.status == "ok" and m.ratio is not None:
+            name = algorithm_words(m.chain)
+            ratios[name] = min(ratios.get(name, m.ratio), m.ratio)
+    if set(ratios) <= {DIRECT}:
+        return ""
+    return "measured: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items(), key=lambda item: item[1])) \
+        + " of the heuristic's time"
 
 
 def describe_searches(searches: Sequence[Search]) -> list[str]:

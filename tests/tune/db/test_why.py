@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from svod.tune.db import KernelRecord, Measurement, Record, Search, TuningDB, explain
-from svod.tune.db.why import first_difference
+from svod.tune.db.why import first_difference, measured_algorithms
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
 
 K = "k" * 32
@@ -91,3 +91,12 @@ def test_an_unknown_kernel() -> None:
     assert field == "extents" and "gemm_512" in text
     assert "none of the 1 known" in why(*winning(), kernel="new", structure="s9")[1]
     assert why(KernelRecord(K, structure="s1"), kernel=K, structure="s1")[0] == "kernel", "described, never measured"
+
+
+def test_the_fastest_chain_of_each_algorithm_is_named() -> None:
+    def measured(ratio: float, *opts: tuple[Any, ...]) -> Any:
+        return confirmed(ratio, chain=opts)
+    tile = ("UPCAST", "o0", 8)
+    found = [measured(0.9, tile), measured(0.7, tile), measured(0.5, ("WINOGRAD", "out", 4), tile), measured(0.6, ("WINOGRAD", "out", 4))]
+    assert measured_algorithms(found) == "measured: WINOGRAD(out, 4) 0.50, direct 0.70 of the heuristic's time"
+    assert measured_algorithms(found[:2]) == measured_algorithms([]) == "", "they compute alike"
