@@ -58,8 +58,8 @@ def _integer(low: int, *, none: bool = False) -> Accept:
     return Accept(f"an integer ≥ {low}", int, lambda v: (none and v is None) or (_is_int(v) and v >= low))
 
 
-def _number(low: float, unit: str) -> Accept:
-    return Accept(f"a number of {unit} ≥ {low:g}", float, lambda v: _is_number(v) and v >= low)
+def _number(low: float, unit: str, *, none: bool = False) -> Accept:
+    return Accept(f"a number of {unit} ≥ {low:g}", float, lambda v: (none and v is None) or (_is_number(v) and v >= low))
 
 
 _LEVEL = _integer(0, none=True)
@@ -297,6 +297,9 @@ class PrepareConfig(_Config):
     constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"),
                              "auto: what a function under svod.jit closes over, and the tensors of prepare(constants=[…]), are weights "
                              "of the plan; none: nothing is")
+    transformed_mb: float | None = _option("SVOD_TRANSFORMED_MB", None, _number(0, "MB", none=True), "most MB by which algorithms may make "
+                                           "the constants of a plan larger (WINOGRAD, docs/opts.md); kernels beyond compute directly; not "
+                                           "set: no limit")
     memory_planner: str = _option("SVOD_MEMORY_PLANNER", "arena", _choice("arena", "remap", "disabled"),
                                   "how intermediates share memory: packed into one arena, slots of equal size, or not at all")
     first_forms: bool | None = _option("SVOD_FIRST_FORMS", None, _OPEN_SWITCH, "a plan of many kernels or large constants that are not "

@@ -18,6 +18,7 @@ from svod.tune.chains import choose, choose_each, say_unused_lock
 from svod.tune.checks import chains_to_check
 from svod.tune.first_forms import FirstForms, is_large
 from svod.tune.resolved import Resolved
+from svod.tune.transformed import within_limit
 from svod.tune.unfinished import is_to_be_searched
 
 log = logging.getLogger("svod")
@@ -32,9 +33,10 @@ def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resol
         return {}
     with Compilation(compiler) as compilation:
         compilation.start()
+        may_be_first = may_be_first and resolved.config.transformed_mb is None      # own forms are chosen one by one
         forms = FirstForms(resolved) if may_be_first and compiler.pair.has_first_forms and is_large(unbound) else None
         choices = plan_choices(unbound, given, resolved, compilation.begin, forms)
-        return compile_all(unbound.kernels, choices, compiler)
+        return compile_all(unbound.kernels, within_limit(unbound, choices, resolved), compiler)
 
 
 def plan_choices(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved,
