@@ -35,12 +35,12 @@ from svod.tune.checks import Proposed, chains_to_check
 from svod.tune.db import TuningDB
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
-from svod.tune.plan_check import bytes_touched, check_plan
+from svod.tune.plans.check import bytes_touched, check_plan
+from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import KernelFinished, SearchEvent, debug_line
 from svod.tune.session import KernelTask, SessionResult, TuneSession
-from svod.tune.settle import BothWays, Settling
 from svod.tune.unfinished import is_to_be_searched
 from svod.tune.workers.start import make_executor
 

@@ -17,8 +17,8 @@ from svod.system.optional import optional
 from svod.tune.chains import choose, choose_each, say_unused_lock
 from svod.tune.checks import chains_to_check
 from svod.tune.first_forms import FirstForms, is_large
+from svod.tune.plans.transformed import within_limit
 from svod.tune.resolved import Resolved
-from svod.tune.transformed import within_limit
 from svod.tune.unfinished import is_to_be_searched
 
 log = logging.getLogger("svod")

@@ -14,8 +14,8 @@ from svod.compile.cpu.host import host_target
 from svod.compile.plan.compiler import Choice, Compiled, compile_all, compiler_for
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
-from svod.tune import plan_check
-from svod.tune.plan_check import Gain, InPlan, PlanCheck, bytes_touched, check_plan, differs, in_plan, promised_gain
+from svod.tune.plans import check as plan_check
+from svod.tune.plans.check import Gain, InPlan, PlanCheck, bytes_touched, check_plan, differs, in_plan, promised_gain
 from tests.plans import gemm_then_softmax, scaled
 
 TARGET = host_target()

@@ -14,9 +14,9 @@ from svod.tune import at_prepare
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each
 from svod.tune.db import Measurement, TuningDB, Verdict
-from svod.tune.plan_check import Gain, InPlan, PlanCheck
+from svod.tune.plans.check import Gain, InPlan, PlanCheck
+from svod.tune.plans.settle import ROUNDS, BothWays, Settling
 from svod.tune.resolved import Resolved
-from svod.tune.settle import ROUNDS, BothWays, Settling
 from tests.plans import gemm_then_softmax
 
 TARGET = host_target()

@@ -17,7 +17,7 @@ from svod.core.kernel.apply import algorithm_of
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.schedule.schedule import create_schedule
-from svod.tune.transformed import added_bytes, within_limit
+from svod.tune.plans.transformed import added_bytes, within_limit
 from tests.compile.native import AVX512
 from tests.core.corpus import data
 

@@ -8,7 +8,7 @@ from svod.cli.db.scripts import CapturedKernel
 from svod.compile.backend import backend_named, target_with
 from svod.config import PrepareConfig
 from svod.core.ir.serialize import data_to_ast
-from svod.core.kernel.chain_text import AS_IT_IS, DIRECT, algorithm_words, chain_text
+from svod.core.kernel.chain_text import AS_IT_IS, NO_ALGORITHM, algorithm_words, chain_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import SvodError
@@ -57,7 +57,7 @@ def predicted_algorithms(base: Scheduler) -> str:
     for state in backend.sketches(base):
         name = algorithm_words(state.applied_opts)
         cycles[name] = min(cycles.get(name, math.inf), backend.cost(state).cycles)
-    if set(cycles) <= {DIRECT}:
+    if set(cycles) <= {NO_ALGORITHM}:
         return ""
     return "predicted: " + ", ".join(f"{name} {digits(c)}" for name, c in sorted(cycles.items(), key=lambda item: item[1])) + " cycles"
 

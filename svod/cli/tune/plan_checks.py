@@ -14,9 +14,9 @@ from svod.errors import SvodError
 from svod.tune.capture import Capture, CapturedPlan
 from svod.tune.chains import choose, known_chains
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
-from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
+from svod.tune.plans.check import Gain, PlanCheck, check_plan, check_values
+from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.search.confirmation import Finding
-from svod.tune.settle import BothWays, Settling
 
 PLAN_CHECK_SECONDS = 4.0    # most seconds for the check of one plan
 KNOWN_CHECK_SECONDS = 1.5   # most seconds for the check of one plan if nothing was searched

@@ -15,7 +15,7 @@ from svod.system.quantities import count, gain, percent
 from svod.system.quantities import seconds as in_words
 from svod.system.tables import text_table
 from svod.tune.db.records import SizeTime
-from svod.tune.plan_check import PlanCheck, name_of
+from svod.tune.plans.check import PlanCheck, name_of
 
 KEY_SHOWN = 8
 NARROW_TABLE_COLUMNS = 90    # a table for fewer characters per line leaves some of its columns out

@@ -13,7 +13,7 @@ from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.machine.target import Target
 from svod.tune.capture import CapturedPlan
 from svod.tune.db import TuningDB
-from svod.tune.plan_check import PlanCheck
+from svod.tune.plans.check import PlanCheck
 from svod.tune.resolved import Resolved
 from svod.tune.session import SessionResult
 from svod.tune.unfinished import left_to_search

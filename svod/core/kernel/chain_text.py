@@ -10,7 +10,7 @@ from svod.core.kernel.scheduler import Opt
 from svod.errors import KernelOptError
 
 AS_IT_IS = "as it is"       # text for the empty chain
-DIRECT = "direct"           # text for chains that compute as the kernel says
+NO_ALGORITHM = "direct"     # text for chains that compute as the kernel says
 _OPT = re.compile(r"\s*(\w+)\(\s*([^(),\s]+)\s*(?:,([^()]*))?\)\s*,?")     # runs in linear time on any text
 _INT = re.compile(r"-?[0-9]{1,18}")
 
@@ -34,9 +34,8 @@ def chain_words(chain: Sequence[Sequence[Any]]) -> str:
 
 
 def algorithm_words(chain: Sequence[Sequence[Any]]) -> str:
-    """The text of the opts of a chain that make it compute otherwise than the kernel says, such as `WINOGRAD(out, 4)`; DIRECT for none.
-    """
-    return chain_text([opt for opt in chain if opt[0] in ALGORITHMS]) or DIRECT
+    """The text of the opts by which a chain computes otherwise than the kernel says, such as `WINOGRAD(out, 4)`; NO_ALGORITHM for none."""
+    return chain_text([opt for opt in chain if opt[0] in ALGORITHMS]) or NO_ALGORITHM
 
 
 def parse_chain(text: str) -> tuple[Opt, ...]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from svod.core.kernel.chain_text import DIRECT, algorithm_words, chain_words
+from svod.core.kernel.chain_text import NO_ALGORITHM, algorithm_words, chain_words
 from svod.core.machine.target import KEY_FIELDS, parse_key
 from svod.tune.db.records import KernelRecord, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
@@ -116,7 +116,7 @@ def measured_algorithms(measurements: Sequence[Measurement]) -> str:
         if m.status == "ok" and m.ratio is not None:
             name = algorithm_words(m.chain)
             ratios[name] = min(ratios.get(name, m.ratio), m.ratio)
-    if set(ratios) <= {DIRECT}:
+    if set(ratios) <= {NO_ALGORITHM}:
         return ""
     return "measured: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items(), key=lambda item: item[1])) \
         + " of the heuristic's time"

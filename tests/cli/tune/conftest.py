@@ -9,7 +9,7 @@ import pytest
 
 from svod.cli.tune import ceilings, plan_checks, searching, workers
 from svod.tune.db import layers
-from svod.tune.plan_check import PlanCheck
+from svod.tune.plans.check import PlanCheck
 from tests.cli.tune.commands import CEILINGS, FakeSession, NoExecutor
 
 

@@ -10,7 +10,7 @@ from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
 from svod.compile.plan.plan_parts import VariableSpec
 from svod.tune.db.records import SizeTime
-from svod.tune.plan_check import Gain, check_values
+from svod.tune.plans.check import Gain, check_values
 from tests.plans import gemm_then_softmax
 
 

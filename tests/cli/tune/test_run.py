@@ -25,7 +25,7 @@ from svod.system.quantities import seconds as in_words
 from svod.tune.db import Measurement, TuningDB, files
 from svod.tune.db.moving import import_file
 from svod.tune.lock import Locked, locked_lines, write_lock
-from svod.tune.plan_check import Gain, InPlan, name_of
+from svod.tune.plans.check import Gain, InPlan, name_of
 from svod.tune.search.confirmation import Finding
 from svod.tune.session import SessionResult
 from svod.tune.workers.executor import InlineExecutor

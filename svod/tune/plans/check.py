@@ -7,7 +7,7 @@ Then each plan is run kernel by kernel in its order, so that each kernel finds t
 alone, with their operands in the caches. In a plan other data passes through the caches between two runs of a kernel, and that may slow
 one of the two chains more than the other. If the two figures above differ by more than 15 %, either way, each kernel's gain inside the plan
 is compared with the promised gain, and the kernels that make the difference are named. A chain that is slower inside the plan than the
-heuristic's is given up (`svod.tune.settle`).
+heuristic's is given up (`svod.tune.plans.settle`).
 """
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from svod.compile.plan.compiler import Compiled, Compiler
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.system.quantities import seconds as duration
 from svod.tune.db import Measurement, TuningDB
-from svod.tune.plan_check import InPlan, PlanCheck, name_of
+from svod.tune.plans.check import InPlan, PlanCheck, name_of
 
 ROUNDS = 3      # most rounds of timing and giving up: the chain that replaces one that was given up may be slower as well
 

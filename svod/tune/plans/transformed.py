@@ -29,12 +29,14 @@ def added_bytes(kernel: Kernel, chain: Chain, target: Target) -> int:
     if not algorithm_of(chain):
         return 0
     state = apply_opts(Scheduler(kernel, target), chain)
-    nest, packed, read = loop_nest(state), 0, set[int]()
+    nest = loop_nest(state)
+    packed, read = 0, set[int]()
     for s, stage in nest.stages.items():
         if stage.layout is not None and is_computed_once(state, nest.placement, s):
             packed += stage.layout.size * stored_bytes(state, nest.layouts, s)
             read |= {n.arg for n in stage.r.nodes if n.kind == "load"}
-    return max(0, packed - sum(kernel.params[slot].arg.size * kernel.params[slot].dtype.itemsize for slot in read))
+    originals = sum([int(kernel.params[slot].arg.size) * kernel.params[slot].dtype.itemsize for slot in read])
+    return max(0, packed - originals)
 
 
 def within_limit(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved) -> dict[str, Choice]:

@@ -1,0 +1,1 @@
+"""A whole plan: its memory, and its time with other chains."""
