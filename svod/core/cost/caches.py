@@ -58,7 +58,7 @@ class Caches:
     walk_pages: int = 1536              # pages in the second-level translation table
     walk_cycles: float = 25.0           # cycles of a miss of both tables
     own_share: float = math.inf         # bytes of the last cache that the cores of the target can count on
-    crossing_cycles: float = 0.0        # cycles to fetch a line that another core has stored: few of these transfers overlap
+    crossing_cycles: float = 0.0        # cycles to fetch a run of lines that another core has stored: few of these transfers overlap
     unforeseen_lines: int = 4           # lines after a change of page that are fetched before the prefetcher is ahead
 
     def lost(self, taken: float) -> float:
@@ -73,7 +73,7 @@ MEMORY_CYCLES, MEMORY_BYTES = 300.0, 10.0       # latency of memory in cycles, a
 SECOND_WAYS = 16
 PLAN_KERNELS = 32           # kernels of a plan, each with data of its own, that run between two runs of one of them
 OWN_LAST_BYTES = 16 << 20   # bytes of the last cache for each core of a target: cores of other programs use the rest of a server's
-CROSSING_LINES = 4          # lines from other cores that are fetched at the same time
+CROSSING_LINES = 2.5        # runs of lines from other cores that are fetched at the same time
 FILL_BUFFERS = 12           # lines without prefetch that are fetched at the same time
 
 
@@ -172,13 +172,16 @@ def traffic(caches: Caches, loops: Sequence[tuple[int, float]], outside: int, bo
         passes = 2.0 if a.kind is AccessKind.STORE else 1.0     # a line that is written is fetched first
         lines, pages = _repeated(course, loops, gone)
         around = course.footprints[min(outside, len(loops))] if is_shared else None
+        fetched = lines[0]
         crossed = _subtract_what_is_there(lines, course, caches, gone[0], in_plan, around)
         visits = max(pages[2], 1.0)
         surprise = min(1.0, caches.unforeseen_lines * visits / max(lines[1], lines[0], 1.0))
         for c, level in enumerate(caches.levels):
             cycles[c] += passes * lines[c] * (surprise * level.unforeseen + (1.0 - surprise) * level.streamed)
-        cycles[1] += crossed * (1.0 - surprise) * caches.levels[1].streamed
-        crossing += crossed * surprise * caches.crossing_cycles
+        streamed = caches.levels[1].streamed
+        cycles[1] += crossed * streamed
+        # the next lines of a run are on their way when the first one arrives
+        crossing += crossed * max(0.0, caches.crossing_cycles / max(1.0, fetched / visits) - streamed)
         translated += pages[0] * caches.table_miss_cycles * (pages[0] > whole.pages)
         translated += pages[1] * caches.walk_cycles * (pages[1] > whole.pages)
         moved += passes * lines[2] * CACHE_LINE_BYTES
@@ -237,7 +240,7 @@ def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequenc
 
 
 def _lost_in_plan(caches: Caches, kept: float) -> Triple:
-    """The shares of a kernel's constants that other kernels of a plan evict from the caches between two runs."""
+    """The shares of data that other kernels of a plan evict from the caches between two runs of a kernel."""
     first, second, third = [cache.size for cache in caches.levels]
     taken = PLAN_KERNELS * kept
     return caches.lost(taken / first), caches.lost(taken / second), caches.lost(taken / min(third, caches.own_share))
@@ -246,13 +249,13 @@ def _lost_in_plan(caches: Caches, kept: float) -> Triple:
 def _subtract_what_is_there(lines: list[float], course: _Course, caches: Caches, gone: _Lost, in_plan: Triple,
                             around: CacheFootprint | None) -> float:
     """Reduce `lines`, the lines fetched into each cache, by those that are cached before they are needed: kept from the last run,
-    computed inside the nest, or loaded by another stage. `in_plan`: the shares of constants that are lost between two runs. `around`:
+    computed inside the nest, or loaded by another stage. `in_plan`: the shares of data that other kernels evict between two runs. `around`:
     footprint of one run of the nest, if another stage loads the same data; else None. Returns the lines that lie in second caches of other
     cores than those that need them."""
     a, whole, crossing = course.access, course.footprints[0].lines, 0.0
     taken = 2.0 * whole * CACHE_LINE_BYTES
     for c, cache in enumerate(caches.levels):
-        there = 1.0 - (in_plan[c] if a.is_constant else caches.lost(taken / cache.size) if a.is_made_inside else gone.lines[c])
+        there = 1.0 - (in_plan[c] if a.is_evicted else caches.lost(taken / cache.size) if a.is_made_inside else gone.lines[c])
         cores = a.cores if c < 2 else 1     # the third cache is shared
         lines[c] = max(lines[c], cores * whole)
         if around is not None:

@@ -509,7 +509,7 @@ class _Memory:
             (axis, _), *_ = n.dims[layout.tiled].coefs
             tile = Tile(axis, layout.tile, layout.outer * access.itemsize)
         is_once = is_computed_once(self.state, self.nest.placement, n.arg)
-        return access._replace(fixed=fixed, is_made_inside=not is_once, is_constant=is_once, tile=tile,
+        return access._replace(fixed=fixed, is_made_inside=not is_once, is_evicted=is_once, tile=tile,
                                cores=self.threads if is_once and not self._is_parted(work, access) else 1)
 
     def _crossing(self, work: StageWork, n: Node, access: Access) -> float:
@@ -522,17 +522,16 @@ class _Memory:
         return size / CACHE_LINE_BYTES * (1.0 if self._is_parted(work, access) else self.threads)
 
     def _store(self, work: StageWork, non_temporal: float) -> Access | None:
-        """The store of a stage's value as an access; None if the value stays in registers, or is stored non-temporally."""
+        """The store of a stage's value as an access; None if it is non-temporal."""
         r, stage = work.r, work.stage
         size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
         if r.store is not None:
             return work.store(size, work.place) if not non_temporal else None
-        if not work.at.around and is_derived(r.stage):
-            return None
         layout = stage.layout
         assert layout is not None
         tile = Tile(layout.tiled, layout.tile, layout.outer * size) if layout.tiled >= 0 else None
-        return work.store(size, work.place)._replace(fixed=work.outside, is_made_inside=bool(work.at.around), tile=tile)
+        around = bool(work.at.around)
+        return work.store(size, work.place)._replace(fixed=work.outside, is_made_inside=around, tile=tile)
 
 
 def _rows(at: StageRuns) -> tuple[int, ...]:

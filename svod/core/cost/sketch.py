@@ -65,6 +65,7 @@ EVEN_FACTOR = 1.12              # most uneven division of work among cores, as s
 STREAM_GAIN_FACTOR = 1.03       # least predicted gain for STREAM: a matrix product of 1024 lost 2-5 % at a predicted gain of 1.02
 SHORT_STRIDE_SHARE = 0.15       # score of an access whose lanes are a few elements apart: wide loads and shuffles
 TIE_FACTOR = 1.015              # predictions within this factor count as equal
+ALGORITHM_FACTOR = 1.1     # a sketch with an algorithm is taken if others are predicted to take so many times as long
 MANY_SUMS = 16                  # sums from which on what all of them read is computed once, before them
 SUMMED_ROWS = 8                 # rows that are added between loading sums from scratch memory and storing them
 HALF_VECTORS = 4                # half vectors that one iteration of a sum along contiguous memory reads
@@ -98,10 +99,18 @@ def _packs(state: Scheduler) -> bool:
 
 
 def _best_of(found: list[Scheduler], state: Scheduler) -> Scheduler:
-    """The best of the sketches found for a state."""
-    near = {found[k]: cycles for k, cycles in within(found, TIE_FACTOR).items()}
-    best = min(_distinct(near), key=lambda s: (bool(algorithm_of(s.applied_opts)), _phases(s), len(s.applied_opts), near[s]), default=state)
+    """The best of the sketches found for a state. One with an algorithm has to be faster by ALGORITHM_FACTOR than those without: it takes
+    more memory and rounds otherwise, and predictions of the two are further apart than those of two tiles."""
+    near = {found[k]: cycles for k, cycles in within(found, ALGORITHM_FACTOR if any(map(_has_algorithm, found)) else TIE_FACTOR).items()}
+    chosen = {s: cycles for s, cycles in near.items() if not _has_algorithm(s)} or near
+    most = TIE_FACTOR * min(chosen.values(), default=0.0)
+    near = {s: cycles for s, cycles in chosen.items() if cycles <= most}
+    best = min(_distinct(near), key=lambda s: (_has_algorithm(s), _phases(s), len(s.applied_opts), near[s]), default=state)
     return next(schedule(PREFETCHED, best))
+
+
+def _has_algorithm(state: Scheduler) -> bool:
+    return bool(algorithm_of(state.applied_opts))
 
 
 def _phases(state: Scheduler) -> int:

@@ -245,10 +245,13 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
     return try_opt(state, "STAGE", state.kernel.stages[y.stage].name, ROOT if is_small else _last_loop_over(state, r, y.axes))
 
 
-def _stage_columns(state: Scheduler, r: ResolvedStage, order: _LoopOrder) -> Scheduler:
-    """STAGE an operand at the root that is read again and again along another axis than its rows in memory, where each element lies in a
-    line and often a page of its own. Returns the state unchanged for other operands, and for one that the second caches cannot hold."""
+def _stage_columns(state: Scheduler, r: ResolvedStage, order: _LoopOrder, t: _RegisterTile) -> Scheduler:
+    """STAGE an operand at the root whose elements are read one by one, again and again, along another axis than its rows in memory, where
+    each lies in a line and often a page of its own. Returns the state unchanged for other operands, and for one that the second caches
+    cannot hold."""
     y, vectors = order.other, order.inner
+    if y is not t.scalars:
+        return state
     if y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline" or _is_computed(state, y):
         return state
     outs, last = len(r.stage.outs), len(r.axes) - 1
@@ -320,7 +323,7 @@ CONTRACTION = Template(
             [Do(lambda p: _stage_masked(p.state, p.stage, p[_ORDER].other)), _UNROLL],
             [Need(Do(lambda p: _stage_share(p.state, p.stage, p[_ORDER].other, p[_TILE].tile))), _UNROLL,
              Cheaper(lambda p: cost_of(p.state).cycles, _has_variants)],
-            [Need(Do(lambda p: _stage_columns(p.state, p.stage, p[_ORDER]))), _UNROLL,
+            [Need(Do(lambda p: _stage_columns(p.state, p.stage, p[_ORDER], p[_TILE]))), _UNROLL,
              Cheaper(lambda p: cost_of(p.state).cycles, _has_variants)])],
         [Only(_is_near_unstaged)]))
 

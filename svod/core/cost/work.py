@@ -80,7 +80,7 @@ class Access(NamedTuple):
     gathered: tuple[int, ...] = ()      # local axes whose positions another load reads from memory
     fixed: int = 0          # number of outermost loops that compute the data anew in each iteration, so they do not move the access
     is_made_inside: bool = False        # the data are computed in the nest, so they do not come from memory
-    is_constant: bool = False   # the data are constants of a plan, other parts of which pass through the caches between two runs
+    is_evicted: bool = False    # the data are constants of a plan, whose other kernels use the caches between two runs of this one
     cores: int = 1          # cores that each read all of the data; 1 also where each reads a part of its own
     near: float = 1.0       # share of the data that the core that reads them has stored, and no other core
     tile: Tile | None = None
@@ -191,7 +191,7 @@ class StageWork:
         size = n.dtype.itemsize
         return Access(AccessKind.LOAD, MemorySpace.GLOBAL, n.arg, _in_bytes(linear.coefs, size), size, elements, times,
                       self.outside + self.depth(n.deps), self.state.kernel.params[n.arg].arg.size * size, self.gathered(linear),
-                      is_constant=self.state.kernel.params[n.arg].arg.constant)
+                      is_evicted=self.state.kernel.params[n.arg].arg.constant)
 
     def gathered(self, linear: LinearIndex) -> tuple[int, ...]:
         """The local axes whose positions another load looks up."""
