@@ -248,7 +248,7 @@ def test_why(path: Path) -> None:
 
 def test_why_names_the_algorithms_of_a_convolution() -> None:
     convolution = Kernel(kernel_of(data(1, 64, 28, 28).conv2d(data(64, 64, 3, 3), padding=1)))
-    target = replace(AVX512, threads=2)
+    target = replace(AVX512, threads=2, l3=32 << 20)
     found = predicted_algorithms(Scheduler(convolution, target))
     assert found.startswith("predicted: WINOGRAD(out, 4) ") and ", direct " in found and found.endswith(" cycles")
     assert predicted_algorithms(Scheduler(canonical(elementwise(256)), target)) == ""
