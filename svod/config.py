@@ -338,8 +338,6 @@ class PrepareConfig(_Config):
         if not isinstance(self.opts, Mapping) or not all(isinstance(k, str) and _is_chain(v) for k, v in self.opts.items()):
             raise ConfigError(f"PrepareConfig(opts={self.opts!r:.80}) is not usable; accepted: chains by kernel key or name, as "
                               "in {'gemm_0': 'UPCAST(o0, 8)'} or {'1e0aeffe': [('UPCAST', 'o0', 8)]}")
-        if self.numerics == "fast":
-            raise ConfigError(f"numerics='fast' is reserved: svod does not have it yet; usable: {', '.join(NUMERICS[:2])}")
         if self.beam is not None and (self.beam.width == 0 or self.optimizer.noopt or self.capture is not None):
             object.__setattr__(self, "beam", None)
 

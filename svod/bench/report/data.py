@@ -20,7 +20,7 @@ OptText = str
 STEP_KINDS: Mapping[str, frozenset[str]] = {
     "register tile": frozenset({"UPCAST", "UNROLL", "LANES", "TC", "HOLD"}),
     "loops": frozenset({"TILE", "ORDER", "SWAP", "PADTO"}),
-    "staging": frozenset({"STAGE", "INLINE", "ONLINE", "FLATTEN", "WINOGRAD", "PIPELINE"}),
+    "staging": frozenset({"STAGE", "INLINE", "ONLINE", "FLATTEN", "WINOGRAD", "ROUND", "PIPELINE"}),
     "cores": frozenset({"THREAD", "SPLITK", "LOCAL", "NOLOCALS", "GROUP", "GROUPTOP"}),
     "memory hints": frozenset({"STREAM", "PREFETCH"}),
 }

@@ -53,7 +53,7 @@ from svod.core.kernel.placement import (
 )
 from svod.core.kernel.scheduler import ROOT, UPCAST, Scheduler
 from svod.core.machine.levels import CORE_START_CYCLES
-from svod.core.machine.target import SAME
+from svod.core.machine.target import FAST, SAME
 
 FEW_SKETCHES = 12               # sketches of each template for a quick choice: at most half the time of all, and 3 % slower code
 MOST_FOR_PACKING = 2.0          # least predicted gain for which a quick choice packs constants
@@ -85,7 +85,8 @@ def heuristic(state: Scheduler) -> Scheduler:
 def quick_choice(state: Scheduler) -> Scheduler:
     """The best of the first sketches of each template, which begins with those that mostly are the best. One that packs no constants is
     taken if it is not much slower, because packing takes longer than a run gains by it."""
-    found = [s for steps in _EACH_TEMPLATE for s in islice(schedule([steps, FINISH], state, is_bounded=True), FEW_SKETCHES)]
+    found = [s for start in starts(state) for steps in _EACH_TEMPLATE
+             for s in islice(schedule([steps, FINISH], start, is_bounded=True), FEW_SKETCHES)]
     best, unpacked = _best_of(found, state), [s for s in found if not _packs(s)]
     if not _packs(best) or not unpacked:
         return best
@@ -133,7 +134,18 @@ def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
 
 
 def _generate(state: Scheduler, is_bounded: bool = False) -> Iterator[Scheduler]:
-    return schedule([Choose(*TEMPLATES), FINISH], state, is_bounded=is_bounded)
+    for start in starts(state):
+        yield from schedule([Choose(*TEMPLATES), FINISH], start, is_bounded=is_bounded)
+
+
+def starts(state: Scheduler) -> list[Scheduler]:
+    """The states that sketches begin with: the state itself, and, where the policy allows it, one whose output sums products of rounded
+    factors."""
+    if state.target.numerics != FAST or not state.target.uses_intrinsics or state.applied_opts:
+        return [state]
+    output = state.kernel.stages[state.kernel.output].name
+    after = try_opt(state, "ROUND", output, "bfloat16")
+    return [state] if after is state or not instructions(after, after.kernel.output) else [state, after]
 
 
 # -- vectors and rows ----------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ class Kernel:
         self.library_kernel: UOp | None = library_kernel_of(ast)
         self.windows: dict[int, Any] = {}    # stage → `windows_of` of `contraction`, cached for all states
         self.limits: tuple[Any, ...] | None = None      # `masked_limits` of `online`, cached; None: not computed yet
-        # (stage, block) of ONLINE, or (stage, 0) of FLATTEN → the rewritten kernel, cached for all states
-        self.rewritten: dict[tuple[str, int], Kernel] = {}
+        # (stage, block) of ONLINE, (stage, 0) of FLATTEN, or (stage, type) of ROUND → the rewritten kernel, cached for all states
+        self.rewritten: dict[tuple[str, int | str], Kernel] = {}
         self.canonical_sums: dict[int, Any] = {}        # stage → `canonical_sum` of `numerics`, cached for all states
         self.attention_weights: dict[frozenset[int], frozenset[tuple[int, int]]] = {}   # inlined stages → `attention_weights`, cached
 

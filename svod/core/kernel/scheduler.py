@@ -164,7 +164,8 @@ class Scheduler:
     prefetch: tuple[tuple[str, int], ...]    # per PREFETCH: (name of an argument, "p0", or of a stage at the root, "s0"; iterations ahead)
     pipeline: Pipelined | None
     dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC or HOLD chose
-    online: tuple[tuple[str, int], ...]      # per ONLINE (stage, size of its blocks), per FLATTEN (stage, 0); `kernel` is the rewritten one
+    # per ONLINE (stage, size of its blocks), per FLATTEN (stage, 0), per ROUND (stage, type); `kernel` is the rewritten one
+    online: tuple[tuple[str, int | str], ...]
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _derived: dict[Derived[Any], Any]

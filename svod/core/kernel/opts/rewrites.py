@@ -1,14 +1,16 @@
-"""The opts that rewrite a kernel into one with other stages or axes: ONLINE, FLATTEN and WINOGRAD. They come before all other opts."""
+"""The opts that rewrite a kernel into one with other stages or axes: ROUND, ONLINE, FLATTEN and WINOGRAD. They come before all other opts."""
 from __future__ import annotations
 
 from typing import Any
 
 from svod.core.kernel.algorithms.online import is_pair
 from svod.core.kernel.algorithms.online import online as rewrite_online
+from svod.core.kernel.algorithms.rounding import ROUNDED_TO, rounded
 from svod.core.kernel.algorithms.winograd import winograd as rewrite_winograd
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.opts.splits import split_row
 from svod.core.kernel.scheduler import UPCAST, Scheduler
+from svod.core.machine.target import FAST
 from svod.core.schedule.flatten import flatten as flat_ast
 from svod.errors import KernelOptError
 
@@ -24,7 +26,7 @@ def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """
     if not isinstance(arg, int) or isinstance(arg, bool):
         raise KernelOptError(f"ONLINE({axis}, {arg!r}): needs the positions of a block, an int")
-    if any(o.op != "ONLINE" for o in state.applied_opts):
+    if any(o.op not in ("ONLINE", "ROUND") for o in state.applied_opts):
         raise KernelOptError(f"ONLINE({axis}, {arg}): it makes other stages of the kernel's, so it comes before all other opts")
     try:
         kernel = rewrite_online(state.kernel, axis, arg)
@@ -48,7 +50,7 @@ def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """
     if arg is not None:
         raise KernelOptError(f"FLATTEN({axis}, {arg!r}): takes a stage alone")
-    if state.applied_opts:
+    if any(o.op != "ROUND" for o in state.applied_opts):
         raise KernelOptError(f"FLATTEN({axis}): it makes other axes of the kernel's, so it comes before all other opts")
     known = state.kernel.rewritten.get((axis, 0))
     if known is None:
@@ -58,7 +60,7 @@ def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         except KernelOptError as e:
             raise KernelOptError(f"FLATTEN({axis}): {e}") from None
         state.kernel.rewritten[axis, 0] = known
-    return Scheduler(known, state.target).copy(online=((axis, 0),), applied_opts=state.applied_opts)
+    return Scheduler(known, state.target).copy(online=(*state.online, (axis, 0)), applied_opts=state.applied_opts)
 
 
 def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
@@ -77,3 +79,26 @@ def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     except KernelOptError as e:
         raise KernelOptError(f"WINOGRAD({axis}, {arg}): {e}") from None
     return Scheduler(kernel, state.target).copy(online=((axis, arg),), applied_opts=state.applied_opts)
+
+
+def round_factors(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Round both factors of a sum of products of float32: ROUND(stage, bfloat16); the sum stays float32, and TC computes it
+    (`svod/core/kernel/algorithms/rounding.py`). The policy "fast" alone allows it. ROUND comes first; later opts see the stages of the
+    rounded factors.
+
+        for m, n: for k:                                X[m, k] = f32(bf16(x[m, k]));    W[k, n] = f32(bf16(w[k, n]))
+            out[m, n] += x[m, k]*w[k, n]                for m, n: for k: out[m, n] += X[m, k]*W[k, n]
+    """
+    if arg not in ROUNDED_TO:
+        raise KernelOptError(f"ROUND({axis}, {arg!r}): needs the type to round to: {', '.join(ROUNDED_TO)}")
+    if state.target.numerics != FAST:
+        raise KernelOptError(f"ROUND({axis}, {arg}): `numerics={state.target.numerics}` keeps products of float32 as exact as they are; "
+                             f"`numerics={FAST}` may round their factors")
+    if any(o.op != "ROUND" for o in state.applied_opts):
+        raise KernelOptError(f"ROUND({axis}, {arg}): it makes other stages of the kernel's, so it comes before all other opts, and is "
+                             "combined with no other algorithm")
+    try:
+        kernel = rounded(state.kernel, axis, arg)
+    except KernelOptError as e:
+        raise KernelOptError(f"ROUND({axis}, {arg}): {e}") from None
+    return Scheduler(kernel, state.target).copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)

@@ -1,0 +1,73 @@
+"""ROUND: rounds both factors of a sum of products of float32 to bfloat16; the sum stays float32.
+
+    y[m, n] = Σ k of x[m, k] · w[n, k]              X[m, k] = f32(bf16(x[m, k]));   W[n, k] = f32(bf16(w[n, k]))
+                                                    y[m, n] = Σ k of X[m, k] · W[n, k]
+
+The factors become stages of their own, which are conversions from bfloat16: the form of a product of bfloat16, which TC and its sketches
+take. A copy that STAGE makes holds bfloat16, and one of constants is made once. A factor that is elementwise is computed in the new stage;
+the results of a reduction are read from theirs. Products of two bfloat16 numbers are exact in float32.
+"""
+from __future__ import annotations
+
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.algorithms.extension import Ranges
+from svod.core.kernel.kernel import Kernel, own_reduces
+from svod.errors import KernelOptError
+
+ROUNDED_TO = {"bfloat16": dtypes.bfloat16}      # the types that factors may be rounded to
+
+
+def rounded(kernel: Kernel, name: str, to: str) -> Kernel:
+    """Rewrite a kernel: stage `name` sums products of factors that are rounded to the type `to`. Raises KernelOptError with the reason."""
+    known = kernel.rewritten.get((name, to))
+    if known is None:
+        known = kernel.rewritten[name, to] = Kernel(_rewrite(kernel, name, ROUNDED_TO[to]))
+    return known
+
+
+def can_round(kernel: Kernel, name: str) -> bool:
+    """Whether a stage sums products of float32 that are not rounded yet."""
+    try:
+        _factors(kernel.stage_named(name).value)
+    except KernelOptError:
+        return False
+    return True
+
+
+def _factors(value: UOp) -> tuple[UOp, tuple[UOp, ...]]:
+    """The sum in a stage's value, and the reads of its two factors."""
+    reduces = own_reduces(value)
+    if len(reduces) != 1 or reduces[0].arg != ("ADD", 1) or reduces[0].src[0].op is not Ops.MUL:
+        raise KernelOptError("its value is not one sum of products")
+    reads = reduces[0].src[0].src
+    if any(f.op is not Ops.INDEX or f.src[0].op is not Ops.STAGE or f.dtype != dtypes.float32 for f in reads):
+        raise KernelOptError("it does not sum up products of float32 that stages hold")
+    if all(_is_narrow(f.src[0].src[0]) for f in reads):
+        raise KernelOptError("its factors are conversions of narrower numbers, which rounding would not change or only make worse")
+    return reduces[0], reads
+
+
+def _is_narrow(value: UOp) -> bool:
+    return value.op is Ops.CAST and value.src[0].dtype.itemsize < dtypes.float32.itemsize
+
+
+def _rewrite(kernel: Kernel, name: str, to: DType) -> UOp:
+    node = kernel.stage_named(name).node
+    reduce, reads = _factors(node.src[1] if node.op is Ops.STORE else node.src[0])
+    ranges = Ranges(kernel.ast)
+    product = reduce.src[0].replace(src=tuple([_rounded_read(ranges, f, to) for f in reads]))
+    summed = reduce.replace(src=(product, *reduce.src[1:]))
+    return kernel.ast.substitute({node: node.substitute({reduce: summed})})
+
+
+def _rounded_read(ranges: Ranges, read: UOp, to: DType) -> UOp:
+    """The read of a stage of its own that has the values of the stage that `read` reads, rounded."""
+    stage = read.src[0]
+    if stage.src[0].op is Ops.CAST and stage.src[0].src[0].dtype == to:
+        return read
+    own = ranges.like(*stage.src[1:])
+    value = UOp(Ops.INDEX, stage.dtype, (stage, *own)) if own_reduces(stage.src[0]) \
+        else stage.src[0].substitute(dict(zip(stage.src[1:], own, strict=True)))
+    wide = UOp(Ops.CAST, dtypes.float32, (UOp(Ops.CAST, to, (value,)),))
+    return read.replace(src=(UOp(Ops.STAGE, dtypes.float32, (wide, *own)), *read.src[1:]))
