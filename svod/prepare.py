@@ -36,7 +36,7 @@ from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import DISK, HOST
+from svod.core.machine.target import DISK, FAST, HOST
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
 from svod.core.schedule.schedule import Schedule, copies_to
 from svod.core.schedule.schedule_cache import schedule_of
@@ -48,6 +48,7 @@ from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents
 from svod.tensor.replacement import Computing
 from svod.tune.chains import opts_by_key
+from svod.tune.fast.at_prepare import fast_plan
 from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
@@ -188,11 +189,17 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
         from svod.tune import capture
         capture.announce(str(config.capture), native, target=main.target)
     devices = dict.fromkeys(("", *(c.device for c in native.calls)))
-    may_be_first = len(devices) == 1 and has_first_forms(config)
-    compiled = {name: compile_unbound_plan(unbound.on(name), given, resolved.on(name or places.main), may_be_first) for name in devices}
-    plan = build_plan(unbound, compiled.pop(""), arrays, threads=main.target.threads, planner=cast(PlannerMode, config.memory_planner),
+    fast = fast_plan(unbound, arrays, storages, main) if main.target.numerics == FAST and len(devices) == 1 else None
+    may_be_first = len(devices) == 1 and has_first_forms(config) and not (fast is not None and fast.is_open)
+    rounded = fast.choices if fast is not None else None
+    compiled = {name: compile_unbound_plan(unbound.on(name), given, resolved.on(name or places.main), may_be_first, rounded)
+                for name in devices}
+    code = compiled.pop("")
+    plan = build_plan(unbound, code, arrays, threads=main.target.threads, planner=cast(PlannerMode, config.memory_planner),
                       device=main.target.device, storages=storages, elsewhere=compiled)
     plan.bindings.carried = overwritten
+    if fast is not None:
+        fast.attach(plan, code)
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
         from svod.compile.plan.dump import dump  # imported late: the module imports the renderers of all passes, and few programs dump any
@@ -252,7 +259,7 @@ def computed_now(nodes: Iterable[UOp], resolved: Resolved) -> dict[UOp, UOp]:
     new = [node for node in nodes if node not in stored]
     if new:
         # these kernels run only once: they are not worth a search, and do not belong to the captured model
-        once = replace(resolved.config, beam=None, capture=None, opts={})
+        once = replace(resolved.config, beam=None, capture=None, opts={}, max_error=None)
         prepared = prepare_graph(new, replace(resolved, config=once, db=database(once), opts={}))
         if device_named(prepared.plan.device).backend.compiled_only is not None:
             return {**stored, **dict(zip(new, prepared.outputs, strict=True))}

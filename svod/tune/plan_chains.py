@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from svod.compile.plan.compiler import Chain, Choice, Compilation, Compiled, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BeamConfig
+from svod.core.kernel.apply import is_rounded
 from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import FAST
 from svod.system.optional import optional
 from svod.tune.chains import choose, choose_each, say_unused_lock
 from svod.tune.checks import chains_to_check
@@ -24,13 +27,21 @@ from svod.tune.unfinished import is_to_be_searched
 log = logging.getLogger("svod")
 
 
-def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved,
-                         may_be_first: bool = False) -> dict[str, Compiled]:
+def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved, may_be_first: bool = False,
+                         rounded: Mapping[str, Choice] | None = None) -> dict[str, Compiled]:
     """Choose a chain and compile code for every kernel. `given`: chains by kernel that are used without consulting the database.
-    `may_be_first`: whether kernels may have first forms, if the plan is large."""
-    compiler = resolved.compiler
+    `may_be_first`: whether kernels may have first forms, if the plan is large. `rounded`: under the policy "fast", the chains of the
+    kernels with rounded factors; all others are chosen and compiled as under "float32"."""
     if not unbound.calls:
         return {}
+    if resolved.target.numerics == FAST:
+        explicit = {k: Choice(c, "explicit", "given by PrepareConfig.opts") for k, c in given.items() if is_rounded(c)}
+        apart = {k: c for k, c in {**(rounded or {}), **explicit}.items() if k in unbound.kernels and (k in explicit or k not in given)}
+        rest = replace(unbound, kernels={k: kernel for k, kernel in unbound.kernels.items() if k not in apart})
+        others = {k: c for k, c in given.items() if k not in apart}
+        return {**compile_all({k: unbound.kernels[k] for k in apart}, apart, resolved.compiler),
+                **compile_unbound_plan(rest, others, resolved.exact, may_be_first)}
+    compiler = resolved.compiler
     with Compilation(compiler) as compilation:
         compilation.start()
         may_be_first = may_be_first and resolved.config.transformed_mb is None      # own forms are chosen one by one

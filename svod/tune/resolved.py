@@ -20,8 +20,8 @@ from svod.compile.backend import device_named
 from svod.compile.plan.compiler import Chain, Compiler, compiler_for
 from svod.config import NONE, PrepareConfig, log_once
 from svod.core.kernel.chain_text import chain_of
-from svod.core.machine.target import HOST, SAME, Target
-from svod.errors import UnsupportedError
+from svod.core.machine.target import FAST, FLOAT32, HOST, SAME, Target
+from svod.errors import ConfigError, UnsupportedError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import TuningDB
 from svod.tune.lock import Locked, locked_lines
@@ -64,6 +64,14 @@ class Resolved:
     def target(self) -> Target:
         return self.compiler.target
 
+    @property
+    def exact(self) -> Resolved:
+        """The same configuration with the policy "float32" instead of "fast"."""
+        if self.target.numerics != FAST:
+            return self
+        config = replace(self.config, numerics=FLOAT32, max_error=None)
+        return replace(self, config=config, compiler=compiler_for(replace(self.target, numerics=FLOAT32), config))
+
     def target_of(self, device: str) -> Target:
         """The target of `device`, under the limits of the options `threads` and `optimizer`. Raises UnsupportedError for an unknown
         device."""
@@ -85,6 +93,11 @@ def _target(device: str, config: PrepareConfig) -> Target:
     target = device_named(device).backend.target(config.threads).allowing(*config.allowed)
     if target.numerics == SAME and target.has_groups:
         raise UnsupportedError(f"numerics={SAME!r} is for CPUs: on {device} the threads of a group share sums in no order that is kept")
+    if target.numerics == FAST and target.has_groups:
+        raise UnsupportedError(f"numerics={FAST!r} is for CPUs: on {device} there are no kernels with rounded factors to choose from yet")
+    if config.max_error is not None and target.numerics != FAST:
+        raise ConfigError(f"max_error={config.max_error:g} (SVOD_MAX_ERROR) is the limit of numerics={FAST!r}; the policy is "
+                          f"{target.numerics!r}, which rounds no factors")
     return target
 
 

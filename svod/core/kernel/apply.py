@@ -44,3 +44,8 @@ def apply_opts(state: Scheduler, opts: Iterable[Opt]) -> Scheduler:
 def algorithm_of(chain: Iterable[Opt]) -> tuple[Opt, ...]:
     """The opts of a chain by which the kernel computes with other roundings than its AST."""
     return tuple([opt for opt in chain if opt.op in ALGORITHMS])
+
+
+def is_rounded(chain: Iterable[Opt]) -> bool:
+    """Whether a chain rounds factors of products, which the policy "fast" alone allows."""
+    return any(opt.op == "ROUND" for opt in chain)

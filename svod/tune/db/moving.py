@@ -19,7 +19,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from svod.errors import DatabaseError
 from svod.tune.db import claims, files, transfer
-from svod.tune.db.records import RECORDS, KernelRecord, Measurement, OriginRecord, Record, Search, TargetFacts, Verdict, anonymised, changed
+from svod.tune.db.records import (
+    RECORDS,
+    KernelRecord,
+    Measurement,
+    OriginRecord,
+    Record,
+    Rounding,
+    Search,
+    TargetFacts,
+    Verdict,
+    anonymised,
+    changed,
+)
 from svod.tune.db.schema import ROW_COLUMNS, TEAM, insert_rows, insert_values
 from svod.tune.db.store import TuningDB
 from svod.tune.db.transfer import Skipped
@@ -63,7 +75,11 @@ def _records_of(db: TuningDB, measurements: Sequence[Measurement], asked: set[st
     """The given measurements and all other records of the kernels `asked` for (None: of all kernels)."""
     return [*measurements, *_described(db, measurements, asked),
             *(v for v, _ in db.select(Verdict) if asked is None or v.kernel in asked),
-            *(s for s, _ in db.select(Search) if asked is None or s.kernel in asked)]
+            *(s for s, _ in db.select(Search) if asked is None or s.kernel in asked), *_roundings(db, asked)]
+
+
+def _roundings(db: TuningDB, asked: set[str] | None) -> list[Rounding]:
+    return [r for r, _ in db.select(Rounding) if asked is None or r.kernel in asked]
 
 
 def _records_of_winners(db: TuningDB, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
@@ -75,7 +91,7 @@ def _records_of_winners(db: TuningDB, measurements: Sequence[Measurement], asked
     # a search verifies a chain in its races and again when it confirms it: one of these verdicts is enough
     verified = {(v.kernel, v.target, v.linear, v.codegen): v for v in verdicts if v.verdict == "verified"}
     return [*kept, *_described(db, kept, {m.kernel for m in kept}), *(v for v in verdicts if v.verdict != "verified"),
-            *(v for (*place, _), v in verified.items() if tuple(place) in code)]
+            *(v for (*place, _), v in verified.items() if tuple(place) in code), *_roundings(db, asked)]
 
 
 def _described(db: TuningDB, measurements: Sequence[Measurement], kernels: set[str] | None) -> list[Record]:

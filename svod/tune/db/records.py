@@ -97,7 +97,9 @@ RECORD_COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kin
     "search": "search kernel target strategy executor config svod by started_at ended_at outcome result",
     "measurement": "kernel target chain linear status codegen compiler protocol step reason time samples anchor baseline "
                    "baseline_linear ratio ratio_low ratio_high noisy search host taken_at",
-    "verdict": "kernel target linear verdict codegen compiler by method reason search taken_at"}.items()}
+    "verdict": "kernel target linear verdict codegen compiler by method reason search taken_at",
+    "rounding": "kernel target plan weights chain linear codegen samples max_error error before after used plan_error plan_before "
+                "plan_after taken_at"}.items()}
 MAX_EXTRA = 64      # most unknown fields of one record; more can only be a mistake
 
 
@@ -400,6 +402,41 @@ class Search(Record):
     json_fields: ClassVar[frozenset[str]] = frozenset({"config", "result"})
 
 
+@dataclass(frozen=True)
+class Rounding(Record):
+    """The effect of rounding the factors of one kernel in a plan, under the policy "fast" (`svod.tune.fast`); the records of one choice
+    have the same `plan`, `weights` and `taken_at`.
+
+    `plan`, `weights`: the digests of the plan, and of the constants it read. `chain`: the kernel's chain with rounded factors; `linear`:
+    its LINEAR digest. `samples`: the sample inputs in words. Errors are the largest difference of an output from the float32 plan's, over
+    the largest value of that output: `max_error`: the largest one that was allowed; `error`: that of the plan in which this kernel alone
+    is rounded (None: infinite). `before`, `after`: seconds of this kernel in a run of the plan in float32, and rounded. `used`: whether the
+    kernel is rounded in the plan that was chosen, whose error, and seconds of a run in float32 and as chosen, are `plan_error`,
+    `plan_before` and `plan_after`."""
+
+    kernel: Name
+    target: Name
+    plan: Name
+    weights: Text
+    chain: Chain
+    linear: Text
+    codegen: Count
+    samples: Text = ""
+    max_error: Number = 0.0
+    error: Number | None = None
+    before: Number = 0.0
+    after: Number = 0.0
+    used: bool = False
+    plan_error: Number = 0.0
+    plan_before: Number = 0.0
+    plan_after: Number = 0.0
+    taken_at: Number = 0.0
+
+    kind: ClassVar[str] = "rounding"
+    table: ClassVar[str] = "roundings"
+    json_fields: ClassVar[frozenset[str]] = frozenset({"chain"})
+
+
 def anonymised(record: Record) -> Record | None:
     """A copy of a record without names of people, machines, files, programs and searches; None for records that have nothing else. Of a
     measurement's `host` only the sizes of a kernel with variables stay. The copy and its original count as one measurement."""
@@ -407,6 +444,8 @@ def anonymised(record: Record) -> Record | None:
         return replace(record, search="", host={k: v for k, v in record.host.items() if k == "sizes"}, extra={})
     if isinstance(record, Verdict):
         return replace(record, by="", search="", extra={})
+    if isinstance(record, Rounding):
+        return replace(record, samples="", extra={})
     return replace(record, extra={}) if isinstance(record, KernelRecord) else None
 
 
@@ -419,7 +458,7 @@ def changed(records: Iterable[Record], change: Callable[[Record], Record | None]
             for _, new in pairs]
 
 
-RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict)
+RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict, Rounding)
 BY_KIND: dict[str, type[Record]] = {r.kind: r for r in RECORDS}
 
 

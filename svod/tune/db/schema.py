@@ -1,6 +1,6 @@
 """The tables, their version, and the upgrades from older versions.
 
-Six tables hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that records had in
+Seven tables hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that records had in
 format 1, nested values are JSON text, and later fields are in the JSON object `extra`: a new field needs no new schema. Rows of records
 are only inserted, so merging two databases is set union. The column `layer` is local and no part of the content: 0 for records of this
 database's own searches, 1 for records that were merged or imported.
@@ -28,13 +28,15 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from svod.errors import DatabaseError
-from svod.tune.db.records import RECORD_COLUMNS, RECORDS, Record, RecordError
+from svod.tune.db.records import RECORD_COLUMNS, RECORDS, Record, RecordError, Rounding
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID = 0x53564F44  # "SVOD" in ASCII
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+
+FIRST_RECORDS = tuple([r for r in RECORDS if r is not Rounding])      # the records that version 1 had
 
 OWN, TEAM, SHIPPED = 0, 1, 2
 LAYER_NAMES = ("own", "team", "shipped")
@@ -53,7 +55,7 @@ def create_version_1(db: Database) -> None:
     integers = {"codegen", "protocol", "noisy", "ast_version", "layer"}
     nullable = {"time", "anchor", "baseline", "ratio", "ratio_low", "ratio_high", "ended_at"}
     reals = {*nullable, "taken_at", "started_at", "flops", "bytes"}
-    for record in RECORDS:
+    for record in FIRST_RECORDS:
         columns = {c: int if c in integers else float if c in reals else str for c in ("id", *RECORD_COLUMNS[record.kind], "layer")}
         db.table(record.table).create(columns, pk="id", not_null=columns.keys() - nullable)
     claims = {"kernel": str, "target": str, "token": str, "host": str, "boot_id": str, "pid": int, "heartbeat": float, "since": float}
@@ -68,7 +70,7 @@ def create_version_1(db: Database) -> None:
 
 def add_version_2(db: Database) -> None:
     """Add the column for later fields, make digests without fields that have their defaults, and add the table `pruned`."""
-    for record in RECORDS:
+    for record in FIRST_RECORDS:
         db.execute(f"ALTER TABLE {record.table} ADD COLUMN extra TEXT NOT NULL DEFAULT '{{}}'")
         renamed = []
         for row in db.execute(f"SELECT * FROM {record.table}").fetchall():
@@ -90,8 +92,17 @@ def add_version_4(db: Database) -> None:
     db.table("measurements").create_index(("kernel", "target", "status"), "measurements_counted")
 
 
+def add_version_5(db: Database) -> None:
+    """Add the table of roundings."""
+    reals = ("max_error", "error", "before", "after", "plan_error", "plan_before", "plan_after", "taken_at")
+    kinds = {c: float if c in reals else int if c in ("codegen", "used") else str for c in ("id", *RECORD_COLUMNS[Rounding.kind])}
+    columns = {**kinds, "layer": int, "extra": str}
+    db.table(Rounding.table).create(columns, pk="id", not_null=columns.keys() - {"error"})
+    db.table(Rounding.table).create_index(("target", "plan"), "roundings_target_plan")
+
+
 #: UPGRADES[v] turns a database of version v into one of version v + 1. 0 is an empty file.
-UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2, add_version_3, add_version_4)
+UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2, add_version_3, add_version_4, add_version_5)
 
 
 def read_version(conn: sqlite3.Connection) -> int:

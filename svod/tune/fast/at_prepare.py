@@ -1,0 +1,201 @@
+"""The policy "fast" at prepare time: a plan runs the kernels rounded that its records name, or chooses them after its first run.
+
+    records of the plan within the limit → these kernels rounded, all others as in float32
+    none, and a limit (`PrepareConfig.max_error`) → the first run in float32 → `choose` over the inputs of that run → records, exchange
+    none, and no limit → float32, and one line that says how to choose
+
+Kernels that are not rounded have the chains that they have under "float32". A candidate to be rounded has the chain that the tuning
+database, or the heuristic, has for it under "fast", if that begins with ROUND. A record holds for one plan (its calls and buffers), one
+target, and constants of the same content.
+"""
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from svod.compile.plan.compiler import Choice, Compiled, compile_all
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.config import log_once
+from svod.core.cost.sketch import starts
+from svod.core.graph.buffer import Buffer
+from svod.core.kernel.apply import is_rounded
+from svod.core.kernel.chain_text import chain_of
+from svod.core.kernel.scheduler import Scheduler
+from svod.errors import CompileError, KernelOptError
+from svod.system.optional import optional
+from svod.system.quantities import count
+from svod.system.quantities import seconds as duration
+from svod.tune.capture import plan_digest
+from svod.tune.chains import choose
+from svod.tune.db import Rounding
+from svod.tune.fast.selection import Effect, Selection, select
+from svod.tune.fast.trial import Trial, exchange
+from svod.tune.resolved import Resolved
+
+log = logging.getLogger("svod")
+
+HOW = "choose them with svod-tune --numerics fast --max-error E, or by a run with SVOD_MAX_ERROR=E"
+BLOCKS, BLOCK_BYTES = 16, 1 << 12       # parts of a large constant whose content is in the digest, and their length
+OF_FIRST_RUN = "the inputs of a program's first run"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The choice for a plan: its records, one for each kernel that could be rounded, the largest error allowed first."""
+
+    records: tuple[Rounding, ...]
+
+    @property
+    def used(self) -> list[Rounding]:
+        return [r for r in self.records if r.used]
+
+    @property
+    def text(self) -> str:
+        first, used = self.records[0], self.used
+        if not used:
+            return (f"numerics=fast: no kernel is rounded: none saves time with an error of at most {first.max_error:g} of the largest "
+                    f"output; sample inputs: {first.samples}")
+        return (f"numerics=fast: {len(used)} of {count(len(self.records), 'kernel')} that may be are rounded: the error is "
+                f"{first.plan_error:.1e} of the largest output, {first.max_error:g} is allowed, and a run takes "
+                f"{duration(first.plan_after)} instead of {duration(first.plan_before)}; sample inputs: {first.samples}")
+
+
+class FastPlan:
+    """A plan that is prepared under the policy "fast". `choices`: the chains of the kernels that it runs rounded."""
+
+    def __init__(self, unbound: UnboundPlan, constants: Sequence[tuple[int, Any]], resolved: Resolved) -> None:
+        self._unbound, self._resolved = unbound, resolved
+        self._digest = plan_digest(unbound, resolved.target.key)
+        self._weights = weights_digest(constants)
+        self._known = self._stored()
+        self.choices = self._rounded()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the kernels are chosen after the first run."""
+        return self._known is None and self._resolved.config.max_error is not None
+
+    def _stored(self) -> Chosen | None:
+        """The latest choice that holds for the plan and the limit of the configuration."""
+        config = self._resolved.config
+        if not config.consults_database:
+            return None
+        most = config.max_error
+        found: dict[float, list[Rounding]] = {}
+        for r, _ in self._resolved.db.select(Rounding, target=self._resolved.target.key):
+            if (r.plan, r.weights) == (self._digest, self._weights) and r.kernel in self._unbound.kernels \
+                    and (most is None or r.plan_error <= most <= r.max_error):
+                found.setdefault(r.taken_at, []).append(r)
+        return Chosen(tuple(found[max(found)])) if found else None
+
+    def _rounded(self) -> dict[str, Choice]:
+        """The chains of the kernels that the records name. A chain that gives other code than it did when its error was measured is not
+        used, and one line says so."""
+        choices, compiler = {}, self._resolved.compiler
+        for r in self._known.used if self._known is not None else ():
+            kernel, chain = self._unbound.kernels[r.kernel], chain_of(r.chain)
+            try:
+                same = compiler.linear_of(kernel, chain) == r.linear
+            except KernelOptError:
+                same = False
+            if same:
+                error = "" if r.error is None else f" for an error of {r.error:.1e}"
+                choices[r.kernel] = Choice(chain, "fast", f"rounded: saves {duration(max(0.0, r.before - r.after))} a run{error}")
+            else:
+                log_once(log, logging.WARNING, f"numerics=fast: kernels of a plan stay in float32, as their chains give other code since "
+                                               f"they were chosen; {HOW}")
+        return choices
+
+    def attach(self, plan: ExecutionPlan, exact: Mapping[str, Compiled]) -> None:
+        """Let the plan choose its kernels after its first run, if that is to be done. `exact`: the code that it begins with."""
+        most, of_plan = self._resolved.config.max_error, weakref.ref(plan)
+        if self._known is None and most is not None:
+            plan.call_after_run(lambda: self._choose_for(of_plan(), exact, most))
+        elif self._known is None and any(len(starts(Scheduler(k, self._resolved.target))) > 1 for k in self._unbound.kernels.values()
+                                         if k.library_kernel is None):
+            log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, as no kernels are chosen to be rounded yet; {HOW}")
+
+    def _choose_for(self, plan: ExecutionPlan | None, exact: Mapping[str, Compiled], most: float) -> None:
+        if plan is not None:
+            with optional(log, "a plan stays in float32, as no kernels could be chosen to be rounded"):
+                chosen = self.choose(plan, exact, most)
+                if chosen is not None:
+                    log.warning("%s", chosen.text)
+
+    # -- choosing ----------------------------------------------------------------------------------------------------------
+    def choose(self, plan: ExecutionPlan, exact: Mapping[str, Compiled], most: float) -> Chosen | None:
+        """Choose the kernels to round over the inputs that are bound to the plan now, let the plan run them, and store the choice. None if
+        no kernel may be rounded, or if the plan has no float outputs to compare."""
+        rounded = self._candidates()
+        if not rounded:
+            return None
+        trial = Trial(plan, self._unbound, exact, rounded)
+        if not trial.has_floats:
+            log.warning("numerics=fast: a plan stays in float32, as none of its outputs is a float to compare")
+            return None
+        effects = trial.effects()
+        selection = select(effects, trial.error_of, most)
+        before, after = trial.times(selection.kernels)
+        if after >= before:
+            selection, after = Selection(frozenset(), 0.0), before
+        chosen = Chosen(self._records(effects, selection, rounded, most, before, after))
+        self._resolved.db.record(chosen.records)
+        if selection.kernels:
+            exchange(plan, trial.code_of(selection.kernels))
+        return chosen
+
+    def _candidates(self) -> dict[str, Compiled]:
+        """The code of the kernels that may be rounded."""
+        resolved, choices = self._resolved, dict[str, Choice]()
+        for key, kernel in self._unbound.kernels.items():
+            if kernel.library_kernel is None and is_rounded((found := choose(kernel, resolved)).chain):
+                choices[key] = found
+        kernels = {key: self._unbound.kernels[key] for key in choices}
+        try:
+            return compile_all(kernels, choices, resolved.compiler)
+        except (KernelOptError, CompileError) as e:
+            log.warning("numerics=fast: a plan stays in float32, as its rounded kernels cannot be compiled (%s)", e)
+            return {}
+
+    def _records(self, effects: Sequence[Effect], selection: Selection, rounded: Mapping[str, Compiled], most: float, before: float,
+                 after: float) -> tuple[Rounding, ...]:
+        target, codegen, now = self._resolved.target.key, self._resolved.compiler.pair.revision, time.time()
+        return tuple([Rounding(
+            kernel=e.kernel, target=target, plan=self._digest, weights=self._weights,
+            chain=tuple([tuple(o.to_json()) for o in rounded[e.kernel].chain]), linear=rounded[e.kernel].linear, codegen=codegen,
+            samples=OF_FIRST_RUN, max_error=most, error=e.error if np.isfinite(e.error) else None, before=e.before, after=e.after,
+            used=e.kernel in selection.kernels, plan_error=selection.error, plan_before=before, plan_after=after, taken_at=now)
+            for e in effects])
+
+
+def fast_plan(unbound: UnboundPlan, arrays: Sequence[Any], storages: Mapping[int, Buffer], resolved: Resolved) -> FastPlan | None:
+    """The plan under the policy "fast", or None if it runs in float32 because it calls functions or copies between devices, or because no
+    opts are to be used. `arrays`, `storages`: the memory of its buffers."""
+    if unbound.functions or unbound.copies or not unbound.kernels or resolved.config.noopt:
+        return None
+    constants = [(b.size, arrays[i] if arrays[i] is not None else storages[i].array)
+                 for i, b in enumerate(unbound.buffers) if b.kind == "constant" and (arrays[i] is not None or i in storages)]
+    return FastPlan(unbound, constants, resolved)
+
+
+def weights_digest(constants: Sequence[tuple[int, Any]]) -> str:
+    """A digest of constants: the size of each, and its content, of a large one in blocks spread over it."""
+    made = hashlib.blake2b(digest_size=16)
+    for size, array in constants:
+        made.update(size.to_bytes(8, "little"))
+        content = np.asarray(array).reshape(-1).view(np.uint8)
+        if content.size <= BLOCKS * BLOCK_BYTES:
+            made.update(content.tobytes())
+            continue
+        for k in range(BLOCKS):
+            start = (content.size - BLOCK_BYTES) * k // (BLOCKS - 1)
+            made.update(content[start:start + BLOCK_BYTES].tobytes())
+    return made.hexdigest()
