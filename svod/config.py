@@ -280,11 +280,11 @@ class PrepareConfig(_Config):
                                   "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
     numerics: str | None = _option("SVOD_NUMERICS", None, _POLICY, "how results may differ from chain to chain: float32: by the order of "
                                    "sums; same: not at all, so that every winner, number of threads and batch computes the same bits "
-                                   "(docs/numerics.md); fast: products of float32 may round their factors, by max_error; not set: "
-                                   "float32")
+                                   "(docs/numerics.md); fast: products of float32 may round their factors, within max_error; not "
+                                   "set: float32")
     max_error: float | None = _option("SVOD_MAX_ERROR", None, _number(0, "parts of 1")._replace(
-        check=lambda v: v is None or _is_number(v) and v >= 0), "with numerics=fast: the largest error of an output, over the largest value "
-        "of that output in float32; a plan without a stored choice that keeps it chooses the kernels to round after its first run, by the "
+        check=lambda v: v is None or (_is_number(v) and v >= 0)), "with numerics=fast: the largest error of an output, over the largest "
+        "value of that output in float32; a plan without a stored choice that keeps it chooses the kernels to round after its first run, by the "
         "inputs of that run; not set: a stored choice is used, and nothing is chosen")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
@@ -385,8 +385,8 @@ class PrepareConfig(_Config):
         """Return this configuration with the environment's values in fields that are None, except `beam`. SVOD_CAPTURE and SVOD_NOOPT
         override fields that are set: a script that is being captured searches nothing."""
         _warn_of_unknown_variables()
-        open_ones = ("numerics", "max_error", "db", "lock", "threads", "object_cache", "device", "capture_device", "debug", "dump_after", "profile",
-                     "trace", "perf_map", "first_forms")
+        open_ones = ("numerics", "max_error", "db", "lock", "threads", "object_cache", "device", "capture_device", "debug", "dump_after",
+                     "profile", "trace", "perf_map", "first_forms")
         changes = {name: self.env_value(name) for name in open_ones if getattr(self, name) is None}
         if (capture := self.env_value("capture")) is not None:
             changes["capture"] = capture

@@ -1,4 +1,4 @@
-"""The opts that rewrite a kernel into one with other stages or axes: ROUND, ONLINE, FLATTEN and WINOGRAD. They come before all other opts."""
+"""The opts that rewrite a kernel into one with other stages or axes: ROUND, ONLINE, FLATTEN and WINOGRAD. They come before all others."""
 from __future__ import annotations
 
 from typing import Any
