@@ -15,7 +15,7 @@ from svod import config
 from svod.cli.outputs import CountType, Number, check_database, check_output
 from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, LOCK_FORMAT, REPORT_FORMAT, TORCH, TuneOptions
 from svod.cli.tune.waiting import say
-from svod.core.machine.target import POLICIES
+from svod.core.machine.target import FAST, POLICIES
 from svod.system.process.directories import working_directory
 from svod.tune.db.transfer import CAPTURE_FORMAT
 
@@ -59,7 +59,11 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
               "that no other has. May be repeated; default: this machine's, or the only one present.")
 @click.option("--device", metavar="NAME", help="The device to tune for, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
 @click.option("--numerics", type=click.Choice(POLICIES), help="How results may differ from chain to chain; default: SVOD_NUMERICS, else "
-              "that of the script or the capture. With same, all chains compute the same bits.")
+              "that of the script or the capture. With same, all chains compute the same bits; with fast, products of float32 may round their "
+              "factors to bfloat16, as far as --max-error allows.")
+@click.option("--max-error", type=Number("parts of 1", min=0.0), metavar="E", help="With --numerics fast: the largest error of an output, "
+              "over its largest value in float32. After the search the program runs once more, and the kernels to round are chosen by the "
+              "inputs of its first run.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--resume", is_flag=True, help="Search only kernels whose last search was ended by its budget, Ctrl-C, an error or a kill.")
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")
@@ -155,6 +159,7 @@ def check(options: TuneOptions) -> None:
     check_output("--json", options.json_path, options.script, options.source, stdout=True, format=REPORT_FORMAT)
     if options.compile_only and options.dry_run:
         raise click.UsageError("--compile-only compiles, and --dry-run only looks; give one")
+    _check_policy(options)
     if options.resume and options.fresh:
         raise click.UsageError("--resume goes on from what the database has, and --fresh reads none of it; give one")
     check_output("--lock", options.lock_path, options.script, options.source, format=LOCK_FORMAT)
@@ -174,6 +179,18 @@ def check(options: TuneOptions) -> None:
     check_address(options.address)
     if options.address is not None and name != "ray":
         raise click.UsageError(f"--address {options.address} needs Ray workers; --workers {options.workers} are none")
+
+
+def _check_policy(options: TuneOptions) -> None:
+    """Raise click.UsageError for a limit of errors without the policy that it belongs to, or without a program to run."""
+    if options.max_error is None:
+        return
+    if (options.numerics or config.PrepareConfig.env_value("numerics")) != FAST:
+        raise click.UsageError("--max-error is the limit of --numerics fast; give both")
+    if options.source is not None:
+        raise click.UsageError("--max-error needs the program, whose outputs it compares; a capture (--from) has no weights and no inputs")
+    if options.address is not None or options.compile_only:
+        raise click.UsageError("--max-error runs the program on this machine; leave out --address and --compile-only")
 
 
 _PROGRAMS = "give the path of a Python script, of an ONNX file, or of a .pt2 file that torch.export has saved"

@@ -15,17 +15,20 @@ from svod.cli.tune.capturing import CapturedPlans
 from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
-from svod.cli.tune.report import dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
+from svod.cli.tune.report import dry_table, kernel_table, outcome_json, plan_json, plan_lines, rounding_lines, row_json, size_lines
 from svod.cli.tune.searching import Searches
 from svod.cli.tune.setting import EXIT_NOT_STORED, Setting, TargetWork, has_wider
 from svod.cli.tune.waiting import say, waiting
+from svod.compile.plan.unbound_plan import named_kernels
 from svod.core.kernel.chain_text import chain_of
 from svod.errors import FileError
 from svod.system.files import write_text
 from svod.system.process.directories import temporary, working_directory
 from svod.system.process.streams import columns, drop, was_closed
 from svod.system.quantities import count
+from svod.tune.db import Rounding
 from svod.tune.db.moving import export_unstored
+from svod.tune.fast.report import to_data
 from svod.tune.lock import Locked, write_lock
 from svod.tune.session import SessionResult, bound_at
 
@@ -157,7 +160,8 @@ def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: Machine
 
 @dataclass(frozen=True)
 class CommandReport:
-    """The results of a command, to be printed and written as JSON. `workers`: a description of the workers that searched."""
+    """The results of a command, to be printed and written as JSON. `workers`: a description of the workers that searched.
+    `roundings`: the choices of kernels to round, by plan."""
 
     setting: Setting
     captured: CapturedPlans
@@ -165,6 +169,7 @@ class CommandReport:
     searches: Searches
     kept: ResultsPlace
     workers: str
+    roundings: Sequence[Sequence[Rounding]] = ()
 
     def print(self, output: ReportOutput) -> None:
         lines = []
@@ -173,6 +178,11 @@ class CommandReport:
             for number, (plan, check) in enumerate(w.checks, 1):
                 name = f" {number} of {len(w.checks)}" if len(w.checks) > 1 else ""
                 lines += plan_lines(check, name, len(plan.unbound.calls))
+        named = named_kernels(c for plan in self.captured.content.plans for c in plan.unbound.calls)
+        for records in self.roundings:
+            lines += ["", *rounding_lines(records, named, output.width)]
+        if self.setting.options.max_error is not None and not self.roundings:
+            lines += ["", "numerics=fast: no kernel of the program may be rounded, or its plans did not run: it stays in float32"]
         result = self.searches.result
         output.print([*lines, "", self._summary(result), *self.kept.lines(result), *self._next(result)])
 
@@ -209,6 +219,7 @@ class CommandReport:
             "script": None if script is None else asdict(script),
             "kernels": [{"target": w.target.key, **kernel} for w in self.works for kernel in _kernels_json(w)],
             "plans": [plan_json(check, plan.digest, plan.unbound) for w in self.works for plan, check in w.checks],
+            "roundings": [to_data(records) for records in self.roundings],
             "search": None if r is None else {"executor": self.workers, "proposed": r.candidates, "timed": r.timed,
                                               "searches": r.searches, "seconds": r.seconds,
                                               "measurements": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},

@@ -1,19 +1,33 @@
 """The result of svod-tune for each kernel, and the timing of whole plans with the heuristic's and with tuned chains."""
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from statistics import fmean
 
+from svod import config
+
+from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.setting import Setting, TargetWork
 from svod.cli.tune.survey import compile_heuristics
 from svod.cli.tune.waiting import say
 from svod.compile.plan.compiler import Compiled, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.core.machine.target import FAST
 from svod.errors import SvodError
+from svod.system.process.directories import temporary_folder
+from svod.system.process.program import python
 from svod.tune.capture import Capture, CapturedPlan
 from svod.tune.chains import choose, known_chains
+from svod.tune.db import Rounding, TuningDB
+from svod.tune.db.moving import export
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
+from svod.tune.fast.report import by_plan
 from svod.tune.plans.check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.search.confirmation import Finding
@@ -21,6 +35,7 @@ from svod.tune.search.confirmation import Finding
 PLAN_CHECK_SECONDS = 4.0    # most seconds for the check of one plan
 KNOWN_CHECK_SECONDS = 1.5   # most seconds for the check of one plan if nothing was searched
 MAX_CHECKS = 3              # most plans that are checked; those that take most of the time are
+CHOICE_SECONDS = 60.0       # seconds that the choice of kernels to round may take besides twice the program's own
 CHECK_SHARE = 0.05          # plans below this share of the time are not checked, except the first
 
 
@@ -122,3 +137,31 @@ def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:
 
 def _finite(seconds: float) -> float | None:
     return seconds if seconds < float("inf") else None
+
+
+def choose_roundings(captured: Capture, setting: Setting, script_seconds: float) -> list[list[Rounding]]:
+    """Run the program once more, under the policy "fast" and the limit of --max-error, so that its plans choose the kernels to round by
+    their own weights and inputs. Returns the records of each choice, and stores them. The program may take twice as long as it took
+    before, `script_seconds`, and `CHOICE_SECONDS`; what it has chosen by then counts."""
+    options = setting.options
+    with temporary_folder("svod-fast-") as directory:
+        known, found = directory / "known.jsonl", directory / "chosen.db"
+        export(setting.db, known, captured.kernels, roundings=False)
+        given = {} if options.device is None else {"SVOD_DEVICE": options.device}
+        environment = config.environment_with_svod(
+            SVOD_NUMERICS=FAST, SVOD_MAX_ERROR=repr(options.max_error), SVOD_TUNE_DB=os.pathsep.join([str(found), str(known)]),
+            SVOD_IMPORTED="trust", SVOD_CAPTURE=None, BEAM=None, **given)
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run([python(), *options.started], env=environment, stdout=sys.stderr if options.json_path == "-" else None,
+                           check=False, timeout=2.0 * script_seconds + CHOICE_SECONDS)
+        with TuningDB.open(str(found), read_only=True) as db:
+            records = [replace(r, samples=_samples(options)) for r, _ in db.select(Rounding)]
+    setting.db.record(records)
+    return by_plan(records)
+
+
+def _samples(options: TuneOptions) -> str:
+    """The sample inputs of a program in words."""
+    if not options.is_onnx:
+        return f"those of the first run of {options.subject}"
+    return options.inputs or f"made up, of the types that {options.subject} declares"

@@ -10,11 +10,12 @@ from svod.bench.roofline import Ceilings
 from svod.bench.summary import NOISY
 from svod.cli.tune.progress import short_origin
 from svod.cli.tune.survey import KernelRate, SurveyRow, rate_of
+from svod.compile.plan.unbound_plan import Named
 from svod.core.machine.target import Target
 from svod.system.quantities import count, gain, percent
 from svod.system.quantities import seconds as in_words
 from svod.system.tables import text_table
-from svod.tune.db.records import SizeTime
+from svod.tune.db.records import Rounding, SizeTime
 from svod.tune.plans.check import PlanCheck, name_of
 
 KEY_SHOWN = 8
@@ -189,6 +190,23 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     if check.noisy:
         lines.append(f"  the machine was busy ({check.noisy}): take these figures with care")
     return lines
+
+
+def rounding_lines(records: Sequence[Rounding], names: Mapping[str, Named], width: int) -> list[str]:
+    """A choice of kernels to round: those that save most first, then the whole plan."""
+    first, used = records[0], [r for r in records if r.used]
+    total = sum(r.before - r.after for r in used)
+    rows = [[names[r.kernel].name if r.kernel in names else r.kernel[:12], "bfloat16" if r.used else "float32",
+             "–" if r.error is None else f"{r.error:.1e}", in_words(r.before), in_words(r.after),
+             f"{100 * (r.before - r.after) / total:.0f} %" if r.used and total > 0 else ""]
+            for r in sorted(records, key=lambda r: (not r.used, r.after - r.before))]
+    header = ["kernel", "factors", "error alone", "float32", "rounded", "of the gain"]
+    end = f"{in_words(first.plan_after):>8}   {first.plan_before / first.plan_after:.2f}×" if used and first.plan_after > 0 else \
+        "the same: no rounded kernel saves time within that error"
+    return [f"numerics=fast: an error of at most {first.max_error:g} of the largest output is allowed; sample inputs: {first.samples}", "",
+            *text_table(header, rows, right=header[2:], shrink=header[:1], width=width), "",
+            "whole plan", f"  float32    {in_words(first.plan_before):>8}", f"  as chosen  {end}",
+            f"  error      {first.plan_error:>8.1e}   measured, all outputs, over the sample inputs"]
 
 
 # -- JSON ---------------------------------------------------------------------------------------------------------------

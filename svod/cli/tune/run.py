@@ -30,7 +30,7 @@ from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.ending import CommandReport, ReportOutput, ResultsPlace, end_dry_run, keep_lock
 from svod.cli.tune.options import TuneOptions
-from svod.cli.tune.plan_checks import check_plans, outcomes_of
+from svod.cli.tune.plan_checks import check_plans, choose_roundings, outcomes_of
 from svod.cli.tune.report import work_lines
 from svod.cli.tune.searching import Searches, decide_for
 from svod.cli.tune.setting import EXIT_FAILED, EXIT_NOT_STORED, EXIT_OK, Setting, TargetWork
@@ -45,6 +45,7 @@ from svod.system.process.program import python
 from svod.system.process.signals import handled
 from svod.system.quantities import count
 from svod.tune.capture import Capture
+from svod.tune.db import Rounding
 from svod.tune.lock import check_replaceable
 from svod.tune.resolved import Resolved
 from svod.tune.workers.start import check_reachable
@@ -122,6 +123,7 @@ class _TuneRun:
         self._ceilings = MachineCeilings(self.setting.clock)
         self.searches = Searches(self.setting, self._works, self._workers, self._ceilings)
         self._output = ReportOutput(options)
+        self._roundings: list[list[Rounding]] = []
         self._is_unwritten = False                  # whether a file that the user asked for could not be written
 
     def close(self) -> None:
@@ -166,6 +168,10 @@ class _TuneRun:
         self.searches.check_others()
         self.searches.search_all()
         self._judge(captured.content)
+        if options.max_error is not None:
+            with waiting("choosing the kernels to round"):
+                seconds = captured.script.seconds if captured.script is not None else 0.0
+                self._roundings = choose_roundings(captured.content, self.setting, seconds)
         return self._end(captured)
 
     # -- before the search --------------------------------------------------------------------------------------------------
@@ -253,7 +259,8 @@ class _TuneRun:
         if self.setting.options.lock_path is not None:
             self._is_unwritten |= not keep_lock(self.setting.options.lock_path, self._works)
         status = self._status(captured)
-        report = CommandReport(self.setting, captured, self._works, self.searches, self._kept, self._workers.description)
+        report = CommandReport(self.setting, captured, self._works, self.searches, self._kept, self._workers.description,
+                               self._roundings)
         report.print(self._output)
         report.say_failures()
         self._compare(status)

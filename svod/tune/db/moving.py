@@ -61,13 +61,15 @@ class Collected(NamedTuple):
     claims: int
 
 
-def export(db: TuningDB, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False, anonymous: bool = False) -> int:
+def export(db: TuningDB, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False, anonymous: bool = False,
+           roundings: bool = True) -> int:
     """Write the user's records of all kernels, or of the given ones, to a .jsonl file. `winners_only`: only the winners' measurements and
-    verifications, and all wrong and retracted verdicts. `anonymous`: without names of people, machines, files and searches. Claims are
-    never exported. Returns the number of records. Raises OSError."""
+    verifications, and all wrong and retracted verdicts. `anonymous`: without names of people, machines, files and searches. `roundings`:
+    with the choices of kernels to round. Claims are never exported. Returns the number of records. Raises OSError."""
     asked = None if kernels is None else set(kernels)
     measurements = [m for m, _ in db.select(Measurement) if asked is None or m.kernel in asked]
     chosen = _records_of_winners(db, measurements, asked) if winners_only else _records_of(db, measurements, asked)
+    chosen = chosen if roundings else [r for r in chosen if not isinstance(r, Rounding)]
     return transfer.write_records(path, changed(chosen, anonymised) if anonymous else chosen)
 
 

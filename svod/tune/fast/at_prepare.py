@@ -15,7 +15,6 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,11 @@ from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError, KernelOptError
 from svod.system.optional import optional
-from svod.system.quantities import count
 from svod.system.quantities import seconds as duration
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose
 from svod.tune.db import Rounding
+from svod.tune.fast.report import by_plan, sentence
 from svod.tune.fast.selection import Effect, Selection, select
 from svod.tune.fast.trial import Trial, exchange
 from svod.tune.resolved import Resolved
@@ -45,27 +44,6 @@ log = logging.getLogger("svod")
 HOW = "choose them with svod-tune --numerics fast --max-error E, or by a run with SVOD_MAX_ERROR=E"
 BLOCKS, BLOCK_BYTES = 16, 1 << 12       # parts of a large constant whose content is in the digest, and their length
 OF_FIRST_RUN = "the inputs of a program's first run"
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The choice for a plan: its records, one for each kernel that could be rounded, the largest error allowed first."""
-
-    records: tuple[Rounding, ...]
-
-    @property
-    def used(self) -> list[Rounding]:
-        return [r for r in self.records if r.used]
-
-    @property
-    def text(self) -> str:
-        first, used = self.records[0], self.used
-        if not used:
-            return (f"numerics=fast: no kernel is rounded: none saves time with an error of at most {first.max_error:g} of the largest "
-                    f"output; sample inputs: {first.samples}")
-        return (f"numerics=fast: {len(used)} of {count(len(self.records), 'kernel')} that may be are rounded: the error is "
-                f"{first.plan_error:.1e} of the largest output, {first.max_error:g} is allowed, and a run takes "
-                f"{duration(first.plan_after)} instead of {duration(first.plan_before)}; sample inputs: {first.samples}")
 
 
 class FastPlan:
@@ -83,24 +61,21 @@ class FastPlan:
         """Whether the kernels are chosen after the first run."""
         return self._known is None and self._resolved.config.max_error is not None
 
-    def _stored(self) -> Chosen | None:
+    def _stored(self) -> list[Rounding] | None:
         """The latest choice that holds for the plan and the limit of the configuration."""
-        config = self._resolved.config
+        config, most = self._resolved.config, self._resolved.config.max_error
         if not config.consults_database:
             return None
-        most = config.max_error
-        found: dict[float, list[Rounding]] = {}
-        for r, _ in self._resolved.db.select(Rounding, target=self._resolved.target.key):
-            if (r.plan, r.weights) == (self._digest, self._weights) and r.kernel in self._unbound.kernels \
-                    and (most is None or r.plan_error <= most <= r.max_error):
-                found.setdefault(r.taken_at, []).append(r)
-        return Chosen(tuple(found[max(found)])) if found else None
+        found = [r for r, _ in self._resolved.db.select(Rounding, target=self._resolved.target.key, shipped=True)
+                 if (r.plan, r.weights) == (self._digest, self._weights) and r.kernel in self._unbound.kernels
+                 and (most is None or r.plan_error <= most <= r.max_error)]
+        return next(iter(by_plan(found)), None)
 
     def _rounded(self) -> dict[str, Choice]:
         """The chains of the kernels that the records name. A chain that gives other code than it did when its error was measured is not
         used, and one line says so."""
         choices, compiler = {}, self._resolved.compiler
-        for r in self._known.used if self._known is not None else ():
+        for r in [r for r in self._known or () if r.used]:
             kernel, chain = self._unbound.kernels[r.kernel], chain_of(r.chain)
             try:
                 same = compiler.linear_of(kernel, chain) == r.linear
@@ -127,27 +102,27 @@ class FastPlan:
         if plan is not None:
             with optional(log, "a plan stays in float32, as no kernels could be chosen to be rounded"):
                 chosen = self.choose(plan, exact, most)
-                if chosen is not None:
-                    log.warning("%s", chosen.text)
+                if chosen:
+                    log.warning("%s", sentence(chosen))
 
     # -- choosing ----------------------------------------------------------------------------------------------------------
-    def choose(self, plan: ExecutionPlan, exact: Mapping[str, Compiled], most: float) -> Chosen | None:
-        """Choose the kernels to round over the inputs that are bound to the plan now, let the plan run them, and store the choice. None if
-        no kernel may be rounded, or if the plan has no float outputs to compare."""
+    def choose(self, plan: ExecutionPlan, exact: Mapping[str, Compiled], most: float) -> list[Rounding]:
+        """Choose the kernels to round over the inputs that are bound to the plan now, let the plan run them, and store the choice. [] if no
+        kernel may be rounded, or if the plan has no float outputs to compare."""
         rounded = self._candidates()
         if not rounded:
-            return None
+            return []
         trial = Trial(plan, self._unbound, exact, rounded)
         if not trial.has_floats:
             log.warning("numerics=fast: a plan stays in float32, as none of its outputs is a float to compare")
-            return None
+            return []
         effects = trial.effects()
         selection = select(effects, trial.error_of, most)
         before, after = trial.times(selection.kernels)
         if after >= before:
             selection, after = Selection(frozenset(), 0.0), before
-        chosen = Chosen(self._records(effects, selection, rounded, most, before, after))
-        self._resolved.db.record(chosen.records)
+        chosen = self._records(effects, selection, rounded, most, before, after)
+        self._resolved.db.record(chosen)
         if selection.kernels:
             exchange(plan, trial.code_of(selection.kernels))
         return chosen
@@ -166,14 +141,14 @@ class FastPlan:
             return {}
 
     def _records(self, effects: Sequence[Effect], selection: Selection, rounded: Mapping[str, Compiled], most: float, before: float,
-                 after: float) -> tuple[Rounding, ...]:
+                 after: float) -> list[Rounding]:
         target, codegen, now = self._resolved.target.key, self._resolved.compiler.pair.revision, time.time()
-        return tuple([Rounding(
+        return [Rounding(
             kernel=e.kernel, target=target, plan=self._digest, weights=self._weights,
             chain=tuple([tuple(o.to_json()) for o in rounded[e.kernel].chain]), linear=rounded[e.kernel].linear, codegen=codegen,
             samples=OF_FIRST_RUN, max_error=most, error=e.error if np.isfinite(e.error) else None, before=e.before, after=e.after,
             used=e.kernel in selection.kernels, plan_error=selection.error, plan_before=before, plan_after=after, taken_at=now)
-            for e in effects])
+            for e in effects]
 
 
 def fast_plan(unbound: UnboundPlan, arrays: Sequence[Any], storages: Mapping[int, Buffer], resolved: Resolved) -> FastPlan | None:

@@ -1,0 +1,37 @@
+"""The choice of kernels to round, in a sentence, and as plain data for JSON."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from svod.system.quantities import seconds as duration
+from svod.tune.db import Rounding
+
+
+def by_plan(records: Iterable[Rounding]) -> list[list[Rounding]]:
+    """The records of each choice, in the order of their times; of several choices for one plan and constants the latest."""
+    latest: dict[tuple[str, str, str], list[Rounding]] = {}
+    for r in sorted(records, key=lambda r: r.taken_at):
+        known = latest.get((r.target, r.plan, r.weights), [])
+        latest[r.target, r.plan, r.weights] = [*known, r] if known and known[0].taken_at == r.taken_at else [r]
+    return list(latest.values())
+
+
+def sentence(records: Sequence[Rounding]) -> str:
+    """A choice in one line."""
+    first, used = records[0], sum(r.used for r in records)
+    if not used:
+        return (f"numerics=fast: the plan stays in float32: no rounded kernel saves time with an error of at most {first.max_error:g} of the "
+                f"largest output; sample inputs: {first.samples}")
+    return (f"numerics=fast: {used} of {len(records)} kernels that may be rounded are: the error is {first.plan_error:.1e} of the largest "
+            f"output, {first.max_error:g} is allowed, and a run takes {duration(first.plan_after)} instead of {duration(first.plan_before)}; "
+            f"sample inputs: {first.samples}")
+
+
+def to_data(records: Sequence[Rounding]) -> dict[str, Any]:
+    """A choice as plain data."""
+    first = records[0]
+    return {"plan": first.plan, "target": first.target, "max_error": first.max_error, "error": first.plan_error,
+            "float32_seconds": first.plan_before, "seconds": first.plan_after, "samples": first.samples,
+            "kernels": [{"kernel": r.kernel, "used": r.used, "error": r.error, "float32_seconds": r.before, "seconds": r.after,
+                         "chain": [list(o) for o in r.chain]} for r in records]}
