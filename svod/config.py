@@ -284,8 +284,8 @@ class PrepareConfig(_Config):
                                    "set: float32")
     max_error: float | None = _option("SVOD_MAX_ERROR", None, _number(0, "parts of 1")._replace(
         check=lambda v: v is None or (_is_number(v) and v >= 0)), "with numerics=fast: the largest error of an output, over the largest "
-        "value of that output in float32; a plan without a stored choice that keeps it chooses the kernels to round after its first run, by the "
-        "inputs of that run; not set: a stored choice is used, and nothing is chosen")
+        "value of that output in float32; a plan without a stored choice that keeps it chooses the kernels to round after its first run, "
+        "by the inputs of that run; not set: a stored choice is used, and nothing is chosen")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
     imported: str = _option("SVOD_IMPORTED", "check", _choice("check", "trust", "ignore"),

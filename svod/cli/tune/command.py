@@ -59,8 +59,8 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
               "that no other has. May be repeated; default: this machine's, or the only one present.")
 @click.option("--device", metavar="NAME", help="The device to tune for, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
 @click.option("--numerics", type=click.Choice(POLICIES), help="How results may differ from chain to chain; default: SVOD_NUMERICS, else "
-              "that of the script or the capture. With same, all chains compute the same bits; with fast, products of float32 may round their "
-              "factors to bfloat16, as far as --max-error allows.")
+              "that of the script or the capture. With same, all chains compute the same bits; with fast, products of float32 may round "
+              "their factors to bfloat16, as far as --max-error allows.")
 @click.option("--max-error", type=Number("parts of 1", min=0.0), metavar="E", help="With --numerics fast: the largest error of an output, "
               "over its largest value in float32. After the search the program runs once more, and the kernels to round are chosen by the "
               "inputs of its first run.")

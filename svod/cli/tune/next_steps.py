@@ -66,7 +66,7 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
         return [(options.command_line(db="tuning.db"), "a database that keeps what is found")]
     if not options.program or not ended.here or not any(x.source == "database" for x in outcomes):
         return []
-    given = {"SVOD_DEVICE": options.device, "SVOD_TUNE_DB": options.db}
+    given = {"SVOD_DEVICE": options.device, "SVOD_NUMERICS": options.numerics, "SVOD_TUNE_DB": options.db}
     variables = [f"{name}={shlex.quote(value)}" for name, value in given.items() if value]
     return [(" ".join([*variables, interpreter(), shlex.join(options.launched)]), "starts with these kernels")]
 

@@ -11,8 +11,9 @@ from svod.cli.installation import program
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
 #: The options that a recommended command repeats from the given one, besides the beam's width and the budget.
-REPEATED_OPTIONS = frozenset({"db", "device", "numerics", "max_error", "workers", "address", "target", "top", "only", "capture_for", "actions",
-                     "strategy", "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch", "lock_path"})
+REPEATED_OPTIONS = frozenset({"db", "device", "numerics", "max_error", "workers", "address", "target", "top", "only", "capture_for",
+                     "actions", "strategy", "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch",
+                     "lock_path"})
 REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # formats that --json and --lock write, and may replace
 TORCH = ("compile", "modules", "off")       # values of --torch
 _WITH_TORCH = ("torch", "torchvision", "transformers")      # packages whose import shows that a script uses PyTorch

@@ -10,7 +10,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from svod import config
-
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.setting import Setting, TargetWork

@@ -196,7 +196,7 @@ def rounding_lines(records: Sequence[Rounding], names: Mapping[str, Named], widt
     """A choice of kernels to round: those that save most first, then the whole plan."""
     first, used = records[0], [r for r in records if r.used]
     total = sum(r.before - r.after for r in used)
-    rows = [[names[r.kernel].name if r.kernel in names else r.kernel[:12], "bfloat16" if r.used else "float32",
+    rows = [[f"{names[r.kernel].name if r.kernel in names else ''} {r.kernel[:8]}".strip(), "bfloat16" if r.used else "float32",
              "–" if r.error is None else f"{r.error:.1e}", in_words(r.before), in_words(r.after),
              f"{100 * (r.before - r.after) / total:.0f} %" if r.used and total > 0 else ""]
             for r in sorted(records, key=lambda r: (not r.used, r.after - r.before))]

@@ -38,7 +38,8 @@ def _axes(p: Point) -> _Axes | None:
     axis of enough positions is."""
     state, r = p.state, p.stage
     chosen, axes = state.dots[r.stage.index], state.kernel.axes
-    assert chosen is not None
+    if chosen is None:      # TC was refused, as a tile would sum up too many products in a row
+        return None
     dot, rows, columns = DOTS[chosen.name], axes[chosen.rows].extent, axes[chosen.columns].extent
     if _filled(rows, dot.rows) * _filled(columns, dot.columns) <= HARDLY_FILLED:
         return None

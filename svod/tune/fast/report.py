@@ -21,11 +21,11 @@ def sentence(records: Sequence[Rounding]) -> str:
     """A choice in one line."""
     first, used = records[0], sum(r.used for r in records)
     if not used:
-        return (f"numerics=fast: the plan stays in float32: no rounded kernel saves time with an error of at most {first.max_error:g} of the "
-                f"largest output; sample inputs: {first.samples}")
+        return (f"numerics=fast: the plan stays in float32: no rounded kernel saves time with an error of at most {first.max_error:g} of "
+                f"the largest output; sample inputs: {first.samples}")
     return (f"numerics=fast: {used} of {len(records)} kernels that may be rounded are: the error is {first.plan_error:.1e} of the largest "
-            f"output, {first.max_error:g} is allowed, and a run takes {duration(first.plan_after)} instead of {duration(first.plan_before)}; "
-            f"sample inputs: {first.samples}")
+            f"output, {first.max_error:g} is allowed, and a run takes {duration(first.plan_after)} instead of "
+            f"{duration(first.plan_before)}; sample inputs: {first.samples}")
 
 
 def to_data(records: Sequence[Rounding]) -> dict[str, Any]:

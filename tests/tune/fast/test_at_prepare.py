@@ -1,0 +1,173 @@
+"""Plans under the policy "fast": chosen after the first run, stored, and used by the next prepare."""
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import svod
+from svod import Tensor, config
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.machine.target import FAST
+from svod.errors import ConfigError, UnsupportedError
+from svod.tune.db import Rounding, TuningDB
+from svod.tune.fast.at_prepare import weights_digest
+from svod.tune.fast.report import by_plan, sentence, to_data
+from svod.tune.fast.selection import Effect
+from svod.tune.fast.trial import Times, Trial, relative_error
+from svod.tune.resolved import resolve
+
+NEEDED = {"amx", "avx512f", "bf16"}
+needs_instructions = pytest.mark.skipif(not set(host_target().features) >= NEEDED, reason="needs a CPU with AMX and AVX-512 BF16")
+RNG = np.random.default_rng(0)
+X, V, W = (RNG.standard_normal((n, m)).astype(np.float32) for n, m in ((96, 128), (128, 160), (160, 64)))
+
+
+@pytest.fixture(autouse=True)
+def told_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rounded kernels save time, whatever the machine does meanwhile; lines that are said once are said again."""
+    monkeypatch.setattr(config, "_said", set())
+    monkeypatch.setattr(Trial, "effects", lambda self: [Effect(k, 2.0, 1.0, self.error_of(frozenset((k,)))) for k in self._rounded])
+    monkeypatch.setattr(Trial, "times", lambda self, kernels: Times(10.0, 10.0 - len(kernels)))
+    yield
+
+
+def of(path: Path | str, most: float | None = None) -> svod.PrepareConfig:
+    return svod.PrepareConfig(numerics="fast", max_error=most, db=str(path))
+
+
+def plan_of(how: svod.PrepareConfig, x: np.ndarray = X, w: np.ndarray = W) -> tuple[Tensor, ExecutionPlan]:
+    weights = [Tensor(V), Tensor(w)]
+    y = (Tensor(x) @ weights[0]).relu() @ weights[1]
+    return y, y.prepare(how, constants=weights)
+
+
+def exact(x: np.ndarray = X, w: np.ndarray = W) -> np.ndarray:
+    y, plan = plan_of(svod.PrepareConfig(numerics="float32", db=":none:"), x, w)
+    plan.execute()
+    return y.numpy().copy()
+
+
+def rounded(plan: ExecutionPlan) -> int:
+    return sum(k.opts[:1] != () and k.opts[0][0] == "ROUND" for k in plan.kernels)
+
+
+@needs_instructions
+def test_kernels_are_chosen_after_the_first_run_and_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    want = exact()
+    y, plan = plan_of(of(tmp_path / "t.db", 1e-2))
+    assert rounded(plan) == 0
+    with caplog.at_level(logging.WARNING, "svod"):
+        plan.execute()
+    assert y.numpy().tobytes() == want.tobytes(), "the first run is in float32"
+    assert rounded(plan) == 2 and "2 of 2 kernels" in caplog.text and "sample inputs" in caplog.text
+    plan.execute()
+    error = relative_error(y.numpy(), want)
+    assert 0 < error <= 1e-2
+
+    again, other = plan_of(of(tmp_path / "t.db"))
+    assert rounded(other) == 2, "the stored choice, without a limit"
+    other.execute()
+    assert again.numpy().tobytes() == y.numpy().tobytes()
+    with TuningDB.open(tmp_path / "t.db") as db:
+        records, = by_plan(r for r, _ in db.select(Rounding))
+    assert [r.used for r in records] == [True, True] and records[0].plan_error == pytest.approx(error)
+    assert to_data(records)["error"] == records[0].plan_error and "2 of 2" in sentence(records)
+
+
+@needs_instructions
+def test_the_limit_decides_how_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    y, plan = plan_of(of(tmp_path / "t.db", 1e-2))
+    plan.execute()
+    with TuningDB.open(tmp_path / "t.db") as db:
+        records = [r for r, _ in db.select(Rounding)]
+    alone = sorted(r.error for r in records if r.error is not None)
+    between = (alone[0] + min(alone[1], records[0].plan_error)) / 2
+    want = exact()
+    y, plan = plan_of(of(tmp_path / "t.db", between))
+    plan.execute()
+    assert rounded(plan) == 1
+    plan.execute()
+    assert 0 < relative_error(y.numpy(), want) <= between
+    assert rounded(plan_of(of(tmp_path / "t.db", 1e-2))[1]) == 2 and rounded(plan_of(of(tmp_path / "t.db", between))[1]) == 1
+    with caplog.at_level(logging.WARNING, "svod"):
+        y, plan = plan_of(of(tmp_path / "t.db", 1e-9))
+        plan.execute()
+        plan.execute()
+    assert rounded(plan) == 0 and y.numpy().tobytes() == want.tobytes() and "stays in float32" in caplog.text
+
+
+@needs_instructions
+def test_a_choice_is_for_its_weights(tmp_path: Path) -> None:
+    plan_of(of(tmp_path / "t.db", 1e-2))[1].execute()
+    assert rounded(plan_of(of(tmp_path / "t.db"))[1]) == 2
+    assert rounded(plan_of(of(tmp_path / "t.db"), w=W + 1)[1]) == 0
+
+
+@needs_instructions
+def test_a_chain_with_other_code_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan_of(of(tmp_path / "t.db", 1e-2))[1].execute()
+    with TuningDB.open(tmp_path / "t.db") as db:
+        db.record([replace(r, linear="0" * 32, taken_at=r.taken_at + 1) for r, _ in db.select(Rounding)])
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert rounded(plan_of(of(tmp_path / "t.db"))[1]) == 0
+    assert "give other code" in caplog.text
+
+
+@needs_instructions
+def test_without_a_choice_a_plan_runs_in_float32_and_says_how_to_get_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "svod"):
+        y, plan = plan_of(of(":none:"))
+        plan.execute()
+        plan_of(of(":none:"))[1].execute()
+    assert y.numpy().tobytes() == exact().tobytes()
+    assert caplog.text.count("svod-tune --numerics fast --max-error") == 1
+
+
+@needs_instructions
+def test_a_chain_that_is_given_may_round() -> None:
+    y, plan = plan_of(replace(of(":none:"), opts={"gemm_0": [("ROUND", "out", "bfloat16")]}))
+    plan.execute()
+    assert rounded(plan) == 1 and 0 < relative_error(y.numpy(), exact()) < 1e-2
+
+
+def test_fast_is_for_cpus_and_a_limit_for_fast() -> None:
+    with pytest.raises(UnsupportedError, match="for CPUs"):
+        resolve(svod.PrepareConfig(numerics="fast", device="CUDA:sm_90", db=":none:"))
+    with pytest.raises(ConfigError, match="max_error"):
+        resolve(svod.PrepareConfig(max_error=1e-2, db=":none:"))
+    with pytest.raises(ConfigError, match="max_error"):
+        svod.PrepareConfig(numerics="fast", max_error=-1.0)
+
+
+def test_other_policies_have_their_keys() -> None:
+    target = host_target()
+    assert "numerics" not in target.key and target.allowing(True, True).key == target.key
+    assert "numerics=fast" in target.allowing(True, True, numerics=FAST).key
+    how = resolve(svod.PrepareConfig(numerics="fast", db=":none:"))
+    assert (exact := how.exact).target.key == resolve(svod.PrepareConfig(db=":none:")).target.key and exact.exact is exact
+
+
+def test_errors_of_outputs() -> None:
+    a = np.array([1.0, -4.0, 2.0], np.float32)
+    assert relative_error(a, a) == 0.0
+    assert relative_error(a + np.array([0, 0, 1], np.float32), a) == 0.25
+    assert relative_error(np.full(3, np.nan, np.float32), a) == math.inf
+    wanted = np.array([np.inf, np.nan, 2.0], np.float32)
+    assert relative_error(wanted, wanted) == 0.0
+    assert relative_error(np.array([1.0, np.nan, 2.0], np.float32), wanted) == math.inf
+    assert relative_error(np.zeros(2, np.float32), np.zeros(2, np.float32)) == 0.0
+    assert relative_error(np.ones(2, np.float32), np.zeros(2, np.float32)) == math.inf
+
+
+def test_the_digest_of_weights_is_of_their_content() -> None:
+    small, large = np.arange(100, dtype=np.float32), np.arange(1 << 20, dtype=np.float32)
+    one = weights_digest([(100, small), (1 << 20, large)])
+    assert one == weights_digest([(100, small.copy()), (1 << 20, large.copy())])
+    assert one != weights_digest([(100, small + 1), (1 << 20, large)]) != weights_digest([(100, small), (1 << 20, large + 1)]) != one
