@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +22,11 @@ from svod.compile.plan.running.exchange import with_code
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.core.ir.dtype import DType, dtypes
 from svod.tune.fast.selection import Effect
-from svod.tune.plan_check import time_inside
 
 Array = np.ndarray[Any, Any]
 
-INSIDE_SECONDS = 3.0        # most seconds for timing the kernels inside both plans
+INSIDE_SECONDS = 3.0        # seconds after which no pass over the kernels of both plans begins
+LEAST_PASSES, MOST_PASSES = 7, 25
 WHOLE_SECONDS = 2.0         # most seconds for timing the whole plans
 WHOLE_ROUNDS = 7            # least interleaved rounds of the whole plans
 
@@ -60,17 +62,23 @@ class Trial:
         return max(found, default=0.0)
 
     def effects(self) -> list[Effect]:
-        """The effect of each kernel alone. Kernels that are too short to be timed save nothing."""
+        """The effect of each kernel alone. Times are those inside both plans, run kernel by kernel in their order, each after a whole run,
+        which leaves the caches as in use."""
         self._use(frozenset(self._rounded))
-        ends = time.monotonic() + INSIDE_SECONDS
-        passes = time_inside(self._float32, self._tried, self._unbound, lambda: ends - time.monotonic(), random.Random(0))
-        effects = []
-        for key in self._rounded:
-            gains, calls = passes.get(key, []), self._unbound.counts[key]
-            before, after = (calls * float(np.median(times)) if times else 0.0
-                             for times in ([g.heuristic for g in gains], [g.tuned for g in gains]))
-            effects.append(Effect(key, before, after, self.error_of(frozenset((key,)))))
-        return effects
+        plans, spent = (self._float32, self._tried), (defaultdict[str, list[float]](list), defaultdict[str, list[float]](list))
+        ends, passes = time.monotonic() + INSIDE_SECONDS, 0
+        while passes < LEAST_PASSES or (passes < MOST_PASSES and time.monotonic() < ends):
+            passes += 1
+            for plan, found in zip(plans, spent, strict=True):
+                plan.execute()
+                of_kernel: dict[str, float] = {}
+                for kernel, seconds in zip(plan.kernels, plan.profile(1), strict=True):
+                    of_kernel[kernel.key] = of_kernel.get(kernel.key, 0.0) + seconds
+                for key, seconds in of_kernel.items():
+                    found[key].append(seconds)
+        times = [[statistics.median(found[key]) if found[key] else 0.0 for found in spent] for key in self._rounded]
+        return [Effect(key, before, after, self.error_of(frozenset((key,)))) for key, (before, after) in zip(self._rounded, times,
+                                                                                                             strict=True)]
 
     def times(self, kernels: frozenset[str]) -> Times:
         """Time the plan as it is against the one in which these kernels are rounded, in interleaved rounds."""
@@ -114,8 +122,3 @@ def relative_error(got: Array, wanted: Array) -> float:
     known = wanted[finite].astype(np.float64)
     difference = float(np.abs(got[finite].astype(np.float64) - known).max(initial=0.0))
     return difference / largest if (largest := float(np.abs(known).max(initial=0.0))) else (math.inf if difference else 0.0)
-
-
-def largest_error(got: Sequence[Array], wanted: Sequence[Array]) -> float:
-    """The error of several outputs."""
-    return max([relative_error(a, b) for a, b in zip(got, wanted, strict=True)], default=0.0)
