@@ -180,8 +180,8 @@ def test_there_is_always_a_next_step() -> None:
 NOT_REPEATED = {"fresh", "resume", "dry_run", "compile_only", "json_path", "log_json", "capture_to", "verbose"}
 VALUES: dict[str, object] = {
     "script": "a b.onnx", "args": ("--x", "1 2"), "beam": 3, "budget": 40.0, "workers": "local:2", "address": "auto", "target": ("k", "l"),
-    "db": "a b.db", "device": "WEBGPU:1", "numerics": "same", "top": 3, "only": ("conv", "gemm x"), "capture_for": 2.5, "module": "m.n",
-    "source": "c.jsonl", "actions": "reference", "strategy": "optuna", "optuna_storage": "sqlite:///s.db",
+    "db": "a b.db", "device": "WEBGPU:1", "numerics": "same", "max_error": 0.01, "top": 3, "only": ("conv", "gemm x"), "capture_for": 2.5,
+    "module": "m.n", "source": "c.jsonl", "actions": "reference", "strategy": "optuna", "optuna_storage": "sqlite:///s.db",
     "dim": ("batch=1", "length=1..512"), "shape": ("x=1x3",),
     "inputs": "i n.npz", "random_weights": True, "outputs": ("a,b",), "fallback": "reference", "torch": "modules",
     "lock_path": "m.lock.jsonl"}

@@ -14,9 +14,10 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.errors import SvodError
 from svod.system.quantities import digits, times
 from svod.tune.chains import lock_fault
-from svod.tune.db import TuningDB, described
+from svod.tune.db import Rounding, TuningDB, described
 from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
+from svod.tune.fast.report import by_plan, rounding_words
 from svod.tune.lock import locked_lines
 from svod.tune.resolved import Resolved
 
@@ -33,6 +34,8 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
     reason = explain(db, asked.kernel, asked.target, structure=asked.structure)
     lines.append(f"    {reason.text}")
     lines += [f"    algorithms {text}" for text in _algorithms(db, asked, known) if text]
+    lines += [f"    {rounding_words(r)}" for records in by_plan(r for r, _ in db.select(Rounding, asked.kernel, asked.target, shipped=True))
+              for r in records]
     if reason.field and reason.stored and reason.field != "verdict":
         lines.append(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
     return lines

@@ -2,7 +2,7 @@
 
     float32     chains may add the terms of a sum in any order; a search accepts each chain whose error is small enough
     same        chains add the terms of each sum in one order, a function of the kernel: all of them compute the same bits
-    fast        reserved
+    fast        as float32, and factors of products may be rounded to bfloat16, within an error of a plan's outputs (`svod.tune.fast`)
 
 The canonical order of a stage depends on its expression, on its reduce axes, and on the memory that it reads: neither on the extents of
 output axes, such as the rows of a batch, nor on threads, nor on vector registers. Reduce axes are walked in the order of the AST, the last

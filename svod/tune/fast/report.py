@@ -7,6 +7,7 @@ from typing import Any
 from svod.system.quantities import seconds as duration
 from svod.tune.db import Rounding
 
+SHOWN_DIGEST = 12
 
 def by_plan(records: Iterable[Rounding]) -> list[list[Rounding]]:
     """The records of each choice, in the order of their times; of several choices for one plan and constants the latest."""
@@ -26,6 +27,14 @@ def sentence(records: Sequence[Rounding]) -> str:
     return (f"numerics=fast: {used} of {len(records)} kernels that may be rounded are: the error is {first.plan_error:.1e} of the largest "
             f"output, {first.max_error:g} is allowed, and a run takes {duration(first.plan_after)} instead of "
             f"{duration(first.plan_before)}; sample inputs: {first.samples}")
+
+
+def rounding_words(r: Rounding) -> str:
+    """Why a kernel is rounded in a plan, or why it is not."""
+    error = "outputs that are not finite" if r.error is None else f"an error of {r.error:.1e}"
+    effect = f"alone it costs {error}, and takes {duration(r.after)} of a run instead of {duration(r.before)}"
+    return (f"in plan {r.plan[:SHOWN_DIGEST]} it {'is rounded' if r.used else 'stays in float32'}: {effect}; the plan's error is "
+            f"{r.plan_error:.1e}, {r.max_error:g} is allowed; sample inputs: {r.samples}")
 
 
 def to_data(records: Sequence[Rounding]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ SOFTMAX = Kernel(softmax(12, 40))
 CONVOLUTION = Kernel(kernel_of(data(2, 3, 8, 8).conv2d(data(5, 3, 3, 3))))
 GROUP_OPTS = ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PIPELINE")     # their legal cases: test_groups.py
 OF_TILES = ("HOLD",)            # test_held.py
+OF_FAST = ("ROUND",)            # test_round.py
 Chain = list[list[Any]]
 
 
@@ -222,7 +223,7 @@ def test_chains_of_records_that_are_not_read_back() -> None:
 def test_every_opt_has_a_case() -> None:
     legal, illegal = {c[0] for c in LEGAL}, {c[0] for c in ILLEGAL}
     assert illegal == set(OPTS)
-    assert legal | {*GROUP_OPTS, *OF_TILES} == set(OPTS)
+    assert legal | {*GROUP_OPTS, *OF_TILES, *OF_FAST} == set(OPTS)
 
 
 def test_unknown_opts_are_named() -> None:
