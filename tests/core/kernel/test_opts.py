@@ -171,6 +171,8 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("WINOGRAD", CONVOLUTION, [["WINOGRAD", "out", 1]], "a tile is 2 to"),
     ("WINOGRAD", CONVOLUTION, [["UPCAST", "o0", 2], ["WINOGRAD", "out", 2]], "comes before all other opts"),
     ("WINOGRAD", CONVOLUTION, [["WINOGRAD", "s0", 2]], "no output"),
+    ("ROUND", GEMM, [["ROUND", "out", "bfloat16"]], "keeps products of float32 as exact as they are"),
+    ("ROUND", GEMM, [["ROUND", "out", "float16"]], "needs the type to round to"),
 ]
 
 
