@@ -38,9 +38,10 @@ import os
 from svod.bench import roofline
 from svod.bench.race import Ratio
 from svod.compile.lower.lower import lower
-from svod.tune import plan_check, session
+from svod.tune import session
 from svod.tune.measure.candidate import Origin
 from svod.tune.measure.measurer import Lowered
+from svod.tune.plans import check as plan_check
 from tests.bench.example_run import CEILINGS
 from tests.tune.replay import ReplayedMeasurer
 
