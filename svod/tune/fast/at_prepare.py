@@ -36,7 +36,7 @@ from svod.tune.chains import choose
 from svod.tune.db import Rounding
 from svod.tune.fast.report import by_plan, sentence
 from svod.tune.fast.selection import Effect, Selection, select
-from svod.tune.fast.trial import Trial, exchange
+from svod.tune.fast.trial import RoundedPlans, exchange
 from svod.tune.resolved import Resolved
 
 log = logging.getLogger("svod")
@@ -112,7 +112,7 @@ class FastPlan:
         rounded = self._candidates()
         if not rounded:
             return []
-        trial = Trial(plan, self._unbound, exact, rounded)
+        trial = RoundedPlans(plan, self._unbound, exact, rounded)
         if not trial.has_floats:
             log.warning("numerics=fast: a plan stays in float32, as none of its outputs is a float to compare")
             return []

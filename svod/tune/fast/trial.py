@@ -38,7 +38,7 @@ class Times(NamedTuple):
     after: float
 
 
-class Trial:
+class RoundedPlans:
     """Replicas of a plan: one as it is, one in which kernels are exchanged. `exact`, `rounded`: the code of kernels, by key."""
 
     def __init__(self, plan: ExecutionPlan, unbound: UnboundPlan, exact: Mapping[str, Compiled], rounded: Mapping[str, Compiled]) -> None:

@@ -20,7 +20,7 @@ from svod.tune.db import Rounding, TuningDB
 from svod.tune.fast.at_prepare import weights_digest
 from svod.tune.fast.report import by_plan, sentence, to_data
 from svod.tune.fast.selection import Effect
-from svod.tune.fast.trial import Times, Trial, relative_error
+from svod.tune.fast.trial import RoundedPlans, Times, relative_error
 from svod.tune.resolved import resolve
 
 NEEDED = {"amx", "avx512f", "bf16"}
@@ -33,8 +33,8 @@ X, V, W = (RNG.standard_normal((n, m)).astype(np.float32) for n, m in ((96, 128)
 def told_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Rounded kernels save time, whatever the machine does meanwhile; lines that are said once are said again."""
     monkeypatch.setattr(config, "_said", set())
-    monkeypatch.setattr(Trial, "effects", lambda self: [Effect(k, 2.0, 1.0, self.error_of(frozenset((k,)))) for k in self._rounded])
-    monkeypatch.setattr(Trial, "times", lambda self, kernels: Times(10.0, 10.0 - len(kernels)))
+    monkeypatch.setattr(RoundedPlans, "effects", lambda self: [Effect(k, 2.0, 1.0, self.error_of(frozenset((k,)))) for k in self._rounded])
+    monkeypatch.setattr(RoundedPlans, "times", lambda self, kernels: Times(10.0, 10.0 - len(kernels)))
     yield
 
 
