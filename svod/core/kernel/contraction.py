@@ -1,14 +1,17 @@
-"""Recognizes contractions: stages that are sums of products of two factors. Used by intrinsics, by sketches, and to skip products that are
-zero."""
+"""Recognizes contractions: stages that are sums of products of two factors. Used by intrinsics, by sketches, by algorithms, and to skip
+products that are zero."""
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf, prod
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import Kernel, Node, ResolvedStage, linear_of
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.kernel import Kernel, Node, ResolvedStage, linear_of, own_reduces
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP, Scheduler
+from svod.errors import KernelOptError
 
 # A loop skips iterations only if few enough of them remain, as its bounds cost a few instructions.
 _MOST_SHARE = 0.75              # largest share of iterations that may remain
@@ -22,6 +25,18 @@ def product_of(r: ResolvedStage) -> Node | None:
         return None
     node, = through_casts(r, r.reductions[0].values)
     return r.nodes[node] if r.nodes[node].kind == "alu" and r.nodes[node].op == "MUL" else None
+
+
+def summed_product(value: UOp) -> tuple[UOp, tuple[UOp, UOp]]:
+    """The sum in a stage's value, and the reads of its two factors. Raises KernelOptError unless it sums products of float32 that stages
+    hold."""
+    reduces = own_reduces(value)
+    if len(reduces) != 1 or reduces[0].arg != ("ADD", 1) or reduces[0].src[0].op is not Ops.MUL:
+        raise KernelOptError("its value is not one sum of products")
+    first, second = reduces[0].src[0].src
+    if any(f.op is not Ops.INDEX or f.src[0].op is not Ops.STAGE or f.dtype != dtypes.float32 for f in (first, second)):
+        raise KernelOptError("it does not sum up products of float32 that stages hold")
+    return reduces[0], (first, second)
 
 
 def through_casts(r: ResolvedStage, nodes: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.algorithms.extension import Ranges
+from svod.core.kernel.contraction import summed_product
 from svod.core.kernel.kernel import Kernel, own_reduces
 from svod.errors import KernelOptError
 
@@ -39,17 +40,12 @@ def can_round(kernel: Kernel, name: str) -> bool:
     return True
 
 
-def _factors(value: UOp) -> tuple[UOp, tuple[UOp, ...]]:
-    """The sum in a stage's value, and the reads of its two factors."""
-    reduces = own_reduces(value)
-    if len(reduces) != 1 or reduces[0].arg != ("ADD", 1) or reduces[0].src[0].op is not Ops.MUL:
-        raise KernelOptError("its value is not one sum of products")
-    reads = reduces[0].src[0].src
-    if any(f.op is not Ops.INDEX or f.src[0].op is not Ops.STAGE or f.dtype != dtypes.float32 for f in reads):
-        raise KernelOptError("it does not sum up products of float32 that stages hold")
+def _factors(value: UOp) -> tuple[UOp, tuple[UOp, UOp]]:
+    """The sum in a stage's value, and the reads of its two factors, which rounding changes."""
+    reduce, reads = summed_product(value)
     if all(_is_narrow(f.src[0].src[0]) for f in reads):
         raise KernelOptError("its factors are conversions of narrower numbers, which rounding would not change or only make worse")
-    return reduces[0], reads
+    return reduce, reads
 
 
 def _is_narrow(value: UOp) -> bool:

@@ -30,7 +30,8 @@ from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.algorithms.extension import Extension, Ranges
-from svod.core.kernel.kernel import Kernel, own_reduces
+from svod.core.kernel.contraction import summed_product
+from svod.core.kernel.kernel import Kernel
 from svod.errors import KernelOptError
 
 Row = tuple[Fraction, ...]
@@ -141,22 +142,17 @@ class _Correlation(NamedTuple):
 
 
 def _match(store: UOp) -> _Correlation:
-    value = store.src[1]
-    reduces = own_reduces(value)
-    if len(reduces) != 1 or reduces[0].arg != ("ADD", 1) or reduces[0].src[0].op is not Ops.MUL:
-        raise KernelOptError("its value is not one sum of products")
-    reads = reduces[0].src[0].src
-    if any(f.op is not Ops.INDEX or f.src[0].op is not Ops.STAGE or f.dtype != dtypes.float32 for f in reads):
-        raise KernelOptError("it does not sum up products of float32")
-    if any(sy.is_symbolic(r) for r in (*store.src[2:], *reduces[0].src[1:])):
+    reduce, reads = summed_product(store.src[1])
+    summed = reduce.src[1:]
+    if any(sy.is_symbolic(r) for r in (*store.src[2:], *summed)):
         raise KernelOptError("how many positions it has depends on a variable")
     for data, taps in (reads, reads[::-1]):
-        windows = tuple(_windows(data, taps, store.src[2:], reduces[0].src[1:]))
+        windows = tuple(_windows(data, taps, store.src[2:], summed))
         if windows:
-            channels = tuple([r for r in reduces[0].src[1:] if all(r is not w.tap for w in windows)])
+            channels = tuple([r for r in summed if all(r is not w.tap for w in windows)])
             if not channels:
                 raise KernelOptError("it sums over no channels: transforms would cost more than they save")
-            return _Correlation(reduces[0], data, taps, windows, channels)
+            return _Correlation(reduce, data, taps, windows, channels)
     raise KernelOptError("it reads no windows whose positions are one apart")
 
 
