@@ -439,16 +439,16 @@ class _Memory:
 
     def of_stage(self, work: StageWork, non_temporal: float) -> Traffic:
         """Price the accesses of a stage over all its runs. `non_temporal`: bytes that it stores non-temporally."""
-        stage, accesses, is_shared = work.stage, list[Access](), list[bool]()
+        stage, accesses, is_shared, parted = work.stage, list[Access](), list[bool](), self._parted_axes(work)
         crossing = dict[int, float]()       # stage of an earlier phase → cycles
         for _, n, is_load in work.values():
             if is_load and n.linear is not None:
-                accesses.append(self._load(work, n, n.linear))
+                accesses.append(self._load(work, n, n.linear, parted))
                 is_shared.append(self._is_shared(work.at, n))
             elif is_load:
-                accesses.append(self._read(work, n))
+                accesses.append(self._read(work, n, parted))
                 is_shared.append(False)
-                crossing[n.arg] = max(crossing.get(n.arg, 0.0), self._crossing(work, n, accesses[-1]))
+                crossing[n.arg] = max(crossing.get(n.arg, 0.0), self._crossing(n, accesses[-1], parted))
         if (store := self._store(work, non_temporal)) is not None:
             accesses.append(store)
             is_shared.append(False)
@@ -466,19 +466,19 @@ class _Memory:
         of_line = 2.0 * far.streamed - near.streamed + (far.unforeseen - far.streamed) * alone
         return cost._replace(memory=cost.memory + non_temporal / CACHE_LINE_BYTES * of_line, moved=cost.moved + non_temporal)
 
-    def _load(self, work: StageWork, n: Node, linear: LinearIndex) -> Access:
+    def _load(self, work: StageWork, n: Node, linear: LinearIndex, parted: set[int]) -> Access:
         """The access of a load. Other kernels of a plan have computed what is no constant, each core a part of it."""
-        access, parted = work.load(n, linear), self._parted_axes(work.stage, work.at)
         outermost = max(linear.coefs, key=lambda step: step[1], default=(-1, 0))[0]
         # kernels that share their outermost dims among cores find what they need where they are
         near = 1.0 if outermost in parted else 1.0 / self.threads
-        return access._replace(cores=1 if any(a in parted for a, _ in linear.coefs) else self.threads, near=near)
+        access = work.load(n, linear)
+        return access._replace(cores=self._reading_cores(access, parted), near=near)
 
-    def _parted_axes(self, stage: StageNest, at: StageRuns) -> set[int]:
+    def _parted_axes(self, work: StageWork) -> set[int]:
         """The local axes of a stage along which each core has a part of its own. The cores share the outermost loop of a phase."""
-        state = self.state
+        state, stage = self.state, work.stage
         if self.nest.placement.paths[stage.r.stage.index] == () and not stage.r.stage.is_output:
-            return {loop.axis for loop in at.own[:1]}
+            return {loop.axis for loop in work.at.own[:1]}
         if state.split_reduce is not None:
             row, shared = state.axis_rows[state.split_reduce.axis][0], state.split_reduce.axis
         elif state.thread is not None:
@@ -488,9 +488,9 @@ class _Memory:
         moved = [a for a, (terms, _) in enumerate(stage.starts) if row in terms]
         return {*moved, *[i for i, a in enumerate(stage.r.axes) if a == shared]}
 
-    def _is_parted(self, work: StageWork, access: Access) -> bool:
-        """Whether each core accesses a part of the data of its own."""
-        return not self._parted_axes(work.stage, work.at).isdisjoint([a for a, _ in access.coefs])
+    def _reading_cores(self, access: Access, parted: set[int]) -> int:
+        """The number of cores that each read all of the data; 1 if each reads a part of its own."""
+        return self.threads if parted.isdisjoint([a for a, _ in access.coefs]) else 1
 
     def _is_shared(self, at: StageRuns, n: Node) -> bool:
         """Whether another stage inside the same loops loads the same argument."""
@@ -499,7 +499,7 @@ class _Memory:
         seen.append(rows)
         return shared
 
-    def _read(self, work: StageWork, n: Node) -> Access:
+    def _read(self, work: StageWork, n: Node, parted: set[int]) -> Access:
         """The access of a read of a staged value."""
         access, layout = work.read(n), self.nest.stages[n.arg].layout
         outer = frozenset([row for t, depth in self.nest.placement.paths[n.arg] or () for row in self.state.order[t][:depth]])
@@ -510,16 +510,16 @@ class _Memory:
             tile = Tile(axis, layout.tile, layout.outer * access.itemsize)
         is_once = is_computed_once(self.state, self.nest.placement, n.arg)
         return access._replace(fixed=fixed, is_made_inside=not is_once, is_evicted=is_once, tile=tile,
-                               cores=self.threads if is_once and not self._is_parted(work, access) else 1)
+                               cores=self._reading_cores(access, parted) if is_once else 1)
 
-    def _crossing(self, work: StageWork, n: Node, access: Access) -> float:
+    def _crossing(self, n: Node, access: Access, parted: set[int]) -> float:
         """Lines of an earlier phase's result that may lie in another core's cache when this stage reads them."""
         if self.nest.placement.paths[n.arg] != () or self.state.thread is None or is_computed_once(self.state, self.nest.placement, n.arg):
             return 0.0
         size = access.itemsize
         for a in self.state.kernel.stages[n.arg].outs:
             size *= self.state.axis_extent(a)
-        return size / CACHE_LINE_BYTES * (1.0 if self._is_parted(work, access) else self.threads)
+        return size / CACHE_LINE_BYTES * self._reading_cores(access, parted)
 
     def _store(self, work: StageWork, non_temporal: float) -> Access | None:
         """The store of a stage's value as an access; None if it is non-temporal."""
