@@ -22,6 +22,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel
 from svod.core.ir.dtype import dtypes
 from svod.core.machine.levels import CACHE_LINE_BYTES
+from svod.system.once import once
 from svod.system.process.program import package_text
 
 # Declaration and call of the instruction that removes the line at %line from all caches. LLVM has none for other processors: constants stay
@@ -36,16 +37,22 @@ def between_runs_ir(arch: str) -> str:
         DECLARE=declare, FLUSH=flush, CACHE_LINE_BYTES=CACHE_LINE_BYTES)
 
 
+@once
+def _programs() -> dict[str, LoadedProgram]:
+    """The functions of `between_runs.ll` by name, compiled once in a process."""
+    code = native_object("between_runs", between_runs_ir(host_target().arch))
+    return {symbol: LoadedProgram(code, (symbol,)) for symbol in ("svod_flush", "svod_own")}
+
+
 def between_runs(constants: Sequence[np.ndarray[Any, Any]], others: Sequence[np.ndarray[Any, Any]], threads: int) -> ExecutionPlan:
     """A plan that leaves the caches as other kernels of a plan do: without `constants`, and with a part of each of `others` in the caches
     of each of `threads` cores. The contents of the arrays stay as they are."""
-    ir = between_runs_ir(host_target().arch)
     kernels, buffers = list[PreparedKernel](), list[PlanBuffer]()
     for symbol, arrays in (("svod_flush", constants), ("svod_own", others)):
         for array in arrays:
             memory = array.view(np.uint8).reshape(-1)
             lines = -(-memory.nbytes // CACHE_LINE_BYTES)
             spec = ProgramSpec(symbol, ((dtypes.uint8, memory.nbytes),), (0,), (), (PhaseSpec(symbol, lines, threads, 0),), ins=(0,))
-            kernels.append(PreparedKernel(spec, LoadedProgram(native_object("between_runs", ir), (symbol,)), (len(buffers),), symbol))
+            kernels.append(PreparedKernel(spec, _programs()[symbol], (len(buffers),), symbol))
             buffers.append(PlanBuffer(memory.nbytes, "output", memory, dtypes.uint8))
     return ExecutionPlan(kernels, buffers, list(range(len(buffers))), threads=threads)

@@ -16,7 +16,7 @@ def test_data_stay_as_they_are(threads: int) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(n).astype(np.float32) for n in (1, 15, 16, 17, 1003, 50_021)]
     beside = np.concatenate(arrays)
-    pieces = np.split(beside, np.cumsum([a.size for a in arrays])[:-1])     # of these, most begin inside a line
+    pieces = np.split(beside, np.cumsum([a.size for a in arrays])[:-1])     # most pieces begin inside a cache line
     plan = between_runs(arrays[::2], [*arrays[1::2], *pieces], threads)
     plan.repeat(3)
     assert len(plan.kernels) == 12 and all(np.array_equal(a, p) for a, p in zip(arrays, pieces, strict=True))
