@@ -1,11 +1,12 @@
 """Timing of a whole plan with the heuristic's and with tuned chains, and comparison of its gain with the gains of its kernels.
 
-    promised   Σ calls × (heuristic − tuned seconds), each kernel timed alone: what the searches found
+    promised   Σ calls × (heuristic − tuned seconds), each kernel timed by itself: what the searches found
     measured   the two plans in interleaved rounds over the same memory (bench/race.py, confirm)
 
-Then each plan is run kernel by kernel in its order, so that each kernel finds the caches as the one before left them. Searches time kernels
-alone, with their operands in the caches. In a plan other data passes through the caches between two runs of a kernel, and that may slow
-one of the two chains more than the other. If the two figures above differ by more than 15 %, either way, each kernel's gain inside the plan
+Then each plan is run kernel by kernel in its order, so that each kernel finds the caches as the one before left them. A search
+times small kernels with their operands in the caches, and large ones with the caches about as a plan leaves them
+(`svod.compile.cpu.between_runs`). In a plan other data passes through the caches between two runs of a kernel, and that may slow one of the
+two chains more than the other. If the two figures above differ by more than 15 %, either way, each kernel's gain inside the plan
 is compared with the promised gain, and the kernels that make the difference are named. A chain that is slower inside the plan than the
 heuristic's is given up (`svod.tune.plans.settle`).
 """

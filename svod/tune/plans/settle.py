@@ -2,8 +2,9 @@
 
     time the plan with the heuristic's and with tuned chains → record the losses → choose chains again by the database → repeat
 
-A search times kernels alone, with their operands in the caches. In a plan weights come from memory, and the results of one kernel are in
-the caches for the next: a chain without prefetches, or with stores that bypass the caches, may be faster alone and slower in a plan.
+A search times kernels by themselves: small ones with their operands in the caches, large ones with the caches about as a plan leaves them.
+In a plan weights come from memory, and the results of one kernel are in the caches for the next: a chain without prefetches, or with stores
+that bypass the caches, may be faster by itself and slower in a plan.
 Measurements inside a plan are recorded and judged by themselves (`svod.tune.db.winners`, rule 6), so that no later search prefers the
 chain again.
 """

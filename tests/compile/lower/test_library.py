@@ -200,7 +200,7 @@ def test_sorted_values_of_long_rows(dtype: str, parts: int, monkeypatch: pytest.
 
 
 def test_zeros_are_in_the_order_of_their_signs() -> None:
-    for n in (3, 60):       # by counting and by digits
+    for n in (3, 60):       # a short row is sorted by counting, a long one by digits
         x = np.array([[0.0, -0.0, 1.0, 0.0, -0.0, -1.0] * n], np.float32)
         found = Tensor(x).sort(1).values.numpy()[0, n:5 * n]
         assert np.signbit(found[:2 * n]).all() and not np.signbit(found[2 * n:]).any()

@@ -30,8 +30,8 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 DIGIT_BITS = 8
-LONG_DIGIT_BITS = 11            # of rows that are much longer than a table of counts
-LEAST_LONG_ROW = 1 << 15        # elements
+LONG_DIGIT_BITS = 11            # bits of a digit in rows that are much longer than a table of counts
+LEAST_LONG_ROW = 1 << 15        # elements of a row with such digits
 
 
 class KeyDigit(NamedTuple):
