@@ -227,6 +227,11 @@ class Decoding:
         self.causal.eval()
         return self
 
+    def double(self) -> Decoding:
+        """The model in float64."""
+        self.causal.double()
+        return self
+
     def parameters(self) -> Any:
         """The parameters of the wrapped model."""
         return self.causal.parameters()
