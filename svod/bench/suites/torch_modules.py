@@ -1,4 +1,4 @@
-"""The suite torch: architectures of torchvision and transformers, and a few that are written here, with random weights.
+"""The suite torch: architectures of torchvision and transformers, and a few of our own, with random weights.
 
     make(name, REAL)      a module, and the arguments of a call
 
@@ -114,7 +114,7 @@ for _name, _title in (("resnet18", "ResNet-18"), ("resnet50", "ResNet-50"), ("mo
                       ("mobilenet_v3_small", "MobileNet v3"), ("efficientnet_b0", "EfficientNet B0"), ("convnext_tiny", "ConvNeXt"),
                       ("swin_t", "Swin"), ("densenet121", "DenseNet-121"), ("squeezenet1_1", "SqueezeNet"),
                       ("shufflenet_v2_x0_5", "ShuffleNet v2"), ("regnet_y_400mf", "RegNet"), ("mnasnet0_5", "MnasNet"),
-                      ("vgg11", "VGG-11")):
+                      ("vgg11", "VGG-11"), ("vgg16", "VGG-16"), ("resnet34", "ResNet-34")):
     _vision(_name, _title)
 _vision("googlenet", "GoogLeNet", init_weights=True, aux_logits=False)
 
@@ -342,6 +342,20 @@ def unet(scale: ModelScale) -> Made:
             deep = self.deep(torch.nn.functional.max_pool2d(kept, 2))
             return self.out(torch.cat([kept, self.up(deep)], 1))
     return UNet(), (_image(size),), {}
+
+
+def _convolutional(name: str, title: str, extra: int = 0) -> None:
+    """Register a net of `convolutional_nets.py`. `extra`: pixels by which its images are larger than the scale's."""
+    def build(scale: ModelScale) -> Made:
+        from svod.bench.suites import convolutional_nets
+
+        return getattr(convolutional_nets, name)(), (_image(scale.image + extra),), {}
+    MODULE_MAKERS[name], TITLES[name] = build, ("others", title)
+
+
+_convolutional("repvgg_a0", "RepVGG-A0")
+_convolutional("yolov8n", "A detector like YOLOv8n", 96)
+_convolutional("yolov3_tiny", "A detector like YOLOv3-tiny", 96)
 
 
 @_model("others")

@@ -14,7 +14,7 @@ from svod.errors import UnsupportedError
 
 def test_names_are_unique_and_there_are_many() -> None:
     names = [c.name for c in (*onnx_cases(), *torch_cases())]
-    assert len(names) == len(set(names)) and len(onnx_cases()) >= 24 and len(torch_cases()) >= 30
+    assert len(names) == len(set(names)) and len(onnx_cases()) >= 24 and len(torch_cases()) >= 40
     assert all(c.alone and not c.operands and c.tolerance >= 1e-3 and c.shapes == "" for c in (*onnx_cases(), *torch_cases()))
 
 
