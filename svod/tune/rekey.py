@@ -2,7 +2,8 @@
 
 A kernel's key is a digest of its canonical AST and of the revision of the canonical form. When svod changes that form, the key changes and
 measurements would no longer be found. The AST is stored as data, so it is made canonical anew, and every record of the kernel is written
-again under the current key. The old records stay. A chain that now gives another LINEAR than when it was measured is only a seed.
+again under the current key. The old records stay. A chain that now gives another LINEAR than when it was measured is only a seed. Choices
+of kernels to round are made anew, as digests of plans change with the keys.
 """
 from __future__ import annotations
 

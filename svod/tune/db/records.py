@@ -436,6 +436,11 @@ class Rounding(Record):
     table: ClassVar[str] = "roundings"
     json_fields: ClassVar[frozenset[str]] = frozenset({"chain"})
 
+    @property
+    def choice(self) -> tuple[str, str, str, float]:
+        """What the records of one choice have in common."""
+        return self.target, self.plan, self.weights, self.taken_at
+
 
 def anonymised(record: Record) -> Record | None:
     """A copy of a record without names of people, machines, files, programs and searches; None for records that have nothing else. Of a

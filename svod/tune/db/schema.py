@@ -11,6 +11,7 @@ database's own searches, 1 for records that were merged or imported.
     searches      searches with their settings: a row at the start and one at the end
     measurements  times or failures of candidates
     verdicts      judgements on LINEARs: verified, wrong, retracted, restored
+    roundings     the kernels of plans that may be rounded under the policy "fast", and whether they are
 
 Two tables are local, and are never exported or merged:
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svod.tune.db import KernelRecord, Measurement, Record, Verdict
+from svod.tune.db import KernelRecord, Measurement, Record, Rounding, Verdict
 
 TARGET = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t2"
 OTHER = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t8"
@@ -35,3 +35,12 @@ def winning(ratio: float = 0.5, linear: str = "aa", kernel: str = "k" * 32, targ
     """A confirmed measurement, its verification, and its kernel."""
     return [confirmed(ratio, linear, kernel, target, **changes), verdict("verified", linear, kernel, target),
             KernelRecord(kernel, name="gemm_512", ast={"nodes": [1, 2]}, ast_version=1, structure="s1", flops=2.0, bytes=3.0)]
+
+
+def choice(*kernels: str, used: int = 1, target: str = TARGET, **changes: Any) -> list[Rounding]:
+    """The records of a choice among kernels of a plan, of which the first `used` are rounded."""
+    fields: dict[str, Any] = {
+        "plan": "7a" * 16, "weights": "8b" * 16, "chain": (("ROUND", "out", "bfloat16"), ("UPCAST", "o0", 8)), "linear": "rr", "codegen": 1,
+        "samples": "those of the first run of model.py", "max_error": 0.01, "error": 0.002, "before": 3e-4, "after": 1e-4,
+        "plan_error": 0.003, "plan_before": 8e-4, "plan_after": 5e-4, "taken_at": 1.0e9}
+    return [Rounding(kernel, target, used=i < used, **{**fields, **changes}) for i, kernel in enumerate(kernels)]

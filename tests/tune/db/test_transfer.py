@@ -11,14 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from svod.errors import DatabaseError
-from svod.tune.db import SHIPPED, TEAM, Measurement, OriginRecord, Record, Skipped, TargetFacts, TuningDB, derive_winner, layers
+from svod.tune.db import SHIPPED, TEAM, Measurement, OriginRecord, Record, Rounding, Skipped, TargetFacts, TuningDB, derive_winner, layers
 from svod.tune.db.moving import export, import_file, merge
 from svod.tune.db.records import RECORD_COLUMNS, RECORDS, digest
 from svod.tune.db.transfer import read_records, write_records
 from tests.tune.db.make_version import CONTENT
-from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
+from tests.tune.db.samples import OTHER, TARGET, choice, confirmed, screened, verdict, winning
 
-K = "k" * 32
+K, J = "k" * 32, "j" * 32
+EVERYTHING = [*CONTENT, *choice(K, J), *choice(J, target=OTHER)]
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +32,14 @@ def content(db: TuningDB) -> set[str]:
 
 
 def test_a_file_keeps_everything_and_is_stable(tmp_path: Path) -> None:
-    assert write_records(tmp_path / "a.jsonl", CONTENT) == len({r.id for r in CONTENT})
-    write_records(tmp_path / "b.jsonl", list(reversed(CONTENT)))
+    assert {type(r) for r in EVERYTHING} == set(RECORDS)
+    assert write_records(tmp_path / "a.jsonl", EVERYTHING) == len({r.id for r in EVERYTHING})
+    write_records(tmp_path / "b.jsonl", list(reversed(EVERYTHING)))
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     records, skipped = read_records(tmp_path / "a.jsonl")
-    assert {r.id for r in records} == {r.id for r in CONTENT} and skipped == []
+    assert {r.id for r in records} == {r.id for r in EVERYTHING} and skipped == []
     with TuningDB.open(tmp_path / "t.db") as db:
-        assert import_file(db, tmp_path / "a.jsonl").added == len({r.id for r in CONTENT})
+        assert import_file(db, tmp_path / "a.jsonl").added == len({r.id for r in EVERYTHING})
         assert import_file(db, tmp_path / "a.jsonl").added == 0
         export(db, tmp_path / "c.jsonl")
         assert (tmp_path / "c.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes(), "through a database and back"
@@ -99,6 +101,20 @@ def test_an_export_of_winners_is_small_and_decides_the_same(tmp_path: Path) -> N
         assert export(db, tmp_path / "k.jsonl", [K], winners_only=True) == 4
     with TuningDB.open(str(tmp_path / "o.db") + ":" + str(tmp_path / "w.jsonl")) as db:
         assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"]
+
+
+def test_choices_of_kernels_to_round_travel_whole(tmp_path: Path) -> None:
+    """A choice was measured as a set of kernels, so it is exported whole where one of them is asked for, with what describes them."""
+    described = TargetFacts(TARGET, {"model": "EPYC"}), *(r for k in (K, J) for r in winning(kernel=k)[2:])
+    with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(tmp_path / "o.db") as other:
+        db.record([*described, *choice(K, J), *choice(J, plan="9c" * 16), *choice("x" * 32, plan="9d" * 16)])
+        assert export(db, tmp_path / "k.jsonl", [K]) == 5, "two records of the choice, two kernels, the target"
+        assert export(db, tmp_path / "w.jsonl", [K], winners_only=True, anonymous=True) == 4, "without the facts about the machine"
+        assert export(db, tmp_path / "a.jsonl", roundings=False) == 2
+        import_file(other, tmp_path / "w.jsonl")
+        assert {(r.kernel, r.used, r.samples, layer) for r, layer in other.select(Rounding)} == {(K, True, "", TEAM), (J, False, "", TEAM)}
+        merge(other, tmp_path / "t.db")
+        assert len(other.select(Rounding)) == 6, "the anonymous copies have another content"
 
 
 def test_an_anonymous_export_decides_the_same_and_names_nobody(tmp_path: Path) -> None:
