@@ -188,21 +188,28 @@ def _from_lock(kernel: Kernel, resolved: Resolved) -> Chain | None:
     if locked is None:
         _say_other_targets(resolved.locked.values(), target, path)
         return None
-    problem = lock_fault(kernel, locked.chain, resolved)
+    problem = foreign_fault(kernel, locked.chain, resolved)
     if problem is None:
         return locked.chain
     log_once(log, logging.WARNING, f"the lock file {path}, kernel {kernel.key[:12]}: its chain {problem}, and is not used")
     return None
 
 
-def lock_fault(kernel: Kernel, chain: Chain, resolved: Resolved) -> str | None:
-    """Why a kernel's chain from a lock file may not be used; None if it may."""
-    target, compiler = resolved.target, resolved.compiler
-    try:
-        problem = _suspicion(kernel, chain, compiler)
-        barred = resolved.db.barred(kernel.key, target.key)
-        if problem is None and barred and compiler.pair.revision <= barred.get(compiler.linear_of(kernel, chain), -1):
-            problem = "was found wrong or was retracted, as the tuning database has it"
+def foreign_fault(kernel: Kernel, chain: Chain, resolved: Resolved, linear: str | None = None) -> str | None:
+    """Why a kernel's chain that was not measured here may not be used; None if it may. `linear`: the digest of the code that it gave."""
+    try:        # the prediction comes first: lowering may take very long for a chain that is refused for it
+        return _suspicion(kernel, chain, resolved.compiler) or own_fault(kernel, chain, resolved, linear)
     except KernelOptError as e:
-        problem = f"does not apply: {e}"
-    return problem
+        return f"does not apply: {e}"
+
+
+def own_fault(kernel: Kernel, chain: Chain, resolved: Resolved, linear: str | None = None) -> str | None:
+    """Why a kernel's chain that was measured here may not be used any more; None if it may. `linear`: the digest of the code that it gave.
+    Raises KernelOptError where the chain does not apply."""
+    compiler, barred = resolved.compiler, resolved.db.barred(kernel.key, resolved.target.key)
+    if linear is None and not barred:
+        return None
+    now = compiler.linear_of(kernel, chain)
+    if linear not in (None, now):
+        return "gives other code since it was chosen"
+    return "was found wrong or was retracted, as the tuning database has it" if compiler.pair.revision <= barred.get(now, -1) else None

@@ -1,7 +1,11 @@
 """Lock files: the chains of one model as text, which is reviewed and committed together with the model's source.
 
-    {"format": "svod-lock", "version": 1}
+    {"format": "svod-lock", "version": 2}
     {"chain": "UPCAST(o0, 8) LANES(o1.in)", "from": "fc", "gain": 1.3, "kernel": "1e0aeffe…", "name": "gemm", "target": "x86_64/…"}
+    {"chain": "ROUND(out, bfloat16) …", "error": 1e-3, "kernel": "1e0aeffe…", "kind": "rounding", "name": "gemm", "plan": "77ab…", …}
+
+A line without a kind is a kernel's chain. One of the kind "rounding" belongs to a choice of kernels to round, under the policy "fast"; it
+has the fields of the record `Rounding`, with its chain as text. Files without such lines have version 1.
 
 `svod-tune -o model.lock.jsonl` writes a lock file; SVOD_LOCK and `PrepareConfig(lock=…)` name the file to use. A file may have lines of
 several targets. It is data, never executed: a malformed line is skipped with a warning, and so is a whole file that is missing or not a
@@ -13,22 +17,24 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from svod import config
 from svod.core.kernel.chain_text import chain_text, parse_chain
 from svod.core.kernel.scheduler import Opt
 from svod.errors import ConfigError, SvodError
 from svod.system.files import write_text
+from svod.tune.db import Rounding
 
 log = logging.getLogger("svod.tune")
 
 LOCK_FORMAT = "svod-lock"
-LOCK_VERSION = 1
+LOCK_VERSION = 2
 MOST_LOCK_BYTES = 64 << 20
 MOST_CHAIN = 20_000         # most characters of one field; a chain of this length has more than a thousand opts
 
@@ -52,17 +58,51 @@ class Locked:
         return {"kernel": self.kernel, "target": self.target, "chain": chain_text(self.chain), **{k: v for k, v in said.items() if v}}
 
 
-def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None) -> int:
+@dataclass(frozen=True)
+class LockedRounding:
+    """A line of a lock file: whether a kernel is rounded in a plan. `name`: the kernel's, as information for readers."""
+
+    record: Rounding
+    name: str = ""
+
+    @property
+    def kernel(self) -> str:
+        return self.record.kernel
+
+    @property
+    def target(self) -> str:
+        return self.record.target
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.record.content(), "kind": Rounding.kind, "chain": chain_text(self.record.chain),
+                **({"name": self.name} if self.name else {})}
+
+
+class Lock(NamedTuple):
+    """The lines of a lock file: chains by (kernel, target), and the choices of kernels to round."""
+
+    chains: Mapping[tuple[str, str], Locked] = MappingProxyType({})
+    roundings: Sequence[LockedRounding] = ()
+
+
+def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None,
+               roundings: Iterable[LockedRounding] = ()) -> int:
     """Write a lock file in a stable order, so that a diff shows only changes. `searched`: target → keys of the kernels that were to be
     tuned for it. A line of an existing file is kept if its target is not in `searched`, or if its kernel was to be tuned and has no new
-    line. With `searched` None no old line is kept. Returns the number of lines. Raises OSError."""
-    lines = list(lines)
+    line; a choice of kernels to round, if all of its kernels were and its plan has no new choice. With `searched` None no old line is kept.
+    Returns the number of lines with chains. Raises OSError."""
+    lines, roundings = list(lines), list(roundings)
     if searched is not None and path.is_file():
-        new = {(x.kernel, x.target) for x in lines}
-        lines += [x for x in locked_lines(path).values() if (x.kernel, x.target) not in new
+        new, old = {(x.kernel, x.target) for x in lines}, read_lock(path)
+        lines += [x for x in old.chains.values() if (x.kernel, x.target) not in new
                   and (x.target not in searched or x.kernel in searched[x.target])]
+        chosen = {(x.target, x.record.plan) for x in roundings}
+        gone = {x.record.choice for x in old.roundings if x.target in searched and x.kernel not in searched[x.target]}
+        roundings += [x for x in old.roundings if (x.target, x.record.plan) not in chosen and x.record.choice not in gone]
     ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
-    text = [{"format": LOCK_FORMAT, "version": LOCK_VERSION}, *(x.to_json() for x in ordered)]
+    rounded = sorted(roundings, key=lambda x: (x.name, x.kernel, x.record.choice))
+    header = {"format": LOCK_FORMAT, "version": LOCK_VERSION if rounded else 1}
+    text = [header, *(x.to_json() for x in ordered), *(x.to_json() for x in rounded)]
     write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
     return len(ordered)
 
@@ -79,59 +119,74 @@ def check_replaceable(path: Path) -> None:
 
 
 def locked_lines(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Locked]:
-    """The lines of a lock file by (kernel, target). Raises nothing: a file or line that cannot be used is reported once, as a warning."""
-    lines, problem = _lines_and_problem(path)
+    """The chains of a lock file by (kernel, target), read by `read_lock`."""
+    return read_lock(path).chains
+
+
+def read_lock(path: str | os.PathLike[str]) -> Lock:
+    """The lines of a lock file. Raises nothing: a file or line that cannot be used is reported once, as a warning."""
+    lock, problem = _lock_and_problem(path)
     if problem:
-        config.log_once(log, logging.WARNING, f"{problem}; what can be read of it is used" if lines else problem)
-    return lines
+        config.log_once(log, logging.WARNING, f"{problem}; what can be read of it is used" if lock.chains or lock.roundings else problem)
+    return lock
 
 
 def check_whole(path: str | os.PathLike[str]) -> None:
     """Raise ConfigError for a lock file that cannot be used, or of which a line cannot be."""
-    _, problem = _lines_and_problem(path)
+    _, problem = _lock_and_problem(path)
     if problem:
         raise ConfigError(problem)
 
 
-def _lines_and_problem(path: str | os.PathLike[str]) -> tuple[Mapping[tuple[str, str], Locked], str]:
-    """The lines of a lock file that can be used, by (kernel, target), and in words what is wrong with the file, or ""."""
+def _lock_and_problem(path: str | os.PathLike[str]) -> tuple[Lock, str]:
+    """The lines of a lock file that can be used, and in words what is wrong with the file, or ""."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no file")       # reading a pipe might never end
         return _read(os.fspath(path), status.st_mtime_ns, status.st_size)
     except (OSError, ValueError) as e:      # ValueError: a null character in the path
-        return {}, f"the lock file {path} cannot be read and is not used: {e}"
+        return Lock(), f"the lock file {path} cannot be read and is not used: {e}"
 
 
 @lru_cache(maxsize=8)
-def _read(path: str, changed: int, size: int) -> tuple[Mapping[tuple[str, str], Locked], str]:
-    """Parse a lock file, as `_lines_and_problem` returns it; cached by path, modification time (`changed`, ns) and size. Raises OSError."""
+def _read(path: str, changed: int, size: int) -> tuple[Lock, str]:
+    """Parse a lock file, as `_lock_and_problem` returns it; cached by path, modification time (`changed`, ns) and size. Raises OSError."""
     if size > MOST_LOCK_BYTES:
-        return {}, f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_LOCK_BYTES >> 20} are read"
+        return Lock(), f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_LOCK_BYTES >> 20} are read"
     header, *rest = Path(path).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     try:
         _check_header(header)
     except ValueError as e:
-        return {}, f"the lock file {path} is not used: {e}"
+        return Lock(), f"the lock file {path} is not used: {e}"
     lines: dict[tuple[str, str], Locked] = {}
+    roundings: list[LockedRounding] = []
     problems: list[str] = []
     for number, text in enumerate(rest, 2):
         try:
             if text.strip():
                 line = _parsed(json.loads(text))
-                lines[line.kernel, line.target] = line
+                if isinstance(line, LockedRounding):
+                    roundings.append(line)
+                else:
+                    lines[line.kernel, line.target] = line
         except (ValueError, RecursionError, SvodError) as e:
             problems.append(f"line {number}: {e!s:.200}")
     more = f", and {len(problems) - 1} lines more" if len(problems) > 1 else ""
-    return lines, f"the lock file {path}: {problems[0]}{more}" if problems else ""
+    return Lock(lines, tuple(roundings)), f"the lock file {path}: {problems[0]}{more}" if problems else ""
 
 
-def _parsed(data: Any) -> Locked:
-    """Check the parsed JSON of a line and return it as Locked. Raises ValueError, SvodError."""
-    chain, gain = _text(data, "chain"), data.get("gain")
+def _parsed(data: Any) -> Locked | LockedRounding:
+    """Check the parsed JSON of a line and return it. Raises ValueError, SvodError."""
+    chain, gain = parse_chain(_text(data, "chain")), data.get("gain")
     name, origin = (x if isinstance(x := data.get(field), str) else "" for field in ("name", "from"))
-    return Locked(_text(data, "kernel"), _text(data, "target"), parse_chain(chain), name, origin,
+    kind = data.get("kind")
+    if kind == Rounding.kind:
+        fields = {k: v for k, v in data.items() if k != "name"}
+        return LockedRounding(Rounding.from_json({**fields, "chain": [o.to_json() for o in chain]}), name)
+    if kind is not None:
+        raise ValueError(f"it is of the unknown kind {kind!r:.40}")
+    return Locked(_text(data, "kernel"), _text(data, "target"), chain, name, origin,
                   gain if isinstance(gain, (int, float)) and not isinstance(gain, bool) else None)
 
 

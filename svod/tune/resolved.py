@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from svod.core.machine.target import FAST, FLOAT32, HOST, SAME, Target
 from svod.errors import ConfigError, UnsupportedError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import TuningDB
-from svod.tune.lock import Locked, locked_lines
+from svod.tune.lock import Lock, Locked, LockedRounding, read_lock
 
 log = logging.getLogger("svod")
 
@@ -40,8 +40,9 @@ class Resolved:
     config       the options; every option that the environment may set has its value
     compiler     the compiler for the device that runs the graph's CPU nodes, under the options' limits: `threads`, `optimizer`
     db           the tuning database; an empty one where the options say that none is consulted
-    locked       the lines of the lock file by (kernel, target); none without a lock file
+    locked       the chains of the lock file by (kernel, target); none without a lock file
     opts         the chains of the option `opts`, by the names that it gives kernels
+    roundings    the choices of kernels to round of the lock file
     """
 
     config: PrepareConfig
@@ -49,6 +50,7 @@ class Resolved:
     db: TuningDB
     locked: Mapping[tuple[str, str], Locked]
     opts: Mapping[str, Chain] = field(default_factory=dict)
+    roundings: Sequence[LockedRounding] = ()
 
     @classmethod
     def of(cls, config: PrepareConfig, target: Target, db: TuningDB) -> Resolved:
@@ -57,8 +59,9 @@ class Resolved:
         if config.dump_after is not None:
             from svod.compile.plan.dump import passes_of  # imported here, as it imports all that renders passes and few programs dump any
             passes_of(config)
-        locked = {} if config.lock is None or config.noopt else locked_lines(config.lock)
-        return cls(config, compiler_for(target, config), db, locked, {name: chain_of(given) for name, given in config.opts.items()})
+        lock = Lock() if config.lock is None or config.noopt else read_lock(config.lock)
+        opts = {name: chain_of(given) for name, given in config.opts.items()}
+        return cls(config, compiler_for(target, config), db, lock.chains, opts, lock.roundings)
 
     @property
     def target(self) -> Target:
@@ -66,11 +69,13 @@ class Resolved:
 
     @property
     def exact(self) -> Resolved:
-        """The same configuration with the policy "float32" instead of "fast"."""
+        """The same configuration with the policy "float32" instead of "fast", without the lines that the lock file has for "fast"."""
         if self.target.numerics != FAST:
             return self
         config = replace(self.config, numerics=FLOAT32, max_error=None)
-        return replace(self, config=config, compiler=compiler_for(replace(self.target, numerics=FLOAT32), config))
+        locked = {at: line for at, line in self.locked.items() if line.target != self.target.key}
+        return replace(self, config=config, compiler=compiler_for(replace(self.target, numerics=FLOAT32), config), locked=locked,
+                       roundings=())
 
     def target_of(self, device: str) -> Target:
         """The target of `device`, under the limits of the options `threads` and `optimizer`. Raises UnsupportedError for an unknown

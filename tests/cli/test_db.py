@@ -37,14 +37,14 @@ from svod.system.quantities import seconds
 from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, layers
 from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
-from svod.tune.lock import Locked, write_lock
+from svod.tune.lock import Locked, LockedRounding, write_lock
 from svod.tune.resolved import resolve
 from tests.compile.native import AVX512
 from tests.core.corpus import data, kernel_of
 from tests.draws import a_half
 from tests.patience import NEVER, wait_until
 from tests.plans import canonical
-from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
+from tests.tune.db.samples import OTHER, TARGET, choice, screened, verdict, winning
 from tests.tune.search_kernels import elementwise
 from tests.tune.workers.test_child import is_gone
 
@@ -277,6 +277,27 @@ def test_why_begins_with_the_lock_file(path: Path, tmp_path: Path, monkeypatch: 
     assert f"the chain of the lock file {other} is not used: it does not apply: " in out and "the database has a winner" in out
     with pytest.raises(ConfigError, match=r"nothing\.jsonl"):
         CliRunner().invoke(cli, ["why", GEMM, "--lock", str(tmp_path / "nothing.jsonl")], catch_exceptions=False)
+
+
+def test_choices_of_kernels_to_round_are_shown(path: Path, tmp_path: Path) -> None:
+    alone = "d4" * 16
+    with TuningDB.open(path) as db:
+        db.record([*choice(GEMM, alone, CONV), KernelRecord(alone, name="never_searched")])
+    rounded = "in plan 7a7a7a7a7a7a it is rounded: alone it costs an error of 2.0e-03"
+    for command in ("show", "why"):
+        assert rounded in run(path, command, GEMM).output and "it stays in float32" in run(path, command, CONV).output
+        assert "it stays in float32" in run(path, command, "never_searched").output
+    assert "ROUND(out, bfloat16) UPCAST(o0, 8)" in run(path, "show", GEMM).output
+    assert [r["used"] for r in json.loads(run(path, "show", GEMM, "--json").output)["roundings"]] == [True]
+    stats = json.loads(run(path, "stats", "--json").output)
+    assert (stats["roundings"], stats["plans_that_chose_roundings"]) == (3, 1)
+    result = run(path, "retract", alone)
+    assert result.exit_code == 0 and "1 chain of" in result.output
+
+    lock = tmp_path / "m.lock.jsonl"
+    write_lock(lock, [], None, [LockedRounding(r, "of_the_lock") for r in choice("e5" * 16)])
+    out = run(path, "why", "of_the_lock", "--lock", str(lock)).output
+    assert "of_the_lock\n" in out and f"by the lock file, {rounded}" in out
 
 
 def test_a_kernel_that_was_searched_in_vain_is_shown(path: Path) -> None:

@@ -18,8 +18,9 @@ from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt
 from svod.tune.checks import to_transfer
 from svod.tune.db import TuningDB, Verdict
-from svod.tune.lock import Locked, locked_lines, write_lock
+from svod.tune.lock import Locked, LockedRounding, locked_lines, read_lock, write_lock
 from svod.tune.resolved import resolve
+from tests.tune.db.samples import choice
 
 A, B = (np.random.default_rng(n).standard_normal((48, 48)).astype(np.float32) for n in (1, 2))
 HEADER = '{"format": "svod-lock", "version": 1}\n'
@@ -163,6 +164,43 @@ def test_lines_of_what_was_not_searched_stay(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b'{"kernel": "\xff", "target": "there", "chain": "", "gain": "x"}\n')
     assert write_lock(path, [new], {"here": {"a", "b"}}) == 6
     assert write_lock(path, [new]) == 1
+
+
+def test_choices_of_kernels_to_round_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    lines = [LockedRounding(r, "gemm") for r in choice("a" * 32, "b" * 32)]
+    assert write_lock(path, [Locked("k", "t", ())], None, lines) == 1
+    assert read_lock(path) == ({("k", "t"): Locked("k", "t", ())}, tuple(lines))
+    header, _, first, _ = path.read_text().splitlines()
+    assert json.loads(header)["version"] == 2 and '"chain": "ROUND(out, bfloat16) UPCAST(o0, 8)' in first and '"name": "gemm"' in first
+    write_lock(path, [Locked("k", "t", ())])
+    assert json.loads(path.read_text().splitlines()[0])["version"] == 1, "a file without them is for older versions, too"
+
+
+def test_a_new_choice_for_a_plan_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path, a, b = tmp_path / "l.jsonl", "a" * 32, "b" * 32
+
+    def kept(*new: LockedRounding, searched: dict[str, set[str]]) -> set[tuple[str, str, float]]:
+        write_lock(path, [], None, [LockedRounding(r) for r in (*choice(a, b, target="here"), *choice(a, b, target="there"),
+                                                                *choice(b, target="here", plan="other"))])
+        write_lock(path, [], searched, new)
+        return {(x.target, x.record.plan, x.record.taken_at) for x in read_lock(path).roundings}
+    old = ("here", "7a" * 16, 1e9), ("there", "7a" * 16, 1e9), ("here", "other", 1e9)
+    assert kept(searched={"here": {a, b}}) == set(old)
+    newer = [LockedRounding(r) for r in choice(a, target="here", weights="of today", taken_at=2e9)]
+    assert kept(*newer, searched={"here": {a, b}}) == {("here", "7a" * 16, 2e9), *old[1:]}
+    assert kept(searched={"here": {b}}) == set(old[1:]), "the model has no longer a plan with the kernel a"
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"kind": "surprise"}, "unknown kind 'surprise'"), ({"plan": None}, "plan"), ({"error": "small"}, "error"),
+    ({"chain": 5}, "should be text"), ({"used": "yes"}, "used"), ({"plan_error": -1.0}, "plan_error"),
+    ({"chain": "import os"}, "import"), ({"id": "0" * 32}, "altered")])
+def test_a_malformed_choice_is_said(changes: dict[str, object], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "l.jsonl"
+    line = {**LockedRounding(choice("a" * 32)[0]).to_json(), **changes}
+    path.write_text(HEADER.replace("1", "2") + json.dumps(line) + "\n")
+    assert read_lock(path) == ({}, ()) and f"the lock file {path}: line 2: " in caplog.text and reason in caplog.text
 
 
 def test_a_lock_that_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -40,6 +40,7 @@ from svod.tune.db import (
     KernelRecord,
     Measurement,
     Merged,
+    Rounding,
     Search,
     Skipped,
     TargetFacts,
@@ -52,7 +53,8 @@ from svod.tune.db import (
 )
 from svod.tune.db.transfer import EXPORT_FORMAT
 from svod.tune.db.why import describe_searches
-from svod.tune.lock import Locked, check_whole, locked_lines
+from svod.tune.fast.report import by_plan, rounding_words
+from svod.tune.lock import Lock, Locked, LockedRounding, check_whole, read_lock
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
 # the options of svod-tune that say how a program is run, by parameter
@@ -137,12 +139,12 @@ def _check_whole(path: Path) -> None:
         raise DatabaseError(files.complaint(path, e)) from e
 
 
-def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: Iterable[Locked] = ()) -> str:
+def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: Iterable[Locked | LockedRounding] = ()) -> str:
     """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one. A number at the
     end is ignored if nothing else fits, as plans number their kernels: gemm_0 is a kernel called gemm. `shipped`: if the user's records
     have no such kernel, also look for the key among kernels that ship with svod. `locked`: lines of a lock file, whose kernels count as
     the user's."""
-    names: dict[str, set[str]] = {key: set() for key, in (*db.tally(Measurement, "kernel"), *db.tally(Search, "kernel"))}
+    names: dict[str, set[str]] = {key: set() for kind in (Measurement, Search, Rounding) for key, in db.tally(kind, "kernel")}
     for line in locked:
         names.setdefault(line.kernel, set()).add(line.name)
     for k, _ in db.select(KernelRecord):
@@ -261,11 +263,13 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     found = db.select(Measurement, key, shipped=True)
     verdicts = [v for v, _ in db.select(Verdict, key, shipped=True)]
     searches = [s for s, _ in db.select(Search, key)]
+    roundings = [r for r, _ in db.select(Rounding, key, shipped=True)]
     if as_json:
         measurements = [m for m, _ in found]
         _print_json({"kernel": key, "winners": [r._asdict() for r in winner_rows(db, key)], "origins": origins_of(db, key)[key],
                      **{name: [r.to_json() for r in some] for name, some in (("descriptions", descriptions), ("measurements", measurements),
-                                                                             ("verdicts", verdicts), ("searches", searches))}})
+                                                                             ("verdicts", verdicts), ("searches", searches),
+                                                                             ("roundings", roundings))}})
         return
     newest = described(db, key, shipped=True).get(key)
     _say(f"kernel    {key}")
@@ -277,6 +281,8 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
         _show_target(db, row, [(m, layer) for m, layer in found if m.target == row.target], [v for v in verdicts if v.target == row.target])
     for line in describe_searches(searches):
         _say(line.replace("searched", "searched ", 1))
+    for r in (r for choice in by_plan(roundings) for r in choice):
+        _say(f"\nrounding  {r.target}\n          {rounding_words(r)}\n          {chain_words(r.chain)}")
     _report(db.skipped)
 
 
@@ -367,10 +373,12 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
     elif args or any(program.values()):
         raise click.UsageError(f"{what} is no script; arguments and {', '.join(OF_PROGRAMS.values())} are for scripts")
     else:
-        locked = locked_lines(used).values() if used else ()
+        lock_lines = read_lock(used) if used else Lock()
+        locked: list[Locked | LockedRounding] = [*lock_lines.chains.values(), *lock_lines.roundings]
         key = _resolve_kernel(db, what, shipped=True, locked=locked)
         names = {line.target: line.name for line in locked if line.kernel == key}
-        targets = [target] if target else dict.fromkeys([*(r.target for r in winner_rows(db, key)), *names])
+        chose = (r.target for r, _ in db.select(Rounding, key, shipped=True))
+        targets = [target] if target else dict.fromkeys([*(r.target for r in winner_rows(db, key)), *chose, *names])
         wanted = [CapturedKernel(key, t, names.get(t, ""), "") for t in targets]
     for c in wanted:
         _say("\n".join(reason_lines(db, c._replace(target=target or c.target), used)))
@@ -424,6 +432,7 @@ def stats(context: click.Context, as_json: bool) -> None:
         "winners_by_layer": dict(Counter(LAYER_NAMES[w.layer] for w in winners)), "measurements": statuses.total(),
         "measurements_by_status": dict(statuses.most_common()),
         "verdicts": {verdict: n for (verdict,), n in db.tally(Verdict, "verdict").items()}, "searches": len(searches),
+        "roundings": db.tally(Rounding).total(), "plans_that_chose_roundings": len(db.tally(Rounding, "target", "plan")),
         "searched_without_a_winner": len(searched.keys() - {(w.kernel, w.target) for w in winners}),
         "skipped": len(db.skipped)}
     _say_empty(db, bool(pairs))

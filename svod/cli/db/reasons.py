@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from svod.cli.db.listing import SHOWN_KEY
 from svod.cli.db.scripts import CapturedKernel
@@ -13,12 +14,12 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import SvodError
 from svod.system.quantities import digits, times
-from svod.tune.chains import lock_fault
+from svod.tune.chains import foreign_fault
 from svod.tune.db import Rounding, TuningDB, described
 from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import by_plan, rounding_words
-from svod.tune.lock import locked_lines
+from svod.tune.lock import locked_lines, read_lock
 from svod.tune.resolved import Resolved
 
 
@@ -28,17 +29,23 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
     lines = [f"{asked.kernel[:SHOWN_KEY]} {asked.name or (known.name if known is not None else '')}", f"    {asked.target}"]
     if lock is not None:
         decides, text = _locked(db, asked if asked.ast is not None or known is None else asked._replace(ast=known.ast), lock)
-        lines.append(f"    {text}")
+        here = [x.record for x in read_lock(lock).roundings if (x.kernel, x.target) == (asked.kernel, asked.target)]
+        lines += [f"    {text}", *(f"    by the lock file, {line}" for line in _rounding_lines(here))]
         if decides:
             return lines
     reason = explain(db, asked.kernel, asked.target, structure=asked.structure)
     lines.append(f"    {reason.text}")
     lines += [f"    algorithms {text}" for text in _algorithms(db, asked, known) if text]
-    lines += [f"    {rounding_words(r)}" for records in by_plan(r for r, _ in db.select(Rounding, asked.kernel, asked.target, shipped=True))
-              for r in records]
+    stored = [r for r, _ in db.select(Rounding, asked.kernel, asked.target, shipped=True)]
+    lines += [f"    {line}" for line in _rounding_lines(stored)]
     if reason.field and reason.stored and reason.field != "verdict":
         lines.append(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
     return lines
+
+
+def _rounding_lines(records: Sequence[Rounding]) -> list[str]:
+    """Why a kernel is rounded, or not, in each plan that chose."""
+    return [rounding_words(r) for choice in by_plan(records) for r in choice]
 
 
 def _algorithms(db: TuningDB, asked: CapturedKernel, known: KernelRecord | None) -> tuple[str, str]:
@@ -76,7 +83,7 @@ def _locked(db: TuningDB, asked: CapturedKernel, lock: str) -> tuple[bool, str]:
     if target is not None and asked.ast is not None:
         try:
             config = PrepareConfig.from_env(beam=None, capture=None, lock=lock)
-            problem = lock_fault(Kernel(data_to_ast(asked.ast)), line.chain, Resolved.of(config, target, db))
+            problem = foreign_fault(Kernel(data_to_ast(asked.ast)), line.chain, Resolved.of(config, target, db))
         except SvodError as e:
             problem = f"cannot be checked: {e}"
     chain = chain_text(line.chain) or AS_IT_IS

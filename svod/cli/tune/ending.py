@@ -29,7 +29,7 @@ from svod.system.quantities import count
 from svod.tune.db import Rounding
 from svod.tune.db.moving import export_unstored
 from svod.tune.fast.report import to_data
-from svod.tune.lock import Locked, write_lock
+from svod.tune.lock import Locked, LockedRounding, write_lock
 from svod.tune.session import SessionResult, bound_at
 
 PIPE_WIDTH = 110            # width, in characters, of a table that does not go to a terminal
@@ -128,16 +128,20 @@ class ResultsPlace:
         return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
 
 
-def keep_lock(path: str, works: Sequence[TargetWork]) -> bool:
-    """Write to a lock file the chains that the next `prepare` then uses. Returns False if the file cannot be written."""
+def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence[Rounding]]) -> bool:
+    """Write to a lock file the chains and the choices of kernels to round that the next `prepare` then uses. Returns False if the file
+    cannot be written."""
+    names = {r.key: r.name for w in works for r in w.rows}
+    roundings = [LockedRounding(r, names.get(r.kernel, "")) for records in choices for r in records]
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
     try:
-        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works})
+        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings)
     except FileError as e:
         say(f"svod-tune: {e}")
         return False
-    say(f"svod-tune: the chains of {written} kernels are in {path}; SVOD_LOCK={path} uses them")
+    rounded = f", and which of them are rounded in {count(len(choices), 'plan')}," if choices else ""
+    say(f"svod-tune: the chains of {written} kernels{rounded} are in {path}; SVOD_LOCK={path} uses them")
     return True
 
 

@@ -149,7 +149,7 @@ def choose_roundings(captured: Capture, setting: Setting, script_seconds: float)
         given = {} if options.device is None else {"SVOD_DEVICE": options.device}
         environment = config.environment_with_svod(
             SVOD_NUMERICS=FAST, SVOD_MAX_ERROR=repr(options.max_error), SVOD_TUNE_DB=os.pathsep.join([str(found), str(known)]),
-            SVOD_IMPORTED="trust", SVOD_CAPTURE=None, BEAM=None, **given)
+            SVOD_IMPORTED="trust", SVOD_LOCK=None, SVOD_CAPTURE=None, BEAM=None, **given)
         with suppress(subprocess.TimeoutExpired):
             subprocess.run([python(), *options.started], env=environment, stdout=sys.stderr if options.json_path == "-" else None,
                            check=False, timeout=2.0 * script_seconds + CHOICE_SECONDS)

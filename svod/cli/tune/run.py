@@ -257,7 +257,7 @@ class _TuneRun:
         """Store and print the results, and write the files. Returns the exit status."""
         self._kept.save(self.searches.result)
         if self.setting.options.lock_path is not None:
-            self._is_unwritten |= not keep_lock(self.setting.options.lock_path, self._works)
+            self._is_unwritten |= not keep_lock(self.setting.options.lock_path, self._works, self._roundings)
         status = self._status(captured)
         report = CommandReport(self.setting, captured, self._works, self.searches, self._kept, self._workers.description,
                                self._roundings)

@@ -1,6 +1,6 @@
 """The policy "fast" at prepare time: a plan runs the kernels rounded that its records name, or chooses them after its first run.
 
-    records of the plan within the limit → these kernels rounded, all others as in float32
+    records of the plan within the limit, of the lock file or else the database → these kernels rounded, all others as in float32
     none, and a limit (`PrepareConfig.max_error`) → the first run in float32 → `choose` over the inputs of that run → records, exchange
     none, and no limit → float32, and one line that says how to choose
 
@@ -15,13 +15,13 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from svod.compile.plan.compiler import Choice, Compiled, compile_all
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.compile.plan.unbound_plan import UnboundPlan, named_kernels
 from svod.config import log_once
 from svod.core.cost.sketch import starts
 from svod.core.graph.buffer import Buffer
@@ -30,13 +30,15 @@ from svod.core.kernel.chain_text import chain_of
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError, KernelOptError
 from svod.system.optional import optional
+from svod.system.quantities import count
 from svod.system.quantities import seconds as duration
 from svod.tune.capture import plan_digest
-from svod.tune.chains import choose
-from svod.tune.db import Rounding
+from svod.tune.chains import choose, foreign_fault, own_fault
+from svod.tune.db import OWN, Rounding
 from svod.tune.fast.report import by_plan, sentence
 from svod.tune.fast.selection import Effect, Selection, select
 from svod.tune.fast.trial import RoundedPlans, exchange
+from svod.tune.relatives import kernel_record
 from svod.tune.resolved import Resolved
 
 log = logging.getLogger("svod")
@@ -44,6 +46,15 @@ log = logging.getLogger("svod")
 HOW = "choose them with svod-tune --numerics fast --max-error E, or by a run with SVOD_MAX_ERROR=E"
 BLOCKS, BLOCK_BYTES = 16, 1 << 12       # parts of a large constant whose content is in the digest, and their length
 OF_FIRST_RUN = "the inputs of a program's first run"
+
+
+class _Stored(NamedTuple):
+    """The records of a stored choice; `where`: the place it was found, in words, if that is not the database; `is_own`: whether it was made
+    by this machine's own runs."""
+
+    records: list[Rounding]
+    where: str
+    is_own: bool
 
 
 class FastPlan:
@@ -54,39 +65,50 @@ class FastPlan:
         self._digest = plan_digest(unbound, resolved.target.key)
         self._weights = weights_digest(constants)
         self._known = self._stored()
-        self.choices = self._rounded()
+        self.choices = {} if self._known is None else self._rounded(self._known)
 
     @property
     def is_open(self) -> bool:
         """Whether the kernels are chosen after the first run."""
         return self._known is None and self._resolved.config.max_error is not None
 
-    def _stored(self) -> list[Rounding] | None:
-        """The latest choice that holds for the plan and the limit of the configuration."""
-        config, most = self._resolved.config, self._resolved.config.max_error
+    def _stored(self) -> _Stored | None:
+        """The choice that holds for the plan and the limit of the configuration: that of the lock file, else the latest of the database."""
+        resolved, config = self._resolved, self._resolved.config
+        for locked in by_plan(x.record for x in resolved.roundings if self._holds(x.record)):
+            return _Stored(locked, f"by {config.lock}", False)
         if not config.consults_database:
             return None
-        found = [r for r, _ in self._resolved.db.select(Rounding, target=self._resolved.target.key, shipped=True)
-                 if (r.plan, r.weights) == (self._digest, self._weights) and r.kernel in self._unbound.kernels
-                 and (most is None or r.plan_error <= most <= r.max_error)]
-        return next(iter(by_plan(found)), None)
+        found = [(r, layer) for r, layer in resolved.db.select(Rounding, target=resolved.target.key, shipped=True)
+                 if self._holds(r) and (layer == OWN or config.imported != "ignore")]
+        foreign = {r.choice for r, layer in found if layer != OWN}
+        for known in by_plan(r for r, _ in found):
+            return _Stored(known, "", known[0].choice not in foreign)
+        return None
 
-    def _rounded(self) -> dict[str, Choice]:
-        """The chains of the kernels that the records name. A chain that gives other code than it did when its error was measured is not
-        used, and one line says so."""
-        choices, compiler = {}, self._resolved.compiler
-        for r in [r for r in self._known or () if r.used]:
-            kernel, chain = self._unbound.kernels[r.kernel], chain_of(r.chain)
+    def _holds(self, r: Rounding) -> bool:
+        most = self._resolved.config.max_error
+        return (r.target, r.plan, r.weights) == (self._resolved.target.key, self._digest, self._weights) \
+            and r.kernel in self._unbound.kernels and (most is None or r.plan_error <= most <= r.max_error)
+
+    def _rounded(self, stored: _Stored) -> dict[str, Choice]:
+        """The chains of the kernels that are rounded by a stored choice. Chains that may not be used are left out, and one line says so."""
+        choices, problems, fault = dict[str, Choice](), list[str](), own_fault if stored.is_own else foreign_fault
+        for r in [r for r in stored.records if r.used]:
             try:
-                same = compiler.linear_of(kernel, chain) == r.linear
-            except KernelOptError:
-                same = False
-            if same:
-                error = "" if r.error is None else f" for an error of {r.error:.1e}"
-                choices[r.kernel] = Choice(chain, "fast", f"rounded: saves {duration(max(0.0, r.before - r.after))} a run{error}")
-            else:
-                log_once(log, logging.WARNING, f"numerics=fast: kernels of a plan stay in float32, as their chains give other code since "
-                                               f"they were chosen; {HOW}")
+                chain = chain_of(r.chain)
+                problem = fault(self._unbound.kernels[r.kernel], chain, self._resolved, r.linear)
+            except KernelOptError as e:
+                problem = f"does not apply: {e}"
+            if problem is not None:
+                problems.append(f"the chain of {r.kernel[:12]} {problem}")
+                continue
+            error = "" if r.error is None else f" for an error of {r.error:.1e}"
+            why = f"rounded: saves {duration(max(0.0, r.before - r.after))} a run{error}"
+            choices[r.kernel] = Choice(chain, "fast", f"{why}, {stored.where}" if stored.where else why)
+        if problems:
+            log_once(log, logging.WARNING, f"numerics=fast: {count(len(problems), 'kernel')} of a plan "
+                                           f"{'stays' if len(problems) == 1 else 'stay'} in float32: {problems[0]}; {HOW}")
         return choices
 
     def attach(self, plan: ExecutionPlan, exact: Mapping[str, Compiled]) -> None:
@@ -122,7 +144,8 @@ class FastPlan:
         if after >= before:
             selection, after = Selection(frozenset(), 0.0), before
         chosen = self._records(effects, selection, rounded, most, before, after)
-        self._resolved.db.record(chosen)
+        names = {key: named.name for key, named in named_kernels(self._unbound.calls).items()}
+        self._resolved.db.record([*chosen, *(kernel_record(self._unbound.kernels[key], names[key]) for key in rounded)])
         if selection.kernels:
             exchange(plan, trial.code_of(selection.kernels))
         return chosen

@@ -9,6 +9,7 @@ from svod.tune.db import Rounding
 
 SHOWN_DIGEST = 12
 
+
 def by_plan(records: Iterable[Rounding]) -> list[list[Rounding]]:
     """The records of each choice, in the order of their times; of several choices for one plan and constants the latest."""
     latest: dict[tuple[str, str, str], list[Rounding]] = {}

@@ -13,6 +13,7 @@ from svod import config
 from svod.cli.tune.command import check
 from svod.cli.tune.options import TuneOptions
 from svod.compile.cpu.host import host_target
+from svod.tune.lock import read_lock
 
 SCRIPT = """
 import numpy as np
@@ -20,7 +21,9 @@ import svod
 from svod import Tensor
 v, w = (Tensor(np.random.default_rng(k).standard_normal((256, 256)).astype(np.float32)) for k in (1, 2))
 y = (Tensor(np.ones((256, 256), np.float32)) @ v).relu() @ w
-y.prepare(constants=[v, w]).execute()
+plan = y.prepare(constants=[v, w])
+print(*(k.opts_source for k in plan.kernels))
+plan.execute()
 """
 
 
@@ -37,13 +40,20 @@ def test_what_it_needs(given: dict[str, object], reason: str, tmp_path: Path, mo
         check(TuneOptions(max_error=1e-2, **given))     # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not {"amx", "bf16"} <= set(host_target().features), reason="needs a CPU with AMX and AVX-512 BF16")
+@pytest.mark.skipif(not {"avx512f", "bf16"} <= set(host_target().features), reason="needs a CPU with AVX-512 BF16")
 def test_a_program_chooses_its_kernels(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(SCRIPT)
+    environment = config.environment_with_svod(BEAM=None, SVOD_TUNE_DB=":none:")
     done = subprocess.run([sys.executable, "-m", "svod", "tune", "m.py", "--numerics", "fast", "--max-error", "0.05", "--budget", "4",
-                           "--workers", "inline", "--db", "t.db", "--json", "out.json"], cwd=tmp_path, capture_output=True, text=True,
-                          env=config.environment_with_svod(BEAM=None), check=False)
+                           "--workers", "inline", "--db", "t.db", "--json", "out.json", "-o", "m.lock.jsonl"], cwd=tmp_path,
+                          capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     found, = json.loads((tmp_path / "out.json").read_text())["roundings"]
     assert found["error"] <= 0.05 and found["kernels"] and found["samples"] == "those of the first run of m.py"
     assert "numerics=fast: an error of at most 0.05" in done.stderr
+    locked = read_lock(tmp_path / "m.lock.jsonl").roundings
+    assert {x.kernel: x.record.used for x in locked} == {k["kernel"]: k["used"] for k in found["kernels"]}
+    assert all("gemm" in x.name for x in locked) and "which of them are rounded in 1 plan" in done.stderr
+    run = subprocess.run([sys.executable, "m.py"], cwd=tmp_path, capture_output=True, text=True, check=True,
+                         env={**environment, "SVOD_NUMERICS": "fast", "SVOD_LOCK": "m.lock.jsonl"})
+    assert run.stdout.split().count("fast") == sum(x.record.used for x in locked)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,51 +10,15 @@ import numpy as np
 import pytest
 
 import svod
-from svod import Tensor, config
 from svod.compile.cpu.host import host_target
-from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.machine.target import FAST
 from svod.errors import ConfigError, UnsupportedError
 from svod.tune.db import Rounding, TuningDB
 from svod.tune.fast.at_prepare import weights_digest
 from svod.tune.fast.report import by_plan, sentence, to_data
-from svod.tune.fast.selection import Effect
-from svod.tune.fast.trial import RoundedPlans, Times, relative_error
+from svod.tune.fast.trial import relative_error
 from svod.tune.resolved import resolve
-
-NEEDED = {"amx", "avx512f", "bf16"}
-needs_instructions = pytest.mark.skipif(not set(host_target().features) >= NEEDED, reason="needs a CPU with AMX and AVX-512 BF16")
-RNG = np.random.default_rng(0)
-X, V, W = (RNG.standard_normal((n, m)).astype(np.float32) for n, m in ((96, 128), (128, 160), (160, 64)))
-
-
-@pytest.fixture(autouse=True)
-def told_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Rounded kernels save time, whatever the machine does meanwhile; lines that are said once are said again."""
-    monkeypatch.setattr(config, "_said", set())
-    monkeypatch.setattr(RoundedPlans, "effects", lambda self: [Effect(k, 2.0, 1.0, self.error_of(frozenset((k,)))) for k in self._rounded])
-    monkeypatch.setattr(RoundedPlans, "times", lambda self, kernels: Times(10.0, 10.0 - len(kernels)))
-    yield
-
-
-def of(path: Path | str, most: float | None = None) -> svod.PrepareConfig:
-    return svod.PrepareConfig(numerics="fast", max_error=most, db=str(path))
-
-
-def plan_of(how: svod.PrepareConfig, x: np.ndarray = X, w: np.ndarray = W) -> tuple[Tensor, ExecutionPlan]:
-    weights = [Tensor(V), Tensor(w)]
-    y = (Tensor(x) @ weights[0]).relu() @ weights[1]
-    return y, y.prepare(how, constants=weights)
-
-
-def exact(x: np.ndarray = X, w: np.ndarray = W) -> np.ndarray:
-    y, plan = plan_of(svod.PrepareConfig(numerics="float32", db=":none:"), x, w)
-    plan.execute()
-    return y.numpy().copy()
-
-
-def rounded(plan: ExecutionPlan) -> int:
-    return sum(k.opts[:1] != () and k.opts[0][0] == "ROUND" for k in plan.kernels)
+from tests.tune.fast.two_products import W, exact, needs_instructions, of, plan_of, rounded
 
 
 @needs_instructions
@@ -117,7 +80,7 @@ def test_a_chain_with_other_code_is_not_used(tmp_path: Path, caplog: pytest.LogC
         db.record([replace(r, linear="0" * 32, taken_at=r.taken_at + 1) for r, _ in db.select(Rounding)])
     with caplog.at_level(logging.WARNING, "svod"):
         assert rounded(plan_of(of(tmp_path / "t.db"))[1]) == 0
-    assert "give other code" in caplog.text
+    assert "gives other code" in caplog.text
 
 
 @needs_instructions
