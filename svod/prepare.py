@@ -48,7 +48,7 @@ from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents
 from svod.tensor.replacement import Computing
 from svod.tune.chains import opts_by_key
-from svod.tune.fast.at_prepare import fast_plan
+from svod.tune.fast.at_prepare import FastPlan, fast_plan
 from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
@@ -190,6 +190,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
         capture.announce(str(config.capture), native, target=main.target)
     devices = dict.fromkeys(("", *(c.device for c in native.calls)))
     fast = fast_plan(unbound, arrays, storages, main) if main.target.numerics == FAST and len(devices) == 1 else None
+    resolved = _for_others(fast, resolved)
     may_be_first = len(devices) == 1 and has_first_forms(config) and not (fast is not None and fast.is_open)
     rounded = fast.choices if fast is not None else None
     compiled = {name: compile_unbound_plan(unbound.on(name), given, resolved.on(name or places.main), may_be_first, rounded)
@@ -210,6 +211,13 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     if captures:
         capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=main.target, plan=plan)
     return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
+
+
+def _for_others(fast: FastPlan | None, resolved: Resolved) -> Resolved:
+    """The configuration for the kernels that are not rounded: without a search, if Ctrl-C has ended that of the rounded ones."""
+    if fast is None or not fast.is_interrupted:
+        return resolved
+    return replace(resolved, config=replace(resolved.config, beam=None))
 
 
 def device_called(name: str) -> str:

@@ -25,6 +25,7 @@ from svod.compile.plan.unbound_plan import Named, UnboundPlan, named_kernels
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import FLOAT32
 from svod.system.forksafe import remake_after_fork
 from svod.system.optional import optional, reason
 from svod.system.process.streams import is_terminal
@@ -149,6 +150,7 @@ def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], resol
             return Searched(found, False)
         known = len(found.keys() & unknown.keys())
         goes_on = f" ({known} of them known, and with more to try)" if known else ""
+        goes_on += "" if (policy := resolved.target.numerics) == FLOAT32 else f" under numerics={policy}"
         log.warning("BEAM=%d: searching %s%s, for at most %.0f s; Ctrl-C stops and keeps what was found", beam.width, what, goes_on, left)
         result = _Work("searched", unbound, unknown, resolved, beam, left).run(_searching)
     if isinstance(result, str):

@@ -1,12 +1,14 @@
 """The policy "fast" at prepare time: a plan runs the kernels rounded that its records name, or chooses them after its first run.
 
     records of the plan within the limit, of the lock file or else the database → these kernels rounded, all others as in float32
-    none, and a limit (`PrepareConfig.max_error`) → the first run in float32 → `choose` over the inputs of that run → records, exchange
+    none, and a limit (`PrepareConfig.max_error`) → with BEAM, kernels that may be rounded are searched → the first run in float32 →
+        `choose` over the inputs of that run → records, exchange
     none, and no limit → float32, and one line that says how to choose
 
 Kernels that are not rounded have the chains that they have under "float32". A candidate to be rounded has the chain that the tuning
 database, or the heuristic, has for it under "fast", if that begins with ROUND. A record holds for one plan (its calls and buffers), one
-target, and constants of the same content.
+target, and constants of the same content. With BEAM and a limit, an unfinished search goes on; a choice of the database is made anew if
+the candidates have other chains after it.
 """
 from __future__ import annotations
 
@@ -22,22 +24,24 @@ import numpy as np
 from svod.compile.plan.compiler import Choice, Compiled, compile_all
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.unbound_plan import UnboundPlan, named_kernels
-from svod.config import log_once
+from svod.config import BeamConfig, log_once
 from svod.core.cost.sketch import starts
 from svod.core.graph.buffer import Buffer
 from svod.core.kernel.apply import is_rounded
-from svod.core.kernel.chain_text import chain_of
+from svod.core.kernel.chain_text import chain_of, chain_text
+from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import CompileError, KernelOptError
 from svod.system.optional import optional
 from svod.system.quantities import count
 from svod.system.quantities import seconds as duration
 from svod.tune.capture import plan_digest
-from svod.tune.chains import choose, foreign_fault, own_fault
+from svod.tune.chains import choose_each, foreign_fault, own_fault
 from svod.tune.db import OWN, Rounding
 from svod.tune.fast.report import by_plan, sentence
 from svod.tune.fast.selection import Effect, Selection, select
 from svod.tune.fast.trial import RoundedPlans, exchange
+from svod.tune.plan_chains import searched
 from svod.tune.relatives import kernel_record
 from svod.tune.resolved import Resolved
 
@@ -49,22 +53,26 @@ OF_FIRST_RUN = "the inputs of a program's first run"
 
 
 class _Stored(NamedTuple):
-    """The records of a stored choice; `where`: the place it was found, in words, if that is not the database; `is_own`: whether it was made
-    by this machine's own runs."""
+    """The records of a stored choice. `lock`: the lock file that has it; None: the database has it. `is_own`: whether this machine's own
+    runs made it."""
 
     records: list[Rounding]
-    where: str
+    lock: str | None
     is_own: bool
 
 
 class FastPlan:
-    """A plan that is prepared under the policy "fast". `choices`: the chains of the kernels that it runs rounded."""
+    """A plan that is prepared under the policy "fast". `choices`: the chains of the kernels that it runs rounded. `is_interrupted`: whether
+    Ctrl-C has ended a search of their chains."""
 
     def __init__(self, unbound: UnboundPlan, constants: Sequence[tuple[int, Any]], resolved: Resolved) -> None:
         self._unbound, self._resolved = unbound, resolved
         self._digest = plan_digest(unbound, resolved.target.key)
         self._weights = weights_digest(constants)
-        self._known = self._stored()
+        self._known, self.is_interrupted = self._stored(), False
+        config = resolved.config
+        if config.beam is not None and config.max_error is not None and (self._known is None or self._known.lock is None):
+            self._known = self._after_search(self._known, config.beam)
         self.choices = {} if self._known is None else self._rounded(self._known)
 
     @property
@@ -76,14 +84,14 @@ class FastPlan:
         """The choice that holds for the plan and the limit of the configuration: that of the lock file, else the latest of the database."""
         resolved, config = self._resolved, self._resolved.config
         for locked in by_plan(x.record for x in resolved.roundings if self._holds(x.record)):
-            return _Stored(locked, f"by {config.lock}", False)
+            return _Stored(locked, config.lock, False)
         if not config.consults_database:
             return None
         found = [(r, layer) for r, layer in resolved.db.select(Rounding, target=resolved.target.key, shipped=True)
                  if self._holds(r) and (layer == OWN or config.imported != "ignore")]
         foreign = {r.choice for r, layer in found if layer != OWN}
         for known in by_plan(r for r, _ in found):
-            return _Stored(known, "", known[0].choice not in foreign)
+            return _Stored(known, None, known[0].choice not in foreign)
         return None
 
     def _holds(self, r: Rounding) -> bool:
@@ -105,19 +113,32 @@ class FastPlan:
                 continue
             error = "" if r.error is None else f" for an error of {r.error:.1e}"
             why = f"rounded: saves {duration(max(0.0, r.before - r.after))} a run{error}"
-            choices[r.kernel] = Choice(chain, "fast", f"{why}, {stored.where}" if stored.where else why)
+            choices[r.kernel] = Choice(chain, "fast", why if stored.lock is None else f"{why}, by {stored.lock}")
         if problems:
             log_once(log, logging.WARNING, f"numerics=fast: {count(len(problems), 'kernel')} of a plan "
                                            f"{'stays' if len(problems) == 1 else 'stay'} in float32: {problems[0]}; {HOW}")
         return choices
+
+    def _after_search(self, known: _Stored | None, beam: BeamConfig) -> _Stored | None:
+        """Search the chains of the kernels that may be rounded. Returns the choice that holds after it: none if the candidates have other
+        chains than when it was made."""
+        from svod.tune.at_prepare import searches_interrupted  # imported here, as only searches need it
+        resolved, interrupted = self._resolved, searches_interrupted()
+        kernels = {key: k for key, k in self._unbound.kernels.items() if _may_be_rounded(k, resolved)}
+        with optional(log, "kernels are not searched with rounded factors"):
+            found = searched(self._unbound, kernels, choose_each(kernels, resolved), resolved, beam)
+            self.is_interrupted = searches_interrupted() > interrupted
+            if found and known is not None:
+                now = {key: chain_text(choice.chain) for key, choice in self._candidates().items()}
+                return known if now == {r.kernel: chain_text(r.chain) for r in known.records} else None
+        return known
 
     def attach(self, plan: ExecutionPlan, exact: Mapping[str, Compiled]) -> None:
         """Let the plan choose its kernels after its first run, if that is to be done. `exact`: the code that it begins with."""
         most, of_plan = self._resolved.config.max_error, weakref.ref(plan)
         if self._known is None and most is not None:
             plan.call_after_run(lambda: self._choose_for(of_plan(), exact, most))
-        elif self._known is None and any(len(starts(Scheduler(k, self._resolved.target))) > 1 for k in self._unbound.kernels.values()
-                                         if k.library_kernel is None):
+        elif self._known is None and any(_may_be_rounded(k, self._resolved) for k in self._unbound.kernels.values()):
             log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, as no kernels are chosen to be rounded yet; {HOW}")
 
     def _choose_for(self, plan: ExecutionPlan | None, exact: Mapping[str, Compiled], most: float) -> None:
@@ -131,7 +152,7 @@ class FastPlan:
     def choose(self, plan: ExecutionPlan, exact: Mapping[str, Compiled], most: float) -> list[Rounding]:
         """Choose the kernels to round over the inputs that are bound to the plan now, let the plan run them, and store the choice. [] if no
         kernel may be rounded, or if the plan has no float outputs to compare."""
-        rounded = self._candidates()
+        rounded = self._compiled(self._candidates())
         if not rounded:
             return []
         trial = RoundedPlans(plan, self._unbound, exact, rounded)
@@ -150,15 +171,14 @@ class FastPlan:
             exchange(plan, trial.code_of(selection.kernels))
         return chosen
 
-    def _candidates(self) -> dict[str, Compiled]:
-        """The code of the kernels that may be rounded."""
-        resolved, choices = self._resolved, dict[str, Choice]()
-        for key, kernel in self._unbound.kernels.items():
-            if kernel.library_kernel is None and is_rounded((found := choose(kernel, resolved)).chain):
-                choices[key] = found
-        kernels = {key: self._unbound.kernels[key] for key in choices}
+    def _candidates(self) -> dict[str, Choice]:
+        """The chains of the kernels whose best known chain rounds them."""
+        kernels = {key: k for key, k in self._unbound.kernels.items() if k.library_kernel is None}
+        return {key: found for key, found in choose_each(kernels, self._resolved).items() if is_rounded(found.chain)}
+
+    def _compiled(self, choices: Mapping[str, Choice]) -> dict[str, Compiled]:
         try:
-            return compile_all(kernels, choices, resolved.compiler)
+            return compile_all({key: self._unbound.kernels[key] for key in choices}, choices, self._resolved.compiler)
         except (KernelOptError, CompileError) as e:
             log.warning("numerics=fast: a plan stays in float32, as its rounded kernels cannot be compiled (%s)", e)
             return {}
@@ -172,6 +192,10 @@ class FastPlan:
             samples=OF_FIRST_RUN, max_error=most, error=e.error if np.isfinite(e.error) else None, before=e.before, after=e.after,
             used=e.kernel in selection.kernels, plan_error=selection.error, plan_before=before, plan_after=after, taken_at=now)
             for e in effects]
+
+
+def _may_be_rounded(kernel: Kernel, resolved: Resolved) -> bool:
+    return kernel.library_kernel is None and len(starts(Scheduler(kernel, resolved.target))) > 1
 
 
 def fast_plan(unbound: UnboundPlan, arrays: Sequence[Any], storages: Mapping[int, Buffer], resolved: Resolved) -> FastPlan | None:
