@@ -189,7 +189,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
         from svod.tune import capture
         capture.announce(str(config.capture), native, target=main.target)
     devices = dict.fromkeys(("", *(c.device for c in native.calls)))
-    fast = fast_plan(unbound, arrays, storages, main) if main.target.numerics == FAST and len(devices) == 1 else None
+    fast = fast_plan(unbound, arrays, storages, main, given) if main.target.numerics == FAST and len(devices) == 1 else None
     resolved = _for_others(fast, resolved)
     may_be_first = len(devices) == 1 and has_first_forms(config) and not (fast is not None and fast.is_open)
     rounded = fast.choices if fast is not None else None

@@ -16,7 +16,8 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +66,9 @@ class FastPlan:
     """A plan that is prepared under the policy "fast". `choices`: the chains of the kernels that it runs rounded. `is_interrupted`: whether
     Ctrl-C has ended a search of their chains."""
 
-    def __init__(self, unbound: UnboundPlan, constants: Sequence[tuple[int, Any]], resolved: Resolved) -> None:
+    def __init__(self, unbound: UnboundPlan, constants: Sequence[tuple[int, Any]], resolved: Resolved, given: Collection[str]) -> None:
         self._unbound, self._resolved = unbound, resolved
+        self._kernels = {key: k for key, k in unbound.kernels.items() if k.library_kernel is None and key not in given}
         self._digest = plan_digest(unbound, resolved.target.key)
         self._weights = weights_digest(constants)
         self._known, self.is_interrupted = self._stored(), False
@@ -124,7 +126,7 @@ class FastPlan:
         chains than when it was made."""
         from svod.tune.at_prepare import searches_interrupted  # imported here, as only searches need it
         resolved, interrupted = self._resolved, searches_interrupted()
-        kernels = {key: k for key, k in self._unbound.kernels.items() if _may_be_rounded(k, resolved)}
+        kernels = {key: k for key, k in self._kernels.items() if _may_be_rounded(k, resolved)}
         with optional(log, "kernels are not searched with rounded factors"):
             found = searched(self._unbound, kernels, choose_each(kernels, resolved), resolved, beam)
             self.is_interrupted = searches_interrupted() > interrupted
@@ -138,7 +140,7 @@ class FastPlan:
         most, of_plan = self._resolved.config.max_error, weakref.ref(plan)
         if self._known is None and most is not None:
             plan.call_after_run(lambda: self._choose_for(of_plan(), exact, most))
-        elif self._known is None and any(_may_be_rounded(k, self._resolved) for k in self._unbound.kernels.values()):
+        elif self._known is None and any(_may_be_rounded(k, self._resolved) for k in self._kernels.values()):
             log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, as no kernels are chosen to be rounded yet; {HOW}")
 
     def _choose_for(self, plan: ExecutionPlan | None, exact: Mapping[str, Compiled], most: float) -> None:
@@ -173,8 +175,8 @@ class FastPlan:
 
     def _candidates(self) -> dict[str, Choice]:
         """The chains of the kernels whose best known chain rounds them."""
-        kernels = {key: k for key, k in self._unbound.kernels.items() if k.library_kernel is None}
-        return {key: found for key, found in choose_each(kernels, self._resolved).items() if is_rounded(found.chain)}
+        return {key: replace(found, source="fast") for key, found in choose_each(self._kernels, self._resolved).items()
+                if is_rounded(found.chain)}
 
     def _compiled(self, choices: Mapping[str, Choice]) -> dict[str, Compiled]:
         try:
@@ -195,17 +197,18 @@ class FastPlan:
 
 
 def _may_be_rounded(kernel: Kernel, resolved: Resolved) -> bool:
-    return kernel.library_kernel is None and len(starts(Scheduler(kernel, resolved.target))) > 1
+    return len(starts(Scheduler(kernel, resolved.target))) > 1
 
 
-def fast_plan(unbound: UnboundPlan, arrays: Sequence[Any], storages: Mapping[int, Buffer], resolved: Resolved) -> FastPlan | None:
+def fast_plan(unbound: UnboundPlan, arrays: Sequence[Any], storages: Mapping[int, Buffer], resolved: Resolved,
+              given: Collection[str]) -> FastPlan | None:
     """The plan under the policy "fast", or None if it runs in float32 because it calls functions or copies between devices, or because no
-    opts are to be used. `arrays`, `storages`: the memory of its buffers."""
+    opts are to be used. `arrays`, `storages`: the memory of its buffers. `given`: the kernels whose chains PrepareConfig.opts gives."""
     if unbound.functions or unbound.copies or not unbound.kernels or resolved.config.noopt:
         return None
     constants = [(b.size, arrays[i] if arrays[i] is not None else storages[i].array)
                  for i, b in enumerate(unbound.buffers) if b.kind == "constant" and (arrays[i] is not None or i in storages)]
-    return FastPlan(unbound, constants, resolved)
+    return FastPlan(unbound, constants, resolved, given)
 
 
 def weights_digest(constants: Sequence[tuple[int, Any]]) -> str:

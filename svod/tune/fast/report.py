@@ -35,7 +35,7 @@ def rounding_words(r: Rounding) -> str:
     error = "outputs that are not finite" if r.error is None else f"an error of {r.error:.1e}"
     effect = f"alone it costs {error}, and takes {duration(r.after)} of a run instead of {duration(r.before)}"
     return (f"in plan {r.plan[:SHOWN_DIGEST]} it {'is rounded' if r.used else 'stays in float32'}: {effect}; the plan's error is "
-            f"{r.plan_error:.1e}, {r.max_error:g} is allowed; sample inputs: {r.samples}")
+            f"{r.plan_error:.1e}, {r.max_error:g} is allowed; sample inputs: {r.samples or 'not told'}")
 
 
 def to_data(records: Sequence[Rounding]) -> dict[str, Any]:

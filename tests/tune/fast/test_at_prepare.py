@@ -29,6 +29,7 @@ def test_kernels_are_chosen_after_the_first_run_and_stored(tmp_path: Path, caplo
     with caplog.at_level(logging.WARNING, "svod"):
         plan.execute()
     assert y.numpy().tobytes() == want.tobytes(), "the first run is in float32"
+    assert {k.opts_source for k in plan.kernels} == {"fast"}
     assert rounded(plan) == 2 and "2 of 2 kernels" in caplog.text and "sample inputs" in caplog.text
     plan.execute()
     error = relative_error(y.numpy(), want)
@@ -98,6 +99,15 @@ def test_a_chain_that_is_given_may_round() -> None:
     y, plan = plan_of(replace(of(":none:"), opts={"gemm_0": [("ROUND", "out", "bfloat16")]}))
     plan.execute()
     assert rounded(plan) == 1 and 0 < relative_error(y.numpy(), exact()) < 1e-2
+
+
+@needs_instructions
+def test_a_chain_that_is_given_stays(tmp_path: Path) -> None:
+    plan = plan_of(replace(of(tmp_path / "t.db", 1e-2), opts={"gemm_0": "UPCAST(o1, 16)"}))[1]
+    plan.execute()
+    assert [k.chain for k in plan.kernels if k.chain == "UPCAST(o1, 16)"] == ["UPCAST(o1, 16)"] and rounded(plan) == 1
+    with TuningDB.open(tmp_path / "t.db") as db:
+        assert len(db.select(Rounding)) == 1
 
 
 def test_fast_is_for_cpus_and_a_limit_for_fast() -> None:
