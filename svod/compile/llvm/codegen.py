@@ -25,7 +25,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 from svod.system.forksafe import remake_after_fork
 
-CODEGEN_REVISION = 20
+CODEGEN_REVISION = 21
 """Version of the generated code, increased when lowering, renderer, passes or attributes change it: older objects are not used again."""
 
 COMPILER = f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"

@@ -11,8 +11,9 @@ import pytest
 
 from svod.compile.lower.interpreter import PhaseInterpreter
 from svod.compile.lower.intervals import least_iterations
-from svod.compile.lower.library import chunks, lower_library_kernel, scan, scatter, select, sort, sorted_values
+from svod.compile.lower.library import chunks, lower_library_kernel, network, radix, scan, scatter, select, sort, sorted_values
 from svod.compile.lower.library.chunks import lengths_of
+from svod.compile.lower.library.sorted_values import ways_to_sort
 from svod.compile.lower.linear import validate
 from svod.core.graph import graph
 from svod.core.ir.dtype import to_dtype
@@ -160,23 +161,65 @@ WAYS_TO_SORT: dict[str, tuple[list[tuple[int, int]], dict[str, int]]] = {
 def test_sorting(way: str, dtype: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, limits = WAYS_TO_SORT[way]
     for name, limit in limits.items():
-        for module in (sort, sorted_values):
-            monkeypatch.setattr(module, name, limit, raising=module is sort)
+        monkeypatch.setattr(sort, name, limit)
     monkeypatch.setattr(select, "SHORT_ROW", 1 << 20)        # TOPK sorts as well
-    made = spied(monkeypatch, (sort.Radix, "fill"), (sorted_values.SortedRow, "survey"),
-                 *[(module, name) for module in (sort, sorted_values) for name in ("count_rows", "order_by_counting")])
+    made = spied(monkeypatch, (radix.Radix, "fill"), (sort, "count_rows"), (sort, "order_by_counting"))
     for number, (shape, descending) in enumerate(product(shapes[:2] if not native else shapes, [False, True])):
         x = elements_to_sort(shape, dtype, number)
         x[-1] = np.where(np.arange(shape[1]) == 2, x[-1], x[-1, 0])      # all elements but one are equal
         k = 1 + shape[1] // 3
-        for name, options, result in (("SORT", (descending,), dtype), ("ARGSORT", (descending,), "int64"),
-                                      ("TOPK", (k, not descending), "int64")):
-            kernel = kernel_of(name, options, result, [shape], [dtype])
+        for name, options in (("ARGSORT", (descending,)), ("TOPK", (k, not descending))):
+            kernel = kernel_of(name, options, "int64", [shape], [dtype])
             compare(kernel, [x], native)
             made.clear()
             phases = lower_library_kernel(kernel, NATIVE).spec.phases
             assert (len(phases) > 1) == (way == "parts"), f"{way} has {len(phases)} phases"
-            assert made and ("fill" in made or "survey" in made) == (way in ("radix", "parts")), f"{way} is written by {made}"
+            assert made and ("fill" in made) == (way in ("radix", "parts")), f"{way} is written by {made}"
+
+
+@pytest.mark.parametrize(("dtype", "machine"), a_quarter([*product(
+    ["float32", "float16", "bfloat16", "float64", "int8", "int32", "int64", "uint64", "bool"], ["", "baseline", "avx2", "host"])]), ids=str)
+def test_every_way_to_sort_values(dtype: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`machine`: which target's machine code runs; "": the programs are interpreted."""
+    monkeypatch.setattr(sorted_values, "LEAST_SORTED_PART", 20)
+    shapes = [(1, 1), (2, 2), (33, 13), (17, 331), (1, 1543)] if machine else [(1, 1), (3, 2), (18, 7), (2, 37)]
+    target = replace(runnable_targets().get(machine, NATIVE), threads=3, l1=2048)       # blocks that fit the first cache are small
+    for number, shape in enumerate(shapes):
+        x = elements_to_sort(shape, dtype, number)
+        kernel = kernel_of("SORT", (bool(number & 1),), dtype, [shape], [dtype])
+        case = Case(kernel)
+        case.args[1:] = [x.reshape(-1)]
+        case.want = evaluate(kernel.ast, case.args)
+        assert kernel.library_kernel is not None
+        for way in ways_to_sort(kernel.library_kernel, target):
+            program = way.lower(kernel.library_kernel, target)
+            if machine:
+                run_native(case, program, target, slices=2)
+            else:
+                validate(program)
+                run_interpreted(case, program, slices=2)
+
+
+def test_networks_order_zeros_and_ones() -> None:
+    """By the zero-one principle networks that sort all of these sort everything."""
+    for n in range(1, 17):
+        values = [np.arange(1 << n) >> i & 1 for i in range(n)]
+        for i, j in network.sorting_pairs(n):
+            values[i], values[j] = np.minimum(values[i], values[j]), np.maximum(values[i], values[j])
+        assert all((a <= b).all() for a, b in pairwise(values)), n
+
+
+def test_rows_are_sorted_in_the_way_of_least_cost() -> None:
+    """Networks sort what fits the caches, digits long rows of few digits, and columns need as many rows as a vector has lanes."""
+    target = replace(AVX512, threads=2, l1=1 << 15, l2=1 << 20)
+    for dtype, shape, name in (("float32", (1024, 1000), "sort_columns"), ("float64", (100000, 16), "sort_columns"),
+                               ("int32", (1, 1 << 20), "sort_blocks"), ("float32", (8, 1000), "sort_blocks"),
+                               ("uint8", (1, 1 << 20), "_by_parts"), ("int8", (64, 1 << 14), "_by_rows"),
+                               ("int64", (1, 3), "_by_counting")):
+        node = kernel_of("SORT", (False,), dtype, [shape], [dtype]).library_kernel
+        assert node is not None
+        lower = min(ways_to_sort(node, target), key=lambda way: way.cycles).lower
+        assert getattr(lower, "func", lower).__name__ == name, (dtype, shape)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -192,7 +235,9 @@ def test_sorted_values_of_long_rows(dtype: str, parts: int, monkeypatch: pytest.
         x = rng.integers(0, 5, (1, 71)) * step % (1 << min(30, kind.bits - 1))
         x = from_float(x.astype(np.float32), kind) if dtype == "bfloat16" else x.astype(dtype)
         kernel = kernel_of("SORT", (bool(step & 1),), dtype, [x.shape], [dtype])
-        program = lower_library_kernel(kernel, target)
+        assert kernel.library_kernel is not None
+        by_digits, *_ = ways_to_sort(kernel.library_kernel, target)
+        program = by_digits.lower(kernel.library_kernel, target)
         assert (len(program.spec.phases) > 1) == (parts > 1)
         case = Case(kernel)
         case.args[1:], case.want = [x.reshape(-1)], evaluate(kernel.ast, [np.zeros_like(x).reshape(-1), x.reshape(-1)])

@@ -1,4 +1,5 @@
-"""SORT: the values of a row in order, by a radix sort of their keys, least significant digit first.
+"""SORT: the values of a row in order. Most rows are sorted by networks (`network_sort.py`), those of few digits and very long ones by a
+radix sort of their keys, least significant digit first, and a few short ones by comparison counting: what is predicted to take least.
 
     the least key, of integers, which is subtracted
     counts of the first digit, and which bits of the keys differ
@@ -8,8 +9,8 @@ The first pass reads the elements and the last one writes them; between them the
 digit is the same in all keys is a copy if it is the first or the last, and nothing otherwise. Keys are unsigned integers that compare like
 the elements: -0 is before 0, and all NaNs are one key, the largest.
 
-Rows are spread over the cores, each of which sorts a row as two parts in turns; if there are fewer rows than cores, a row is cut into a
-part for each core and each step is a phase (as in `radix.py`, whose passes carry positions).
+By digits, rows are spread over the cores, each of which sorts a row as two parts in turns; if there are fewer rows than cores, a row is cut
+into a part for each core and each step is a phase (as in `radix.py`, whose passes carry positions).
 """
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, type_to_compare
 from svod.compile.lower.library.keys import CONSTANT_BITS, element_of, key_type, sort_key
 from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, cores, program
+from svod.compile.lower.library.network_sort import SortingWay, network_ways
 from svod.compile.lower.library.radix import COUNT, RowPart
 from svod.compile.lower.library.sort import LEAST_SORTED_PART, PARTS_OF_ROW, is_counted
 from svod.compile.lower.program import Program
@@ -30,6 +32,9 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 DIGIT_BITS = 8
+DIGIT_CYCLES = {True: 5.0, False: 7.0}      # of a pass over a digit, for one element: whether the keys fit a core's own cache
+BUCKET_CYCLES = 3.0             # of a pass over a digit, for one bucket
+COUNT_CYCLES = 2.5              # of counting, for the comparison of a vector of keys with one key
 LONG_DIGIT_BITS = 11            # bits of a digit in rows that are much longer than a table of counts
 LEAST_LONG_ROW = 1 << 15        # elements of a row with such digits
 
@@ -225,12 +230,33 @@ def subtracts_least(dtype: DType) -> bool:
 
 def lower_sort(node: UOp, target: Target) -> Program:
     """Return the Program of a SORT on a CPU."""
+    return min(ways_to_sort(node, target), key=lambda way: way.cycles).lower(node, target)
+
+
+def ways_to_sort(node: UOp, target: Target) -> list[SortingWay]:
+    """Return the ways to sort the rows of a SORT: by counting or, longer ones, by digits; and by networks."""
     rows, n = node.arg[2][0]
-    parts = min(-(-target.threads // rows), n // LEAST_SORTED_PART) if rows < target.threads else 1
-    if parts > 1:
-        return _by_parts(node, target, parts)
+    parts = max(1, min(-(-target.threads // rows), n // LEAST_SORTED_PART)) if rows < target.threads else 1
     if is_counted(node.dtype, n):
-        return _by_counting(node, target)
+        vectors = -(-n // target.lanes(type_to_compare(key_type(node.dtype))))
+        other = SortingWay(-(-rows // target.threads) * n * vectors * COUNT_CYCLES, _by_counting)
+    else:
+        other = SortingWay(_digit_cycles(node, target, parts), partial(_by_parts, parts=parts) if parts > 1 else _by_rows)
+    return [other, *network_ways(node, target)]
+
+
+def _digit_cycles(node: UOp, target: Target, parts: int) -> float:
+    """Return the cycles of a radix sort by so many parts of a row."""
+    rows, n = node.arg[2][0]
+    of_element = DIGIT_CYCLES[2 * n * stored_type(node.dtype).itemsize <= target.l2 * parts]
+    rounds = -(-rows * parts // target.threads)
+    cycles: float = rounds * sum([n / parts * of_element + (1 << d.bits) * BUCKET_CYCLES for d in digits_of(node.dtype, n)])
+    return cycles
+
+
+def _by_rows(node: UOp, target: Target) -> Program:
+    """Return the Program of a radix sort in which each iteration is a row."""
+    rows, n = node.arg[2][0]
     b, unsigned = Loops(), stored_type(node.dtype)
     table = aligned(PARTS_OF_ROW * (1 << max(d.bits for d in digits_of(node.dtype, n))) * COUNT.itemsize)
     halves = aligned(2 * n * unsigned.itemsize)
