@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
@@ -13,8 +14,9 @@ from svod.compile.lower.interpreter import PhaseInterpreter
 from svod.compile.lower.intervals import least_iterations
 from svod.compile.lower.library import chunks, lower_library_kernel, network, radix, scan, scatter, select, sort, sorted_values
 from svod.compile.lower.library.chunks import lengths_of
-from svod.compile.lower.library.sorted_values import ways_to_sort
+from svod.compile.lower.library.network_sort import SortingWay
 from svod.compile.lower.linear import validate
+from svod.compile.lower.program import Program
 from svod.core.graph import graph
 from svod.core.ir.dtype import to_dtype
 from svod.core.kernel.kernel import Kernel
@@ -54,17 +56,41 @@ def compare_on_groups(kernel: Kernel, operands: list[Array], target: Target = TO
     case.check(args, "threads of groups")
 
 
-def compare(kernel: Kernel, operands: list[Array], native: bool) -> None:
+def case_of(kernel: Kernel, operands: list[Array]) -> Case:
     case = Case(kernel)
     case.args[1:] = [a.reshape(-1) for a in operands]
     case.want = evaluate(kernel.ast, case.args)
+    return case
+
+
+def compare(kernel: Kernel, operands: list[Array], native: bool,
+            lower: Callable[[Kernel, Target], Program] = lower_library_kernel) -> None:
+    case = case_of(kernel, operands)
     if native:
-        run_native(case, lower_library_kernel(kernel, NATIVE), NATIVE, slices=2)
+        run_native(case, lower(kernel, NATIVE), NATIVE, slices=2)
         return
     for target in (NATIVE, BASELINE):
-        program = lower_library_kernel(kernel, target)
+        program = lower(kernel, target)
         validate(program)
         run_interpreted(case, program, slices=2)
+
+
+def sorting_ways(kernel: Kernel, target: Target) -> list[SortingWay]:
+    """The ways in which a kernel that sorts may be written."""
+    node = kernel.library_kernel
+    assert node is not None
+    (name, options, ((_, n),)) = node.arg
+    if name == "ARGSORT":
+        return sort.ways_to_order(node, target, n, options[0])
+    return (sorted_values.ways_to_sort if name == "SORT" else select.ways_to_choose)(node, target)
+
+
+def without_networks(kernel: Kernel, target: Target) -> Program:
+    """The program that sorts rows by counting or by digits."""
+    node = kernel.library_kernel
+    assert node is not None
+    return next(way for way in sorting_ways(kernel, target) if "sort.py" in getattr(way.lower, "func", way.lower).__code__.co_filename
+                ).lower(node, target)
 
 
 @pytest.mark.parametrize("target", [AVX2, AVX512], ids=["avx2", "avx512"])
@@ -170,28 +196,29 @@ def test_sorting(way: str, dtype: str, native: bool, monkeypatch: pytest.MonkeyP
         k = 1 + shape[1] // 3
         for name, options in (("ARGSORT", (descending,)), ("TOPK", (k, not descending))):
             kernel = kernel_of(name, options, "int64", [shape], [dtype])
-            compare(kernel, [x], native)
+            compare(kernel, [x], native, without_networks)
             made.clear()
-            phases = lower_library_kernel(kernel, NATIVE).spec.phases
+            phases = without_networks(kernel, NATIVE).spec.phases
             assert (len(phases) > 1) == (way == "parts"), f"{way} has {len(phases)} phases"
             assert made and ("fill" in made) == (way in ("radix", "parts")), f"{way} is written by {made}"
 
 
 @pytest.mark.parametrize(("dtype", "machine"), a_quarter([*product(
     ["float32", "float16", "bfloat16", "float64", "int8", "int32", "int64", "uint64", "bool"], ["", "baseline", "avx2", "host"])]), ids=str)
-def test_every_way_to_sort_values(dtype: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_to_sort(dtype: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`machine`: which target's machine code runs; "": the programs are interpreted."""
-    monkeypatch.setattr(sorted_values, "LEAST_SORTED_PART", 20)
+    for module in (sort, sorted_values):
+        monkeypatch.setattr(module, "LEAST_SORTED_PART", 20)
     shapes = [(1, 1), (2, 2), (33, 13), (17, 331), (1, 1543)] if machine else [(1, 1), (3, 2), (18, 7), (2, 37)]
     target = replace(runnable_targets().get(machine, NATIVE), threads=3, l1=2048)       # blocks that fit the first cache are small
-    for number, shape in enumerate(shapes):
+    for number, (shape, name) in enumerate(product(shapes, ["SORT", "ARGSORT", "TOPK"])):
         x = elements_to_sort(shape, dtype, number)
-        kernel = kernel_of("SORT", (bool(number & 1),), dtype, [shape], [dtype])
-        case = Case(kernel)
-        case.args[1:] = [x.reshape(-1)]
-        case.want = evaluate(kernel.ast, case.args)
+        x[-1] = np.where(np.arange(shape[1]) == 2, x[-1], x[-1, 0])      # all elements but one are equal
+        options = (1 + shape[1] // 150, bool(number & 1)) if name == "TOPK" else (bool(number & 1),)
+        kernel = kernel_of(name, options, dtype if name == "SORT" else "int64", [shape], [dtype])
+        case = case_of(kernel, [x])
         assert kernel.library_kernel is not None
-        for way in ways_to_sort(kernel.library_kernel, target):
+        for way in sorting_ways(kernel, target):
             program = way.lower(kernel.library_kernel, target)
             if machine:
                 run_native(case, program, target, slices=2)
@@ -212,14 +239,17 @@ def test_networks_order_zeros_and_ones() -> None:
 def test_rows_are_sorted_in_the_way_of_least_cost() -> None:
     """Networks sort what fits the caches, digits long rows of few digits, and columns need as many rows as a vector has lanes."""
     target = replace(AVX512, threads=2, l1=1 << 15, l2=1 << 20)
-    for dtype, shape, name in (("float32", (1024, 1000), "sort_columns"), ("float64", (100000, 16), "sort_columns"),
-                               ("int32", (1, 1 << 20), "sort_blocks"), ("float32", (8, 1000), "sort_blocks"),
-                               ("uint8", (1, 1 << 20), "_by_parts"), ("int8", (64, 1 << 14), "_by_rows"),
-                               ("int64", (1, 3), "_by_counting")):
-        node = kernel_of("SORT", (False,), dtype, [shape], [dtype]).library_kernel
-        assert node is not None
-        lower = min(ways_to_sort(node, target), key=lambda way: way.cycles).lower
-        assert getattr(lower, "func", lower).__name__ == name, (dtype, shape)
+    for name, options, dtype, shape, chosen in (
+            ("SORT", (False,), "float32", (1024, 1000), "sort_columns"), ("SORT", (False,), "float64", (100000, 16), "sort_columns"),
+            ("SORT", (False,), "int32", (1, 1 << 20), "sort_blocks"), ("SORT", (False,), "float32", (8, 1000), "sort_blocks"),
+            ("SORT", (False,), "uint8", (1, 1 << 20), "_by_parts"), ("SORT", (False,), "int8", (64, 1 << 14), "_by_rows"),
+            ("SORT", (False,), "int64", (1, 3), "_by_counting"), ("ARGSORT", (False,), "int32", (1024, 1000), "sort_columns"),
+            ("ARGSORT", (True,), "float64", (1, 1 << 20), "_order_by_parts"), ("ARGSORT", (False,), "int8", (64, 1 << 14), "_order_rows"),
+            ("TOPK", (5, True), "float32", (4096, 1000), "insert_best"), ("TOPK", (50, True), "float32", (32, 50257), "select_best"),
+            ("TOPK", (100, True), "float32", (4096, 1000), "sort_columns")):
+        kernel = kernel_of(name, options, dtype if name == "SORT" else "int64", [shape], [dtype])
+        lower: Any = min(sorting_ways(kernel, target), key=lambda way: way.cycles).lower
+        assert getattr(lower, "func", lower).__name__ == chosen, (name, dtype, shape)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -236,7 +266,7 @@ def test_sorted_values_of_long_rows(dtype: str, parts: int, monkeypatch: pytest.
         x = from_float(x.astype(np.float32), kind) if dtype == "bfloat16" else x.astype(dtype)
         kernel = kernel_of("SORT", (bool(step & 1),), dtype, [x.shape], [dtype])
         assert kernel.library_kernel is not None
-        by_digits, *_ = ways_to_sort(kernel.library_kernel, target)
+        by_digits, *_ = sorting_ways(kernel, target)
         program = by_digits.lower(kernel.library_kernel, target)
         assert (len(program.spec.phases) > 1) == (parts > 1)
         case = Case(kernel)
@@ -275,7 +305,7 @@ def test_digits_without_difference_have_no_pass(low: int, monkeypatch: pytest.Mo
     for step in (0, 1, 7 * 10 ** 9, 1 << 32):
         x = (low + step * np.random.default_rng(0).integers(0, 9, (2, 41))).astype(np.int64)
         kernel = kernel_of("ARGSORT", (False,), "int64", [x.shape], ["int64"])
-        compare(kernel, [x], True)
+        compare(kernel, [x], True, without_networks)
         stored.append(0)
 
         def touched(self: PhaseInterpreter, i: int, memory: Any, where: Array, write: bool) -> None:
@@ -283,7 +313,7 @@ def test_digits_without_difference_have_no_pass(low: int, monkeypatch: pytest.Mo
         with monkeypatch.context() as watching:
             watching.setattr(PhaseInterpreter, "watched", True)
             watching.setattr(PhaseInterpreter, "touched", touched)
-            interpret(lower_library_kernel(kernel, NATIVE), [np.zeros(x.size, np.int64), x.reshape(-1)])
+            interpret(without_networks(kernel, NATIVE), [np.zeros(x.size, np.int64), x.reshape(-1)])
     none, one, five, high = stored
     assert none < one < five and one <= high < five, f"elements that are stored: {stored}"
 
@@ -298,12 +328,16 @@ def test_selection(dtype: str, native: bool, monkeypatch: pytest.MonkeyPatch) ->
     if dtype != "bfloat16":
         x[1:] = np.sort(x[1:], -1)
         x[2] = x[2, ::-1]
-    made = spied(monkeypatch, (select, "sort_rows"))
     for k, limit in ((1, 64), (5, 0), (n // 9, 64)):
         monkeypatch.setattr(sort, "COUNTED_PER_DIGIT", limit)
         for largest in (False, True):
-            compare(kernel_of("TOPK", (k, largest), "int64", [x.shape], [dtype]), [x], native)
-    assert not made, "rows are not sorted as wholes"
+            compare(kernel_of("TOPK", (k, largest), "int64", [x.shape], [dtype]), [x], native, by_selection)
+
+
+def by_selection(kernel: Kernel, target: Target) -> Program:
+    """The program that keeps candidates."""
+    assert kernel.library_kernel is not None
+    return select.select_best(kernel.library_kernel, target)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from svod.compile.lower.library.loops import Loops
-from svod.core.ir.dtype import DType
+from svod.compile.lower.library.records import Record, ordered
 from svod.core.machine.target import Target
 
 Pairs = list[tuple[int, int]]
@@ -31,9 +31,9 @@ class VectorPlace(NamedTuple):
     is_reversed: bool = False
 
 
-def held_stages(target: Target) -> int:
-    """Return the number of steps of a pass, which holds 2 to the power of it vectors."""
-    return HELD_VECTORS[target.vector_registers >= 32]
+def held_stages(target: Target, parts: int = 1) -> int:
+    """Return the number of steps of a pass, which holds 2 to the power of it vectors of records of so many parts."""
+    return HELD_VECTORS[target.vector_registers >= 32] - parts.bit_length() + 1
 
 
 def sorting_pairs(n: int) -> Pairs:
@@ -55,50 +55,52 @@ def cleaning_pairs(n: int, stages: int) -> Pairs:
 
 
 class Columns:
-    """Writes the passes over `height` vectors from number `first` on of the vectors in `memory`, whose first element is at `origin`.
+    """Writes the passes over `height` vectors of records from number `first` on of those in `memory`, which begin at `origin`. Each part of
+    the records (`records.py`) has a pointer in `memory`.
 
     `natural`: the vectors are one sequence, vector after vector and lane after lane; otherwise each lane is a sequence."""
 
-    def __init__(self, b: Loops, memory: int, origin: int, first: int, height: int, target: Target, natural: bool = False) -> None:
+    def __init__(self, b: Loops, memory: Sequence[int], origin: int, first: int, height: int, target: Target,
+                 natural: bool = False) -> None:
         self.b, self.memory, self.origin, self.first, self.height, self.target = b, memory, origin, first, height, target
-        self.kind: DType = b.dtype[memory]
-        self.lanes, self.stages, self.natural = target.lanes(self.kind), held_stages(target), natural
+        self.lanes, self.natural = target.lanes(b.dtype[memory[0]]), natural
+        self.stages = held_stages(target, len(memory))
 
     def part(self, first: int, height: int) -> Columns:
         """The same from another vector on, whose number is a value."""
         return Columns(self.b, self.memory, self.origin, first, height, self.target, self.natural)
 
     # -- vectors ------------------------------------------------------------------------------------
-    def get(self, i: int, offset: int = 0) -> int:
+    def get(self, i: int, offset: int = 0) -> Record:
         """Load the vector i + offset."""
-        b = self.b
-        return b.get(self.memory, b.calc("ADD", self.origin, b.mul(i, self.lanes)), self.lanes, offset * self.lanes, ordered=True)
+        b, at = self.b, self.b.calc("ADD", self.origin, self.b.mul(i, self.lanes))
+        return tuple([b.get(pointer, at, self.lanes, offset * self.lanes, ordered=True) for pointer in self.memory])
 
-    def put(self, i: int, value: int, offset: int = 0) -> None:
-        b = self.b
-        b.put(self.memory, b.calc("ADD", self.origin, b.mul(i, self.lanes)), value, offset=offset * self.lanes)
+    def put(self, i: int, record: Record, offset: int = 0) -> None:
+        b, at = self.b, self.b.calc("ADD", self.origin, self.b.mul(i, self.lanes))
+        for pointer, v in zip(self.memory, record, strict=True):
+            b.put(pointer, at, v, offset=offset * self.lanes)
 
-    def taken(self, v: int, *lanes: int) -> int:
-        """The lanes of v with these numbers."""
-        return self.b.pure("SHUFFLE", self.kind, self.lanes, (v,), lanes)
+    def taken(self, record: Record, *lanes: int) -> Record:
+        """The lanes of a vector with these numbers."""
+        return tuple([self.b.pure("SHUFFLE", self.b.dtype[v], self.lanes, (v,), lanes) for v in record])
 
-    def ordered(self, values: Sequence[int], pairs: Pairs) -> list[int]:
+    def _in_order(self, records: Sequence[Record], pairs: Pairs) -> list[Record]:
         """Order pairs of vectors, one pair after the other."""
-        b, values = self.b, list(values)
+        records = list(records)
         for i, j in pairs:
-            x, y = values[i], values[j]
-            values[i], values[j] = (b.alu(op, self.kind, self.lanes, x, y) for op in ("MIN", "MAX"))
-        return values
+            records[i], records[j] = ordered(self.b, records[i], records[j])
+        return records
 
-    def _pass(self, places: Sequence[VectorPlace], pairs: Pairs, within: Callable[[list[int]], list[int]] | None = None) -> None:
+    def _pass(self, places: Sequence[VectorPlace], pairs: Pairs, within: Callable[[list[Record]], list[Record]] | None = None) -> None:
         """Order pairs of the vectors at some places. `within`: what is done with them afterwards."""
         backwards = range(self.lanes - 1, -1, -1)
-        values = [self.get(p.base, p.offset) for p in places]
-        values = [self.taken(v, *backwards) if p.is_reversed else v for p, v in zip(places, values, strict=True)]
-        values = self.ordered(values, pairs)
-        values = [self.taken(v, *backwards) if p.is_reversed else v for p, v in zip(places, values, strict=True)]
-        for p, v in zip(places, within(values) if within else values, strict=True):
-            self.put(p.base, v, p.offset)
+        records = [self.get(p.base, p.offset) for p in places]
+        records = [self.taken(r, *backwards) if p.is_reversed else r for p, r in zip(places, records, strict=True)]
+        records = self._in_order(records, pairs)
+        records = [self.taken(r, *backwards) if p.is_reversed else r for p, r in zip(places, records, strict=True)]
+        for p, r in zip(places, within(records) if within else records, strict=True):
+            self.put(p.base, r, p.offset)
 
     # -- blocks -------------------------------------------------------------------------------------
     def _each(self, size: int, body: Callable[[int, int], None]) -> None:
@@ -159,20 +161,20 @@ class Columns:
             self._positions(d, rest, span, group)
         self._each(size, block)
 
-    def _lanes_ordered(self, values: list[int]) -> list[int]:
+    def _lanes_ordered(self, records: list[Record]) -> list[Record]:
         """Order the lanes of vectors, each in bitonic order."""
-        result = []
-        for k in range(0, len(values), self.lanes):
-            columns = transposed(self.b, values[k:k + self.lanes])
-            columns = self.ordered(columns, cleaning_pairs(self.lanes, self.lanes.bit_length() - 1))
-            result += transposed(self.b, columns)
+        result: list[Record] = []
+        for k in range(0, len(records), self.lanes):
+            columns = transposed_records(self.b, records[k:k + self.lanes])
+            columns = self._in_order(columns, cleaning_pairs(self.lanes, self.lanes.bit_length() - 1))
+            result += transposed_records(self.b, columns)
         return result
 
     # -- columns ------------------------------------------------------------------------------------
     def _block(self) -> int:
         """Return the vectors of blocks that fit the first cache; a power of two that is not less than the height if there is one block."""
         whole = 1 << (self.height - 1).bit_length()
-        fitting = self.target.l1 // 2 // self.target.vector_bytes
+        fitting = self.target.l1 // 2 // (self.target.vector_bytes * len(self.memory))
         block = min(self.height & -self.height, 1 << fitting.bit_length() - 1)
         return whole if self.height <= fitting or block < 1 << 2 * self.stages else block
 
@@ -221,13 +223,13 @@ class Columns:
         becomes bitonic. Before, both halves of the lanes are such sequences. The height is even."""
         b, lanes = self.b, self.lanes
 
-        def exchanged(v: int, other: int, mask: int) -> int:
-            """The minimum of v and lanes of `other`, and in the second lane of each pair their maximum. `mask`: the bits in which the
-            lanes of a pair differ."""
-            other = self.taken(other, *[k ^ mask for k in range(lanes)])
-            low, high = (b.alu(op, self.kind, lanes, v, other) for op in ("MIN", "MAX"))
+        def exchanged(record: Record, other: Record, mask: int) -> Record:
+            """The first ones of the record and of lanes of `other`, and in the second lane of each pair the others. `mask`: the bits in
+            which the lanes of a pair differ."""
+            low, high = ordered(b, record, self.taken(other, *[k ^ mask for k in range(lanes)]))
             second = mask & ~(mask >> 1)
-            return b.pure("SHUFFLE", self.kind, lanes, (low, high), tuple(k + lanes * bool(k & second) for k in range(lanes)))
+            order = tuple(k + lanes * bool(k & second) for k in range(lanes))
+            return tuple([b.pure("SHUFFLE", b.dtype[p], lanes, (p, q), order) for p, q in zip(low, high, strict=True)])
 
         def pair(i: int) -> None:
             j = b.minus(b.plus(self.first, self.height - 1), i)
@@ -256,3 +258,8 @@ def transposed(b: Loops, rows: Sequence[int]) -> list[int]:
                 square[i], square[i + h] = (b.pure("SHUFFLE", b.dtype[pair[0]], lanes, pair, order) for order in (low, high))
         h *= 2
     return square
+
+
+def transposed_records(b: Loops, rows: Sequence[Record]) -> list[Record]:
+    """Return the columns of a square of records."""
+    return list(zip(*[transposed(b, part) for part in zip(*rows, strict=True)], strict=True))

@@ -1,4 +1,5 @@
-"""TOPK of few elements: keeps elements that may be among the best of their row, and sorts them when there are many.
+"""TOPK: by insertion (`insertion.py`), by sorting rows (`sort.py`), or by selection, whichever is predicted to take least. Selection keeps
+elements that may be among the best of their row, and sorts them when there are many.
 
     kept = []
     for each block of a row:   if its best key precedes the limit, or there is none:
@@ -11,10 +12,14 @@ random order about k · ln(n / k) are kept after the first ones; a block without
 """
 from __future__ import annotations
 
+import math
+
+from svod.compile.lower.library.insertion import insertion_ways
 from svod.compile.lower.library.keys import key_type
 from svod.compile.lower.library.loops import BOOL, Loops, aligned, cores, program
+from svod.compile.lower.library.network_sort import SortingWay
 from svod.compile.lower.library.radix import ELEMENT
-from svod.compile.lower.library.sort import POSITION, RowOrder, row_keys, sort_rows
+from svod.compile.lower.library.sort import COUNT_CYCLES, POSITION, RowOrder, row_keys, ways_to_order
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.uop import UOp
@@ -23,15 +28,42 @@ from svod.core.machine.target import Target
 BLOCK_VECTORS = 8
 CAPACITY_FACTOR = 4         # candidates that have memory, per element of the result
 LEAST_CAPACITY = 64
-SORT_FACTOR = 8             # a row of n elements is sorted if k · SORT_FACTOR > n
-SHORT_ROW = 128             # rows with up to as many elements are sorted
+VECTOR_CYCLES = 3.0         # to compare a vector of elements with the limit
+OFFER_CYCLES = 8.0          # to append an element of a block that has one to keep, with the share of the sorts
+SORT_FACTOR = 8             # a row of n elements is not selected from if k · SORT_FACTOR > n
+SHORT_ROW = 128             # neither are rows with up to as many elements
 
 
 def lower_topk(node: UOp, target: Target) -> Program:
     """Return the Program of a TOPK."""
+    return min(ways_to_choose(node, target), key=lambda way: way.cycles).lower(node, target)
+
+
+def ways_to_choose(node: UOp, target: Target) -> list[SortingWay]:
+    """Return the ways to find the best elements of rows: by insertion, by sorting rows, and, unless rows are short or most elements are
+    kept, by selection."""
     (k, largest), ((rows, n),) = node.arg[1:]
-    if k * SORT_FACTOR > n or n <= SHORT_ROW:
-        return sort_rows(node, target, k, bool(largest))
+    found = [*insertion_ways(node, target), *ways_to_order(node, target, k, bool(largest))]
+    if k * SORT_FACTOR <= n and n > SHORT_ROW:
+        found.append(SortingWay(-(-rows // target.threads) * _selection_cycles(node, target), select_best))
+    return found
+
+
+def _selection_cycles(node: UOp, target: Target) -> float:
+    """Return the cycles to select the best elements of a row, whose elements are in random order."""
+    (k, _), ((_, n),) = node.arg[1:]
+    lanes = target.lanes(key_type(node.src[0].dtype))
+    width = BLOCK_VECTORS * lanes
+    blocks = n / width
+    with_better = min(blocks, k * (1 + math.log(max(1.0, blocks / k))))       # blocks that have an element to keep
+    room = max(LEAST_CAPACITY, CAPACITY_FACTOR * k) + width
+    cycles: float = n / lanes * VECTOR_CYCLES + with_better * width * OFFER_CYCLES + room * room / lanes * COUNT_CYCLES
+    return cycles
+
+
+def select_best(node: UOp, target: Target) -> Program:
+    """Return the Program of a TOPK that keeps candidates."""
+    (k, largest), ((rows, n),) = node.arg[1:]
     b = Loops()
     y, x = b.args(node)
     kind = key_type(node.src[0].dtype)

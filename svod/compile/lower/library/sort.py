@@ -1,10 +1,11 @@
 """ARGSORT and TOPK: the positions of a row's elements in order.
 
-Elements are first converted to integers that compare like them (`keys.py`). Short rows are ordered by comparison counting
-(`counting.py`), others by a radix sort (`radix.py`). TOPK first selects candidates if they are few (`select.py`).
+Elements are first converted to integers that compare like them (`keys.py`). Rows are ordered by comparison counting (`counting.py`), by a
+radix sort (`radix.py`), or by a network (`network_sort.py`): by what is predicted to take least. TOPK first selects candidates if they are
+few (`select.py`).
 
-Rows are spread over the cores, each of which sorts a row as two parts. If there are fewer rows than cores, long rows are cut into parts,
-one for each core. Devices with groups use another algorithm (`ranks.py`).
+In a radix sort rows are spread over the cores, each of which sorts a row as two parts. If there are fewer rows than cores, long rows are
+cut into parts, one for each core. Devices with groups use another algorithm (`ranks.py`).
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from functools import partial, reduce
 from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, positions, type_to_compare
 from svod.compile.lower.library.keys import CONSTANT_BITS, key_type, sort_key
 from svod.compile.lower.library.loops import Keys, Loops, aligned, cores, program
+from svod.compile.lower.library.network_sort import SortingWay, network_ways
 from svod.compile.lower.library.radix import BUCKETS, COUNT, DIGIT_BITS, ELEMENT, Radix, RowPart
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
@@ -24,6 +26,9 @@ from svod.core.machine.target import Target
 POSITION = dtypes.int32
 LEAST_SORTED_PART = 1 << 14         # minimum number of positions of a part of a row that is sorted
 PARTS_OF_ROW = 2                # parts of a row that one core sorts
+DIGIT_CYCLES = {True: 5.0, False: 7.0}      # of a pass over a digit, for one element: whether the elements fit a core's own cache
+BUCKET_CYCLES = 3.0             # of a pass over a digit, for one bucket
+COUNT_CYCLES = 2.5              # of counting, for the comparison of a vector of keys with one key
 COUNTED_PER_DIGIT = 64          # keys; with at most as many per digit, comparison counting takes less time than a radix sort
 
 Step = Callable[[Radix, int, int, int, int], None]     # (…, row, part, first position, last position): writes a step of one part
@@ -84,15 +89,27 @@ def is_counted(dtype: DType, n: int) -> bool:
 def lower_argsort(node: UOp, target: Target) -> Program:
     """Return the Program of an ARGSORT."""
     (descending,), ((_, n),) = node.arg[1:]
-    return sort_rows(node, target, n, descending)
+    return min(ways_to_order(node, target, n, descending), key=lambda way: way.cycles).lower(node, target)
 
 
-def sort_rows(node: UOp, target: Target, kept: int, descending: bool) -> Program:
-    """Return a Program that stores the positions of the first `kept` elements of each row in order."""
+def ways_to_order(node: UOp, target: Target, kept: int, descending: bool) -> list[SortingWay]:
+    """Return the ways to order the elements of rows, of which the first `kept` positions are stored: by counting or, longer rows, by
+    digits; and by networks."""
     (rows, n), dtype = node.arg[2][0], node.src[0].dtype
-    parts = min(-(-target.threads // rows), n // LEAST_SORTED_PART) if rows < target.threads else 1
-    if parts > 1:
-        return _sort_by_parts(node, target, kept, descending, parts)
+    parts = max(1, min(-(-target.threads // rows), n // LEAST_SORTED_PART)) if rows < target.threads else 1
+    if is_counted(dtype, n):
+        vectors = -(-n // target.lanes(type_to_compare(key_type(dtype))))
+        cycles = -(-rows // target.threads) * n * vectors * COUNT_CYCLES
+    else:
+        of_element = DIGIT_CYCLES[2 * n * ELEMENT.itemsize <= target.l2 * parts]
+        cycles = -(-rows * parts // target.threads) * len(key_digits(dtype)) * (n / parts * of_element + BUCKETS * BUCKET_CYCLES)
+    lower = partial(_order_by_parts, parts=parts) if parts > 1 else _order_rows
+    return [SortingWay(cycles, partial(lower, kept=kept, descending=descending)), *network_ways(node, target, kept, descending)]
+
+
+def _order_rows(node: UOp, target: Target, kept: int, descending: bool) -> Program:
+    """Return the Program in which each iteration is a row, or a vector of short ones."""
+    (rows, n), dtype = node.arg[2][0], node.src[0].dtype
     b = Loops()
     y, x = b.args(node)
     if is_counted(dtype, n) and rows >= target.lanes(type_to_compare(key_type(dtype))):
@@ -107,7 +124,7 @@ def sort_rows(node: UOp, target: Target, kept: int, descending: bool) -> Program
     return program(node, (), (b, rows, cores(target, operations(node)[0], rows), order.nbytes))
 
 
-def _sort_by_parts(node: UOp, target: Target, kept: int, descending: bool, parts: int) -> Program:
+def _order_by_parts(node: UOp, target: Target, kept: int, descending: bool, parts: int) -> Program:
     """Return the Program of a radix sort in which each step is a phase, and each iteration is a part of a row."""
     (rows, n), dtype = node.arg[2][0], node.src[0].dtype
     kind, digits, length = key_type(dtype), key_digits(dtype), -(-n // parts)

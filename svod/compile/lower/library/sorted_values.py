@@ -24,7 +24,7 @@ from svod.compile.lower.library.keys import CONSTANT_BITS, element_of, key_type,
 from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, cores, program
 from svod.compile.lower.library.network_sort import SortingWay, network_ways
 from svod.compile.lower.library.radix import COUNT, RowPart
-from svod.compile.lower.library.sort import LEAST_SORTED_PART, PARTS_OF_ROW, is_counted
+from svod.compile.lower.library.sort import BUCKET_CYCLES, COUNT_CYCLES, DIGIT_CYCLES, LEAST_SORTED_PART, PARTS_OF_ROW, is_counted
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import BY_NAME, DType
@@ -32,9 +32,6 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 DIGIT_BITS = 8
-DIGIT_CYCLES = {True: 5.0, False: 7.0}      # of a pass over a digit, for one element: whether the keys fit a core's own cache
-BUCKET_CYCLES = 3.0             # of a pass over a digit, for one bucket
-COUNT_CYCLES = 2.5              # of counting, for the comparison of a vector of keys with one key
 LONG_DIGIT_BITS = 11            # bits of a digit in rows that are much longer than a table of counts
 LEAST_LONG_ROW = 1 << 15        # elements of a row with such digits
 
@@ -242,7 +239,7 @@ def ways_to_sort(node: UOp, target: Target) -> list[SortingWay]:
         other = SortingWay(-(-rows // target.threads) * n * vectors * COUNT_CYCLES, _by_counting)
     else:
         other = SortingWay(_digit_cycles(node, target, parts), partial(_by_parts, parts=parts) if parts > 1 else _by_rows)
-    return [other, *network_ways(node, target)]
+    return [other, *network_ways(node, target, n, node.arg[1][0])]
 
 
 def _digit_cycles(node: UOp, target: Target, parts: int) -> float:
