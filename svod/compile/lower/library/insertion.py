@@ -16,7 +16,7 @@ from svod.core.graph.library_kernel import operations
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
-OTHER_REGISTERS = 4             # vector registers that hold no records of the best
+SPARE_REGISTERS = 4             # vector registers that hold no records of the best
 
 
 def insertion_ways(node: UOp, target: Target) -> list[SortingWay]:
@@ -24,7 +24,7 @@ def insertion_ways(node: UOp, target: Target) -> list[SortingWay]:
     (k, _), ((rows, n),) = node.arg[1:]
     types = record_types(node)
     lanes = target.lanes(types[0])
-    if lanes < 2 or rows < lanes or k * len(types) + OTHER_REGISTERS > target.vector_registers:
+    if lanes < 2 or rows < lanes or k * len(types) + SPARE_REGISTERS > target.vector_registers:
         return []
     rounds = -(-rows // (lanes * target.threads))
     return [SortingWay(rounds * n * (2 * k * step_cycles(types, target) + SQUARE_CYCLES), insert_best)]

@@ -22,6 +22,7 @@ from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import DType
 from svod.core.ir.uop import UOp
+from svod.core.machine.levels import CORE_START_CYCLES
 from svod.core.machine.target import Target
 
 CHUNK = 64                  # neighbouring vectors that one iteration of a merge of blocks takes
@@ -31,7 +32,7 @@ LONG_STEP, CHOSEN_STEP = 1.7, 2.7       # times as many for 64-bit keys; where a
 PAIR_STEP = 4.0             # times as many for records of two parts
 SQUARE_CYCLES = 4.0         # of a transposition, for one vector
 BLOCK_CYCLES = 200.0        # of the loops of the passes over a block, beside those of their steps
-SHARED_BYTES = 16.0         # per cycle, between a core and the cache that all cores share
+CACHE_BYTES, DISTANT_BYTES = 32.0, 12.0     # per cycle, between a core and the cache that all cores share, and memory
 
 
 def column_height(n: int) -> int:
@@ -56,18 +57,24 @@ def network_ways(node: UOp, target: Target, kept: int, descending: bool) -> list
     if lanes < 2:
         return []
     if rows >= lanes and height * len(types) * target.vector_bytes <= target.l2 // 2:
-        rounds = -(-rows // (lanes * target.threads))
-        found.append(SortingWay(rounds * height * (_sorting_steps(height) * step_cycles(types, target) + 2 * SQUARE_CYCLES),
+        rounds, start = _rounds(node, -(-rows // lanes), 1, target)
+        found.append(SortingWay(start + rounds * height * (_sorting_steps(height) * step_cycles(types, target) + 2 * SQUARE_CYCLES),
                                 partial(sort_columns, kept=kept, descending=descending)))
     height = lanes
     while height == lanes or height * lanes < 2 * n:
         blocks = -(-n // (lanes * height))
         if blocks <= 1 << held_stages(target, len(types)):
-            rounds = -(-rows * blocks // target.threads)
-            found.append(SortingWay(rounds * _block_cycles(height, blocks, types, target),
+            rounds, start = _rounds(node, rows * blocks, 1 + 2 * (blocks - 1).bit_length(), target)
+            found.append(SortingWay(start + rounds * _block_cycles(height, blocks, types, target),
                                     partial(sort_blocks, kept=kept, descending=descending, height=height)))
         height *= 2
     return found
+
+
+def _rounds(node: UOp, iterations: int, phases: int, target: Target) -> tuple[int, float]:
+    """Return (iterations that a core runs one after the other in each phase, the cycles until other cores have begun)."""
+    used = cores(target, operations(node)[0], iterations)
+    return -(-iterations // used), CORE_START_CYCLES * phases if used > 1 else 0.0
 
 
 def step_cycles(types: Sequence[DType], target: Target) -> float:
@@ -83,17 +90,22 @@ def _sorting_steps(height: int) -> int:
 
 def _block_cycles(height: int, blocks: int, types: Sequence[DType], target: Target) -> float:
     """Return the cycles to sort a block of a row of `blocks` blocks, and for its part in merging them."""
-    lanes, stages, nbytes = target.lanes(types[0]), height.bit_length() - 1, len(types) * target.vector_bytes
-    steps = _sorting_steps(height) + sum(stages + 4 * (k + 1) for k in range(lanes.bit_length() - 1))
-    squares, passes = 1, 0
-    for level in range(1, (blocks - 1).bit_length() + 1):
-        steps += level + stages + lanes.bit_length() - 1
-        squares += 2
-        passes += 2
-    if height * nbytes > target.l2:
-        passes += steps // held_stages(target, len(types))
-    moved = passes * 2 * nbytes / SHARED_BYTES
-    return height * (steps * step_cycles(types, target) + squares * SQUARE_CYCLES * len(types) + moved) + BLOCK_CYCLES
+    crossings, stages, levels = (x.bit_length() - 1 for x in (target.lanes(types[0]), height, 2 * blocks - 1))
+    steps = _sorting_steps(height) + sum([stages + 4 * (k + 1) for k in range(crossings)])
+    steps += sum([level + stages + crossings for level in range(1, levels + 1)])
+    nbytes, held = len(types) * target.vector_bytes, held_stages(target, len(types))
+    # passes over a block that does not fit the first cache; one part of the steps of a merge follows in blocks that do
+    large = max(0, stages - (target.l1 // 2 // nbytes).bit_length() + 1)
+    passes = [-(-k // held) + 1 for k in range(1, large + 1)] + [-(-large // held) + 2] * crossings
+    moved = 2 * nbytes * (sum(passes) * _cycles_per_byte(height * nbytes, target) + 2 * levels * _cycles_per_byte(
+        blocks * height * nbytes, target))
+    squares = SQUARE_CYCLES * len(types) * (1 + 2 * levels)
+    return height * (steps * step_cycles(types, target) + squares + moved) + BLOCK_CYCLES
+
+
+def _cycles_per_byte(nbytes: int, target: Target) -> float:
+    """Return the cycles to move a byte of so many that are read and written again and again."""
+    return 0.0 if nbytes <= target.l2 else 1 / CACHE_BYTES if nbytes <= target.l3 else 1 / DISTANT_BYTES
 
 
 # -- many rows ----------------------------------------------------------------------------------------
@@ -226,7 +238,7 @@ class _RowOfBlocks:
             row = Columns(b, temps, origin, b.index(0), self.blocks * self.height, self.target, natural=True)
             row.merge(self.height << level, level, (first, b.plus(first, chunk)))
         b.loop(*b.bounds(), iteration)
-        return b, self.rows * chunks, min(self.target.threads, self.rows * chunks), 0
+        return b, self.rows * chunks, cores(self.target, operations(self.node)[0], self.rows * chunks), 0
 
     def finish(self, is_last: bool) -> tuple[Loops, int, int, int]:
         """Make the phase that ends a merge in each block."""
@@ -238,7 +250,7 @@ class _RowOfBlocks:
             if is_last:
                 self._copy(records, temps, origin, it)
         b.loop(*b.bounds(), iteration)
-        return b, self.rows * self.blocks, min(self.target.threads, self.rows * self.blocks), 0
+        return b, self.rows * self.blocks, cores(self.target, operations(self.node)[0], self.rows * self.blocks), 0
 
     # -- a block: number `it` among those of all rows --------------------------------------------------
     def _place(self, b: Loops, it: int, n: int) -> tuple[int, int, int]:

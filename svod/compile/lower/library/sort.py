@@ -26,7 +26,7 @@ from svod.core.machine.target import Target
 POSITION = dtypes.int32
 LEAST_SORTED_PART = 1 << 14         # minimum number of positions of a part of a row that is sorted
 PARTS_OF_ROW = 2                # parts of a row that one core sorts
-DIGIT_CYCLES = {True: 5.0, False: 7.0}      # of a pass over a digit, for one element: whether the elements fit a core's own cache
+DIGIT_CYCLES = 5.0, 7.0, 11.0   # of a pass over a digit, for one element: in a core's own cache, in that of all cores, in memory
 BUCKET_CYCLES = 3.0             # of a pass over a digit, for one bucket
 COUNT_CYCLES = 2.5              # of counting, for the comparison of a vector of keys with one key
 COUNTED_PER_DIGIT = 64          # keys; with at most as many per digit, comparison counting takes less time than a radix sort
@@ -81,6 +81,13 @@ class RowOrder:
         radix.write(none, b.index(kept), order, at)
 
 
+def digit_cycles(n: int, kept: DType, buckets: int, parts: int, target: Target) -> float:
+    """Return the cycles of a pass over a digit in one of the parts of a row of n elements, of which a pass moves the type `kept`."""
+    nbytes = 2 * n * kept.itemsize
+    of_element = DIGIT_CYCLES[(nbytes > target.l2 * parts) + (nbytes > target.l3)]
+    return n / parts * of_element + buckets * BUCKET_CYCLES
+
+
 def is_counted(dtype: DType, n: int) -> bool:
     """Whether rows of n elements are ordered by comparison counting."""
     return n <= COUNTED_PER_DIGIT * min(4, len(key_digits(dtype)))
@@ -101,8 +108,8 @@ def ways_to_order(node: UOp, target: Target, kept: int, descending: bool) -> lis
         vectors = -(-n // target.lanes(type_to_compare(key_type(dtype))))
         cycles = -(-rows // target.threads) * n * vectors * COUNT_CYCLES
     else:
-        of_element = DIGIT_CYCLES[2 * n * ELEMENT.itemsize <= target.l2 * parts]
-        cycles = -(-rows * parts // target.threads) * len(key_digits(dtype)) * (n / parts * of_element + BUCKETS * BUCKET_CYCLES)
+        of_digit = digit_cycles(n, ELEMENT, BUCKETS, parts, target)
+        cycles = -(-rows * parts // target.threads) * len(key_digits(dtype)) * of_digit
     lower = partial(_order_by_parts, parts=parts) if parts > 1 else _order_rows
     return [SortingWay(cycles, partial(lower, kept=kept, descending=descending)), *network_ways(node, target, kept, descending)]
 

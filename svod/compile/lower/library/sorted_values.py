@@ -24,7 +24,7 @@ from svod.compile.lower.library.keys import CONSTANT_BITS, element_of, key_type,
 from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, cores, program
 from svod.compile.lower.library.network_sort import SortingWay, network_ways
 from svod.compile.lower.library.radix import COUNT, RowPart
-from svod.compile.lower.library.sort import BUCKET_CYCLES, COUNT_CYCLES, DIGIT_CYCLES, LEAST_SORTED_PART, PARTS_OF_ROW, is_counted
+from svod.compile.lower.library.sort import COUNT_CYCLES, LEAST_SORTED_PART, PARTS_OF_ROW, digit_cycles, is_counted
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import BY_NAME, DType
@@ -238,17 +238,9 @@ def ways_to_sort(node: UOp, target: Target) -> list[SortingWay]:
         vectors = -(-n // target.lanes(type_to_compare(key_type(node.dtype))))
         other = SortingWay(-(-rows // target.threads) * n * vectors * COUNT_CYCLES, _by_counting)
     else:
-        other = SortingWay(_digit_cycles(node, target, parts), partial(_by_parts, parts=parts) if parts > 1 else _by_rows)
+        cycles = [digit_cycles(n, stored_type(node.dtype), 1 << d.bits, parts, target) for d in digits_of(node.dtype, n)]
+        other = SortingWay(-(-rows * parts // target.threads) * sum(cycles), partial(_by_parts, parts=parts) if parts > 1 else _by_rows)
     return [other, *network_ways(node, target, n, node.arg[1][0])]
-
-
-def _digit_cycles(node: UOp, target: Target, parts: int) -> float:
-    """Return the cycles of a radix sort by so many parts of a row."""
-    rows, n = node.arg[2][0]
-    of_element = DIGIT_CYCLES[2 * n * stored_type(node.dtype).itemsize <= target.l2 * parts]
-    rounds = -(-rows * parts // target.threads)
-    cycles: float = rounds * sum([n / parts * of_element + (1 << d.bits) * BUCKET_CYCLES for d in digits_of(node.dtype, n)])
-    return cycles
 
 
 def _by_rows(node: UOp, target: Target) -> Program:
