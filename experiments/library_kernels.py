@@ -47,6 +47,7 @@ def cases(torch: Any) -> Iterator[tuple[str, Tensor, Run, Run | None]]:
                peer("logcumsumexp", x, axis))
     for shape, a in (("1 row of 1M", flat[None]), ("1000 rows", square)):
         x = as_torch(a)
+        yield f"sort, {shape}", Tensor(a).sort(1).values, partial(np.sort, a), peer("sort", x)
         yield f"argsort, {shape}", Tensor(a).argsort(), partial(np.argsort, a, kind="stable"), peer("argsort", x, stable=True)
         yield f"topk 10, {shape}", Tensor(a).topk(10).indices, partial(best_of, a, 10), peer("topk", x, 10)
     index, zeros = rng.integers(0, 10_000, flat.size), np.zeros(10_000, np.float32)

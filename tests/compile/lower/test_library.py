@@ -242,9 +242,9 @@ def test_rows_are_sorted_in_the_way_of_least_cost() -> None:
     for name, options, dtype, shape, chosen in (
             ("SORT", (False,), "float32", (1024, 1000), "sort_columns"), ("SORT", (False,), "float64", (100000, 16), "sort_columns"),
             ("SORT", (False,), "int32", (1, 1 << 20), "sort_blocks"), ("SORT", (False,), "float32", (8, 1000), "sort_blocks"),
-            ("SORT", (False,), "uint8", (1, 1 << 20), "_by_parts"), ("SORT", (False,), "int8", (64, 1 << 17), "_by_rows"),
+            ("SORT", (False,), "uint8", (1, 1 << 20), "_by_parts"), ("SORT", (False,), "int8", (64, 1 << 16), "_by_rows"),
             ("SORT", (False,), "int64", (1, 3), "_by_counting"), ("ARGSORT", (False,), "int32", (1024, 1000), "sort_columns"),
-            ("ARGSORT", (True,), "float64", (1, 1 << 20), "_order_by_parts"), ("ARGSORT", (False,), "int8", (64, 1 << 17), "_order_rows"),
+            ("ARGSORT", (True,), "float64", (1, 1 << 20), "_order_by_parts"), ("ARGSORT", (False,), "int8", (64, 1 << 15), "_order_rows"),
             ("TOPK", (5, True), "float32", (4096, 1000), "insert_best"), ("TOPK", (50, True), "float32", (32, 50257), "select_best"),
             ("TOPK", (100, True), "float32", (4096, 1000), "sort_columns")):
         kernel = kernel_of(name, options, dtype if name == "SORT" else "int64", [shape], [dtype])

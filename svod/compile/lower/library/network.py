@@ -188,40 +188,36 @@ class Columns:
             self._each(block, lambda start, present: self._pass([VectorPlace(start, t) for t in range(present)], sorting_pairs(present)))
         size = 2 * block
         while size // 2 < self.height:
-            least = self._until(size)
-            first, *steps = self._steps(size // least)
+            first, *_ = self._steps(size // min(self._block(), size // 2) if self._block() < self.height else size)
             self.merge(size, first)
-            self._clean_from(size >> first, steps, least)
+            self.finish(size >> first)
             size *= 2
 
-    def finish(self) -> None:
-        """Sort each column, whose order is bitonic. Their height is a power of two."""
-        least = self._until(self.height)
-        self._clean_from(self.height, self._steps(self.height // least), least)
-
-    def _until(self, size: int) -> int:
-        """Return the vectors of the blocks that have further steps one after the other; 1 if none do."""
+    def finish(self, size: int) -> None:
+        """Sort blocks of `size` vectors, each in bitonic order, and their columns."""
         block = self._block()
-        return block if block < size else 1
+        is_cut = block < self.height
+        for steps in self._steps(size // block if is_cut else size):
+            self.clean(size, steps)
+            size >>= steps
+        if is_cut:
+            self._each(block, lambda start, present: self.part(start, present).finish(size))
 
     def _steps(self, ratio: int) -> list[int]:
         """Return the steps of the passes after which blocks are shorter by a power of two. All but the first hold as many vectors as
         they can."""
-        total = ratio.bit_length() - 1
+        total = max(1, ratio).bit_length() - 1
         first = (total - 1) % self.stages + 1
-        return [first, *[self.stages] * ((total - first) // self.stages)]
-
-    def _clean_from(self, size: int, passes: Sequence[int], least: int) -> None:
-        for steps in passes:
-            self.clean(size, steps)
-            size >>= steps
-        if least > 1:
-            self._each(least, lambda start, present: self.part(start, present).finish())
+        return [first, *[self.stages] * ((total - first) // self.stages)] if total else []
 
     def cross(self, width: int) -> None:
-        """Order the columns of `width` neighbouring lanes as one sequence, column after column, but for the order within each column, which
-        becomes bitonic. Before, both halves of the lanes are such sequences. The height is even."""
+        """Order the columns of `width` neighbouring lanes as one sequence, column after column. Before, both halves of the lanes are such
+        sequences. The height is a power of two, at least 2.
+
+        One pass exchanges vectors i and height-1-i between the halves, orders their lanes, and has the first steps within columns."""
         b, lanes = self.b, self.lanes
+        count = min(1 << self.stages - 1, self.height // 2)
+        d = self.height // count
 
         def exchanged(record: Record, other: Record, mask: int) -> Record:
             """The first ones of the record and of lanes of `other`, and in the second lane of each pair the others. `mask`: the bits in
@@ -231,18 +227,21 @@ class Columns:
             order = tuple(k + lanes * bool(k & second) for k in range(lanes))
             return tuple([b.pure("SHUFFLE", b.dtype[p], lanes, (p, q), order) for p, q in zip(low, high, strict=True)])
 
-        def pair(i: int) -> None:
-            j = b.minus(b.plus(self.first, self.height - 1), i)
-            i = b.calc("ADD", self.first, i)
-            x, y = self.get(i), self.get(j)
-            x, y = exchanged(x, y, width - 1), exchanged(y, x, width - 1)
+        def group(i: int) -> None:
+            up, down = b.calc("ADD", self.first, i), b.minus(self.first, i)
+            places = [*[VectorPlace(up, t * d) for t in range(count)], *[VectorPlace(down, (t + 1) * d - 1) for t in range(count)]]
+            records = [self.get(p.base, p.offset) for p in places]
+            records = [exchanged(r, records[-1 - k], width - 1) for k, r in enumerate(records)]
             distance = width // 4
             while distance:
-                x, y = exchanged(x, x, distance), exchanged(y, y, distance)
+                records = [exchanged(r, r, distance) for r in records]
                 distance //= 2
-            self.put(i, x)
-            self.put(j, y)
-        b.loop(b.index(0), b.index(self.height // 2), pair)
+            clean = cleaning_pairs(count, count.bit_length() - 1)
+            records = self._in_order(records, [*clean, *[(count + p, count + q) for p, q in clean]])
+            for p, r in zip(places, records, strict=True):
+                self.put(p.base, r, p.offset)
+        b.loop(b.index(0), b.index(d // 2), group)
+        self.finish(d)
 
 
 def transposed(b: Loops, rows: Sequence[int]) -> list[int]:

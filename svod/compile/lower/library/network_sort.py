@@ -212,7 +212,6 @@ class _RowOfBlocks:
             width = 2
             while width <= lanes:
                 columns.cross(width)
-                columns.finish()
                 width *= 2
             origin = none if is_one else b.mul(it, self.length)
 
@@ -246,7 +245,7 @@ class _RowOfBlocks:
 
         def iteration(it: int) -> None:
             origin = b.mul(it, self.length)
-            Columns(b, temps, origin, b.index(0), self.height, self.target, natural=True).finish()
+            Columns(b, temps, origin, b.index(0), self.height, self.target, natural=True).finish(self.height)
             if is_last:
                 self._copy(records, temps, origin, it)
         b.loop(*b.bounds(), iteration)

@@ -84,7 +84,7 @@ class RowOrder:
 def digit_cycles(n: int, kept: DType, buckets: int, parts: int, target: Target) -> float:
     """Return the cycles of a pass over a digit in one of the parts of a row of n elements, of which a pass moves the type `kept`."""
     nbytes = 2 * n * kept.itemsize
-    of_element = DIGIT_CYCLES[(nbytes > target.l2 * parts) + (nbytes > target.l3)]
+    of_element = DIGIT_CYCLES[(nbytes > target.l2 * parts) + (nbytes > max(target.l2 * parts, target.l3))]
     return n / parts * of_element + buckets * BUCKET_CYCLES
 
 
