@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from svod.core.graph.callback import CALLBACK, HostFunction
 from svod.core.graph.devices import device_node, device_of, on_one_device
@@ -250,7 +250,8 @@ def arg_reduce(value: UOp, index: UOp, combiner: str, axes: Sequence[int]) -> UO
 
 
 def library_kernel(name: str, options: tuple[bool | int | str, ...], dtype: DType, *operands: UOp) -> UOp:
-    """Make a library kernel (`svod.core.graph.library_kernel`). Each operand is stored in a buffer first. The result has `dtype`.
+    """Make a library kernel (`svod.core.graph.library_kernel`). Each operand is stored in a buffer first, unless it is a contiguous part of
+    one. The result has `dtype`.
 
     Raises ShapeError for operands whose extents depend on variables."""
     for x in operands:
@@ -258,7 +259,8 @@ def library_kernel(name: str, options: tuple[bool | int | str, ...], dtype: DTyp
             raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: a library kernel takes constant extents only; pad its operands to "
                              "the largest shape and take the part of the result, as the operations of Tensor do")
     device = next((d for x in operands if (d := device_of(x)) is not None), HOST)
-    stored = [contiguous(x) if device == HOST or device_of(x) is not None else copy(x, device) for x in operands]
+    stored = [copy(x, device) if device != HOST and device_of(x) is None else
+              contiguous(x) if part_of_memory(x, _gets_memory) is None else x for x in operands]
     return on_one_device(_made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple(stored), (name, options))))
 
 
@@ -274,6 +276,16 @@ def callback(function: HostFunction, results: Sequence[tuple[DType, Shape]], sev
 
 
 # -- storage ------------------------------------------------------------------------------------
+def is_memory(u: UOp) -> bool:
+    """Whether a node is memory that a graph begins with, or what a write leaves there."""
+    return u.op in (Ops.BUFFER, Ops.AFTER)
+
+
+def _gets_memory(u: UOp) -> bool:
+    """Whether a node is in memory before a library kernel reads it."""
+    return is_memory(u) or u.op in (Ops.CONTIGUOUS, Ops.CUSTOM_FUNCTION)
+
+
 def contiguous(x: UOp) -> UOp:
     """Copy x's elements in row-major order to a new buffer."""
     return x if x.op is Ops.CONTIGUOUS or 0 in shape_of(x) else UOp(Ops.CONTIGUOUS, x.dtype, (x,))
@@ -318,11 +330,11 @@ def storage_view(buffer: UOp, shape: Shape) -> UOp:
     return view
 
 
-def part_of_memory(u: UOp) -> tuple[UOp, int] | None:
+def part_of_memory(u: UOp, is_stored: Callable[[UOp], bool] = is_memory) -> tuple[UOp, int] | None:
     """Return (the BUFFER or AFTER of which u is a contiguous part in the same order, u's first element in it); None if u is no such
-    part."""
+    part. `is_stored`: tells which nodes are in memory, if others are as well."""
     first = 0
-    while u.op not in (Ops.BUFFER, Ops.AFTER):
+    while not is_stored(u):
         if u.op not in (Ops.RESHAPE, Ops.DETACH, Ops.SHRINK) or is_symbolic(shape_of(u)) or is_symbolic(shape_of(u.src[0])):
             return None
         if u.op is Ops.SHRINK:

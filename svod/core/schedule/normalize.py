@@ -15,12 +15,12 @@ It runs first, so that later passes see neither markers nor removable chains of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from svod.core.graph.callback import is_callback
 from svod.core.graph.devices import is_transfer
-from svod.core.graph.graph import alu, cast, expand, full, gather, iota, part_of_memory, permute, reshape, shrink
+from svod.core.graph.graph import alu, cast, expand, full, gather, iota, is_memory, part_of_memory, permute, reshape, shrink
 from svod.core.graph.join import expand_joins
 from svod.core.graph.shapes import shape_of
 from svod.core.graph.stacks import take_stacks_apart
@@ -119,12 +119,12 @@ MERGE_REDUCTIONS = PatternMatcher([
 ])
 
 
-def _roots_at(node: UOp) -> Iterator[tuple[UOp, str]]:
-    """The nodes that must have a buffer because of `node`, each with the reason."""
+def _roots_at(node: UOp, roots: Mapping[UOp, str]) -> Iterator[tuple[UOp, str]]:
+    """The nodes that must have a buffer because of `node`, each with the reason. `roots`: those that have one already."""
     if node.op is Ops.CUSTOM_FUNCTION:
         kind = "host callback" if is_callback(node) else "library kernel"
         for s in node.src:
-            if base_of(s).op not in _MEMORY:
+            if base_of(s).op not in _MEMORY and (is_callback(node) or part_of_memory(s, lambda u: is_memory(u) or u in roots) is None):
                 yield base_of(s), f"operand of a {kind}"
         yield node, kind
     elif node.op is Ops.COPY:
@@ -198,7 +198,7 @@ def normalize(sink: UOp) -> Normalized:
         elif node.op is Ops.AFTER:
             roots.update(_roots_of_after(node))
         else:
-            for root, why in _roots_at(node):
+            for root, why in [*_roots_at(node, roots)]:
                 roots.setdefault(root, why)
         if node is not u:
             inherit_origin(node, u)

@@ -14,6 +14,7 @@ the joined one, and other kernels read it there.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 from svod.core.graph.callback import call_of, callback_ast, is_callback
 from svod.core.graph.devices import device_of, is_transfer, readers_devices
-from svod.core.graph.graph import part_of_memory, storage_view
+from svod.core.graph.graph import is_memory, part_of_memory, storage_view
 from svod.core.graph.shapes import shape_of, size_of, storage_size
 from svod.core.graph.storage import base_of, storage_of
 from svod.core.ir.dtype import DType, dtypes
@@ -210,6 +211,8 @@ class _Builder:
         self.parts: dict[UOp, _PartOfBuffer] = {}          # new buffer → the part of another new buffer that stands in its place
         # constants that a library kernel or a call reads from memory
         self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
+        parts = [part_of_memory(s, lambda n: is_memory(n) or n in graph.roots) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src]
+        self.stored.update(part[0] for part in parts if part is not None)
         self.stored.update(a for u in graph.roots if u.op is Ops.CALL for a in arguments_of(u))
         self.placed: set[UOp] = set()              # ASSIGNs of values that are computed in their place
         self.version_of: dict[UOp, Version] = {}   # AFTER → the version it denotes; ASSIGN → the version it writes a part of
@@ -429,14 +432,24 @@ class _Builder:
 
     def add_library_kernel(self, u: UOp, why: str) -> None:
         """Add the kernel of a library kernel, over the buffers of its operands."""
-        operands = self.operands(u)
         out = Version(self.buffer_of[u], 0)
-        params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate((out, *operands))]
+        parts = [self.part_under(s) for s in u.src]
+        sizes = [out.buffer.arg, *[v.buffer.arg if whole else math.prod(shape_of(s)) for s, (v, _, whole) in zip(u.src, parts, strict=True)]]
+        params = [UOp(Ops.PARAM, v.buffer.dtype, (), Param(slot, sizes[slot])) for slot, v in enumerate((out, *[v for v, _, _ in parts]))]
         name, options = u.arg
         value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[1:]), (name, options, tuple(shape_of(s) for s in u.src)))
         where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))
         ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, value)),))
-        self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, (), u))
+        self.pending.append(_Pending(ast, [out, *[v for v, _, _ in parts]], [0, *[first for _, first, _ in parts]], 1, name.lower(),
+                                     origin_of(u) or "", why, (), u))
+
+    def part_under(self, u: UOp) -> tuple[Version, int, bool]:
+        """The version of the buffer that an operand is in, the operand's first element there, and whether the operand is all of it."""
+        if is_memory(base_of(u)) or base_of(u) in self.buffer_of:
+            return self.version_under(u), 0, True
+        part = part_of_memory(u, lambda n: is_memory(n) or n in self.buffer_of)
+        assert part is not None     # `normalize` has given every other operand a buffer
+        return self.version_under(part[0]), part[1], False
 
     def add_transfer(self, u: UOp, why: str) -> None:
         """Add the copy of a buffer, or of a contiguous part of one, to another device."""
