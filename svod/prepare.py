@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -52,6 +52,7 @@ from svod.tune.fast.at_prepare import FastPlan, fast_plan
 from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
+from svod.tune.plans.convolutions import with_transforms
 from svod.tune.resolved import Resolved, database, resolve
 
 Array = np.ndarray[Any, Any]
@@ -172,7 +173,9 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     config = resolved.config
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, resolved)
-    sink, constants = with_constants_turned(sink, constants, lambda nodes: computed_now(nodes, resolved))
+    transforms = with_transforms(sink, constants, resolved)
+    sink, constants = with_constants_turned(transforms.sink, constants | transforms.tables, lambda nodes: computed_now(nodes, resolved),
+                                            transforms.weights)
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache, keeper=resolved.compiler)
     places = Places(schedule, resolved.target.device)
     main = resolved.on(places.main)
@@ -243,15 +246,17 @@ def arranged(sink: UOp, resolved: Resolved) -> UOp:
 
 
 def with_constants_turned(sink: UOp, constants: frozenset[UOp],
-                          buffers: Callable[[Sequence[UOp]], Mapping[UOp, UOp]]) -> tuple[UOp, frozenset[UOp]]:
-    """Turn rearranged constants into weights: nodes that only reorder `constants` become BUFFERs, which `buffers` makes. Returns the
-    graph with these BUFFERs, and `constants` with them added. Outputs are not replaced: their owner may write to them, and other plans
-    share the BUFFERs."""
+                          buffers: Callable[[Sequence[UOp]], Mapping[UOp, UOp]],
+                          transformed: Container[UOp] = frozenset()) -> tuple[UOp, frozenset[UOp]]:
+    """Turn rearranged constants into weights: nodes that only reorder `constants`, or that are `transformed` ones, become BUFFERs, which
+    `buffers` makes. Returns the graph with these BUFFERs, and `constants` with them added. Outputs are not replaced: their owner may write
+    to them, and other plans share the BUFFERs."""
     turned: list[UOp] = []
     outputs = {base_of(u) for u in sink.src}
     for u in sink.toposort() if constants else ():
         content = list(u.walk(Ops.BUFFER)) if u.op is Ops.CONTIGUOUS and u not in outputs else []
-        if content and constants.issuperset(content) and all(n.op in MOVEMENT or n.op in _IN_MEMORY for n in u.src[0].toposort()):
+        if content and constants.issuperset(content) \
+                and (u in transformed or all(n.op in MOVEMENT or n.op in _IN_MEMORY for n in u.src[0].toposort())):
             turned.append(u)
     if not turned:
         return sink, constants

@@ -48,6 +48,8 @@ from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import is_symbolic
 
 Lengths = tuple[int, ...]       # positions of a block along each window axis
+LINE = 16                       # float32 numbers of a cache line
+MANY_LINES = 8                  # lines of a block from which on results of a part of a line are left to the next block
 
 
 class Sizes(NamedTuple):
@@ -66,9 +68,16 @@ class Sizes(NamedTuple):
         """Whether a transform of one channel is used for several channels."""
         return self.inputs * self.outputs > 1
 
+    def steps(self, lengths: Lengths) -> tuple[int, ...]:
+        """Results of a block along each window axis. Where they are the innermost axis they are whole cache lines, if there are many."""
+        found = [n - k + 1 for n, k in zip(lengths, self.taps, strict=True)]
+        if not self.sums_channels and found[-1] >= MANY_LINES * LINE:
+            found[-1] -= found[-1] % LINE
+        return tuple(found)
+
     def counts(self, lengths: Lengths) -> tuple[int, ...]:
         """Blocks along each window axis."""
-        return tuple([-(-y // (n - k + 1)) for y, n, k in zip(self.results, lengths, self.taps, strict=True)])
+        return tuple([-(-y // step) for y, step in zip(self.results, self.steps(lengths), strict=True)])
 
     def pairs(self, lengths: Lengths) -> int:
         """Blocks of complex numbers of a channel."""
@@ -122,10 +131,10 @@ def _made(c: Convolution, z: Sizes, lengths: Lengths) -> Transformed:
     for a in range(first, first + len(lengths)):
         numbers = _transform(numbers, a, False)
     numbers = _summed(numbers, weights, z, lengths) if z.sums_channels else _multiplied(numbers, weights)
-    for a, (n, k) in enumerate(zip(lengths, z.taps, strict=True), first):
+    for a, step in enumerate(z.steps(lengths), first):
         numbers = _transform(numbers, a, True)
         if a == 1:       # what is left of the outermost axis is a part of memory, so that nothing is copied
-            numbers = _first(numbers, a, n - k + 1)
+            numbers = _first(numbers, a, step)
     return Transformed(_results(numbers, z, lengths), weights)
 
 
@@ -155,10 +164,10 @@ def _transform(numbers: UOp, axis: int, inverse: bool) -> UOp:
 
 def _blocks(x: UOp, z: Sizes, lengths: Lengths) -> UOp:
     """The blocks of padded images (N, C, …) as complex numbers: (2, n…, pairs, C), or (2, pairs, C, n…)."""
-    counts, rank = z.counts(lengths), len(lengths)
-    for a, (n, k, count) in enumerate(zip(lengths, z.taps, counts, strict=True), 2):
-        x = _padded(x, a, count * (n - k + 1) + k - 1)
-    made = window(x, [(a, n, n - k + 1, 1) for a, (n, k) in enumerate(zip(lengths, z.taps, strict=True), 2)])
+    counts, steps, rank = z.counts(lengths), z.steps(lengths), len(lengths)
+    for a, (n, step, count) in enumerate(zip(lengths, steps, counts, strict=True), 2):
+        x = _padded(x, a, max((count - 1) * step + n, shape_of(x)[a]))
+    made = window(x, [(a, n, step, 1) for a, (n, step) in enumerate(zip(lengths, steps, strict=True), 2)])
     number, channels, pairs = z.images * prod(counts), z.groups * z.inputs, z.pairs(lengths)
     made = permute(made, [0, *range(2, 2 + rank), 1, *range(2 + rank, 2 + 2 * rank)])
     made = reshape(_padded(reshape(made, (number, channels, *lengths)), 0, 2 * pairs), (2, pairs, channels, *lengths))
@@ -211,8 +220,7 @@ def _multiplied(numbers: UOp, weights: UOp) -> UOp:
 
 def _results(numbers: UOp, z: Sizes, lengths: Lengths) -> UOp:
     """The valid positions of all blocks put together: (N, O, …)."""
-    rank, counts, channels = len(lengths), z.counts(lengths), z.groups * z.outputs
-    steps = [n - k + 1 for n, k in zip(lengths, z.taps, strict=True)]
+    rank, counts, steps, channels = len(lengths), z.counts(lengths), z.steps(lengths), z.groups * z.outputs
     for a, step in enumerate(steps, 1 if z.sums_channels else 3):
         numbers = _first(numbers, a, step)
     if z.sums_channels:

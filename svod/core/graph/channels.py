@@ -60,12 +60,20 @@ class Convolution(NamedTuple):
 def convolutions(sink: UOp) -> Iterator[tuple[UOp, Convolution]]:
     """Find the REDUCE_AXIS nodes of a graph that are convolutions; yields each with its operands."""
     for u in sink.toposort():
-        if u.op is Ops.REDUCE_AXIS and u.arg[0] == "ADD" and u.src[0].op is Ops.MUL:
-            for one, other in (u.src[0].src, u.src[0].src[::-1]):
-                found = _convolution(_below(one, _AROUND), _below(other, _AROUND))
-                if found is not None and found.channel_axis in u.arg[1]:
-                    yield u, found
-                    break
+        found = convolution_of(u)
+        if found is not None:
+            yield u, found
+
+
+def convolution_of(u: UOp) -> Convolution | None:
+    """The operands of a node that is a convolution; None for any other node."""
+    if u.op is not Ops.REDUCE_AXIS or u.arg[0] != "ADD" or u.src[0].op is not Ops.MUL:
+        return None
+    for one, other in (u.src[0].src, u.src[0].src[::-1]):
+        found = _convolution(_below(one, _AROUND), _below(other, _AROUND))
+        if found is not None and found.channel_axis in u.arg[1]:
+            return found
+    return None
 
 
 def _below(u: UOp, ops: tuple[Ops, ...]) -> UOp:

@@ -1,0 +1,89 @@
+"""Predicted cycles of Fourier transforms, and rough ones of a convolution by them, which choose the block lengths that are worth a schedule.
+
+    direct      multiply-adds in whole vectors, two at a time: no kernel is faster
+    by blocks   transforms of the blocks; products of frequencies, or the time to fetch their matrices; transforms of the products
+
+All cycles are those of a target's cores together, as `svod.core.cost` predicts them.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import log2, prod
+
+from svod.core.convolution.by_fourier import Lengths, Sizes
+from svod.core.cost.caches import caches_of
+from svod.core.cost.cpu import CPU
+from svod.core.graph.library_kernel import fourier_passes
+from svod.core.ir.dtype import DType
+from svod.core.ir.uop import UOp
+from svod.core.machine.levels import CACHE_LINE_BYTES
+from svod.core.machine.target import Target
+
+SUMMED_SHARE = 0.8          # sums of a transform by radices of 8 and 16 over 5·log2 n, those by radix 2
+ROTATION = 6.0              # operations that multiply a number by a root of unity between two passes
+MOVED = 4.0                 # loads and stores of both parts of a number in a pass
+MOST_POSITIONS = 1 << 15    # positions of a block along an axis: a transform's scratch memory stays in the second cache
+FACTORS = (4, 5, 6, 7)      # block lengths are these times powers of two
+MOST_TAP_LENGTHS = 16       # most length of a block, in lengths of the taps
+
+
+def transform_cycles(numbers: int, n: int, dtype: DType, target: Target) -> float:
+    """The predicted cycles of FOURIER of `numbers` complex numbers in all, n at a time."""
+    passes = len(fourier_passes(n))
+    operations = 5 * SUMMED_SHARE * log2(max(n, 2)) + ROTATION * (passes - 1) + MOVED * passes
+    return numbers * operations / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads) \
+        + moved_cycles(2 * numbers * dtype.itemsize, 2 * numbers * dtype.itemsize, target)
+
+
+def moved_cycles(read: int, written: int, target: Target) -> float:
+    """The predicted cycles to read and to write so many bytes in order; a line that is written is fetched first."""
+    caches = caches_of(target)
+    _, second, third = caches.levels
+    lines = (read + 2 * written) / CACHE_LINE_BYTES
+    far = caches.lost((read + written) / min(third.size, caches.own_share))
+    return lines * (second.streamed + far * third.streamed) / target.threads
+
+
+def library_cycles(node: UOp, target: Target) -> float:
+    """The predicted cycles of a FOURIER of the kernel level."""
+    outer, n, inner = node.arg[2][0][:3]
+    return transform_cycles(outer * n * inner, n, node.dtype, target)
+
+
+def block_lengths(z: Sizes) -> Iterator[Lengths]:
+    """Lengths of blocks: those along each axis that are no longer than the image needs, and not many times as long as the taps."""
+    axes = []
+    for k, y in zip(z.taps, z.results, strict=True):
+        whole = next(n for n in _lengths() if n >= min(y + k - 1, MOST_POSITIONS))
+        most = min(whole, max(MOST_TAP_LENGTHS * k, 64), MOST_POSITIONS)
+        axes.append([n for n in _lengths() if k < n <= most] or ([1] if k == y == 1 else []))
+    yield from product(*axes)
+
+
+def _lengths() -> list[int]:
+    return sorted({f << e for f in FACTORS for e in range(14) if f << e <= MOST_POSITIONS})
+
+
+def rough_cycles(z: Sizes, lengths: Lengths, is_constant: bool, dtype: DType, target: Target) -> float:
+    """Rough cycles of a convolution by transforms of blocks. `is_constant`: the weights are, and are transformed at prepare."""
+    pairs, frequencies, size = z.pairs(lengths), prod(lengths), dtype.itemsize
+    inputs, outputs = (pairs * z.groups * channels * frequencies for channels in (z.inputs, z.outputs))
+    weights = z.groups * z.inputs * z.outputs * frequencies
+    cycles = sum(transform_cycles(inputs, n, dtype, target) + transform_cycles(outputs, n, dtype, target) for n in lengths)
+    cycles += moved_cycles(2 * inputs * size, 2 * inputs * size, target) + moved_cycles(2 * outputs * size, 0, target)
+    if z.sums_channels:
+        sums = 4.0 * pairs * weights / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads)
+        cycles += max(sums, moved_cycles(4 * weights * size + 2 * inputs * size, 2 * outputs * size, target))
+    else:
+        cycles += moved_cycles(2 * (inputs + weights) * size, 2 * outputs * size, target)
+    if not is_constant:
+        cycles += sum(transform_cycles(weights, n, dtype, target) for n in lengths)
+        cycles += moved_cycles(2 * weights * size, (6 if z.sums_channels else 4) * weights * size, target)
+    return cycles
+
+
+def least_direct_cycles(z: Sizes, dtype: DType, target: Target) -> float:
+    """The cycles of the multiply-adds of a direct convolution."""
+    products = z.images * z.groups * z.inputs * z.outputs * prod(z.taps) * prod(z.results)
+    return products / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads)
