@@ -1,1 +1,1 @@
-"""Convolutions of a graph computed by Fourier transforms of blocks: the rewrite, the block lengths, and what a graph is predicted to take."""
+"""Convolutions of a graph computed by Fourier transforms of blocks: the rewrite, the block lengths, and their prices."""

@@ -105,8 +105,8 @@ def sizes_of(u: UOp, c: Convolution) -> Sizes | None:
         return None
     groups = kernel[1] if len(kernel) == 2 * spatial + 4 else 1
     results = tuple([int(n) for n in shape[c.channel_axis + 1:c.channel_axis + 1 + spatial]])
-    return Sizes(int(shape[0]), groups, kernel[c.channel_axis], kernel[c.channel_axis - 1], tuple([size for _, size, _, _ in c.windows.arg]),
-                 results)
+    taps = tuple([size for _, size, _, _ in c.windows.arg])
+    return Sizes(int(shape[0]), groups, kernel[c.channel_axis], kernel[c.channel_axis - 1], taps, results)
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Predicted cycles of Fourier transforms, and rough ones of a convolution by them, which choose the block lengths that are worth a schedule.
+"""Predicted cycles of Fourier transforms, and rough ones of a convolution by them: which block lengths are worth a schedule.
 
-    direct      multiply-adds in whole vectors, two at a time: no kernel is faster
+    direct      multiply-adds in vectors
     by blocks   transforms of the blocks; products of frequencies, or the time to fetch their matrices; transforms of the products
 
 All cycles are those of a target's cores together, as `svod.core.cost` predicts them.
@@ -25,6 +25,9 @@ ROTATION = 6.0              # operations that multiply a number by a root of uni
 MOVED = 4.0                 # loads and stores of both parts of a number in a pass
 MOST_POSITIONS = 1 << 15    # positions of a block along an axis: a transform's scratch memory stays in the second cache
 FACTORS = (4, 5, 6, 7)      # block lengths are these times powers of two
+FEWER_PRODUCTS = 0.5        # predicted cycles of WINOGRAD over those of a direct convolution's multiply-adds: 0.6 to 1.4
+SLOWEST = 5.0               # predicted cycles of other convolutions over the same: 1.4 to 4.7
+MOST_WINOGRAD_TAPS = 7
 MOST_TAP_LENGTHS = 16       # most length of a block, in lengths of the taps
 
 
@@ -83,7 +86,9 @@ def rough_cycles(z: Sizes, lengths: Lengths, is_constant: bool, dtype: DType, ta
     return cycles
 
 
-def least_direct_cycles(z: Sizes, dtype: DType, target: Target) -> float:
-    """The cycles of the multiply-adds of a direct convolution."""
+def most_direct_cycles(z: Sizes, dtype: DType, target: Target) -> float:
+    """Cycles that a direct convolution is not predicted to exceed by much, from its multiply-adds: with fewer of them where it sums
+    channels and has few taps along each axis (WINOGRAD), else at a part of the speed of whole vectors, two at a time."""
     products = z.images * z.groups * z.inputs * z.outputs * prod(z.taps) * prod(z.results)
-    return products / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads)
+    share = FEWER_PRODUCTS if z.inputs > 1 and max(z.taps) <= MOST_WINOGRAD_TAPS else SLOWEST
+    return share * products / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads)

@@ -210,9 +210,9 @@ class _Builder:
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
         self.parts: dict[UOp, _PartOfBuffer] = {}          # new buffer → the part of another new buffer that stands in its place
         # constants that a library kernel or a call reads from memory
-        self.stored = {base_of(s) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src}
-        parts = [part_of_memory(s, lambda n: is_memory(n) or n in graph.roots) for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src]
-        self.stored.update(part[0] for part in parts if part is not None)
+        operands = [s for u in graph.roots if u.op is Ops.CUSTOM_FUNCTION for s in u.src]
+        parts = [part_of_memory(s, lambda n: is_memory(n) or n in graph.roots) for s in operands]
+        self.stored = {*[base_of(s) for s in operands], *[part[0] for part in parts if part is not None]}
         self.stored.update(a for u in graph.roots if u.op is Ops.CALL for a in arguments_of(u))
         self.placed: set[UOp] = set()              # ASSIGNs of values that are computed in their place
         self.version_of: dict[UOp, Version] = {}   # AFTER → the version it denotes; ASSIGN → the version it writes a part of
@@ -434,8 +434,9 @@ class _Builder:
         """Add the kernel of a library kernel, over the buffers of its operands."""
         out = Version(self.buffer_of[u], 0)
         parts = [self.part_under(s) for s in u.src]
-        sizes = [out.buffer.arg, *[v.buffer.arg if whole else math.prod(shape_of(s)) for s, (v, _, whole) in zip(u.src, parts, strict=True)]]
-        params = [UOp(Ops.PARAM, v.buffer.dtype, (), Param(slot, sizes[slot])) for slot, v in enumerate((out, *[v for v, _, _ in parts]))]
+        sizes = [v.buffer.arg if whole else math.prod(shape_of(s)) for s, (v, _, whole) in zip(u.src, parts, strict=True)]
+        args = [(out.buffer, out.buffer.arg), *[(v.buffer, size) for (v, _, _), size in zip(parts, sizes, strict=True)]]
+        params = [UOp(Ops.PARAM, b.dtype, (), Param(slot, size)) for slot, (b, size) in enumerate(args)]
         name, options = u.arg
         value = UOp(Ops.CUSTOM_FUNCTION, u.dtype, tuple(params[1:]), (name, options, tuple(shape_of(s) for s in u.src)))
         where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))

@@ -7,21 +7,23 @@ The transformed form is taken if it is predicted to be faster by ALGORITHM_FACTO
 """
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 import threading
 from collections.abc import Mapping
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 from svod.compile.plan.compiler import Compiler
 from svod.core.convolution.by_fourier import Lengths, Sizes, Transformed, by_fourier, sizes_of, table_of
-from svod.core.convolution.price import block_lengths, least_direct_cycles, library_cycles, rough_cycles
+from svod.core.convolution.price import block_lengths, library_cycles, most_direct_cycles, rough_cycles
 from svod.core.cost.sketch import ALGORITHM_FACTOR
 from svod.core.graph.callback import functions_of
 from svod.core.graph.channels import Convolution, convolution_of, with_values
 from svod.core.graph.devices import device_of
 from svod.core.graph.graph import buffer, contiguous, sink, storage_view
+from svod.core.graph.library_kernel import has_fourier
 from svod.core.graph.shapes import shape_of
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
@@ -31,6 +33,7 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, SAME
 from svod.core.schedule.schedule import copies_to, create_schedule
 from svod.system.forksafe import remake_after_fork
+from svod.system.quantities import count
 from svod.tune.resolved import Resolved
 
 log = logging.getLogger("svod.tune")
@@ -45,8 +48,8 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 
 class Rewritten(NamedTuple):
-    """A graph with convolutions by transforms. `weights`: the nodes that hold transformed weights; `tables`: BUFFERs of roots of unity, which
-    are constants."""
+    """A graph with convolutions by transforms. `weights`: the nodes that hold transformed weights; `tables`: BUFFERs of roots of unity,
+    which are constants."""
 
     sink: UOp
     weights: frozenset[UOp]
@@ -60,6 +63,7 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved) -
         return Rewritten(graph, frozenset(), frozenset())
     room = None if config.transformed_mb is None else config.transformed_mb * MEGABYTE
     lengths: dict[UOp, tuple[Sizes, Lengths]] = {}
+    left = 0
     for u in graph.toposort():
         c = convolution_of(u)
         sizes = None if c is None or device_of(u) not in (None, HOST) else sizes_of(u, c)
@@ -67,9 +71,16 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved) -
             continue
         found = _choose(u, c, sizes, _is_constant(c.weight, constants), resolved.compiler)
         added = 0 if found is None else _added_bytes(u, sizes, found)
-        if found is not None and (room is None or added <= room):
+        if found is None:
+            continue
+        if room is None or added <= room:
             lengths[u] = sizes, found
             room = None if room is None else room - added
+        else:
+            left += 1
+    if left:
+        log.warning("%s of a plan %s directly, as transformed weights would take more memory than transformed_mb allows "
+                    "(SVOD_TRANSFORMED_MB)", count(left, "convolution"), "compute" if left > 1 else "computes")
     return _rewritten(graph, lengths) if lengths else Rewritten(graph, frozenset(), frozenset())
 
 
@@ -112,7 +123,13 @@ def _choose(u: UOp, c: Convolution, z: Sizes, is_constant: bool, compiler: Compi
     with _lock:
         if key in _chosen:
             return _chosen[key]
-    found = _cheapest(u, c, z, is_constant, compiler)
+    name = hashlib.blake2b(f"transforms {key}".encode(), digest_size=16).hexdigest()
+    kept = compiler.kept(name)
+    if isinstance(kept, list) and len(kept) in (0, len(z.taps)) and all(isinstance(n, int) and has_fourier(n) for n in kept):
+        found = tuple(kept) or None
+    else:
+        found = _cheapest(u, c, z, is_constant, compiler)
+        compiler.keep(name, list(found or ()))
     with _lock:
         return _chosen.setdefault(key, found)
 
@@ -120,15 +137,16 @@ def _choose(u: UOp, c: Convolution, z: Sizes, is_constant: bool, compiler: Compi
 def _cheapest(u: UOp, c: Convolution, z: Sizes, is_constant: bool, compiler: Compiler) -> Lengths | None:
     target = compiler.target
     rough = {n: rough_cycles(z, n, is_constant, u.dtype, target) for n in block_lengths(z)}
-    least = least_direct_cycles(z, u.dtype, target)
-    best = [n for n in sorted(rough, key=lambda n: (rough[n], n))[:SCHEDULED] if rough[n] * ALGORITHM_FACTOR < least]
-    if not best:
+    if min(rough.values(), default=inf) * ALGORITHM_FACTOR >= most_direct_cycles(z, u.dtype, target):
         return None
     alone = _alone(u, c)
     own = convolution_of(alone)
     assert own is not None
     weights = frozenset(own.weight.walk(Ops.BUFFER)) if is_constant else frozenset()
     direct = predicted_cycles(alone, weights, compiler)
+    best = [n for n in sorted(rough, key=lambda n: (rough[n], n))[:SCHEDULED] if rough[n] * ALGORITHM_FACTOR < direct]
+    if not best:
+        return None
     cycles = {n: _transformed_cycles(by_fourier(alone, own, z, n), is_constant, compiler) for n in best}
     fastest = min(best, key=lambda n: cycles[n])
     log.info("a convolution of %s with %s taps: predicted %.3g cycles, and %.3g by transforms of blocks of %s", shape_of(c.image), z.taps,
