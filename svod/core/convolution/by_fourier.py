@@ -52,7 +52,7 @@ LINE = 16                       # float32 numbers of a cache line
 MANY_LINES = 8                  # lines of a block from which on results of a part of a line are left to the next block
 
 
-class Sizes(NamedTuple):
+class ConvolutionSizes(NamedTuple):
     """The sizes of a convolution. `images`: N; `groups`, `inputs`, `outputs`: channels of a group; `taps`, `results`: along each window
     axis."""
 
@@ -91,7 +91,7 @@ class Transformed(NamedTuple):
     weights: UOp
 
 
-def sizes_of(u: UOp, c: Convolution) -> Sizes | None:
+def sizes_of(u: UOp, c: Convolution) -> ConvolutionSizes | None:
     """The sizes of the convolution `c` that the node `u` sums; None if it has another form than one by transforms: strides, dilation,
     extents that are not constant, numbers that are no float32 or float64."""
     shape, kernel, spatial = shape_of(u), shape_of(c.weight), len(c.windows.arg)
@@ -106,7 +106,7 @@ def sizes_of(u: UOp, c: Convolution) -> Sizes | None:
     groups = kernel[1] if len(kernel) == 2 * spatial + 4 else 1
     results = tuple([int(n) for n in shape[c.channel_axis + 1:c.channel_axis + 1 + spatial]])
     taps = tuple([size for _, size, _, _ in c.windows.arg])
-    return Sizes(int(shape[0]), groups, kernel[c.channel_axis], kernel[c.channel_axis - 1], taps, results)
+    return ConvolutionSizes(int(shape[0]), groups, kernel[c.channel_axis], kernel[c.channel_axis - 1], taps, results)
 
 
 @cache
@@ -118,13 +118,13 @@ def table_of(n: int, inverse: bool, dtype: DType) -> UOp:
     return node
 
 
-def by_fourier(u: UOp, c: Convolution, sizes: Sizes, lengths: Lengths) -> Transformed:
+def by_fourier(u: UOp, c: Convolution, sizes: ConvolutionSizes, lengths: Lengths) -> Transformed:
     """The value of `u`, the convolution `c`, by transforms of blocks of `lengths` positions."""
     made = _made(c, sizes, lengths)
     return Transformed(reshape(made.value, shape_of(u)), made.weights)
 
 
-def _made(c: Convolution, z: Sizes, lengths: Lengths) -> Transformed:
+def _made(c: Convolution, z: ConvolutionSizes, lengths: Lengths) -> Transformed:
     weights = contiguous(_matrices(c, z, lengths) if z.sums_channels else _spectrum(c, z, lengths))
     first = 1 if z.sums_channels else 3      # the first axis of frequencies; axis 0 has the real and the imaginary parts
     numbers = _blocks(c.windows.src[0], z, lengths)
@@ -155,14 +155,16 @@ def _part(numbers: UOp, part: int, shape: tuple[int, ...]) -> UOp:
 
 
 def _transform(numbers: UOp, axis: int, inverse: bool) -> UOp:
-    """FOURIER of complex numbers along an axis."""
+    """FOURIER of complex numbers along an axis. That of one position is the number there."""
     shape, dtype = shape_of(numbers), numbers.dtype
+    if shape[axis] == 1:
+        return numbers
     box = prod(shape[1:axis]), shape[axis], prod(shape[axis + 1:])
     parts = [_part(numbers, i, box) for i in (0, 1)]
     return reshape(library_kernel("FOURIER", (inverse, False, False), dtype, *parts, table_of(shape[axis], inverse, dtype)), shape)
 
 
-def _blocks(x: UOp, z: Sizes, lengths: Lengths) -> UOp:
+def _blocks(x: UOp, z: ConvolutionSizes, lengths: Lengths) -> UOp:
     """The blocks of padded images (N, C, …) as complex numbers: (2, n…, pairs, C), or (2, pairs, C, n…)."""
     counts, steps, rank = z.counts(lengths), z.steps(lengths), len(lengths)
     for a, (n, step, count) in enumerate(zip(lengths, steps, counts, strict=True), 2):
@@ -174,7 +176,7 @@ def _blocks(x: UOp, z: Sizes, lengths: Lengths) -> UOp:
     return contiguous(permute(made, [0, *range(3, 3 + rank), 1, 2]) if z.sums_channels else made)
 
 
-def _spectrum(c: Convolution, z: Sizes, lengths: Lengths) -> UOp:
+def _spectrum(c: Convolution, z: ConvolutionSizes, lengths: Lengths) -> UOp:
     """The conjugate transform of the taps, scaled for the inverse one: (2, n…, G, I, O), or (2, G, n…) without sums over channels."""
     rank, count = len(lengths), prod(lengths)
     w = reshape(c.weight, (z.groups, z.outputs, z.inputs, *z.taps))
@@ -189,7 +191,7 @@ def _spectrum(c: Convolution, z: Sizes, lengths: Lengths) -> UOp:
     return numbers
 
 
-def _matrices(c: Convolution, z: Sizes, lengths: Lengths) -> UOp:
+def _matrices(c: Convolution, z: ConvolutionSizes, lengths: Lengths) -> UOp:
     """The matrices by which the parts of each frequency are multiplied: (F, G, 2, I, 2, O)."""
     shape = prod(lengths), z.groups, 1, z.inputs, 1, z.outputs
     numbers = _spectrum(c, z, lengths)
@@ -198,7 +200,7 @@ def _matrices(c: Convolution, z: Sizes, lengths: Lengths) -> UOp:
     return cat([cat([real, imag], 4), cat([turned, real], 4)], 2)
 
 
-def _summed(numbers: UOp, weights: UOp, z: Sizes, lengths: Lengths) -> UOp:
+def _summed(numbers: UOp, weights: UOp, z: ConvolutionSizes, lengths: Lengths) -> UOp:
     """The products of each frequency, summed over input channels: (2, n…, pairs, C) to (2, n…, pairs, channels of results)."""
     frequencies, pairs = prod(lengths), z.pairs(lengths)
     x = permute(reshape(numbers, (2, 1, frequencies, pairs, z.groups, 1, z.inputs)), [1, 2, 3, 4, 5, 0, 6])
@@ -218,7 +220,7 @@ def _multiplied(numbers: UOp, weights: UOp) -> UOp:
     return contiguous(cat([reshape(part, (1, *shape)) for part in made], 0))
 
 
-def _results(numbers: UOp, z: Sizes, lengths: Lengths) -> UOp:
+def _results(numbers: UOp, z: ConvolutionSizes, lengths: Lengths) -> UOp:
     """The valid positions of all blocks put together: (N, O, …)."""
     rank, counts, steps, channels = len(lengths), z.counts(lengths), z.steps(lengths), z.groups * z.outputs
     for a, step in enumerate(steps, 1 if z.sums_channels else 3):

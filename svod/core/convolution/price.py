@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import log2, prod
 
-from svod.core.convolution.by_fourier import Lengths, Sizes
+from svod.core.convolution.by_fourier import Lengths, ConvolutionSizes
 from svod.core.cost.caches import caches_of
 from svod.core.cost.cpu import CPU
 from svod.core.graph.library_kernel import fourier_passes
@@ -22,19 +22,20 @@ from svod.core.machine.target import Target
 
 SUMMED_SHARE = 0.8          # sums of a transform by radices of 8 and 16 over 5·log2 n, those by radix 2
 ROTATION = 6.0              # operations that multiply a number by a root of unity between two passes
-MOVED = 4.0                 # loads and stores of both parts of a number in a pass
-MOST_POSITIONS = 1 << 15    # positions of a block along an axis: a transform's scratch memory stays in the second cache
+MOVES = 4.0                 # loads and stores of both parts of a number in a pass
+MOST_OF_BLOCK = 1 << 15     # positions of a block along an axis: scratch memory of its transform stays in the second cache
 FACTORS = (4, 5, 6, 7)      # block lengths are these times powers of two
 FEWER_PRODUCTS = 0.5        # predicted cycles of WINOGRAD over those of a direct convolution's multiply-adds: 0.6 to 1.4
 SLOWEST = 5.0               # predicted cycles of other convolutions over the same: 1.4 to 4.7
-MOST_WINOGRAD_TAPS = 7
+MOST_WINOGRAD_TAPS = 7      # taps along an axis of which WINOGRAD computes two results at a time
+LEAST_OF_ALL_BLOCKS = 64    # positions of a block that are tried for few taps too
 MOST_TAP_LENGTHS = 16       # most length of a block, in lengths of the taps
 
 
 def transform_cycles(numbers: int, n: int, dtype: DType, target: Target) -> float:
     """The predicted cycles of FOURIER of `numbers` complex numbers in all, n at a time."""
     passes = len(fourier_passes(n))
-    operations = 5 * SUMMED_SHARE * log2(max(n, 2)) + ROTATION * (passes - 1) + MOVED * passes
+    operations = 5 * SUMMED_SHARE * log2(max(n, 2)) + ROTATION * (passes - 1) + MOVES * passes
     return numbers * operations / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads) \
         + moved_cycles(2 * numbers * dtype.itemsize, 2 * numbers * dtype.itemsize, target)
 
@@ -54,21 +55,22 @@ def library_cycles(node: UOp, target: Target) -> float:
     return transform_cycles(outer * n * inner, n, node.dtype, target)
 
 
-def block_lengths(z: Sizes) -> Iterator[Lengths]:
-    """Lengths of blocks: those along each axis that are no longer than the image needs, and not many times as long as the taps."""
+def block_lengths(z: ConvolutionSizes) -> Iterator[Lengths]:
+    """Lengths of blocks: those along each axis that are no longer than the image needs, and not many times as long as the taps; 1 along an
+    axis with one tap, where positions do not meet."""
     axes = []
     for k, y in zip(z.taps, z.results, strict=True):
-        whole = next(n for n in _lengths() if n >= min(y + k - 1, MOST_POSITIONS))
-        most = min(whole, max(MOST_TAP_LENGTHS * k, 64), MOST_POSITIONS)
-        axes.append([n for n in _lengths() if k < n <= most] or ([1] if k == y == 1 else []))
+        whole = next(n for n in _lengths() if n >= min(y + k - 1, MOST_OF_BLOCK))
+        most = min(whole, max(MOST_TAP_LENGTHS * k, LEAST_OF_ALL_BLOCKS))
+        axes.append([n for n in _lengths() if k < n <= most] if k > 1 else [1])
     yield from product(*axes)
 
 
 def _lengths() -> list[int]:
-    return sorted({f << e for f in FACTORS for e in range(14) if f << e <= MOST_POSITIONS})
+    return sorted({f << e for f in FACTORS for e in range(14) if f << e <= MOST_OF_BLOCK})
 
 
-def rough_cycles(z: Sizes, lengths: Lengths, is_constant: bool, dtype: DType, target: Target) -> float:
+def rough_cycles(z: ConvolutionSizes, lengths: Lengths, is_constant: bool, dtype: DType, target: Target) -> float:
     """Rough cycles of a convolution by transforms of blocks. `is_constant`: the weights are, and are transformed at prepare."""
     pairs, frequencies, size = z.pairs(lengths), prod(lengths), dtype.itemsize
     inputs, outputs = (pairs * z.groups * channels * frequencies for channels in (z.inputs, z.outputs))
@@ -86,7 +88,7 @@ def rough_cycles(z: Sizes, lengths: Lengths, is_constant: bool, dtype: DType, ta
     return cycles
 
 
-def most_direct_cycles(z: Sizes, dtype: DType, target: Target) -> float:
+def most_direct_cycles(z: ConvolutionSizes, dtype: DType, target: Target) -> float:
     """Cycles that a direct convolution is not predicted to exceed by much, from its multiply-adds: with fewer of them where it sums
     channels and has few taps along each axis (WINOGRAD), else at a part of the speed of whole vectors, two at a time."""
     products = z.images * z.groups * z.inputs * z.outputs * prod(z.taps) * prod(z.results)

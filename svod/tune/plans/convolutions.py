@@ -16,7 +16,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from svod.compile.plan.compiler import Compiler
-from svod.core.convolution.by_fourier import Lengths, Sizes, Transformed, by_fourier, sizes_of, table_of
+from svod.core.convolution.by_fourier import Lengths, ConvolutionSizes, Transformed, by_fourier, sizes_of, table_of
 from svod.core.convolution.price import block_lengths, library_cycles, most_direct_cycles, rough_cycles
 from svod.core.cost.sketch import ALGORITHM_FACTOR
 from svod.core.graph.callback import functions_of
@@ -34,12 +34,12 @@ from svod.core.machine.target import HOST, SAME
 from svod.core.schedule.schedule import copies_to, create_schedule
 from svod.system.forksafe import remake_after_fork
 from svod.system.quantities import count
+from svod.tune.plans.transformed import MEGABYTE
 from svod.tune.resolved import Resolved
 
 log = logging.getLogger("svod.tune")
 
 SCHEDULED = 2           # block lengths whose kernels are priced one by one
-MEGABYTE = 1 << 20
 _Key = tuple[object, ...]
 
 _chosen: dict[_Key, Lengths | None] = {}
@@ -62,7 +62,7 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved) -
     if target.has_groups or target.numerics == SAME or config.noopt or config.capture_device is not None:
         return Rewritten(graph, frozenset(), frozenset())
     room = None if config.transformed_mb is None else config.transformed_mb * MEGABYTE
-    lengths: dict[UOp, tuple[Sizes, Lengths]] = {}
+    lengths: dict[UOp, tuple[ConvolutionSizes, Lengths]] = {}
     left = 0
     for u in graph.toposort():
         c = convolution_of(u)
@@ -84,7 +84,7 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved) -
     return _rewritten(graph, lengths) if lengths else Rewritten(graph, frozenset(), frozenset())
 
 
-def _rewritten(graph: UOp, lengths: Mapping[UOp, tuple[Sizes, Lengths]]) -> Rewritten:
+def _rewritten(graph: UOp, lengths: Mapping[UOp, tuple[ConvolutionSizes, Lengths]]) -> Rewritten:
     done: dict[UOp, UOp] = {}
     weights: dict[UOp, None] = {}
     tables: set[UOp] = set()
@@ -110,14 +110,14 @@ def _is_constant(weight: UOp, constants: frozenset[UOp]) -> bool:
     return constants.issuperset(weight.walk(Ops.BUFFER)) and not functions_of(weight)
 
 
-def _added_bytes(u: UOp, z: Sizes, lengths: Lengths) -> int:
+def _added_bytes(u: UOp, z: ConvolutionSizes, lengths: Lengths) -> int:
     """Bytes by which transformed weights are larger than the weights."""
     per_frequency = 4 if z.sums_channels else 2
     return z.groups * z.inputs * z.outputs * (per_frequency * prod(lengths) - prod(z.taps)) * u.dtype.itemsize
 
 
 # -- the choice of one convolution ---------------------------------------------------------------------
-def _choose(u: UOp, c: Convolution, z: Sizes, is_constant: bool, compiler: Compiler) -> Lengths | None:
+def _choose(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, compiler: Compiler) -> Lengths | None:
     """The block lengths of the transformed form of a convolution; None if the direct form is to be taken."""
     key = z, c.windows.src[0].arg if c.windows.src[0].op is Ops.PAD else None, shape_of(c.image), u.dtype, is_constant, compiler.target.key
     with _lock:
@@ -134,7 +134,7 @@ def _choose(u: UOp, c: Convolution, z: Sizes, is_constant: bool, compiler: Compi
         return _chosen.setdefault(key, found)
 
 
-def _cheapest(u: UOp, c: Convolution, z: Sizes, is_constant: bool, compiler: Compiler) -> Lengths | None:
+def _cheapest(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, compiler: Compiler) -> Lengths | None:
     target = compiler.target
     rough = {n: rough_cycles(z, n, is_constant, u.dtype, target) for n in block_lengths(z)}
     if min(rough.values(), default=inf) * ALGORITHM_FACTOR >= most_direct_cycles(z, u.dtype, target):
