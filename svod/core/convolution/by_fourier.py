@@ -14,7 +14,8 @@ columns and each frequency has a matrix product, with the parts of complex numbe
 
     (Y.real, Y.imag) = (X.real, X.imag) · ((W.real, W.imag), (-W.imag, W.real))
 
-Otherwise they are the innermost axes, so that transforms run along rows. Weights that are constants are transformed once, at prepare.
+Otherwise they are the innermost axes, so that transforms run along rows, and FILTER does all of it where there is one axis. Weights that
+are constants are transformed once, at prepare.
 """
 from __future__ import annotations
 
@@ -41,15 +42,13 @@ from svod.core.graph.graph import (
     shrink,
     window,
 )
-from svod.core.graph.library_kernel import fourier_table
+from svod.core.graph.library_kernel import fourier_passes, fourier_table
 from svod.core.graph.shapes import shape_of
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import is_symbolic
 
 Lengths = tuple[int, ...]       # positions of a block along each window axis
-LINE = 16                       # float32 numbers of a cache line
-MANY_LINES = 8                  # lines of a block from which on results of a part of a line are left to the next block
 
 
 class ConvolutionSizes(NamedTuple):
@@ -69,19 +68,21 @@ class ConvolutionSizes(NamedTuple):
         return self.inputs * self.outputs > 1
 
     def steps(self, lengths: Lengths) -> tuple[int, ...]:
-        """Results of a block along each window axis. Where they are the innermost axis they are whole cache lines, if there are many."""
-        found = [n - k + 1 for n, k in zip(lengths, self.taps, strict=True)]
-        if not self.sums_channels and found[-1] >= MANY_LINES * LINE:
-            found[-1] -= found[-1] % LINE
-        return tuple(found)
+        """Results of a block along each window axis."""
+        return tuple([n - k + 1 for n, k in zip(lengths, self.taps, strict=True)])
 
     def counts(self, lengths: Lengths) -> tuple[int, ...]:
         """Blocks along each window axis."""
         return tuple([-(-y // step) for y, step in zip(self.results, self.steps(lengths), strict=True)])
 
+    def is_filter(self, lengths: Lengths) -> bool:
+        """Whether FILTER computes it: along rows, without sums over channels, in blocks of several passes."""
+        return not self.sums_channels and len(lengths) == 1 and len(fourier_passes(lengths[0])) > 1
+
     def pairs(self, lengths: Lengths) -> int:
-        """Blocks of complex numbers of a channel."""
-        return -(-self.images * prod(self.counts(lengths)) // 2)
+        """Blocks of complex numbers of a channel; FILTER pairs those of a row."""
+        blocks = prod(self.counts(lengths))
+        return self.images * -(-blocks // 2) if self.is_filter(lengths) else -(-self.images * blocks // 2)
 
 
 class Transformed(NamedTuple):
@@ -126,6 +127,8 @@ def by_fourier(u: UOp, c: Convolution, sizes: ConvolutionSizes, lengths: Lengths
 
 def _made(c: Convolution, z: ConvolutionSizes, lengths: Lengths) -> Transformed:
     weights = contiguous(_matrices(c, z, lengths) if z.sums_channels else _spectrum(c, z, lengths))
+    if z.is_filter(lengths):
+        return Transformed(_filtered(c, z, lengths[0], weights), weights)
     first = 1 if z.sums_channels else 3      # the first axis of frequencies; axis 0 has the real and the imaginary parts
     numbers = _blocks(c.windows.src[0], z, lengths)
     for a in range(first, first + len(lengths)):
@@ -208,6 +211,16 @@ def _summed(numbers: UOp, weights: UOp, z: ConvolutionSizes, lengths: Lengths) -
     shape = 2, frequencies, pairs, z.groups, z.outputs, 2, z.inputs
     made = reduce_axis(alu(Ops.MUL, broadcast(x, shape), broadcast(w, shape)), "ADD", (5, 6))
     return contiguous(reshape(made, (2, *lengths, pairs, z.groups * z.outputs)))
+
+
+def _filtered(c: Convolution, z: ConvolutionSizes, n: int, weights: UOp) -> UOp:
+    """The results (N, C, …) of rows by FILTER, which reads the image without its zeros around it."""
+    padded, before = c.windows.src[0], 0
+    if padded.op is Ops.PAD and padded.arg[1] == 0:
+        padded, before = c.image, padded.arg[0][2][0]
+    factors = [_part(weights, i, (z.groups, n)) for i in (0, 1)]
+    tables = [table_of(n, inverse, padded.dtype) for inverse in (False, True)]
+    return library_kernel("FILTER", (before, n - z.taps[0] + 1, z.results[0]), padded.dtype, padded, *tables, *factors)
 
 
 def _multiplied(numbers: UOp, weights: UOp) -> UOp:

@@ -11,18 +11,21 @@ from collections.abc import Iterator
 from itertools import product
 from math import log2, prod
 
-from svod.core.convolution.by_fourier import Lengths, ConvolutionSizes
-from svod.core.cost.caches import caches_of
-from svod.core.cost.cpu import CPU
-from svod.core.graph.library_kernel import fourier_passes
+from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths
+from svod.core.cost.caches import PAGE_BYTES, caches_of
+from svod.core.graph.library_kernel import filter_pairs, fourier_passes
 from svod.core.ir.dtype import DType
 from svod.core.ir.uop import UOp
 from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
+ISSUED_PER_CYCLE = 2.0      # vector instructions
 SUMMED_SHARE = 0.8          # sums of a transform by radices of 8 and 16 over 5·log2 n, those by radix 2
 ROTATION = 6.0              # operations that multiply a number by a root of unity between two passes
 MOVES = 4.0                 # loads and stores of both parts of a number in a pass
+FILTER_ARRAYS = 10          # arrays of n numbers that FILTER uses: both parts of two areas, of the factors, of both tables
+PASS_ARRAYS = 6             # those that a pass reads or writes
+CONFLICTS = 1.4             # times that passes take whose numbers are a multiple of a page apart
 MOST_OF_BLOCK = 1 << 15     # positions of a block along an axis: scratch memory of its transform stays in the second cache
 FACTORS = (4, 5, 6, 7)      # block lengths are these times powers of two
 FEWER_PRODUCTS = 0.5        # predicted cycles of WINOGRAD over those of a direct convolution's multiply-adds: 0.6 to 1.4
@@ -34,10 +37,13 @@ MOST_TAP_LENGTHS = 16       # most length of a block, in lengths of the taps
 
 def transform_cycles(numbers: int, n: int, dtype: DType, target: Target) -> float:
     """The predicted cycles of FOURIER of `numbers` complex numbers in all, n at a time."""
+    return _pass_cycles(numbers, n, dtype, target) + moved_cycles(2 * numbers * dtype.itemsize, 2 * numbers * dtype.itemsize, target)
+
+
+def _pass_cycles(numbers: int, n: int, dtype: DType, target: Target) -> float:
     passes = len(fourier_passes(n))
     operations = 5 * SUMMED_SHARE * log2(max(n, 2)) + ROTATION * (passes - 1) + MOVES * passes
-    return numbers * operations / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads) \
-        + moved_cycles(2 * numbers * dtype.itemsize, 2 * numbers * dtype.itemsize, target)
+    return numbers * operations / (target.lanes(dtype) * ISSUED_PER_CYCLE * target.threads)
 
 
 def moved_cycles(read: int, written: int, target: Target) -> float:
@@ -49,9 +55,26 @@ def moved_cycles(read: int, written: int, target: Target) -> float:
     return lines * (second.streamed + far * third.streamed) / target.threads
 
 
+def filter_cycles(pairs: int, n: int, read: int, written: int, dtype: DType, target: Target) -> float:
+    """The predicted cycles of FILTER of so many pairs of blocks, from and to so many bytes. Scratch memory, roots and factors of a pair are
+    in the second cache, as far as they fit; where the numbers of a pass are a multiple of a page apart, they evict each other from the
+    first one."""
+    caches, passes, numbers = caches_of(target), fourier_passes(n), n * dtype.itemsize
+    lost = caches.lost(FILTER_ARRAYS * numbers / caches.levels[1].size)
+    fetched = pairs * 2 * len(passes) * PASS_ARRAYS * lost * numbers / CACHE_LINE_BYTES * caches.levels[1].streamed / target.threads
+    conflicts = CONFLICTS if numbers // max(passes) % PAGE_BYTES == 0 else 1.0
+    return 2 * conflicts * _pass_cycles(pairs * n, n, dtype, target) + fetched + moved_cycles(read, written, target)
+
+
 def library_cycles(node: UOp, target: Target) -> float:
-    """The predicted cycles of a FOURIER of the kernel level."""
-    outer, n, inner = node.arg[2][0][:3]
+    """The predicted cycles of a FOURIER or FILTER of the kernel level."""
+    name, options, shapes = node.arg
+    if name == "FILTER":
+        (outer, channels, m), *_, (_, n) = shapes
+        size, rows = node.dtype.itemsize, outer * channels
+        read = (rows * m + 2 * channels * n) * size
+        return filter_cycles(rows * filter_pairs(options), n, read, rows * options[2] * size, node.dtype, target)
+    outer, n, inner = shapes[0][:3]
     return transform_cycles(outer * n * inner, n, node.dtype, target)
 
 
@@ -72,20 +95,31 @@ def _lengths() -> list[int]:
 
 def rough_cycles(z: ConvolutionSizes, lengths: Lengths, is_constant: bool, dtype: DType, target: Target) -> float:
     """Rough cycles of a convolution by transforms of blocks. `is_constant`: the weights are, and are transformed at prepare."""
+    weights, size = z.groups * z.inputs * z.outputs * prod(lengths), dtype.itemsize
+    cycles = _filter_cycles(z, lengths, dtype, target) if z.is_filter(lengths) else _block_cycles(z, lengths, dtype, target)
+    if not is_constant:
+        cycles += sum(transform_cycles(weights, n, dtype, target) for n in lengths)
+        cycles += moved_cycles(2 * weights * size, (6 if z.sums_channels else 4) * weights * size, target)
+    return cycles
+
+
+def _filter_cycles(z: ConvolutionSizes, lengths: Lengths, dtype: DType, target: Target) -> float:
+    """Rough cycles of FILTER, whose rows of images are taken to be as long as those of results."""
+    rows, n = z.images * z.groups * z.results[0] * dtype.itemsize, lengths[0]
+    return filter_cycles(z.pairs(lengths) * z.groups, n, rows + 2 * z.groups * n * dtype.itemsize, rows, dtype, target)
+
+
+def _block_cycles(z: ConvolutionSizes, lengths: Lengths, dtype: DType, target: Target) -> float:
+    """Rough cycles of transforms along each axis and of the products between them, without those of the weights."""
     pairs, frequencies, size = z.pairs(lengths), prod(lengths), dtype.itemsize
     inputs, outputs = (pairs * z.groups * channels * frequencies for channels in (z.inputs, z.outputs))
     weights = z.groups * z.inputs * z.outputs * frequencies
     cycles = sum(transform_cycles(inputs, n, dtype, target) + transform_cycles(outputs, n, dtype, target) for n in lengths)
     cycles += moved_cycles(2 * inputs * size, 2 * inputs * size, target) + moved_cycles(2 * outputs * size, 0, target)
-    if z.sums_channels:
-        sums = 4.0 * pairs * weights / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads)
-        cycles += max(sums, moved_cycles(4 * weights * size + 2 * inputs * size, 2 * outputs * size, target))
-    else:
-        cycles += moved_cycles(2 * (inputs + weights) * size, 2 * outputs * size, target)
-    if not is_constant:
-        cycles += sum(transform_cycles(weights, n, dtype, target) for n in lengths)
-        cycles += moved_cycles(2 * weights * size, (6 if z.sums_channels else 4) * weights * size, target)
-    return cycles
+    if not z.sums_channels:
+        return cycles + moved_cycles(2 * (inputs + weights) * size, 2 * outputs * size, target)
+    sums = 4.0 * pairs * weights / (target.lanes(dtype) * ISSUED_PER_CYCLE * target.threads)
+    return cycles + max(sums, moved_cycles(4 * weights * size + 2 * inputs * size, 2 * outputs * size, target))
 
 
 def most_direct_cycles(z: ConvolutionSizes, dtype: DType, target: Target) -> float:
@@ -93,4 +127,4 @@ def most_direct_cycles(z: ConvolutionSizes, dtype: DType, target: Target) -> flo
     channels and has few taps along each axis (WINOGRAD), else at a part of the speed of whole vectors, two at a time."""
     products = z.images * z.groups * z.inputs * z.outputs * prod(z.taps) * prod(z.results)
     share = FEWER_PRODUCTS if z.inputs > 1 and max(z.taps) <= MOST_WINOGRAD_TAPS else SLOWEST
-    return share * products / (target.lanes(dtype) * CPU.issued_per_cycle * target.threads)
+    return share * products / (target.lanes(dtype) * ISSUED_PER_CYCLE * target.threads)

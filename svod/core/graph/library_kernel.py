@@ -12,16 +12,21 @@ so they are no loop nests for opts.
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
 | FOURIER | inverse, pairs in, out | (o, n, k, 2), or both parts (o, n, k); table | its transform along n: (o, n, k, 2) or (2, o, n, k) |
 | TURNED_FOURIER | inverse, pairs out | both parts (o, k, n); table; both parts of factors (k, n) | that of the products, as above |
+| FILTER | zeros before, step, results | x (o, c, m); tables of n; inverse table; both parts of factors (c, n) | (o, c, results), as below |
 | SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
 
 FOURIER does not scale. `fourier_table` makes its table. Complex numbers are pairs, or a real and an imaginary part apart.
+
+FILTER cuts rows, with zeros around them, into blocks of n positions of which each begins `step` after the one before, multiplies the
+transform of a block by the factors, and has the real parts of the first `step` positions of its inverse transform as results. Two blocks
+are transformed as one of complex numbers, so factors are those of a transform of real numbers.
 
 A CUSTOM_FUNCTION may also be a function of Python (`svod.core.graph.callback`).
 
 A library kernel has one form: its operands are buffers, nothing is fused into it, it takes no opts, and no search tunes it.
 `svod.compile.lower.library` writes its loops. Its cost is counted as one combination per element of SCAN and per value of SCATTER, as
-n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK, and as 5·n·log2(n) operations per column of FOURIER. This module has the
-shapes and the costs; `svod.core.spec.library_kernels` defines the results in NumPy.
+n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK, and as 5·n·log2(n) operations per column of FOURIER, twice as many for each
+pair of blocks of FILTER. This module has the shapes and the costs; `svod.core.spec.library_kernels` defines the results in NumPy.
 
 Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last one of equal
 elements; a NaN counts as the extremum. Reductions of SCATTER: SET (the last value wins), ADD, MUL, MAX, MIN. A negative index of SCATTER
@@ -59,8 +64,10 @@ def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Se
     """Return the shape of a library kernel's result. Raises ShapeError, DTypeError, and UnsupportedError for an unknown name or option."""
     if name in ("FOURIER", "TURNED_FOURIER"):
         return _transformed_shape(name, options, shapes, types)
+    if name == "FILTER":
+        return _filtered_shape(options, shapes, types)
     if name not in _RANKS:
-        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join([*_RANKS, 'FOURIER', 'TURNED_FOURIER'])}")
+        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join([*_RANKS, 'FOURIER', 'TURNED_FOURIER', 'FILTER'])}")
     if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):
         raise ShapeError(f"{name} of {' and '.join(map(str, shapes))}: it takes operands with {_RANKS[name]} axes that have elements")
     if name == "SCAN":
@@ -128,6 +135,10 @@ def operations(u: UOp) -> tuple[int, int]:
         return math.prod(scattered_shape(shapes)), 0
     if name in ("FOURIER", "TURNED_FOURIER"):
         return math.prod(shapes[0][:3]) * math.ceil(5 * math.log2(max(2, shapes[0][1 if name == "FOURIER" else 2]))), 0
+    if name == "FILTER":
+        (outer, channels, _), *_, (_, n) = shapes
+        pairs = outer * channels * filter_pairs(options)
+        return 2 * pairs * n * math.ceil(5 * math.log2(max(2, n))), 0
     rows, n = shapes[0]
     if name in ("SORT", "ARGSORT"):
         return rows * n * merge_passes(n), 0
@@ -154,6 +165,23 @@ def _transformed_shape(name: str, options: Options, shapes: Sequence[Shape], typ
     if [*shapes] != wanted or 0 in shape or len({*types}) > 1 or not types[0].is_float:
         raise ShapeError(f"{name} of {' and '.join(map(str, shapes))}: it takes floats of the shapes {' and '.join(map(str, wanted))}")
     return (*shape, 2) if options[-1] else (2, *shape)
+
+
+def _filtered_shape(options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
+    before, step, results = options
+    (outer, channels, size), n = (*shapes[0], 0, 0, 0)[:3], (*shapes[-1], 0, 0)[1]
+    wanted = [(outer, channels, size), *[(fourier_table_size(n),)] * 2, *[(channels, n)] * 2] if n else []
+    is_valid = [*shapes] == wanted and 0 not in shapes[0] and before >= 0 and 0 < step <= n and results >= 1
+    if not is_valid or len({*types}) > 1 or not types[0].is_float:
+        raise ShapeError(f"FILTER of {' and '.join(map(str, shapes))} with {options}: it takes floats of the shapes (o, c, m), twice that "
+                         "of a table and twice (c, n), no less than 0 zeros before, a step of 1 to n, and results")
+    return outer, channels, results
+
+
+def filter_pairs(options: Options) -> int:
+    """Return the number of pairs of blocks of a row of a FILTER."""
+    _, step, results = options
+    return int(-(-results // (2 * step)))
 
 
 def has_fourier(n: int) -> bool:

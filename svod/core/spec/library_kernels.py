@@ -43,6 +43,8 @@ def apply_library_kernel(name: str, options: tuple[Any, ...], arrays: Sequence[A
         real, imag, _, *factors = [a.astype(np.float64) for a in arrays]
         products = (real + 1j * imag) * (factors[0] + 1j * factors[1])
         result = _transformed([np.swapaxes(part, 1, 2) for part in (products.real, products.imag)], *options)
+    elif name == "FILTER":
+        result = _filtered(arrays[0], arrays[3], arrays[4], *options)
     else:
         result = sorted_positions(arrays[0], options[1])[:, :options[0]]
     return np.asarray(result).astype(held_dtype(dtype), copy=False).reshape(-1)
@@ -61,6 +63,15 @@ def _transformed(parts: Sequence[Array], inverse: bool, pairs_out: bool) -> Arra
     real, imag = [part.astype(np.float64) for part in parts]
     made = np.fft.ifft(real + 1j * imag, axis=1, norm="forward") if inverse else np.fft.fft(real + 1j * imag, axis=1)
     return np.stack([made.real, made.imag], -1 if pairs_out else 0)
+
+
+def _filtered(x: Array, real: Array, imag: Array, before: int, step: int, results: int) -> Array:
+    """Return rows (o, c, m) filtered block by block, computed in float64."""
+    n, blocks = real.shape[1], -(-results // step)
+    rows = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (before, blocks * step + n)])
+    factors = real.astype(np.float64) + 1j * imag
+    found = [np.fft.ifft(np.fft.fft(rows[:, :, t * step:t * step + n]) * factors, norm="forward").real[:, :, :step] for t in range(blocks)]
+    return np.concatenate(found, 2)[:, :, :results]
 
 
 _UFUNCS: dict[str, Any] = {"ADD": np.add, "MUL": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "LOGADDEXP": np.logaddexp}

@@ -16,7 +16,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from svod.compile.plan.compiler import Compiler
-from svod.core.convolution.by_fourier import Lengths, ConvolutionSizes, Transformed, by_fourier, sizes_of, table_of
+from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths, Transformed, by_fourier, sizes_of, table_of
 from svod.core.convolution.price import block_lengths, library_cycles, most_direct_cycles, rough_cycles
 from svod.core.cost.sketch import ALGORITHM_FACTOR
 from svod.core.graph.callback import functions_of

@@ -12,6 +12,7 @@ from svod.compile.lower.library import lower_library_kernel
 from svod.compile.lower.linear import validate
 from svod.core.graph.library_kernel import fourier_passes, fourier_table, fourier_table_size, has_fourier
 from svod.core.machine.target import Target
+from svod.errors import UnsupportedError
 from tests.agreement import Case, run_interpreted, run_native
 from tests.compile.lower.test_library import NATIVE, kernel_of
 from tests.compile.native import BASELINE, runnable_targets
@@ -60,6 +61,31 @@ class TurnedTransform(Transform):
         self.most = np.finfo(dtype).eps * np.sqrt(n) * (8 + 4 * np.log2(n))
 
 
+class Filter(Case):
+    """A FILTER of random rows with random factors, those of a transform of real numbers."""
+
+    def __init__(self, outer: int, n: int, channels: int, dtype: str, before: int, step: int, size: int, results: int) -> None:
+        rng = np.random.default_rng((n, outer, channels))
+        shapes = [(outer, channels, size), *[(fourier_table_size(n),)] * 2, *[(channels, n)] * 2]
+        super().__init__(kernel_of("FILTER", (before, step, results), dtype, shapes, [dtype] * 5))
+        x, factors = rng.standard_normal((outer, channels, size)).astype(dtype), np.fft.fft(rng.standard_normal((channels, n)))
+        tables = [fourier_table(n, inverse).astype(dtype) for inverse in (False, True)]
+        self.args[1:] = [part.reshape(-1) for part in (x, *tables, factors.real.astype(dtype), factors.imag.astype(dtype))]
+        rows = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (before, results + 2 * n)])
+        blocks = [np.fft.ifft(np.fft.fft(rows[..., at:at + n]) * factors, norm="forward").real for at in range(0, results, step)]
+        self.exact = np.concatenate([block[..., :step] for block in blocks], -1)[..., :results].reshape(-1)
+        self.most = np.finfo(dtype).eps * n * np.sqrt(n) * (8 + 4 * np.log2(n))
+
+    check = Transform.check
+
+
+def random_filter(rng: random.Random, n: int) -> Filter:
+    """A FILTER of n positions, with rows that end before, in and behind its last block."""
+    step, results = rng.randint(1, n), rng.randint(1, 3 * n)
+    return Filter(rng.choice((1, 2)), n, rng.choice((1, 3)), rng.choice(("float32", "float64")), rng.choice((0, rng.randint(0, 2 * n))),
+                  max(step, results // 20 + 1), rng.randint(1, 3 * n), results)
+
+
 KINDS = [Transform, TurnedTransform]
 
 
@@ -101,3 +127,26 @@ def test_by_passes_on_groups(kind: type[Transform], inverse: bool) -> None:
         args = case.fresh()
         run_program(program, args)
         case.check(args, f"groups, {n} positions")
+
+
+@pytest.mark.parametrize("target", [NATIVE, BASELINE], ids=["native", "baseline"])
+def test_filters_in_the_interpreter(target: Target) -> None:
+    rng = random.Random(7)
+    for n in (1, 13, 16, 36, 64, *rng.sample(LENGTHS[:80], 6)):
+        case = random_filter(rng, n)
+        program = lower_library_kernel(case.kernel, target)
+        validate(program)
+        run_interpreted(case, program, 2)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_machine_code_of_filters(target: Target) -> None:
+    rng = random.Random(8)
+    for n in (1, 20, 40, 1000, 1024, *rng.sample(LENGTHS, 8)):
+        case = random_filter(rng, n)
+        run_native(case, lower_library_kernel(case.kernel, target), target, 2)
+
+
+def test_filters_are_for_cpus() -> None:
+    with pytest.raises(UnsupportedError, match="it is for CPUs"):
+        lower_library_kernel(random_filter(random.Random(0), 40).kernel, TOY)

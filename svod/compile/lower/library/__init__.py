@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from svod.compile.lower.library.chunks import lower_by_chunks
+from svod.compile.lower.library.filter import lower_filter, refuse_filter
 from svod.compile.lower.library.fourier import lower_fourier, lower_fourier_by_passes
 from svod.compile.lower.library.ranks import lower_by_ranks
 from svod.compile.lower.library.scan import lower_scan
@@ -14,9 +15,9 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
 _LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "SORT": lower_sort, "ARGSORT": lower_argsort, "TOPK": lower_topk,
-          "FOURIER": lower_fourier, "TURNED_FOURIER": lower_fourier}
+          "FOURIER": lower_fourier, "TURNED_FOURIER": lower_fourier, "FILTER": lower_filter}
 _ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "SORT": lower_by_ranks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks,
-              "FOURIER": lower_fourier_by_passes, "TURNED_FOURIER": lower_fourier_by_passes}
+              "FOURIER": lower_fourier_by_passes, "TURNED_FOURIER": lower_fourier_by_passes, "FILTER": refuse_filter}
 
 
 def lower_library_kernel(kernel: Kernel, target: Target) -> Program:

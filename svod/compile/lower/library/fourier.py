@@ -150,57 +150,30 @@ def _passes(n: int) -> list[_Radix]:
     return passes
 
 
-class _Transform:
-    """The operands and passes of a node, and its loops over one p and q."""
+class RowTransform:
+    """The passes over n numbers, and their code for one p and q. `roots`: the pointer to the table; `width`: lanes of a vector."""
 
-    def __init__(self, b: Loops, node: UOp, target: Target) -> None:
-        name, (self.inverse, *pairs, self.pairs_out), shapes = node.arg
-        self.b, self.dtype, self.is_turned, self.pairs_in = b, node.dtype, name == "TURNED_FOURIER", pairs == [True]
-        self.outer, self.n, self.inner = shapes[0][:3]
-        if self.is_turned:
-            self.inner, self.n = self.n, self.inner
-            self.y, *self.x, self.roots, real, imag = b.args(node)
-            self.factors = ComplexParts(real, imag)
-        else:
-            self.y, *self.x, self.roots = b.args(node)
-        self.width = target.lanes(self.dtype)
-        self.passes = _passes(self.n)
+    def __init__(self, b: Loops, dtype: DType, n: int, width: int, roots: int, inverse: bool) -> None:
+        self.b, self.dtype, self.n, self.width, self.roots, self.inverse = b, dtype, n, width, roots, inverse
+        self.passes = _passes(n)
         last = self.passes[-1]
         self.num_roots = last.table + (last.radix - 1) * last.m * (last.m > 1)
 
-    def load_turned(self, row: int, column: int, at: int, offset: int, lanes: int) -> ComplexParts:
-        """Load the products of numbers and factors: number `at` + `offset` of a column, and of further columns."""
-        own, first = self.b.mul(column, self.n), self.b.mul(row, self.n * self.inner)
-        x, factor = (ComplexParts(*[self._strided(pointer, self.b.calc("ADD", start, at), offset, lanes, self.n) for pointer in pointers])
-                     for pointers, start in ((self.x, self.b.calc("ADD", first, own)), (self.factors, own)))
-        return _Arithmetic(self.b, self.dtype, lanes, 1).product(x, factor)
-
-    def load(self, at: int, offset: int, lanes: int, step: int) -> ComplexParts:
-        """Load numbers of the argument: `at` + `offset`, and further ones `step` apart."""
-        if self.pairs_in:
-            where = self.b.mul(at, 2)
-            return ComplexParts(*[self._strided(self.x[0], where, 2 * offset + part, lanes, 2 * step) for part in (0, 1)])
-        return ComplexParts(*[self._strided(x, at, offset, lanes, step) for x in self.x])
-
-    def _strided(self, pointer: int, at: int, offset: int, lanes: int, step: int) -> int:
+    def strided_load(self, pointer: int, at: int, offset: int, lanes: int, step: int) -> int:
+        """Load numbers that are `step` apart."""
         if step == 1 or lanes == 1:
             return self.b.get(pointer, at, lanes, offset)
         return self.b.load("LOADS", self.dtype, lanes, (pointer, at), (offset, step))
 
-    def keep(self, at: int, offset: int, value: ComplexParts, lanes: int, step: int, exists: int | None = None) -> None:
-        """Store numbers of the result: `at` + `offset`, and further ones `step` apart."""
-        size = self.outer * self.n * self.inner
-        for part, v in enumerate(value):
-            if self.pairs_out:
-                self.strided(self.y, self.b.mul(at, 2), 2 * offset + part, v, lanes, 2 * step, exists)
-            else:
-                self.strided(self.y, at, part * size + offset, v, lanes, step, exists)
-
     def strided(self, pointer: int, at: int, offset: int, value: int, lanes: int, step: int, exists: int | None = None) -> None:
+        """Store numbers `step` apart."""
         if step == 1 or lanes == 1:
             self.b.put(pointer, at, value, exists, offset)
         else:
             self.b.store("STORES", self.dtype, lanes, (pointer, at, value), (offset, step))
+
+    def product(self, x: ComplexParts, y: ComplexParts, lanes: int) -> ComplexParts:
+        return _Arithmetic(self.b, self.dtype, lanes, 1).product(x, y)
 
     def emit(self, one: _Radix, lanes: int, p: int, q: int, read: Read, write: Write, along_p: bool = False) -> None:
         """Write the transforms of p and q, in `lanes` lanes. `read`, `write`: of numbers of the source and of the target, from their place
@@ -219,6 +192,45 @@ class _Transform:
         return ComplexParts(*[self.b.get(self.roots, p, lanes, part * self.num_roots + at) for part in (0, 1)])
 
 
+class _Transform(RowTransform):
+    """The operands and passes of a node."""
+
+    def __init__(self, b: Loops, node: UOp, target: Target) -> None:
+        name, (inverse, *pairs, self.pairs_out), shapes = node.arg
+        self.is_turned, self.pairs_in = name == "TURNED_FOURIER", pairs == [True]
+        self.outer, n, self.inner = shapes[0][:3]
+        if self.is_turned:
+            self.inner, n = n, self.inner
+            self.y, *self.x, roots, real, imag = b.args(node)
+            self.factors = ComplexParts(real, imag)
+        else:
+            self.y, *self.x, roots = b.args(node)
+        super().__init__(b, node.dtype, n, target.lanes(node.dtype), roots, inverse)
+
+    def load_turned(self, row: int, column: int, at: int, offset: int, lanes: int) -> ComplexParts:
+        """Load the products of numbers and factors: number `at` + `offset` of a column, and of further columns."""
+        own, first = self.b.mul(column, self.n), self.b.mul(row, self.n * self.inner)
+        x, factor = (ComplexParts(*[self.strided_load(p, self.b.calc("ADD", start, at), offset, lanes, self.n) for p in pointers])
+                     for pointers, start in ((self.x, self.b.calc("ADD", first, own)), (self.factors, own)))
+        return self.product(x, factor, lanes)
+
+    def load(self, at: int, offset: int, lanes: int, step: int) -> ComplexParts:
+        """Load numbers of the argument: `at` + `offset`, and further ones `step` apart."""
+        if self.pairs_in:
+            where = self.b.mul(at, 2)
+            return ComplexParts(*[self.strided_load(self.x[0], where, 2 * offset + part, lanes, 2 * step) for part in (0, 1)])
+        return ComplexParts(*[self.strided_load(x, at, offset, lanes, step) for x in self.x])
+
+    def keep(self, at: int, offset: int, value: ComplexParts, lanes: int, step: int, exists: int | None = None) -> None:
+        """Store numbers of the result: `at` + `offset`, and further ones `step` apart."""
+        size = self.outer * self.n * self.inner
+        for part, v in enumerate(value):
+            if self.pairs_out:
+                self.strided(self.y, self.b.mul(at, 2), 2 * offset + part, v, lanes, 2 * step, exists)
+            else:
+                self.strided(self.y, at, part * size + offset, v, lanes, step, exists)
+
+
 def lower_fourier(node: UOp, target: Target) -> Program:
     """Return the Program of a FOURIER on a CPU."""
     b = Loops()
@@ -228,15 +240,15 @@ def lower_fourier(node: UOp, target: Target) -> Program:
     return Program(made.spec, tuple([tuple(transpose_squares(list(code), target.has_mask_registers, MIN_LANES)) for code in made.code]))
 
 
-def _areas(b: Loops, t: _Transform, numbers: int) -> tuple[list[ComplexParts], int]:
+def scratch_areas(b: Loops, dtype: DType, numbers: int) -> tuple[list[ComplexParts], int]:
     """Two areas of scratch memory for so many numbers each, and the bytes of both."""
-    size = aligned(numbers * t.dtype.itemsize)
-    return [ComplexParts(*[b.scratch(t.dtype, (2 * i + part) * size) for part in (0, 1)]) for i in (0, 1)], 4 * size
+    size = aligned(numbers * dtype.itemsize)
+    return [ComplexParts(*[b.scratch(dtype, (2 * i + part) * size) for part in (0, 1)]) for i in (0, 1)], 4 * size
 
 
 def _rows(b: Loops, t: _Transform) -> tuple[int, int]:
     """Write the transforms of rows; returns (iterations, bytes of scratch)."""
-    areas, nbytes = _areas(b, t, t.n)
+    areas, nbytes = scratch_areas(b, t.dtype, t.n)
 
     def row(it: int) -> None:
         start = b.mul(it, t.n)
@@ -249,27 +261,33 @@ def _rows(b: Loops, t: _Transform) -> tuple[int, int]:
 
 def _pass_of_row(b: Loops, t: _Transform, one: _Radix, start: int, end: int, source: ComplexParts, target: ComplexParts) -> None:
     """Write a pass over a row. `start`, `end`: where the row begins in the argument and in the result, for the first and the last pass."""
-    along_p = one.s == 1
-    along = one.m if along_p else one.s
-    lanes, step = min(t.width, 1 << (along.bit_length() - 1)), one.radix if along_p else 1
-
-    def read(at: int, offset: int) -> ComplexParts:
+    def read(at: int, offset: int, lanes: int) -> ComplexParts:
         if start >= 0:
             return t.load(b.calc("ADD", start, at), offset, lanes, 1)
         return ComplexParts(*[b.get(pointer, at, lanes, offset, ordered=True) for pointer in source])
 
-    def write(to: int, offset: int, value: ComplexParts) -> None:
+    def write(to: int, offset: int, value: ComplexParts, lanes: int, step: int) -> None:
         if end >= 0:
             t.keep(b.calc("ADD", end, to), offset, value, lanes, step)
         else:
             for pointer, v in zip(target, value, strict=True):
                 t.strided(pointer, to, offset, v, lanes, step)
+    vectors_of_row(b, t, one, read, write)
+
+
+def vectors_of_row(b: Loops, t: RowTransform, one: _Radix, read: Callable[[int, int, int], ComplexParts],
+                   write: Callable[[int, int, ComplexParts, int, int], None]) -> None:
+    """Write the loops of a pass over a row. `read(at, constant, lanes)`; `write(to, constant, numbers, lanes, their distance)`."""
+    along_p = one.s == 1
+    along = one.m if along_p else one.s
+    lanes, step = min(t.width, 1 << (along.bit_length() - 1)), one.radix if along_p else 1
 
     def vectors(other: int) -> None:
         def vector(i: int) -> None:
             # the last vector begins early enough to end with the row, and computes some numbers twice
             at = b.least(i, b.index(along - lanes)) if along % lanes else i
-            t.emit(one, lanes, *((at, other) if along_p else (other, at)), read, write, along_p)
+            t.emit(one, lanes, *((at, other) if along_p else (other, at)), lambda at, offset: read(at, offset, lanes),
+                   lambda to, offset, value: write(to, offset, value, lanes, step), along_p)
         b.loop(b.index(0), b.index(along), vector, step=lanes)
     b.loop(b.index(0), b.index(1 if along_p else one.m), vectors)
 
@@ -278,7 +296,7 @@ def _columns(b: Loops, t: _Transform) -> tuple[int, int]:
     """Write the transforms of columns, a vector of columns at a time; returns (iterations, bytes of scratch)."""
     lanes = min(t.width, 1 << (t.inner.bit_length() - 1))
     blocks = -(-t.inner // lanes)
-    areas, nbytes = _areas(b, t, t.n * lanes)
+    areas, nbytes = scratch_areas(b, t.dtype, t.n * lanes)
 
     def columns(it: int) -> None:
         first = b.least(b.mul(b.mod(it, blocks), lanes), b.index(t.inner - lanes))
