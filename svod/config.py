@@ -303,8 +303,8 @@ class PrepareConfig(_Config):
                              "auto: what a function under svod.jit closes over, and the tensors of prepare(constants=[…]), are weights "
                              "of the plan; none: nothing is")
     transformed_mb: float | None = _option("SVOD_TRANSFORMED_MB", None, _number(0, "MB", none=True), "most MB by which algorithms may make "
-                                           "the constants of a plan larger (WINOGRAD, docs/opts.md); kernels beyond compute directly; not "
-                                           "set: no limit")
+                                           "the constants of a plan larger (WINOGRAD, docs/opts.md, and convolutions by transforms, "
+                                           "docs/from_tensor_to_machine.md); kernels beyond compute directly; not set: no limit")
     memory_planner: str = _option("SVOD_MEMORY_PLANNER", "arena", _choice("arena", "remap", "disabled"),
                                   "how intermediates share memory: packed into one arena, slots of equal size, or not at all")
     first_forms: bool | None = _option("SVOD_FIRST_FORMS", None, _OPEN_SWITCH, "a plan of many kernels or large constants that are not "
