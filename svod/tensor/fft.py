@@ -140,7 +140,10 @@ def along(x: Tensor, imag: Tensor | None, dim: int, inverse: bool = False, half:
         assert moved[0] is not None
         return _product(moved[0], moved[1], kept, inverse).moved(-1, dim)
     box = math.prod(x.shape[:dim]), n, math.prod(x.shape[dim + 1:])
-    if imag is None and n % 2 == 0:
+    if imag is None and n % 2 == 0 and half and box[2] == 1:
+        both = _half_of_rows(x.reshape(box[:2]), inverse)
+        made = Parts(both[0].unsqueeze(-1), both[1].unsqueeze(-1))
+    elif imag is None and n % 2 == 0:
         made = _of_real(x.reshape(box), inverse, half)
     else:
         both = _transformed([x.reshape(box), (Tensor.zeros(x.shape, dtype=x.dtype) if imag is None else imag).reshape(box)], inverse)
@@ -151,6 +154,15 @@ def along(x: Tensor, imag: Tensor | None, dim: int, inverse: bool = False, half:
 
 # -- real numbers --------------------------------------------------------------------------------------
 # 2·h real numbers are transformed as h complex ones, of which each has two neighbours as its parts.
+
+def _half_of_rows(x: Tensor, inverse: bool, pairs_out: bool = False) -> Tensor:
+    """The first n/2 + 1 numbers of the unscaled transforms of real rows (o, n), for even n: (o, n/2 + 1, 2), or both parts (2, o, …)."""
+    outer, n = x.shape
+    z = _transformed([x.reshape(outer, n // 2, 1, 2)], inverse).reshape(2, outer, n // 2)
+    roots = _roots(n // 2 + 1, 2, n, inverse)[:, 1]
+    turns = [Tensor(part.astype(x.dtype.name)).uop for part in (roots.real, roots.imag)]
+    return Tensor.from_uop(graph.library_kernel("UNPAIRED", (pairs_out,), x.dtype, z[0].uop, z[1].uop, *turns))
+
 
 def _of_real(x: Tensor, inverse: bool, half: bool) -> Parts:
     """The unscaled transform of real numbers (o, n, k) along axis 1, for even n."""
@@ -232,13 +244,16 @@ def _fitted(t: Tensor, n: int, dim: int) -> Tensor:
 def _by_svod(name: str, t: Tensor, n: int, dim: int, from_pairs: bool) -> Tensor:
     t = _fitted(t, n // 2 + 1 if name == "irfft" else n, dim)
     if name == "irfft":
-        return real_inverse(Parts(t[..., 0], t[..., 1]), n, dim).mul(1 / n)
+        return real_inverse(Parts(t[..., 0].mul(1 / n), t[..., 1].mul(1 / n)), n, dim)
     real, imag = (t[..., 0], t[..., 1]) if from_pairs else (t, None)
     inverse = name == "ifft"
     if from_pairs and _is_by_kernel(real, n, dim):
         box = math.prod(t.shape[:dim]), n, math.prod(t.shape[dim + 1:-1]), 2
         pairs = _transformed([t.reshape(box)], inverse, pairs_out=True).reshape(t.shape)
     else:
+        rows = math.prod(t.shape[:-1]) if name == "rfft" and dim == t.ndim - 1 else 0
+        if rows and n % 2 == 0 and _is_by_kernel(t, n, dim):
+            return _half_of_rows(t.reshape(rows, n), False, True).reshape(*t.shape[:-1], n // 2 + 1, 2)
         made = along(real, imag, dim, inverse, name == "rfft")
         pairs = Tensor.stack([made.real, made.imag], -1)
     return pairs.mul(1 / n) if inverse else pairs

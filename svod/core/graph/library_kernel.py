@@ -12,10 +12,14 @@ so they are no loop nests for opts.
 | TOPK | k, largest | x (r, n) | (r, k): positions of the k first in that order |
 | FOURIER | inverse, pairs in, out | (o, n, k, 2), or both parts (o, n, k); table | its transform along n: (o, n, k, 2) or (2, o, n, k) |
 | TURNED_FOURIER | inverse, pairs out | both parts (o, k, n); table; both parts of factors (k, n) | that of the products, as above |
+| UNPAIRED | pairs out | both parts (o, h); cosines, sines (h + 1) | (o, h + 1, 2) or (2, o, h + 1), as below |
 | FILTER | zeros before, step, results | x (o, c, m); tables of n; inverse table; both parts of factors (c, n) | (o, c, results), as below |
 | SCATTER | reduction | base (o, n, k), index (o, m, k), value (o, m, k) | base with the values put in: y[o, index[o, j, k], k] |
 
 FOURIER does not scale. `fourier_table` makes its table. Complex numbers are pairs, or a real and an imaginary part apart.
+
+UNPAIRED makes the first h + 1 numbers of the transform of 2·h real numbers, of the transform of their h pairs as complex numbers. Cosines
+and sines are those of the roots of unity of 2·h positions.
 
 FILTER cuts rows, with zeros around them, into blocks of n positions of which each begins `step` after the one before, multiplies the
 transform of a block by the factors, and has the real parts of the first `step` positions of its inverse transform as results. Two blocks
@@ -25,8 +29,9 @@ A CUSTOM_FUNCTION may also be a function of Python (`svod.core.graph.callback`).
 
 A library kernel has one form: its operands are buffers, nothing is fused into it, it takes no opts, and no search tunes it.
 `svod.compile.lower.library` writes its loops. Its cost is counted as one combination per element of SCAN and per value of SCATTER, as
-n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK, and as 5·n·log2(n) operations per column of FOURIER, twice as many for each
-pair of blocks of FILTER. This module has the shapes and the costs; `svod.core.spec.library_kernels` defines the results in NumPy.
+n·log2(n) comparisons per row of ARGSORT and n·log2(k) of TOPK, as 5·n·log2(n) operations per column of FOURIER, twice as many for each
+pair of blocks of FILTER, and as 12 for each number of UNPAIRED. This module has the shapes and the costs; `svod.core.spec.library_kernels`
+defines the results in NumPy.
 
 Combiners of SCAN: ADD, MUL, MAX, MIN, LOGADDEXP; ARGMAX and ARGMIN give the position of the running extremum, the last one of equal
 elements; a NaN counts as the extremum. Reductions of SCATTER: SET (the last value wins), ADD, MUL, MAX, MIN. A negative index of SCATTER
@@ -57,6 +62,7 @@ LARGEST_PRIME = 13         # largest prime factor of a length that FOURIER trans
 FIRST_RADIX = (16, 32)     # least and largest radix of the first pass, so that later passes have whole vectors
 MOST_RADIX = 16            # largest radix of a later pass
 
+_OF_TRANSFORMS = "FOURIER", "TURNED_FOURIER", "UNPAIRED", "FILTER"
 _RANKS: dict[str, tuple[int, ...]] = {"SCAN": (3,), "SORT": (2,), "ARGSORT": (2,), "TOPK": (2,), "SCATTER": (3, 3, 3)}
 
 
@@ -66,8 +72,10 @@ def result_shape(name: str, options: Options, shapes: Sequence[Shape], types: Se
         return _transformed_shape(name, options, shapes, types)
     if name == "FILTER":
         return _filtered_shape(options, shapes, types)
+    if name == "UNPAIRED":
+        return _unpaired_shape(options, shapes, types)
     if name not in _RANKS:
-        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join([*_RANKS, 'FOURIER', 'TURNED_FOURIER', 'FILTER'])}")
+        raise UnsupportedError(f"CUSTOM_FUNCTION {name!r}: svod knows {', '.join([*_RANKS, *_OF_TRANSFORMS])}")
     if tuple(len(s) for s in shapes) != _RANKS[name] or any(0 in s for s in shapes):
         raise ShapeError(f"{name} of {' and '.join(map(str, shapes))}: it takes operands with {_RANKS[name]} axes that have elements")
     if name == "SCAN":
@@ -135,6 +143,8 @@ def operations(u: UOp) -> tuple[int, int]:
         return math.prod(scattered_shape(shapes)), 0
     if name in ("FOURIER", "TURNED_FOURIER"):
         return math.prod(shapes[0][:3]) * math.ceil(5 * math.log2(max(2, shapes[0][1 if name == "FOURIER" else 2]))), 0
+    if name == "UNPAIRED":
+        return elements * 12, 0
     if name == "FILTER":
         (outer, channels, _), *_, (_, n) = shapes
         pairs = outer * channels * filter_pairs(options)
@@ -176,6 +186,13 @@ def _filtered_shape(options: Options, shapes: Sequence[Shape], types: Sequence[D
         raise ShapeError(f"FILTER of {' and '.join(map(str, shapes))} with {options}: it takes floats of the shapes (o, c, m), twice that "
                          "of a table and twice (c, n), no less than 0 zeros before, a step of 1 to n, and results")
     return outer, channels, results
+
+
+def _unpaired_shape(options: Options, shapes: Sequence[Shape], types: Sequence[DType]) -> Shape:
+    outer, half = (*shapes[0], 0, 0)[:2]
+    if [*shapes] != [*[(outer, half)] * 2, *[(half + 1,)] * 2] or 0 in shapes[0] or len({*types}) > 1 or not types[0].is_float:
+        raise ShapeError(f"UNPAIRED of {' and '.join(map(str, shapes))}: it takes floats of the shapes (o, h), twice, and (h + 1,), twice")
+    return (outer, half + 1, 2) if options[0] else (2, outer, half + 1)
 
 
 def filter_pairs(options: Options) -> int:

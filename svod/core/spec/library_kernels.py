@@ -43,6 +43,12 @@ def apply_library_kernel(name: str, options: tuple[Any, ...], arrays: Sequence[A
         real, imag, _, *factors = [a.astype(np.float64) for a in arrays]
         products = (real + 1j * imag) * (factors[0] + 1j * factors[1])
         result = _transformed([np.swapaxes(part, 1, 2) for part in (products.real, products.imag)], *options)
+    elif name == "UNPAIRED":
+        real, imag, cosines, sines = [a.astype(np.float64) for a in arrays]
+        z = np.concatenate([real, real[:, :1]], 1) + 1j * np.concatenate([imag, imag[:, :1]], 1)
+        mirrored = z[:, ::-1].conj()
+        made = 0.5 * (z + mirrored) - 0.5j * (z - mirrored) * (cosines + 1j * sines)
+        result = np.stack([made.real, made.imag], -1 if options[0] else 0)
     elif name == "FILTER":
         result = _filtered(arrays[0], arrays[3], arrays[4], *options)
     else:

@@ -79,6 +79,22 @@ class Filter(Case):
     check = Transform.check
 
 
+class Unpaired(Case):
+    """An UNPAIRED of the transforms of the pairs of random real rows."""
+
+    def __init__(self, outer: int, half: int, dtype: str, pairs_out: bool) -> None:
+        rng = np.random.default_rng((outer, half))
+        super().__init__(kernel_of("UNPAIRED", (pairs_out,), dtype, [*[(outer, half)] * 2, *[(half + 1,)] * 2], [dtype] * 4))
+        x, turns = rng.standard_normal((outer, 2 * half)), np.exp(-1j * np.pi * np.arange(half + 1) / half)
+        z = np.fft.fft(x[:, ::2] + 1j * x[:, 1::2])
+        self.args[1:] = [part.astype(dtype).reshape(-1) for part in (z.real, z.imag, turns.real, turns.imag)]
+        y = np.fft.rfft(x)
+        self.exact = np.stack([y.real, y.imag], -1 if pairs_out else 0).reshape(-1)
+        self.most = 16 * np.finfo(dtype).eps * np.sqrt(half + 1)
+
+    check = Transform.check
+
+
 def random_filter(rng: random.Random, n: int) -> Filter:
     """A FILTER of n positions, with rows that end before, in and behind its last block."""
     step, results = rng.randint(1, n), rng.randint(1, 3 * n)
@@ -145,6 +161,23 @@ def test_machine_code_of_filters(target: Target) -> None:
     for n in (1, 20, 40, 1000, 1024, *rng.sample(LENGTHS, 8)):
         case = random_filter(rng, n)
         run_native(case, lower_library_kernel(case.kernel, target), target, 2)
+
+
+@pytest.mark.parametrize("pairs_out", [False, True])
+def test_real_rows_from_their_pairs(pairs_out: bool) -> None:
+    for half in (1, 2, 5, 16, 17, 33, 67):
+        for outer, dtype in ((1, "float32"), (3, "float64")):
+            case = Unpaired(outer, half, dtype, pairs_out)
+            for target in (NATIVE, BASELINE):
+                program = lower_library_kernel(case.kernel, target)
+                validate(program)
+                run_interpreted(case, program, 2)
+            for target in TARGETS.values():
+                run_native(case, lower_library_kernel(case.kernel, target), target, 2)
+            program, args = lower_library_kernel(case.kernel, TOY), case.fresh()
+            validate(program)
+            run_program(program, args)
+            case.check(args, f"groups, {half} pairs")
 
 
 def test_filters_are_for_cpus() -> None:

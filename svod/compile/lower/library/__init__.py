@@ -10,14 +10,17 @@ from svod.compile.lower.library.scatter import lower_scatter
 from svod.compile.lower.library.select import lower_topk
 from svod.compile.lower.library.sort import lower_argsort
 from svod.compile.lower.library.sorted_values import lower_sort
+from svod.compile.lower.library.unpaired import lower_unpaired, lower_unpaired_by_threads
 from svod.compile.lower.program import Program
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
 _LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "SORT": lower_sort, "ARGSORT": lower_argsort, "TOPK": lower_topk,
-          "FOURIER": lower_fourier, "TURNED_FOURIER": lower_fourier, "FILTER": lower_filter}
+          "FOURIER": lower_fourier, "TURNED_FOURIER": lower_fourier, "FILTER": lower_filter,
+          "UNPAIRED": lower_unpaired}
 _ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "SORT": lower_by_ranks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks,
-              "FOURIER": lower_fourier_by_passes, "TURNED_FOURIER": lower_fourier_by_passes, "FILTER": refuse_filter}
+              "FOURIER": lower_fourier_by_passes, "TURNED_FOURIER": lower_fourier_by_passes, "FILTER": refuse_filter,
+              "UNPAIRED": lower_unpaired_by_threads}
 
 
 def lower_library_kernel(kernel: Kernel, target: Target) -> Program:
