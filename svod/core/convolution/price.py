@@ -85,7 +85,8 @@ def block_lengths(z: ConvolutionSizes) -> Iterator[Lengths]:
     for k, y in zip(z.taps, z.results, strict=True):
         whole = next(n for n in _lengths() if n >= min(y + k - 1, MOST_OF_BLOCK))
         most = min(whole, max(MOST_TAP_LENGTHS * k, LEAST_OF_ALL_BLOCKS))
-        axes.append([n for n in _lengths() if k < n <= most] if k > 1 else [1])
+        shortest = {-(-y // (n - k + 1)): n for n in reversed(_lengths()) if k < n <= most}      # by the number of blocks
+        axes.append(sorted(shortest.values()) if k > 1 else [1])
     yield from product(*axes)
 
 

@@ -123,22 +123,24 @@ def _choose(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, comp
     with _lock:
         if key in _chosen:
             return _chosen[key]
-    name = hashlib.blake2b(f"transforms {key}".encode(), digest_size=16).hexdigest()
-    kept = compiler.kept(name)
-    if isinstance(kept, list) and len(kept) in (0, len(z.taps)) and all(isinstance(n, int) and has_fourier(n) for n in kept):
-        found = tuple(kept) or None
-    else:
-        found = _cheapest(u, c, z, is_constant, compiler)
-        compiler.keep(name, list(found or ()))
+    rough = {n: rough_cycles(z, n, is_constant, u.dtype, compiler.target) for n in block_lengths(z)}
+    found = None
+    if min(rough.values(), default=inf) * ALGORITHM_FACTOR < most_direct_cycles(z, u.dtype, compiler.target):
+        name = hashlib.blake2b(f"transforms {key}".encode(), digest_size=16).hexdigest()
+        kept = compiler.kept(name)
+        if isinstance(kept, list) and len(kept) in (0, len(z.taps)) and all(isinstance(n, int) and has_fourier(n) for n in kept):
+            found = tuple(kept) or None
+        else:
+            found = _cheapest(u, c, z, rough, is_constant, compiler)
+            compiler.keep(name, list(found or ()))
     with _lock:
         return _chosen.setdefault(key, found)
 
 
-def _cheapest(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, compiler: Compiler) -> Lengths | None:
-    target = compiler.target
-    rough = {n: rough_cycles(z, n, is_constant, u.dtype, target) for n in block_lengths(z)}
-    if min(rough.values(), default=inf) * ALGORITHM_FACTOR >= most_direct_cycles(z, u.dtype, target):
-        return None
+def _cheapest(u: UOp, c: Convolution, z: ConvolutionSizes, rough: Mapping[Lengths, float], is_constant: bool,
+              compiler: Compiler) -> Lengths | None:
+    """The block lengths of the transformed form by the predicted cycles of its kernels and of the direct form's; None: that is taken.
+    `rough`: the rough cycles of all block lengths."""
     alone = _alone(u, c)
     own = convolution_of(alone)
     assert own is not None
