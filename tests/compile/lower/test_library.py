@@ -12,9 +12,10 @@ import pytest
 
 from svod.compile.lower.interpreter import PhaseInterpreter
 from svod.compile.lower.intervals import least_iterations
-from svod.compile.lower.library import chunks, lower_library_kernel, network, radix, scan, scatter, select, sort, sorted_values
+from svod.compile.lower.library import chunks, lower_library_kernel, scan, scatter
 from svod.compile.lower.library.chunks import lengths_of
-from svod.compile.lower.library.network_sort import SortingWay
+from svod.compile.lower.library.ordering import network, radix, select, sort, sorted_values
+from svod.compile.lower.library.ordering.network_sort import SortingWay
 from svod.compile.lower.linear import validate
 from svod.compile.lower.program import Program
 from svod.core.graph import graph

@@ -4,12 +4,12 @@ from __future__ import annotations
 from svod.compile.lower.library.chunks import lower_by_chunks
 from svod.compile.lower.library.filter import lower_filter, refuse_filter
 from svod.compile.lower.library.fourier import lower_fourier, lower_fourier_by_passes
-from svod.compile.lower.library.ranks import lower_by_ranks
+from svod.compile.lower.library.ordering.ranks import lower_by_ranks
+from svod.compile.lower.library.ordering.select import lower_topk
+from svod.compile.lower.library.ordering.sort import lower_argsort
+from svod.compile.lower.library.ordering.sorted_values import lower_sort
 from svod.compile.lower.library.scan import lower_scan
 from svod.compile.lower.library.scatter import lower_scatter
-from svod.compile.lower.library.select import lower_topk
-from svod.compile.lower.library.sort import lower_argsort
-from svod.compile.lower.library.sorted_values import lower_sort
 from svod.compile.lower.library.unpaired import lower_unpaired, lower_unpaired_by_threads
 from svod.compile.lower.program import Program
 from svod.core.kernel.kernel import Kernel

@@ -8,9 +8,9 @@ All records of a row differ by their positions. An element costs k orders of rec
 from __future__ import annotations
 
 from svod.compile.lower.library.loops import Loops, cores, program
-from svod.compile.lower.library.network import transposed
-from svod.compile.lower.library.network_sort import SQUARE_CYCLES, SortingWay, load_columns, square_width, step_cycles
-from svod.compile.lower.library.records import Record, Records, ordered, record_types
+from svod.compile.lower.library.ordering.network import transposed
+from svod.compile.lower.library.ordering.network_sort import SQUARE_CYCLES, SortingWay, load_columns, square_width, step_cycles
+from svod.compile.lower.library.ordering.records import Record, Records, ordered, record_types
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.uop import UOp

@@ -7,9 +7,9 @@ Records of a row differ if they have positions, so an order of records is stable
 """
 from __future__ import annotations
 
-from svod.compile.lower.library.counting import type_to_compare
-from svod.compile.lower.library.keys import CONSTANT_BITS, element_of, key_type, sort_key
 from svod.compile.lower.library.loops import Loops
+from svod.compile.lower.library.ordering.counting import type_to_compare
+from svod.compile.lower.library.ordering.keys import CONSTANT_BITS, element_of, key_type, sort_key
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target

@@ -19,12 +19,12 @@ from functools import partial, reduce
 from itertools import pairwise
 from typing import NamedTuple
 
-from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, type_to_compare
-from svod.compile.lower.library.keys import CONSTANT_BITS, element_of, key_type, sort_key
 from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, cores, program
-from svod.compile.lower.library.network_sort import SortingWay, network_ways
-from svod.compile.lower.library.radix import COUNT, RowPart
-from svod.compile.lower.library.sort import COUNT_CYCLES, LEAST_SORTED_PART, PARTS_OF_ROW, digit_cycles, is_counted
+from svod.compile.lower.library.ordering.counting import count_rows, counted_elements, order_by_counting, type_to_compare
+from svod.compile.lower.library.ordering.keys import CONSTANT_BITS, element_of, key_type, sort_key
+from svod.compile.lower.library.ordering.network_sort import SortingWay, network_ways
+from svod.compile.lower.library.ordering.radix import COUNT, RowPart
+from svod.compile.lower.library.ordering.sort import COUNT_CYCLES, LEAST_SORTED_PART, PARTS_OF_ROW, digit_cycles, is_counted
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import BY_NAME, DType

@@ -16,8 +16,8 @@ from functools import partial
 from typing import NamedTuple
 
 from svod.compile.lower.library.loops import BOOL, Loops, aligned, cores, program
-from svod.compile.lower.library.network import Columns, held_stages, transposed, transposed_records
-from svod.compile.lower.library.records import Record, Records, record_types
+from svod.compile.lower.library.ordering.network import Columns, held_stages, transposed, transposed_records
+from svod.compile.lower.library.ordering.records import Record, Records, record_types
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import DType

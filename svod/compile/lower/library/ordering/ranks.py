@@ -14,9 +14,9 @@ Keys and positions alternate between two pairs of temporaries.
 """
 from __future__ import annotations
 
-from svod.compile.lower.library.keys import element_of, key_type, sort_key
 from svod.compile.lower.library.loops import BOOL, GROUP, Loops, aligned, program
-from svod.compile.lower.library.sort import POSITION
+from svod.compile.lower.library.ordering.keys import element_of, key_type, sort_key
+from svod.compile.lower.library.ordering.sort import POSITION
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import merge_passes
 from svod.core.ir.dtype import DType

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from svod.compile.lower.library.loops import Loops
-from svod.compile.lower.library.records import Record, ordered
+from svod.compile.lower.library.ordering.records import Record, ordered
 from svod.core.machine.target import Target
 
 Pairs = list[tuple[int, int]]

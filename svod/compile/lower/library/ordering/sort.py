@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 
-from svod.compile.lower.library.counting import count_rows, counted_elements, order_by_counting, positions, type_to_compare
-from svod.compile.lower.library.keys import CONSTANT_BITS, key_type, sort_key
 from svod.compile.lower.library.loops import Keys, Loops, aligned, cores, program
-from svod.compile.lower.library.network_sort import SortingWay, network_ways
-from svod.compile.lower.library.radix import BUCKETS, COUNT, DIGIT_BITS, ELEMENT, Radix, RowPart
+from svod.compile.lower.library.ordering.counting import count_rows, counted_elements, order_by_counting, positions, type_to_compare
+from svod.compile.lower.library.ordering.keys import CONSTANT_BITS, key_type, sort_key
+from svod.compile.lower.library.ordering.network_sort import SortingWay, network_ways
+from svod.compile.lower.library.ordering.radix import BUCKETS, COUNT, DIGIT_BITS, ELEMENT, Radix, RowPart
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.dtype import DType, dtypes

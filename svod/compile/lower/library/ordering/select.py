@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 
-from svod.compile.lower.library.insertion import insertion_ways
-from svod.compile.lower.library.keys import key_type
 from svod.compile.lower.library.loops import BOOL, Loops, aligned, cores, program
-from svod.compile.lower.library.network_sort import SortingWay
-from svod.compile.lower.library.radix import ELEMENT
-from svod.compile.lower.library.sort import COUNT_CYCLES, POSITION, RowOrder, row_keys, ways_to_order
+from svod.compile.lower.library.ordering.insertion import insertion_ways
+from svod.compile.lower.library.ordering.keys import key_type
+from svod.compile.lower.library.ordering.network_sort import SortingWay
+from svod.compile.lower.library.ordering.radix import ELEMENT
+from svod.compile.lower.library.ordering.sort import COUNT_CYCLES, POSITION, RowOrder, row_keys, ways_to_order
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import operations
 from svod.core.ir.uop import UOp
