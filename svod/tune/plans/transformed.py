@@ -1,7 +1,8 @@
 """A limit of the memory by which algorithms make the constants of a plan larger.
 
 Taps that WINOGRAD(out, 4) transforms are four times as large as those of a 3×3 convolution. Where `PrepareConfig.transformed_mb` does not
-allow all of them, the kernels that need most have the best chain without an algorithm instead, until the others fit.
+allow all of them, the kernels that need most have the best chain without an algorithm instead, until the others fit. Each call of a kernel
+transforms constants of its own; calls with the same constants share them.
 """
 from __future__ import annotations
 
@@ -39,13 +40,20 @@ def added_bytes(kernel: Kernel, chain: Chain, target: Target) -> int:
     return max(0, packed - originals)
 
 
+def constants_of(unbound: UnboundPlan, key: str) -> set[tuple[tuple[int, int], ...]]:
+    """The different constants that the calls of a kernel read, each as its buffers with the offsets in them."""
+    return {tuple([(b, offset) for b, offset in zip(c.args, c.offsets, strict=True) if unbound.buffers[b].kind == "constant"])
+            for c in unbound.calls if c.kernel == key}
+
+
 def within_limit(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved) -> dict[str, Choice]:
     """The choices for a plan whose transformed constants take no more than the limit; explicit choices stay as they are. One warning says
     how many kernels compute directly, as their constants would take too much."""
     limit, target = resolved.config.transformed_mb, resolved.compiler.target
     if limit is None:
         return dict(choices)
-    added = {key: added_bytes(unbound.kernels[key], choice.chain, target) for key, choice in choices.items() if choice.source != "explicit"}
+    added = {key: added_bytes(unbound.kernels[key], choice.chain, target) * len(constants_of(unbound, key))
+             for key, choice in choices.items() if choice.source != "explicit"}
     total, found = sum(added.values()), dict(choices)
     wanted = total
     for key in sorted(added, key=lambda key: (-added[key], key)):
