@@ -96,8 +96,7 @@ class Kernel:
         self.library_kernel: UOp | None = library_kernel_of(ast)
         self.windows: dict[int, Any] = {}    # stage → `windows_of` of `contraction`, cached for all states
         self.limits: tuple[Any, ...] | None = None      # `masked_limits` of `online`, cached; None: not computed yet
-        # (stage, block) of ONLINE, (stage, 0) of FLATTEN, or (stage, type) of ROUND → the rewritten kernel, cached for all states
-        self.rewritten: dict[tuple[str, int | str], Kernel] = {}
+        self._rewritten: dict[tuple[str, str, int | str | None], Kernel] = {}       # (op, stage, argument) → `rewritten`, cached
         self.canonical_sums: dict[int, Any] = {}        # stage → `canonical_sum` of `numerics`, cached for all states
         self.attention_weights: dict[frozenset[int], frozenset[tuple[int, int]]] = {}   # inlined stages → `attention_weights`, cached
 
@@ -191,6 +190,14 @@ class Kernel:
                             if c == 1:
                                 number[first(r.axes[a])] = first(axis)
         return tuple(first(a) for a in range(len(self.axes)))
+
+    def rewritten(self, op: str, stage: str, arg: int | str | None, rewrite: Callable[[], UOp]) -> Kernel:
+        """The kernel that the opt `op` of a stage with this argument exchanges for this one: of the AST that `rewrite` returns. It is made
+        once for all states. Raises what `rewrite` raises."""
+        known = self._rewritten.get((op, stage, arg))
+        if known is None:
+            known = self._rewritten[op, stage, arg] = Kernel(rewrite())
+        return known
 
     def resolve(self, inlined: frozenset[int]) -> tuple[ResolvedStage | None, ...]:
         """Per stage, its value with the `inlined` stages substituted and all accesses analysed; None for the inlined stages."""

@@ -97,6 +97,16 @@ def test_reasons_for_refusing(build: object, m: int, reason: str) -> None:
         winograd(Kernel(kernel_of(build())), m)
 
 
+def test_what_one_opt_has_rewritten_is_no_other_opts_kernel() -> None:
+    """Opts that rewrite kernels may name the same stage with the same argument; what one refuses stays refused."""
+    kernel = Kernel(kernel_of(conv(1, 4, 4, 9, 9)))
+    for _ in range(2):
+        with pytest.raises(KernelOptError, match="is not the maximum"):
+            apply_opt(Scheduler(kernel, AVX512), Opt("ONLINE", "out", 4))
+        assert winograd(kernel, 4).kernel is not kernel
+    assert winograd(kernel, 4).kernel is winograd(kernel, 4).kernel, "it is rewritten once"
+
+
 def test_errors_of_large_sums_are_small() -> None:
     """The largest error relative to the largest output, of 64 channels, against float64."""
     rng = np.random.default_rng(3)

@@ -41,10 +41,7 @@ SCALES = 1e-30, 1e30            # a constant factor of the scores is taken out o
 def online(kernel: Kernel, name: str, block: int) -> Kernel:
     """Rewrite a kernel: the rows of the maximum stage `name` are computed in blocks of `block` positions. Raises KernelOptError with the
     reason."""
-    known = kernel.rewritten.get((name, block))
-    if known is None:
-        known = kernel.rewritten[name, block] = Kernel(_rewrite(kernel, name, block))
-    return known
+    return kernel.rewritten("ONLINE", name, block, lambda: _rewrite(kernel, name, block))
 
 
 def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:

@@ -25,10 +25,7 @@ ROUNDED_TO = {"bfloat16": dtypes.bfloat16}      # the types that factors may be 
 
 def rounded(kernel: Kernel, name: str, to: str) -> Kernel:
     """Rewrite a kernel: stage `name` sums products of factors that are rounded to the type `to`. Raises KernelOptError with the reason."""
-    known = kernel.rewritten.get((name, to))
-    if known is None:
-        known = kernel.rewritten[name, to] = Kernel(_rewrite(kernel, name, ROUNDED_TO[to]))
-    return known
+    return kernel.rewritten("ROUND", name, to, lambda: _rewrite(kernel, name, ROUNDED_TO[to]))
 
 
 def can_round(kernel: Kernel, name: str) -> bool:

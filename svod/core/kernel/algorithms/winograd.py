@@ -176,10 +176,7 @@ def _others(read: UOp, r: UOp) -> list[UOp]:
 
 def winograd(kernel: Kernel, name: str, m: int) -> Kernel:
     """Rewrite a kernel: its output `name` is computed in tiles of m positions along each window. Raises KernelOptError with the reason."""
-    known = kernel.rewritten.get((name, m))
-    if known is None:
-        known = kernel.rewritten[name, m] = Kernel(_rewrite(kernel, name, m))
-    return known
+    return kernel.rewritten("WINOGRAD", name, m, lambda: _rewrite(kernel, name, m))
 
 
 def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:

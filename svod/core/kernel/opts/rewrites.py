@@ -7,7 +7,6 @@ from svod.core.kernel.algorithms.online import is_pair
 from svod.core.kernel.algorithms.online import online as rewrite_online
 from svod.core.kernel.algorithms.rounding import ROUNDED_TO, rounded
 from svod.core.kernel.algorithms.winograd import winograd as rewrite_winograd
-from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.opts.splits import split_row
 from svod.core.kernel.scheduler import UPCAST, Scheduler
 from svod.core.machine.target import FAST
@@ -52,15 +51,12 @@ def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"FLATTEN({axis}, {arg!r}): takes a stage alone")
     if any(o.op != "ROUND" for o in state.applied_opts):
         raise KernelOptError(f"FLATTEN({axis}): it makes other axes of the kernel's, so it comes before all other opts")
-    known = state.kernel.rewritten.get((axis, 0))
-    if known is None:
-        stage = state.kernel.stages[state.stage_id(axis)]
-        try:
-            known = Kernel(flat_ast(state.kernel.ast, stage.node))
-        except KernelOptError as e:
-            raise KernelOptError(f"FLATTEN({axis}): {e}") from None
-        state.kernel.rewritten[axis, 0] = known
-    return Scheduler(known, state.target).copy(online=(*state.online, (axis, 0)), applied_opts=state.applied_opts)
+    stage = state.kernel.stages[state.stage_id(axis)]
+    try:
+        kernel = state.kernel.rewritten("FLATTEN", axis, None, lambda: flat_ast(state.kernel.ast, stage.node))
+    except KernelOptError as e:
+        raise KernelOptError(f"FLATTEN({axis}): {e}") from None
+    return Scheduler(kernel, state.target).copy(online=(*state.online, (axis, 0)), applied_opts=state.applied_opts)
 
 
 def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
