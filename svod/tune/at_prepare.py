@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from svod.bench.roofline import Ceilings, cached_ceilings
-from svod.compile.plan.compiler import Choice, compile_all
+from svod.compile.plan.compiler import Choice, Compiled, compile_all
 from svod.compile.plan.unbound_plan import Named, UnboundPlan, named_kernels
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
@@ -169,9 +169,10 @@ def _tell_used_up(clock: _Clock, text: str) -> None:
         log.warning("%s", text)
 
 
-def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved, beam: BeamConfig) -> dict[str, Choice]:
+def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved, beam: BeamConfig,
+                      decided: Mapping[str, Compiled] = {}) -> dict[str, Choice]:
     """The chains to use for a plan whose kernels were searched, after giving up chains that are slower inside the plan than the
-    heuristic's. Never raises for a plan that cannot be timed: the log says why."""
+    heuristic's. `decided`: the code of kernels that are not chosen here. Never raises for a plan that cannot be timed: the log says why."""
     found, kernels, compiler = dict(choices), unbound.kernels, resolved.compiler
     tuned = {k: kernels[k] for k, c in choices.items() if c.source in ("beam", "database")}
     if not tuned or bytes_touched(unbound) > MOST_SETTLED or unbound.functions or unbound.copies:
@@ -181,7 +182,8 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resol
     stored = choose_each(tuned, resolved)
     try:
         with optional(log, "what was found could not be timed inside the plan", logging.INFO):
-            heuristics = compile_all(kernels, {k: compiler.heuristic_choice(v) for k, v in kernels.items()}, compiler)
+            others = {k: v for k, v in kernels.items() if k not in decided}
+            heuristics = compile_all(others, {k: compiler.heuristic_choice(v) for k, v in others.items()}, compiler) | dict(decided)
             while goes_on:
                 for k, now in choose_each(tuned, resolved).items():
                     if now.chain != stored[k].chain:

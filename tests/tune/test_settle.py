@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,15 @@ import pytest
 from svod.bench.race import Ratio
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.compiler import Choice, compile_all, compiler_for
+from svod.compile.plan.unbound_plan import UnboundPlan, build_plan, synthetic_arrays
 from svod.config import BeamConfig, PrepareConfig
+from svod.core.kernel.chain_text import chain_text, parse_chain
+from svod.core.machine.target import FAST
 from svod.tune import at_prepare
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each
 from svod.tune.db import Measurement, TuningDB, Verdict
+from svod.tune.plan_chains import compile_unbound_plan
 from svod.tune.plans.check import Gain, InPlan, PlanCheck
 from svod.tune.plans.settle import ROUNDS, BothWays, Settling
 from svod.tune.resolved import Resolved
@@ -124,3 +129,26 @@ def test_what_a_search_at_prepare_found_is_settled_inside_the_plan(monkeypatch: 
     with tuned_database() as db:
         settled = at_prepare.settle_at_prepare(UNBOUND, plain, Resolved(CONFIG, COMPILER, db, {}), BEAM)
         assert settled == plain, "nothing was found: nothing is timed"
+
+
+def test_a_plan_with_rounded_kernels_is_settled_as_a_whole(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Under the policy "fast", a kernel that is rounded keeps its chain, and runs with it where the others are timed."""
+    checked = []
+
+    def check(unbound: UnboundPlan, heuristic: Any, tuned: Any, *a: Any, **k: Any) -> PlanCheck:
+        arrays = synthetic_arrays(unbound)
+        plans = [build_plan(unbound, code, arrays, device=TARGET.device) for code in (heuristic, tuned)]
+        checked.append([[kernel.chain for kernel in plan.kernels] for plan in plans])
+        slower = [key for key in unbound.kernels if tuned[key].chain != heuristic[key].chain]
+        kernels = tuple(InPlan(key, 1, None, Gain(1e-6, 1.3e-6), 0.0, 0.0, ratio=SLOWER) for key in slower)
+        return PlanCheck(1e-3, Ratio(1.0, 0.99, 1.01), 0.0, 9, None, 1, len(slower), kernels)
+    monkeypatch.setattr(at_prepare, "check_plan", check)
+    monkeypatch.setattr(at_prepare, "search_at_prepare", lambda *a: at_prepare.Searched({SOFTMAX: Choice((), "beam", "2.00×")}, True))
+    rounding, config = "ROUND(out, bfloat16)", replace(CONFIG, numerics=FAST, max_error=0.1, beam=replace(BEAM, ignore_cache=True))
+    with tuned_database() as db, caplog.at_level("WARNING", "svod"):
+        resolved = Resolved.of(config, TARGET.allowing(*config.allowed), db)
+        code = compile_unbound_plan(UNBOUND, {}, resolved, rounded={GEMM: Choice(parse_chain(rounding), "fast", "")})
+    own = chain_text(COMPILER.heuristic(UNBOUND.kernels[SOFTMAX]))
+    assert checked == [[[rounding, own], [rounding, ""]], [[rounding, own], [rounding, own]]]
+    assert {k: chain_text(c.chain) for k, c in code.items()} == {GEMM: rounding, SOFTMAX: own}
+    assert "a chain is given up, as it is slower in this plan: softmax (block.softmax)" in caplog.text
