@@ -144,3 +144,8 @@ def test_the_digest_of_weights_is_of_their_content() -> None:
     one = weights_digest([(100, small), (1 << 20, large)])
     assert one == weights_digest([(100, small.copy()), (1 << 20, large.copy())])
     assert one != weights_digest([(100, small + 1), (1 << 20, large)]) != weights_digest([(100, small), (1 << 20, large + 1)]) != one
+    for changed in (0, 7919, 1_000_003, large.size - 1):
+        other = large.copy()
+        other[changed] += 1
+        assert weights_digest([(100, small), (1 << 20, other)]) != one, f"element {changed} alone differs"
+    assert weights_digest([(0, large[:0]), (100, small)]) != weights_digest([(100, small), (0, large[:0])]), "empty constants count"
