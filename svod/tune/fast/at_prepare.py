@@ -145,14 +145,12 @@ class FastPlan:
     def _choose_for(self, plan: ExecutionPlan | None, exact: Mapping[str, Compiled], most: float) -> None:
         if plan is not None:
             with optional(log, "a plan stays in float32, as no kernels could be chosen to be rounded"):
-                chosen = self.choose(plan, exact, most)
-                if chosen:
-                    log.warning("%s", sentence(chosen))
+                self.choose(plan, exact, most)
 
     # -- choosing ----------------------------------------------------------------------------------------------------------
     def choose(self, plan: ExecutionPlan, exact: Mapping[str, Compiled], most: float) -> list[Rounding]:
-        """Choose the kernels to round over the inputs that are bound to the plan now, let the plan run them, and store the choice. [] if no
-        kernel may be rounded, or if the plan has no float outputs to compare."""
+        """Choose the kernels to round over the inputs that are bound to the plan now, let the plan run them, store the choice, and say so.
+        [] if no kernel may be rounded, or if the plan has no float outputs to compare."""
         rounded = self._compiled(self._candidates())
         if not rounded:
             return []
@@ -162,14 +160,15 @@ class FastPlan:
             return []
         effects = trial.effects()
         selection = select(effects, trial.error_of, most)
-        before, after = trial.times(selection.kernels)
+        before, after = trial.times(selection.kernels) if selection.kernels else trial.times_in_float32()
         if after >= before:
             selection, after = Selection(frozenset(), 0.0), before
+        is_run = not selection.kernels or exchange(plan, trial.code_of(selection.kernels))
         chosen = self._records(effects, selection, rounded, most, before, after)
         names = {key: named.name for key, named in named_kernels(self._unbound.calls).items()}
         self._resolved.db.record([*chosen, *(kernel_record(self._unbound.kernels[key], names[key]) for key in rounded)])
-        if selection.kernels:
-            exchange(plan, trial.code_of(selection.kernels))
+        log.warning("%s%s", sentence(chosen), "" if is_run else "; this plan was inside a run, and goes on in float32 until it is prepared "
+                                                                "again")
         return chosen
 
     def _candidates(self) -> dict[str, Choice]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from svod.bench.race import confirm
-from svod.bench.timer import Contestant
+from svod.bench.timer import Contestant, time_calls
 from svod.compile.plan.compiler import Compiled
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.running.exchange import with_code
@@ -87,6 +87,11 @@ class RoundedPlans:
         race = confirm(contestants, min_rounds=WHOLE_ROUNDS, budget_seconds=WHOLE_SECONDS, rng=random.Random(0))
         before = race.seconds(0)
         return Times(before, before * race.ratios[1].median)
+
+    def times_in_float32(self) -> Times:
+        """The median time of a few runs of the plan as it is, for a plan in which nothing is rounded."""
+        seconds = statistics.median(time_calls(Contestant(self._float32.repeat, "float32"), 1) for _ in range(WHOLE_ROUNDS))
+        return Times(seconds, seconds)
 
     def code_of(self, kernels: frozenset[str]) -> dict[str, Compiled]:
         """The code of all kernels of the plan in which these are rounded."""

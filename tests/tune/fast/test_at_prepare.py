@@ -14,9 +14,10 @@ from svod.compile.cpu.host import host_target
 from svod.core.machine.target import FAST
 from svod.errors import ConfigError, UnsupportedError
 from svod.tune.db import Rounding, TuningDB
+from svod.tune.fast import at_prepare
 from svod.tune.fast.at_prepare import weights_digest
 from svod.tune.fast.report import by_plan, sentence, to_data
-from svod.tune.fast.trial import relative_error
+from svod.tune.fast.trial import RoundedPlans, Times, relative_error
 from svod.tune.resolved import resolve
 from tests.tune.fast.two_products import W, exact, needs_instructions, of, plan_of, rounded
 
@@ -65,6 +66,28 @@ def test_the_limit_decides_how_many(tmp_path: Path, caplog: pytest.LogCaptureFix
         plan.execute()
         plan.execute()
     assert rounded(plan) == 0 and y.numpy().tobytes() == want.tobytes() and "stays in float32" in caplog.text
+
+
+@needs_instructions
+def test_a_plan_in_which_nothing_is_rounded_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not raced against itself, where one of two equal plans would come out as the faster one."""
+    monkeypatch.setattr(RoundedPlans, "times", lambda self, kernels: Times(10.0, 9.98))
+    plan_of(of(tmp_path / "t.db", 1e-9))[1].execute()
+    with TuningDB.open(tmp_path / "t.db") as db:
+        records = [r for r, _ in db.select(Rounding)]
+    assert records and not any(r.used for r in records)
+    assert all(0 < r.plan_before == r.plan_after < 10.0 and r.plan_error == 0.0 for r in records)
+
+
+@needs_instructions
+def test_a_choice_that_the_plan_cannot_take_up_is_stored_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                  caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(at_prepare, "exchange", lambda plan, code: False)
+    plan = plan_of(of(tmp_path / "t.db", 1e-2))[1]
+    with caplog.at_level(logging.WARNING, "svod"):
+        plan.execute()
+    assert rounded(plan) == 0 and "goes on in float32 until it is prepared again" in caplog.text
+    assert rounded(plan_of(of(tmp_path / "t.db"))[1]) == 2
 
 
 @needs_instructions
