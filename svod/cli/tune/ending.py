@@ -15,6 +15,7 @@ from svod.cli.tune.capturing import CapturedPlans
 from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
+from svod.cli.tune.plan_checks import ChosenRoundings
 from svod.cli.tune.report import dry_table, kernel_table, outcome_json, plan_json, plan_lines, rounding_lines, row_json, size_lines
 from svod.cli.tune.searching import Searches
 from svod.cli.tune.setting import EXIT_NOT_STORED, Setting, TargetWork, has_wider
@@ -165,7 +166,7 @@ def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: Machine
 @dataclass(frozen=True)
 class CommandReport:
     """The results of a command, to be printed and written as JSON. `workers`: a description of the workers that searched.
-    `roundings`: the choices of kernels to round, by plan."""
+    `roundings`: the choices of kernels to round."""
 
     setting: Setting
     captured: CapturedPlans
@@ -173,7 +174,7 @@ class CommandReport:
     searches: Searches
     kept: ResultsPlace
     workers: str
-    roundings: Sequence[Sequence[Rounding]] = ()
+    roundings: ChosenRoundings
 
     def print(self, output: ReportOutput) -> None:
         lines = []
@@ -183,10 +184,11 @@ class CommandReport:
                 name = f" {number} of {len(w.checks)}" if len(w.checks) > 1 else ""
                 lines += plan_lines(check, name, len(plan.unbound.calls))
         named = named_kernels(c for plan in self.captured.content.plans for c in plan.unbound.calls)
-        for records in self.roundings:
+        for records in self.roundings.records:
             lines += ["", *rounding_lines(records, named, output.width)]
-        if self.setting.options.max_error is not None and not self.roundings:
-            lines += ["", "numerics=fast: no kernel of the program may be rounded, or its plans did not run: it stays in float32"]
+        if self.setting.options.max_error is not None and not self.roundings.records:
+            why = self.roundings.failure or "no kernel of the program may be rounded, or its plans did not run"
+            lines += ["", f"numerics=fast: {why}: it stays in float32"]
         result = self.searches.result
         output.print([*lines, "", self._summary(result), *self.kept.lines(result), *self._next(result)])
 
@@ -223,7 +225,7 @@ class CommandReport:
             "script": None if script is None else asdict(script),
             "kernels": [{"target": w.target.key, **kernel} for w in self.works for kernel in _kernels_json(w)],
             "plans": [plan_json(check, plan.digest, plan.unbound) for w in self.works for plan, check in w.checks],
-            "roundings": [to_data(records) for records in self.roundings],
+            "roundings": [to_data(records) for records in self.roundings.records], "rounding_failure": self.roundings.failure,
             "search": None if r is None else {"executor": self.workers, "proposed": r.candidates, "timed": r.timed,
                                               "searches": r.searches, "seconds": r.seconds,
                                               "measurements": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},

@@ -4,14 +4,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import NamedTuple
 
 from svod import config
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
+from svod.cli.tune.script import failure_of
 from svod.cli.tune.setting import Setting, TargetWork
 from svod.cli.tune.survey import compile_heuristics
 from svod.cli.tune.waiting import say
@@ -138,11 +139,18 @@ def _finite(seconds: float) -> float | None:
     return seconds if seconds < float("inf") else None
 
 
-def choose_roundings(captured: Capture, setting: Setting, script_seconds: float) -> list[list[Rounding]]:
+class ChosenRoundings(NamedTuple):
+    """The records of each choice of kernels to round. `failure`: how the run that made them failed, in words; "": it did not."""
+
+    records: Sequence[Sequence[Rounding]] = ()
+    failure: str = ""
+
+
+def choose_roundings(captured: Capture, setting: Setting, script_seconds: float) -> ChosenRoundings:
     """Run the program once more, under the policy "fast" and the limit of --max-error, so that its plans choose the kernels to round by
-    their own weights and inputs. Returns the records of each choice, and stores them. The program may take twice as long as it took
-    before, `script_seconds`, and `CHOICE_SECONDS`; what it has chosen by then counts."""
-    options = setting.options
+    their own weights and inputs. Returns and stores the records of each choice. The program may take twice as long as it took
+    before, `script_seconds`, and `CHOICE_SECONDS`; what it has chosen by then counts, also if it fails."""
+    options, seconds, failure = setting.options, 2.0 * script_seconds + CHOICE_SECONDS, ""
     with temporary_folder("svod-fast-") as directory:
         known, found = directory / "known.jsonl", directory / "chosen.db"
         export(setting.db, known, captured.kernels, roundings=False)
@@ -150,13 +158,16 @@ def choose_roundings(captured: Capture, setting: Setting, script_seconds: float)
         environment = config.environment_with_svod(
             SVOD_NUMERICS=FAST, SVOD_MAX_ERROR=repr(options.max_error), SVOD_TUNE_DB=os.pathsep.join([str(found), str(known)]),
             SVOD_IMPORTED="trust", SVOD_LOCK=None, SVOD_CAPTURE=None, BEAM=None, **given)
-        with suppress(subprocess.TimeoutExpired):
-            subprocess.run([python(), *options.started], env=environment, stdout=sys.stderr if options.json_path == "-" else None,
-                           check=False, timeout=2.0 * script_seconds + CHOICE_SECONDS)
+        try:
+            status = subprocess.run([python(), *options.started], env=environment, stdout=sys.stderr if options.json_path == "-" else None,
+                                    check=False, timeout=seconds).returncode
+            failure = failure_of(status) if status else ""
+        except subprocess.TimeoutExpired:
+            failure = f"was ended after {seconds:.0f} s"
         with TuningDB.open(str(found), read_only=True) as db:
             records = [replace(r, samples=_samples(options)) for r, _ in db.select(Rounding)]
     setting.db.record(records)
-    return by_plan(records)
+    return ChosenRoundings(tuple(by_plan(records)), failure and f"{options.subject} {failure} in the run that chooses the kernels to round")
 
 
 def _samples(options: TuneOptions) -> str:

@@ -30,10 +30,10 @@ from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.ending import CommandReport, ReportOutput, ResultsPlace, end_dry_run, keep_lock
 from svod.cli.tune.options import TuneOptions
-from svod.cli.tune.plan_checks import check_plans, choose_roundings, outcomes_of
+from svod.cli.tune.plan_checks import ChosenRoundings, check_plans, choose_roundings, outcomes_of
 from svod.cli.tune.report import work_lines
 from svod.cli.tune.searching import Searches, decide_for
-from svod.cli.tune.setting import EXIT_FAILED, EXIT_NOT_STORED, EXIT_OK, Setting, TargetWork
+from svod.cli.tune.setting import EXIT_FAILED, EXIT_NOT_STORED, EXIT_OK, EXIT_SCRIPT, Setting, TargetWork
 from svod.cli.tune.survey import choose_targets, pick_target, survey
 from svod.cli.tune.waiting import say, waiting
 from svod.cli.tune.workers import Workers
@@ -45,7 +45,6 @@ from svod.system.process.program import python
 from svod.system.process.signals import handled
 from svod.system.quantities import count
 from svod.tune.capture import Capture
-from svod.tune.db import Rounding
 from svod.tune.lock import check_replaceable
 from svod.tune.resolved import Resolved
 from svod.tune.workers.start import check_reachable
@@ -123,7 +122,7 @@ class _TuneRun:
         self._ceilings = MachineCeilings(self.setting.clock)
         self.searches = Searches(self.setting, self._works, self._workers, self._ceilings)
         self._output = ReportOutput(options)
-        self._roundings: list[list[Rounding]] = []
+        self._roundings = ChosenRoundings()
         self._is_unwritten = False                  # whether a file that the user asked for could not be written
 
     def close(self) -> None:
@@ -172,6 +171,8 @@ class _TuneRun:
             with waiting("choosing the kernels to round"):
                 seconds = captured.script.seconds if captured.script is not None else 0.0
                 self._roundings = choose_roundings(captured.content, self.setting, seconds)
+            if self._roundings.failure:
+                say(f"svod-tune: {self._roundings.failure}")
         return self._end(captured)
 
     # -- before the search --------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ class _TuneRun:
         """Store and print the results, and write the files. Returns the exit status."""
         self._kept.save(self.searches.result)
         if self.setting.options.lock_path is not None:
-            self._is_unwritten |= not keep_lock(self.setting.options.lock_path, self._works, self._roundings)
+            self._is_unwritten |= not keep_lock(self.setting.options.lock_path, self._works, self._roundings.records)
         status = self._status(captured)
         report = CommandReport(self.setting, captured, self._works, self.searches, self._kept, self._workers.description,
                                self._roundings)
@@ -272,7 +273,9 @@ class _TuneRun:
             return EXIT_INTERRUPTED
         if self._is_unwritten or self._kept.is_missing(result):
             return EXIT_NOT_STORED
-        return EXIT_FAILED if self.searches.has_failed or any(w.failure for w in self._works) else captured.status
+        if self.searches.has_failed or any(w.failure for w in self._works):
+            return EXIT_FAILED
+        return EXIT_SCRIPT if self._roundings.failure else captured.status
 
     def _compare(self, status: int) -> None:
         """For an ONNX file: run the tuned model once more, and print how far its outputs are from onnxruntime's."""

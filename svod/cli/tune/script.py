@@ -32,6 +32,14 @@ TERM_SECONDS = 2.0          # seconds between SIGTERM and SIGKILL
 Why = Literal["finished", "failed", "time", "share", "idle", "interrupted"]
 
 
+def failure_of(status: int) -> str:
+    """What an exit status other than 0 tells, in words. Negative statuses are those of signals."""
+    if status < 0:
+        with suppress(ValueError):
+            return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
 @dataclass(frozen=True)
 class ScriptEnd:
     """The end of a script. `status` is that of subprocess, negative for a signal. `left_behind` counts its processes that outlived it."""
@@ -44,12 +52,7 @@ class ScriptEnd:
     @property
     def failure(self) -> str:
         """The failure of the script in words; empty where it did not fail."""
-        if self.why != "failed":
-            return ""
-        if self.status < 0:
-            with suppress(ValueError):
-                return f"was killed by {signal.Signals(-self.status).name}"
-        return f"ended with status {self.status}"
+        return failure_of(self.status) if self.why == "failed" else ""
 
     def words(self, script: str) -> list[str]:
         """Lines for the user about why the script was ended, if it did not end by itself, and about processes that it left running."""

@@ -5,14 +5,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 
 from svod import config
+from svod.cli.tune import plan_checks
 from svod.cli.tune.command import check
 from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.setting import EXIT_SCRIPT
 from svod.compile.cpu.host import host_target
+from svod.tune.db import TuningDB
 from svod.tune.lock import read_lock
 
 SCRIPT = """
@@ -40,13 +44,38 @@ def test_what_it_needs(given: dict[str, object], reason: str, tmp_path: Path, mo
         check(TuneOptions(max_error=1e-2, **given))     # type: ignore[arg-type]
 
 
+def run_tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "svod", "tune", "m.py", "--numerics", "fast", "--max-error", "0.05", "--budget", "4",
+                           "--workers", "inline", "--db", "t.db", "--json", "out.json", *options], cwd=folder, capture_output=True,
+                          text=True, env=config.environment_with_svod(BEAM=None, SVOD_TUNE_DB=":none:"), check=False)
+
+
+@pytest.mark.parametrize(("code", "failure"), [
+    ("", ""), ("import sys; sys.exit(7)", "m.py ended with status 7 in the run that chooses the kernels to round"),
+    ("import os; os.kill(os.getpid(), 9)", "m.py was killed by SIGKILL in the run that chooses the kernels to round"),
+    ("import time; time.sleep(99)", "m.py was ended after 1 s in the run that chooses the kernels to round")])
+def test_the_end_of_the_run_that_chooses_is_told(code: str, failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_checks, "CHOICE_SECONDS", 0.5 if "sleep" in code else 60.0)
+    options = SimpleNamespace(started=("-c", code), subject="m.py", device=None, max_error=0.05, json_path=None, is_onnx=False)
+    with TuningDB.open(":none:") as db:
+        setting, captured = SimpleNamespace(options=options, db=db), SimpleNamespace(kernels={})
+        assert plan_checks.choose_roundings(captured, setting, 0.2) == ((), failure)       # type: ignore[arg-type]
+
+
+def test_a_program_that_fails_in_the_run_that_chooses(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(f"import os, sys\n{SCRIPT}\nif 'SVOD_MAX_ERROR' in os.environ:\n    os._exit(7)\n".replace(
+        "plan.execute()", "plan.execute() if 'SVOD_MAX_ERROR' not in os.environ else None"))
+    done, why = run_tune(tmp_path), "m.py ended with status 7 in the run that chooses the kernels to round"
+    assert done.returncode == EXIT_SCRIPT, done.stderr
+    assert f"svod-tune: {why}" in done.stderr and f"numerics=fast: {why}: it stays in float32" in done.stderr + done.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["rounding_failure"] == why
+
+
 @pytest.mark.skipif(not {"avx512f", "bf16"} <= set(host_target().features), reason="needs a CPU with AVX-512 BF16")
 def test_a_program_chooses_its_kernels(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(SCRIPT)
     environment = config.environment_with_svod(BEAM=None, SVOD_TUNE_DB=":none:")
-    done = subprocess.run([sys.executable, "-m", "svod", "tune", "m.py", "--numerics", "fast", "--max-error", "0.05", "--budget", "4",
-                           "--workers", "inline", "--db", "t.db", "--json", "out.json", "-o", "m.lock.jsonl"], cwd=tmp_path,
-                          capture_output=True, text=True, env=environment, check=False)
+    done = run_tune(tmp_path, "-o", "m.lock.jsonl")
     assert done.returncode == 0, done.stderr
     found, = json.loads((tmp_path / "out.json").read_text())["roundings"]
     assert found["error"] <= 0.05 and found["kernels"] and found["samples"] == "those of the first run of m.py"

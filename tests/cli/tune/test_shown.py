@@ -24,6 +24,7 @@ from svod.cli.tune.command import cli
 from svod.cli.tune.ending import CommandReport
 from svod.cli.tune.event_log import EventLog, event_data
 from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.plan_checks import ChosenRoundings
 from svod.cli.tune.progress import LineProgress, LiveProgress, ProgressListener, make_progress, worker_rows, workers_in_words
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, size_lines, work_lines
 from svod.cli.tune.script import ScriptEnd
@@ -292,5 +293,5 @@ def test_a_script_that_took_more_than_its_half_of_the_budget_is_told(seconds: fl
     setting: Any = SimpleNamespace(clock=SimpleNamespace(elapsed=60.0, budget=30.0), options=TuneOptions("m.py"))
     captured: Any = SimpleNamespace(script=None if seconds is None else ScriptEnd("finished", 0, seconds))
     nothing: Any = None
-    report = CommandReport(setting, captured, (), nothing, nothing, "")
+    report = CommandReport(setting, captured, (), nothing, nothing, "", ChosenRoundings())
     assert report._summary(None) == f"nothing was left to search with beam 8 {told}"
