@@ -1,6 +1,8 @@
 """The state of the caches between two timed runs is made without changing any data."""
 from __future__ import annotations
 
+import mmap
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +24,22 @@ def test_data_stay_as_they_are(threads: int) -> None:
     assert len(plan.kernels) == 12 and all(np.array_equal(a, p) for a, p in zip(arrays, pieces, strict=True))
     assert np.array_equal(beside, np.concatenate(arrays))
     assert np.array_equal(arrays[-1], np.random.default_rng(0).standard_normal(51_073).astype(np.float32)[-50_021:])
+
+
+@pytest.mark.parametrize("is_constant", [
+    pytest.param(True, marks=pytest.mark.skipif(host_target().arch != "x86_64", reason="constants stay in the caches there")), False])
+def test_it_reaches_all_memory(is_constant: bool) -> None:
+    """Each page that no one has touched costs a page fault when it is flushed, or written."""
+    pages, size = 2048, mmap.PAGESIZE
+    with mmap.mmap(-1, pages * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        array = np.frombuffer(memory, np.uint8)
+        plan = between_runs([array], [], 2) if is_constant else between_runs([], [array], 2)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        plan.execute()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before >= pages
+        assert not array.any()
+        del plan, array
 
 
 def test_other_architectures_compile() -> None:

@@ -40,7 +40,9 @@ OTHER = gemm(96, 80, 72)
 def states(kernel: Kernel, count: int) -> list[Scheduler]:
     """Distinct valid states at the ends of random walks."""
     base, chance, found = Scheduler(kernel, TARGET), random.Random(0), dict[bytes, Scheduler]()
-    while len(found) < count:
+    for _ in range(100 * count):
+        if len(found) >= count:
+            break
         state = base
         for _ in range(chance.randint(1, 5)):
             try:
@@ -49,6 +51,7 @@ def states(kernel: Kernel, count: int) -> list[Scheduler]:
             except KernelOptError:
                 break
             found[state.digest] = state
+    assert len(found) >= count
     return list(found.values())[:count]
 
 
