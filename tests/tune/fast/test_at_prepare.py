@@ -19,10 +19,10 @@ from svod.tune.fast.at_prepare import weights_digest
 from svod.tune.fast.report import by_plan, sentence, to_data
 from svod.tune.fast.trial import RoundedPlans, Times, relative_error
 from svod.tune.resolved import resolve
-from tests.tune.fast.two_products import W, exact, needs_instructions, of, plan_of, rounded
+from tests.tune.fast.two_products import W, exact, of, plan_of, rounded
 
 
-@needs_instructions
+@pytest.mark.usefixtures("candidates")
 def test_kernels_are_chosen_after_the_first_run_and_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     want = exact()
     y, plan = plan_of(of(tmp_path / "t.db", 1e-2))
@@ -46,7 +46,7 @@ def test_kernels_are_chosen_after_the_first_run_and_stored(tmp_path: Path, caplo
     assert to_data(records)["error"] == records[0].plan_error and "2 of 2" in sentence(records)
 
 
-@needs_instructions
+@pytest.mark.usefixtures("candidates")
 def test_the_limit_decides_how_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     y, plan = plan_of(of(tmp_path / "t.db", 1e-2))
     plan.execute()
@@ -68,7 +68,7 @@ def test_the_limit_decides_how_many(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert rounded(plan) == 0 and y.numpy().tobytes() == want.tobytes() and "stays in float32" in caplog.text
 
 
-@needs_instructions
+@pytest.mark.usefixtures("candidates")
 def test_a_plan_in_which_nothing_is_rounded_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not raced against itself, where one of two equal plans would come out as the faster one."""
     monkeypatch.setattr(RoundedPlans, "times", lambda self, kernels: Times(10.0, 9.98))
@@ -79,7 +79,7 @@ def test_a_plan_in_which_nothing_is_rounded_saves_nothing(tmp_path: Path, monkey
     assert all(0 < r.plan_before == r.plan_after < 10.0 and r.plan_error == 0.0 for r in records)
 
 
-@needs_instructions
+@pytest.mark.usefixtures("candidates")
 def test_a_choice_that_the_plan_cannot_take_up_is_stored_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                   caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(at_prepare, "exchange", lambda plan, code: False)
@@ -90,14 +90,14 @@ def test_a_choice_that_the_plan_cannot_take_up_is_stored_and_told(tmp_path: Path
     assert rounded(plan_of(of(tmp_path / "t.db"))[1]) == 2
 
 
-@needs_instructions
+@pytest.mark.usefixtures("candidates")
 def test_a_choice_is_for_its_weights(tmp_path: Path) -> None:
     plan_of(of(tmp_path / "t.db", 1e-2))[1].execute()
     assert rounded(plan_of(of(tmp_path / "t.db"))[1]) == 2
     assert rounded(plan_of(of(tmp_path / "t.db"), w=W + 1)[1]) == 0
 
 
-@needs_instructions
+@pytest.mark.usefixtures("candidates")
 def test_a_chain_with_other_code_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plan_of(of(tmp_path / "t.db", 1e-2))[1].execute()
     with TuningDB.open(tmp_path / "t.db") as db:
@@ -107,7 +107,7 @@ def test_a_chain_with_other_code_is_not_used(tmp_path: Path, caplog: pytest.LogC
     assert "gives other code" in caplog.text
 
 
-@needs_instructions
+@pytest.mark.usefixtures("candidates")
 def test_without_a_choice_a_plan_runs_in_float32_and_says_how_to_get_one(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "svod"):
         y, plan = plan_of(of(":none:"))
@@ -117,14 +117,13 @@ def test_without_a_choice_a_plan_runs_in_float32_and_says_how_to_get_one(caplog:
     assert caplog.text.count("svod-tune --numerics fast --max-error") == 1
 
 
-@needs_instructions
 def test_a_chain_that_is_given_may_round() -> None:
     y, plan = plan_of(replace(of(":none:"), opts={"gemm_0": [("ROUND", "out", "bfloat16")]}))
     plan.execute()
     assert rounded(plan) == 1 and 0 < relative_error(y.numpy(), exact()) < 1e-2
 
 
-@needs_instructions
+@pytest.mark.usefixtures("candidates")
 def test_a_chain_that_is_given_stays(tmp_path: Path) -> None:
     plan = plan_of(replace(of(tmp_path / "t.db", 1e-2), opts={"gemm_0": "UPCAST(o1, 16)"}))[1]
     plan.execute()
