@@ -279,9 +279,9 @@ class PrepareConfig(_Config):
     threads: int | None = _option("SVOD_THREADS", None, _integer(1, none=True),
                                   "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
     numerics: str | None = _option("SVOD_NUMERICS", None, _POLICY, "how results may differ from chain to chain: float32: by the order of "
-                                   "sums; same: not at all, so that every winner, number of threads and batch computes the same bits "
-                                   "(docs/numerics.md); fast: products of float32 may round their factors, within max_error; not "
-                                   "set: float32")
+                                   "sums, and by the larger errors of WINOGRAD (docs/opts.md); same: not at all, so that every winner, "
+                                   "number of threads and batch computes the same bits (docs/numerics.md); fast: products of float32 may "
+                                   "round their factors, within max_error; not set: float32")
     max_error: float | None = _option("SVOD_MAX_ERROR", None, _number(0, "parts of 1")._replace(
         check=lambda v: v is None or (_is_number(v) and v >= 0)), "with numerics=fast: the largest error of an output, over the largest "
         "value of that output in float32; a plan without a stored choice that keeps it chooses the kernels to round after its first run, "

@@ -138,7 +138,7 @@ def _choosing_loops(loops: list[tuple[EmittedLoop, ...]], extents: list[int], ch
 
 
 def choosing_dims(r: ResolvedStage, extents: list[int], inner: int) -> list[int]:
-    """The dims, other than `inner`, whose position decides which of several expressions the value is. None if they have too many positions
+    """The dims, other than `inner`, whose position decides which of several expressions the value is. [] if they have too many positions
     to be straight-line code."""
     conditions = {n.src[0] for n in r.nodes if n.kind == "alu" and n.op == "WHERE"}
     dims = sorted({r.nodes[c].deps[0] for c in conditions if r.nodes[c].op == "CMPEQ" and len(r.nodes[c].deps) == 1} - {inner})

@@ -1,6 +1,7 @@
 """Numerics policies, and the canonical order of each sum under the policy "same".
 
-    float32     chains may add the terms of a sum in any order; a search accepts each chain whose error is small enough
+    float32     chains may add the terms of a sum in any order, and compute convolutions by WINOGRAD, whose errors are larger than those of
+                sums; a search accepts each chain whose error is within its bound
     same        chains add the terms of each sum in one order, a function of the kernel: all of them compute the same bits
     fast        as float32, and factors of products may be rounded to bfloat16, within an error of a plan's outputs (`svod.tune.fast`)
 
