@@ -214,5 +214,5 @@ def weights_digest(constants: Sequence[tuple[int, Any]]) -> str:
     made = hashlib.blake2b(digest_size=16)
     for size, array in constants:
         made.update(size.to_bytes(8, "little"))
-        made.update(np.asarray(array).reshape(-1).view(np.uint8))
+        made.update(np.asarray(array).reshape(-1).view(np.uint8).data)
     return made.hexdigest()
