@@ -86,15 +86,12 @@ _DATABASES = Accept(f"paths joined as in PATH, or {NONE}", lambda t: t if t == N
                     lambda v: v is None or isinstance(v, str))
 
 
-def _choice(*names: str) -> Accept:
+def _choice(*names: str, none: bool = False) -> Accept:
     def parse(text: str) -> str:
         if text.lower() not in names:
             raise ValueError(text)
         return text.lower()
-    return Accept("one of " + ", ".join(names), parse, lambda v: v in names)
-
-
-_POLICY = _choice(*NUMERICS)._replace(check=lambda v: v is None or v in NUMERICS)
+    return Accept("one of " + ", ".join(names), parse, lambda v: (none and v is None) or v in names)
 
 
 def _parse_strict(text: str) -> str:
@@ -278,14 +275,14 @@ class PrepareConfig(_Config):
                                  "by instruction in NumPy, to find out whether a wrong number is the compiler's")
     threads: int | None = _option("SVOD_THREADS", None, _integer(1, none=True),
                                   "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
-    numerics: str | None = _option("SVOD_NUMERICS", None, _POLICY, "how results may differ from chain to chain: float32: by the order of "
-                                   "sums, and by the larger errors of WINOGRAD (docs/opts.md); same: not at all, so that every winner, "
-                                   "number of threads and batch computes the same bits (docs/numerics.md); fast: products of float32 may "
-                                   "round their factors, within max_error; not set: float32")
-    max_error: float | None = _option("SVOD_MAX_ERROR", None, _number(0, "parts of 1")._replace(
-        check=lambda v: v is None or (_is_number(v) and v >= 0)), "with numerics=fast: the largest error of an output, over the largest "
-        "value of that output in float32; a plan without a stored choice that keeps it chooses the kernels to round after its first run, "
-        "by the inputs of that run; not set: a stored choice is used, and nothing is chosen")
+    numerics: str | None = _option("SVOD_NUMERICS", None, _choice(*NUMERICS, none=True), "how results may differ from chain to chain: "
+                                   "float32: by the order of sums, and by the larger errors of WINOGRAD (docs/opts.md); same: not at all, "
+                                   "so that every winner, number of threads and batch computes the same bits (docs/numerics.md); fast: "
+                                   "products of float32 may round their factors, within max_error; not set: float32")
+    max_error: float | None = _option("SVOD_MAX_ERROR", None, _number(0, "parts of 1", none=True), "with numerics=fast: the largest "
+                                      "error of an output, over the largest value of that output in float32; a plan without a stored "
+                                      "choice that keeps it chooses the kernels to round after its first run, by the inputs of that run; "
+                                      "not set: a stored choice is used, and nothing is chosen")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
     imported: str = _option("SVOD_IMPORTED", "check", _choice("check", "trust", "ignore"),
