@@ -156,9 +156,6 @@ class LaunchQueue(Protocol):
         """Return a function that sets the numbers of iterations of the phases of `vary` to these; it may be called many times, also after
         they were set to others."""
 
-    def temporaries(self, kernel: int) -> list[int]:
-        """Return the addresses of a kernel's temporaries."""
-
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
         """Return the current addresses of a kernel's arguments and the current values of its variables."""
 

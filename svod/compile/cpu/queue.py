@@ -296,6 +296,7 @@ class CpuQueue:
         return first, *self._copies.get(first, ())
 
     def temporaries(self, kernel: int) -> list[int]:
+        """Return the addresses of a kernel's temporaries, which it has as long as the plan lives."""
         first = self._words_of[kernel][0] + len(self._kernels[kernel].buffers)
         return self._words[first:first + len(self._kernels[kernel].spec.temps)].tolist()
 

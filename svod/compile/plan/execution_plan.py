@@ -28,9 +28,10 @@ from typing import Any
 
 import numpy as np
 
+from svod.compile.backend import LaunchQueue
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.memory_planner import PlannerMode
-from svod.compile.plan.part import DevicePart, array_at
+from svod.compile.plan.part import DevicePart
 from svod.compile.plan.plan_parts import (
     NOTEBOOK,
     BufferKind,
@@ -284,11 +285,9 @@ class ExecutionPlan:
             self.runs += times
             return seconds
 
-    def temporaries(self, kernel: int) -> list[np.ndarray[Any, Any]]:
-        """Return the memory of the temporaries of one of `every`, as bytes. The plan has to live as long, on a device whose memory the host
-        reads."""
-        addresses = self._devices.queue_of(kernel).temporaries(kernel)
-        return [array_at(address, nbytes) for address, nbytes in zip(addresses, self.every[kernel].spec.temps, strict=True)]
+    def queue_of(self, kernel: int) -> LaunchQueue:
+        """Return the queue of the device that runs one of `every`."""
+        return self._devices.queue_of(kernel)
 
     def repeat_kernel(self, kernel: int, times: int) -> float | None:
         """Run the phases of one of `kernels` `times` times, except the once phases. Returns the seconds by the device's own clock, without

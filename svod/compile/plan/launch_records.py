@@ -99,9 +99,6 @@ class LaunchRecords:
         for (kernel, phase), extent in zip(self._varied, extents, strict=True):
             self.set_range(kernel, phase, 0, extent)
 
-    def temporaries(self, kernel: int) -> list[int]:
-        return [self.addresses[t] for t in self.temps[kernel]]
-
     def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
         k = self.kernels[kernel]
         offsets = k.offsets or (0,) * len(k.buffers)

@@ -13,9 +13,11 @@ from typing import Any
 from svod.bench.timer import Contestant
 from svod.compile.backend import COLD_RUNS, device_named
 from svod.compile.cpu.between_runs import between_runs
+from svod.compile.cpu.queue import CpuQueue
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.part import array_at
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_of
@@ -195,12 +197,12 @@ class Runner:
     @cached_property
     def between(self) -> ExecutionPlan | None:
         """The plan that runs before each timed run, and leaves the caches as in a plan of many kernels; None for small kernels, which
-        take too little time for it, and on devices, which do that themselves."""
-        kernel, target = self.context.kernel, self.context.target
-        if target.has_groups or kernel.nbytes < LEAST_IN_PLAN or not self.context.device.backend.reads_host_memory:
+        take too little time for it, and on other devices than CPUs, which do that themselves."""
+        queue = self.plan.queue_of(0)
+        if not isinstance(queue, CpuQueue) or self.context.kernel.nbytes < LEAST_IN_PLAN:
             return None
-        arrays = self.context.buffers.arrays
-        packed = self.plan.temporaries(0)
+        arrays, target = self.context.buffers.arrays, self.context.target
+        packed = [array_at(address, nbytes) for address, nbytes in zip(queue.temporaries(0), self.spec.temps, strict=True)]
         constants = [*[packed[t] for t in self._packed], *[arrays[slot] for slot in self.constants]]
         others = [array for slot, array in enumerate(arrays) if slot in self.spec.ins and slot not in self.constants]
         return between_runs(constants, others, target.threads)
