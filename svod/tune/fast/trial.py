@@ -8,7 +8,6 @@ import math
 import random
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,11 +21,11 @@ from svod.compile.plan.running.exchange import with_code
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.core.ir.dtype import DType, dtypes
 from svod.tune.fast.selection import Effect
+from svod.tune.plans.inside import passes_inside
 
 Array = np.ndarray[Any, Any]
 
 INSIDE_SECONDS = 3.0        # seconds after which no pass over the kernels of both plans begins
-LEAST_PASSES, MOST_PASSES = 7, 25
 WHOLE_SECONDS = 2.0         # most seconds for timing the whole plans
 WHOLE_ROUNDS = 7            # least interleaved rounds of the whole plans
 
@@ -62,23 +61,12 @@ class RoundedPlans:
         return max(found, default=0.0)
 
     def effects(self) -> list[Effect]:
-        """The effect of each kernel alone. Times are those inside both plans, run kernel by kernel in their order, each after a whole run,
-        which leaves the caches as in use."""
+        """The effect of each kernel alone. Times are those inside both plans."""
         self._use(frozenset(self._rounded))
-        plans, spent = (self._float32, self._tried), (defaultdict[str, list[float]](list), defaultdict[str, list[float]](list))
-        ends, passes = time.monotonic() + INSIDE_SECONDS, 0
-        while passes < LEAST_PASSES or (passes < MOST_PASSES and time.monotonic() < ends):
-            passes += 1
-            for plan, found in zip(plans, spent, strict=True):
-                plan.execute()
-                of_kernel: dict[str, float] = {}
-                for kernel, seconds in zip(plan.kernels, plan.profile(1), strict=True):
-                    of_kernel[kernel.key] = of_kernel.get(kernel.key, 0.0) + seconds
-                for key, seconds in of_kernel.items():
-                    found[key].append(seconds)
-        times = [[statistics.median(found[key]) if found[key] else 0.0 for found in spent] for key in self._rounded]
-        return [Effect(key, before, after, self.error_of(frozenset((key,)))) for key, (before, after) in zip(self._rounded, times,
-                                                                                                             strict=True)]
+        ends = time.monotonic() + INSIDE_SECONDS
+        passes = list(passes_inside((self._float32, self._tried), self._unbound, lambda: ends - time.monotonic(), random.Random(0)))
+        times = {key: [statistics.median(spent[i].get(key, 0.0) for spent in passes) for i in (0, 1)] for key in self._rounded}
+        return [Effect(key, before, after, self.error_of(frozenset((key,)))) for key, (before, after) in times.items()]
 
     def times(self, kernels: frozenset[str]) -> Times:
         """Time the plan as it is against the one in which these kernels are rounded, in interleaved rounds."""

@@ -30,11 +30,11 @@ from svod.core.machine.target import Target
 from svod.system.quantities import count
 from svod.system.quantities import seconds as duration
 from svod.tune.measure.plan_sizes import plan_sizes
+from svod.tune.plans.inside import passes_inside
 
 PROMISE_TOLERANCE = 0.15            # a difference above this share of the promised gain, either way, is explained
 WORTH_EXPLAINING = 0.02     # a difference below this share of the plan's time is not explained: plans vary as much by themselves
 MIN_ROUNDS = 7              # least number of interleaved rounds: enough for a confidence interval
-MOST_PLAN_PASSES = 25       # most passes in which each plan is run kernel by kernel
 EXPLAINED = 3               # most kernels that are named
 MOVED = 1.1                 # a kernel that takes more than this many times its time alone is slowed by the plan
 # seconds; a kernel delayed by less does not count as slowed by the plan, as single calls are not timed more exactly
@@ -208,23 +208,15 @@ def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
 
 def time_inside(base: ExecutionPlan, best: ExecutionPlan, unbound: UnboundPlan, left: Callable[[], float],
                 rng: random.Random) -> dict[str, list[Gain]]:
-    """Kernel key → for each pass the mean seconds of its calls with either plan's code, less the median time of an empty call. In a pass
-    each plan is run once, which fills the caches, and then kernel by kernel in its order. Ends when `left` returns no more seconds. Kernels
-    whose times are within the spread of those of empty calls are left out, as they are not known."""
+    """Kernel key → for each pass of `passes_inside` the mean seconds of its calls with either plan's code, less the median time of an empty
+    call. Kernels whose times are within the spread of those of empty calls are left out, as they are not known."""
     passes: dict[str, list[Gain]] = {k: [] for k in unbound.kernels}
-    plans = [base, best]
-    first = [Contestant(partial(plan.repeat_kernel, 0), "the first kernel") for plan in plans]
+    first = [Contestant(partial(plan.repeat_kernel, 0), "the first kernel") for plan in (base, best)]
     empty: list[float] = []
-    while len(passes[unbound.calls[0].kernel]) < MOST_PLAN_PASSES and (left() > 0 or len(passes[unbound.calls[0].kernel]) < MIN_ROUNDS):
-        spent: list[dict[str, float]] = [{}, {}]
-        for i in rng.sample((0, 1), 2):
-            plans[i].execute()
-            for number, seconds in zip(plans[i].running, plans[i].profile(1), strict=True):
-                call = unbound.calls[number]
-                spent[i][call.kernel] = spent[i].get(call.kernel, 0.0) + seconds
-            empty.append(time_calls(first[i], 0))
+    for heuristic, tuned in passes_inside((base, best), unbound, left, rng):
+        empty += [time_calls(contestant, 0) for contestant in first]
         for key, calls in unbound.counts.items():
-            passes[key].append(Gain(spent[0][key] / calls, spent[1][key] / calls))
+            passes[key].append(Gain(heuristic[key] / calls, tuned[key] / calls))
     call_seconds = statistics.median(empty)
     tenths = statistics.quantiles(empty, n=10)
     resolution = tenths[-1] - tenths[0]
