@@ -143,8 +143,8 @@ class Layer(Protocol):
         """Whether a record is in this layer."""
         ...
 
-    def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterable[tuple[R, int]]:
-        """Records of one kind with their ranks, optionally of one kernel and one target (where the kind has one)."""
+    def select(self, record: type[R], kernel: str | None, target: str | None, plan: str | None = None) -> Iterable[tuple[R, int]]:
+        """Records of one kind with their ranks, optionally of one kernel, one target and one plan (where the kind has them)."""
         ...
 
     def family(self, structure: str) -> Iterable[KernelRecord]:
@@ -183,8 +183,8 @@ class SqliteLayer:
         rows = self.conn.execute(f"SELECT {names}count(*) FROM {record.table}{grouped}")
         return Counter({tuple(row[:-1]): row[-1] for row in rows if all(isinstance(value, str) for value in row[:-1])})
 
-    def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterator[tuple[R, int]]:
-        where = {n: v for n, v in (("kernel", kernel), ("target", target)) if v is not None and n in record.types}
+    def select(self, record: type[R], kernel: str | None, target: str | None, plan: str | None = None) -> Iterator[tuple[R, int]]:
+        where = {n: v for n, v in (("kernel", kernel), ("target", target), ("plan", plan)) if v is not None and n in record.types}
         clause = " WHERE " + " AND ".join(f"{n} = :{n}" for n in where) if where else ""
         return self._records(record, self.conn.execute(f"SELECT * FROM {record.table}{clause}", where))
 
@@ -251,10 +251,12 @@ class JsonlLayer:
             self._lines[target] = lines
         return self._lines[target]
 
-    def _records(self, kernel: str | None, target: str | None) -> Iterator[Record]:
+    def _records(self, kernel: str | None, target: str | None, plan: str = "") -> Iterator[Record]:
         lines = self._lines_of(target)
         asked = lines.values() if kernel is None else [lines.get(kernel, []), lines.get("", [])]
         for number, line in (pair for part in asked for pair in part):
+            if plan not in line:
+                continue
             if number not in self._parsed:
                 self._parsed[number] = admit(partial(parse_line, line), str(self.path), str(number), self.report)
             record = self._parsed[number]
@@ -265,9 +267,10 @@ class JsonlLayer:
         measurements = [(m, rank) for m, rank in self.select(Measurement, kernel, target) if m.step == "confirm" or m.status == "wrong"]
         return measurements, [v for v, _ in self.select(Verdict, kernel, target)]
 
-    def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterator[tuple[R, int]]:
-        for r in self._records(kernel, target):
-            if isinstance(r, record) and kernel in (None, getattr(r, "kernel", kernel)) and target in (None, getattr(r, "target", target)):
+    def select(self, record: type[R], kernel: str | None, target: str | None, plan: str | None = None) -> Iterator[tuple[R, int]]:
+        wanted = (("kernel", kernel), ("target", target), ("plan", plan))
+        for r in self._records(kernel, target, plan if plan is not None and "plan" in record.types else ""):
+            if isinstance(r, record) and all(value in (None, getattr(r, name, value)) for name, value in wanted):
                 yield r, self.rank
 
     def all_deciding(self) -> Deciding:

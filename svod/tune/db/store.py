@@ -181,13 +181,13 @@ class TuningDB:
                 ranks[m.linear], best[m.linear] = rank, m
         return best
 
-    def select(self, record: type[R], kernel: str | None = None, target: str | None = None, *,
+    def select(self, record: type[R], kernel: str | None = None, target: str | None = None, *, plan: str | None = None,
                shipped: bool = False) -> list[tuple[R, int]]:
-        """The user's records of one kind, each with the rank of the nearest layer that holds it, in the order of their digests. `shipped`:
-        include the records that ship with svod."""
+        """The user's records of one kind, of one kernel, target and plan if these are given, each with the rank of the nearest layer that
+        holds it, in the order of their digests. `shipped`: include the records that ship with svod."""
         with self.storage.lock:
             of = self.storage.all_layers() if shipped else self.storage.users_layers()
-            selected = chain.from_iterable(self.storage.each(of, lambda layer: list(layer.select(record, kernel, target))))
+            selected = chain.from_iterable(self.storage.each(of, lambda layer: list(layer.select(record, kernel, target, plan))))
             nearest = {r.id: (r, rank) for r, rank in sorted(selected, key=lambda pair: -pair[1])}     # of equal ids the last stays
             return [nearest[i] for i in sorted(nearest)]
 

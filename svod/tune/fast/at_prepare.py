@@ -88,8 +88,8 @@ class FastPlan:
             return _Stored(locked, config.lock, False)
         if not config.consults_database:
             return None
-        found = [(r, layer) for r, layer in resolved.db.select(Rounding, target=resolved.target.key, shipped=True)
-                 if self._holds(r) and (layer == OWN or config.imported != "ignore")]
+        of_plan = resolved.db.select(Rounding, target=resolved.target.key, plan=self._digest, shipped=True)
+        found = [(r, layer) for r, layer in of_plan if self._holds(r) and (layer == OWN or config.imported != "ignore")]
         foreign = {r.choice for r, layer in found if layer != OWN}
         for known in by_plan(r for r, _ in found):
             return _Stored(known, None, known[0].choice not in foreign)

@@ -122,4 +122,6 @@ def test_the_columns_of_a_table_are_the_fields_of_its_record(tmp_path: Path) -> 
     query = layers.SELECT_DECIDING.format(place="kernel = ? AND target = ? AND ", most=5)
     plan = conn.execute(f"EXPLAIN QUERY PLAN {query}", ("k", "t")).fetchall()
     assert "measurements_deciding" in plan[0]["detail"], "a look-up does not read what was only screened"
+    plan = conn.execute("EXPLAIN QUERY PLAN SELECT * FROM roundings WHERE target = ? AND plan = ?", ("t", "p")).fetchall()
+    assert "roundings_target_plan (target=? AND plan=?)" in plan[0]["detail"], "choices are looked up by their plan"
     conn.close()

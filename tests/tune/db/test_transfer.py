@@ -117,6 +117,18 @@ def test_choices_of_kernels_to_round_travel_whole(tmp_path: Path) -> None:
         assert len(other.select(Rounding)) == 6, "the anonymous copies have another content"
 
 
+def test_choices_are_looked_up_by_their_plan(tmp_path: Path) -> None:
+    """In files of both formats."""
+    with TuningDB.open(tmp_path / "t.db") as db:
+        db.record([*choice(K, J), *choice(J, plan="9c" * 16), *choice(K, plan="9c" * 16, target="another"), *winning(kernel=K)])
+        export(db, tmp_path / "t.jsonl")
+    for name in ("t.db", "t.jsonl"):
+        with TuningDB.open(f"{tmp_path / 'o.db'}:{tmp_path / name}") as db:
+            assert [(r.kernel, r.plan) for r, _ in db.select(Rounding, target=TARGET, plan="9c" * 16)] == [(J, "9c" * 16)], name
+            assert len(db.select(Rounding, plan="9c" * 16)) == 2 and len(db.select(Rounding)) == 4
+            assert len(db.select(Measurement, K, plan="9c" * 16)) == len(db.select(Measurement, K)), "measurements have no plan"
+
+
 def test_an_anonymous_export_decides_the_same_and_names_nobody(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(tmp_path / "o.db") as other:
         host = {"machine": "secret-host", "executor": "secret", "sizes": [{"at": {"v0": 3}, "seconds": 1e-5, "ratio": 0.5}],
