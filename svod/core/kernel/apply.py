@@ -19,8 +19,8 @@ def apply_opt(state: Scheduler, opt: Opt) -> Scheduler:
     if rule is None:
         raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
     new = rule(state, opt.axis, opt.arg)
-    if new.target.numerics == SAME and (new.order, new.rows, new.split_reduce, new.pads, new.dots, new.online) != (
-            state.order, state.rows, state.split_reduce, state.pads, state.dots, state.online):
+    if new.target.numerics == SAME and (new.order, new.rows, new.split_reduce, new.pads, new.dots, new.rewrites) != (
+            state.order, state.rows, state.split_reduce, state.pads, state.dots, state.rewrites):
         check_sums(new)
     if new.kernel is state.kernel and (new.order, new.place, new.split_reduce) == (state.order, state.place, state.split_reduce):
         # No stage moved, and no loop of several iterations appeared, vanished or moved, so the placement is the same: see `place_stages`.

@@ -136,12 +136,12 @@ class Scheduler:
         "axis_rows",
         "dots",
         "kernel",
-        "online",
         "order",
         "pads",
         "pipeline",
         "place",
         "prefetch",
+        "rewrites",
         "rows",
         "split_reduce",
         "stream",
@@ -164,8 +164,7 @@ class Scheduler:
     prefetch: tuple[tuple[str, int], ...]    # per PREFETCH: (name of an argument, "p0", or of a stage at the root, "s0"; iterations ahead)
     pipeline: Pipelined | None
     dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC or HOLD chose
-    # per ONLINE (stage, size of its blocks), per FLATTEN (stage, 0), per ROUND (stage, type); `kernel` is the rewritten one
-    online: tuple[tuple[str, int | str], ...]
+    rewrites: tuple[Opt, ...]       # the ONLINE, FLATTEN, WINOGRAD and ROUND that `kernel` was rewritten by
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _derived: dict[Derived[Any], Any]
@@ -183,7 +182,7 @@ class Scheduler:
         self.prefetch = ()
         self.pipeline = None
         self.dots = (None,) * len(kernel.stages)
-        self.online = ()
+        self.rewrites = ()
         self.applied_opts = ()
         self._digest, self._derived = None, {}
         if target.numerics == SAME:
@@ -212,7 +211,7 @@ class Scheduler:
         new.kernel, new.target, new.rows, new.axis_rows, new.order = self.kernel, self.target, self.rows, self.axis_rows, self.order
         new.place, new.vector_rows, new.pads = self.place, self.vector_rows, self.pads
         new.thread, new.split_reduce = self.thread, self.split_reduce
-        new.stream, new.prefetch, new.dots, new.online = self.stream, self.prefetch, self.dots, self.online
+        new.stream, new.prefetch, new.dots, new.rewrites = self.stream, self.prefetch, self.dots, self.rewrites
         new.pipeline = self.pipeline
         new.applied_opts = self.applied_opts
         for name, value in changes.items():
@@ -271,8 +270,8 @@ class Scheduler:
             content: tuple[object, ...] = (table, self.pads, thread, self.split_reduce and tuple(self.split_reduce), self.stream)
             if any(self.dots):
                 content = (*content, tuple(d and tuple(d) for d in self.dots))
-            if self.online:
-                content = (*content, self.online)
+            if self.rewrites:
+                content = (*content, tuple([tuple(opt) for opt in self.rewrites]))
             if self.pipeline:
                 content = (*content, "pipeline", ident(self.pipeline.row), self.pipeline.buffers)
             if self.prefetch:

@@ -53,4 +53,4 @@ def _places(state: Scheduler) -> tuple[float, ...]:
     return (sum(len(ids) - 1 for ids in state.axis_rows), 0 if state.thread is None else state.thread.cores,
             places.count(INLINE), places.count(ROOT), sum(isinstance(p, int) for p in places),
             0 if state.split_reduce is None else state.split_reduce.parts, padding, state.stream, len(state.prefetch),
-            sum(v >= 0 for v in state.vector_rows), sum(d is not None for d in state.dots), len(state.online), len(state.applied_opts))
+            sum(v >= 0 for v in state.vector_rows), sum(d is not None for d in state.dots), len(state.rewrites), len(state.applied_opts))

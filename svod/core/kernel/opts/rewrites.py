@@ -8,7 +8,7 @@ from svod.core.kernel.algorithms.online import online as rewrite_online
 from svod.core.kernel.algorithms.rounding import ROUNDED_TO, rounded
 from svod.core.kernel.algorithms.winograd import winograd as rewrite_winograd
 from svod.core.kernel.opts.splits import split_row
-from svod.core.kernel.scheduler import UPCAST, Scheduler
+from svod.core.kernel.scheduler import UPCAST, Opt, Scheduler
 from svod.core.machine.target import FAST
 from svod.core.schedule.flatten import flatten as flat_ast
 from svod.errors import KernelOptError
@@ -36,7 +36,7 @@ def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         # both elements of a (maximum, sum) pair are computed in one pass
         if is_pair(kernel, r.axis):
             new = split_row(new, row, r.extent, UPCAST)
-    return new.copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)
+    return new.copy(rewrites=(*state.rewrites, Opt("ONLINE", axis, arg)), applied_opts=state.applied_opts)
 
 
 def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
@@ -56,7 +56,7 @@ def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         kernel = state.kernel.rewritten("FLATTEN", axis, None, lambda: flat_ast(state.kernel.ast, stage.node))
     except KernelOptError as e:
         raise KernelOptError(f"FLATTEN({axis}): {e}") from None
-    return Scheduler(kernel, state.target).copy(online=(*state.online, (axis, 0)), applied_opts=state.applied_opts)
+    return Scheduler(kernel, state.target).copy(rewrites=(*state.rewrites, Opt("FLATTEN", axis)), applied_opts=state.applied_opts)
 
 
 def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
@@ -74,7 +74,7 @@ def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         kernel = rewrite_winograd(state.kernel, axis, arg)
     except KernelOptError as e:
         raise KernelOptError(f"WINOGRAD({axis}, {arg}): {e}") from None
-    return Scheduler(kernel, state.target).copy(online=((axis, arg),), applied_opts=state.applied_opts)
+    return Scheduler(kernel, state.target).copy(rewrites=(Opt("WINOGRAD", axis, arg),), applied_opts=state.applied_opts)
 
 
 def round_factors(state: Scheduler, axis: str, arg: Any) -> Scheduler:
@@ -97,4 +97,4 @@ def round_factors(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         kernel = rounded(state.kernel, axis, arg)
     except KernelOptError as e:
         raise KernelOptError(f"ROUND({axis}, {arg}): {e}") from None
-    return Scheduler(kernel, state.target).copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)
+    return Scheduler(kernel, state.target).copy(rewrites=(*state.rewrites, Opt("ROUND", axis, arg)), applied_opts=state.applied_opts)

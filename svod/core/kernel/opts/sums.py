@@ -23,7 +23,7 @@ def check_sums(state: Scheduler) -> None:
         canonical = canonical_sum(state.kernel, stage.index)
         if canonical is None:
             continue
-        reason = "the kernel is another one" if state.online else _reason(state, stage.index, canonical)
+        reason = "the kernel is another one" if state.rewrites else _reason(state, stage.index, canonical)
         if reason:
             raise KernelOptError(f"stage {stage.name} adds in another order than `numerics=same` allows: {reason}")
 
