@@ -52,6 +52,9 @@ HOW = "choose them with svod-tune --numerics fast --max-error E, or by a run wit
 OF_FIRST_RUN = "the inputs of a program's first run"
 
 
+_ChoiceKey = tuple[str, str, str, float]     # of `Rounding.choice`
+
+
 class _Stored(NamedTuple):
     """The records of a stored choice. `lock`: the lock file that has it; None: the database has it. `is_own`: whether this machine's own
     runs made it."""
@@ -70,6 +73,7 @@ class FastPlan:
         self._kernels = {key: k for key, k in unbound.kernels.items() if k.library_kernel is None and key not in given}
         self._digest = plan_digest(unbound, resolved.target.key)
         self._weights = weights_digest(constants)
+        self._passed_over = ""      # the first stored choice for the plan that does not hold, and why, in words
         self._known, self.is_interrupted = self._stored(), False
         config = resolved.config
         if config.beam is not None and config.max_error is not None and (self._known is None or self._known.lock is None):
@@ -84,21 +88,37 @@ class FastPlan:
     def _stored(self) -> _Stored | None:
         """The choice that holds for the plan and the limit of the configuration: that of the lock file, else the latest of the database."""
         resolved, config = self._resolved, self._resolved.config
-        for locked in by_plan(x.record for x in resolved.roundings if self._holds(x.record)):
-            return _Stored(locked, config.lock, False)
+        locked = [x.record for x in resolved.roundings if (x.record.target, x.record.plan) == (resolved.target.key, self._digest)]
+        for known in self._holding(locked, frozenset(), f"the lock file {config.lock}"):
+            return _Stored(known, config.lock, False)
         if not config.consults_database:
             return None
-        of_plan = resolved.db.select(Rounding, target=resolved.target.key, plan=self._digest, shipped=True)
-        found = [(r, layer) for r, layer in of_plan if self._holds(r) and (layer == OWN or config.imported != "ignore")]
-        foreign = {r.choice for r, layer in found if layer != OWN}
-        for known in by_plan(r for r, _ in found):
+        found = resolved.db.select(Rounding, target=resolved.target.key, plan=self._digest, shipped=True)
+        foreign = frozenset([r.choice for r, layer in found if layer != OWN])
+        unused = foreign if config.imported == "ignore" else frozenset[_ChoiceKey]()
+        for known in self._holding([r for r, _ in found], unused, "the tuning database"):
             return _Stored(known, None, known[0].choice not in foreign)
         return None
 
-    def _holds(self, r: Rounding) -> bool:
+    def _holding(self, records: Sequence[Rounding], unused: Collection[_ChoiceKey], where: str) -> list[list[Rounding]]:
+        """Of records for the plan, the choices that hold. `unused`: choices that are not to be used, as they were made elsewhere."""
+        objections = [(r, self._objection(r, r.choice in unused)) for r in records if r.kernel in self._unbound.kernels]
+        holding = by_plan(r for r, reason in objections if reason is None)
+        if objections and not holding and not self._passed_over:
+            _, reason = max(objections, key=lambda pair: pair[0].taken_at)
+            self._passed_over = f"the choice of {where} {reason}"
+        return holding
+
+    def _objection(self, r: Rounding, is_unused: bool) -> str | None:
+        """Why a choice for the plan does not hold; None if it does."""
         most = self._resolved.config.max_error
-        return (r.target, r.plan, r.weights) == (self._resolved.target.key, self._digest, self._weights) \
-            and r.kernel in self._unbound.kernels and (most is None or r.plan_error <= most <= r.max_error)
+        if r.weights != self._weights:
+            return "is for other weights"
+        if is_unused:
+            return "is of another machine, and none of these are used (SVOD_IMPORTED)"
+        if most is not None and not r.plan_error <= most <= r.max_error:
+            return f"has an error of {r.plan_error:.1e} where {r.max_error:g} was allowed, and {most:g} is allowed now"
+        return None
 
     def _rounded(self, stored: _Stored) -> dict[str, Choice]:
         """The chains of the kernels that are rounded by a stored choice. Chains that may not be used are left out, and one line says so."""
@@ -138,9 +158,12 @@ class FastPlan:
         """Let the plan choose its kernels after its first run, if that is to be done. `exact`: the code that it begins with."""
         most, of_plan = self._resolved.config.max_error, weakref.ref(plan)
         if self._known is None and most is not None:
+            if self._passed_over:
+                log_once(log, logging.WARNING, f"numerics=fast: kernels are chosen after a plan's first run, as {self._passed_over}")
             plan.call_after_run(lambda: self._choose_for(of_plan(), exact, most))
         elif self._known is None and any(_may_be_rounded(k, self._resolved) for k in self._kernels.values()):
-            log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, as no kernels are chosen to be rounded yet; {HOW}")
+            why = self._passed_over or "no kernels are chosen to be rounded yet"
+            log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, as {why}; {HOW}")
 
     def _choose_for(self, plan: ExecutionPlan | None, exact: Mapping[str, Compiled], most: float) -> None:
         if plan is not None:

@@ -18,6 +18,7 @@ from svod.tune.fast import at_prepare
 from svod.tune.fast.at_prepare import weights_digest
 from svod.tune.fast.report import by_plan, sentence, to_data
 from svod.tune.fast.trial import RoundedPlans, Times, relative_error
+from svod.tune.lock import LockedRounding, write_lock
 from svod.tune.resolved import resolve
 from tests.tune.fast.two_products import W, exact, of, plan_of, rounded
 
@@ -91,10 +92,27 @@ def test_a_choice_that_the_plan_cannot_take_up_is_stored_and_told(tmp_path: Path
 
 
 @pytest.mark.usefixtures("candidates")
-def test_a_choice_is_for_its_weights(tmp_path: Path) -> None:
+def test_a_choice_is_for_its_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plan_of(of(tmp_path / "t.db", 1e-2))[1].execute()
     assert rounded(plan_of(of(tmp_path / "t.db"))[1]) == 2
-    assert rounded(plan_of(of(tmp_path / "t.db"), w=W + 1)[1]) == 0
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert rounded(plan_of(of(tmp_path / "t.db"), w=W + 1)[1]) == 0
+    assert "a plan runs in float32, as the choice of the tuning database is for other weights; choose them with" in caplog.text
+
+
+@pytest.mark.usefixtures("candidates")
+@pytest.mark.parametrize(("weights", "options", "reason"), [
+    (W + 1, {}, "a plan runs in float32, as the choice of the lock file {} is for other weights"),
+    (W, {"max_error": 1e-9}, "kernels are chosen after a plan's first run, as the choice of the lock file {} has an error of")])
+def test_the_reason_is_said_why_a_choice_of_a_lock_file_is_not_used(weights: np.ndarray, options: dict[str, float], reason: str,
+                                                                    tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan_of(of(tmp_path / "t.db", 1e-2))[1].execute()
+    lock = tmp_path / "m.lock.jsonl"
+    with TuningDB.open(tmp_path / "t.db") as db:
+        write_lock(lock, [], None, [LockedRounding(r) for r, _ in db.select(Rounding)])
+    with caplog.at_level(logging.WARNING, "svod"):
+        plan = plan_of(replace(of(":none:"), lock=str(lock), **options), w=weights)[1]
+    assert rounded(plan) == 0 and reason.format(lock) in caplog.text and "no kernels are chosen" not in caplog.text
 
 
 @pytest.mark.usefixtures("candidates")
