@@ -271,7 +271,7 @@ class Scheduler:
             if any(self.dots):
                 content = (*content, tuple(d and tuple(d) for d in self.dots))
             if self.rewrites:
-                content = (*content, tuple([tuple(opt) for opt in self.rewrites]))
+                content = (*content, tuple([(opt.axis, opt.arg or 0) for opt in self.rewrites]))
             if self.pipeline:
                 content = (*content, "pipeline", ident(self.pipeline.row), self.pipeline.buffers)
             if self.prefetch:
