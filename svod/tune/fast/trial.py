@@ -1,7 +1,8 @@
 """Runs of a plan in which some kernels are rounded, over its own inputs and constants, to measure errors and times.
 
 The replicas of the plan have memory of their own for everything that they write. The error of an output is its largest difference from the
-float32 plan's, over the largest value of that output; the error of a plan is the largest one of its float outputs."""
+float32 plan's, over the largest value of that output; the error of a plan is the largest one of its outputs. Outputs of other types, such
+as the positions of the largest values, have to be equal: else the error is infinite."""
 from __future__ import annotations
 
 import math
@@ -44,21 +45,19 @@ class RoundedPlans:
         self._unbound, self._exact, self._rounded = unbound, exact, rounded
         self._float32, self._tried = plan.replicate(), plan.replicate()
         self._float32.execute()
-        self._floats = [i for i, number in enumerate(unbound.outputs) if unbound.buffers[number].dtype.is_float]
-        self._wanted = [self._values(self._float32, i).copy() for i in self._floats]
+        self._wanted = [self._values(self._float32, i).copy() for i in range(len(unbound.outputs))]
         self._now: frozenset[str] = frozenset()
 
     @property
     def has_floats(self) -> bool:
         """Whether there are float outputs to compare."""
-        return bool(self._floats)
+        return any(self._unbound.buffers[number].dtype.is_float for number in self._unbound.outputs)
 
     def error_of(self, kernels: frozenset[str]) -> float:
         """The error of the plan in which these kernels are rounded."""
         self._use(kernels)
         self._tried.execute()
-        found = [relative_error(self._values(self._tried, i), wanted) for i, wanted in zip(self._floats, self._wanted, strict=True)]
-        return max(found, default=0.0)
+        return max([relative_error(self._values(self._tried, i), wanted) for i, wanted in enumerate(self._wanted)], default=0.0)
 
     def effects(self) -> list[Effect]:
         """The effect of each kernel alone. Times are those inside both plans."""
@@ -106,9 +105,11 @@ def as_floats(values: Array, dtype: DType) -> Array:
 
 def relative_error(got: Array, wanted: Array) -> float:
     """The largest difference over the largest value that is wanted; infinite if there is a difference where the wanted value is not
-    finite, or if a value is not finite where it should be."""
+    finite, if a value is not finite where it should be, or if any differ that are no floats."""
     if not wanted.size:
         return 0.0
+    if wanted.dtype.kind != "f":
+        return 0.0 if np.array_equal(got, wanted) else math.inf
     finite = np.isfinite(wanted)
     if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
         return math.inf

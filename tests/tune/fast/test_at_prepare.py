@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import svod
+from svod import Tensor
 from svod.compile.cpu.host import host_target
 from svod.core.machine.target import FAST
 from svod.errors import ConfigError, UnsupportedError
@@ -20,7 +21,7 @@ from svod.tune.fast.report import by_plan, sentence, to_data
 from svod.tune.fast.trial import RoundedPlans, Times, relative_error
 from svod.tune.lock import LockedRounding, write_lock
 from svod.tune.resolved import resolve
-from tests.tune.fast.two_products import W, exact, of, plan_of, rounded
+from tests.tune.fast.two_products import V, W, X, exact, of, plan_of, rounded
 
 
 @pytest.mark.usefixtures("candidates")
@@ -67,6 +68,21 @@ def test_the_limit_decides_how_many(tmp_path: Path, caplog: pytest.LogCaptureFix
         plan.execute()
         plan.execute()
     assert rounded(plan) == 0 and y.numpy().tobytes() == want.tobytes() and "stays in float32" in caplog.text
+
+
+@pytest.mark.usefixtures("candidates")
+def test_integer_outputs_stay_as_they_are(tmp_path: Path) -> None:
+    """The columns of the weights are nearly equal, so rounding would change which of the products is the largest."""
+    near = W[:, :1] * (1 + 1e-5 * np.sign(np.random.default_rng(1).standard_normal((len(W), 16)))).astype(np.float32)
+    def outputs() -> tuple[list[Tensor], list[Tensor]]:
+        weights = [Tensor(V), Tensor(near)]
+        hidden = (Tensor(X) @ weights[0]).relu()
+        return [(hidden @ weights[1]).argmax(-1), hidden], weights
+    (found, weights), want = outputs(), outputs()[0][0].numpy()
+    plan = Tensor.prepare_batch(found, of(tmp_path / "t.db", 1e-2), constants=weights)
+    plan.execute()
+    plan.execute()
+    assert plan.kernels and rounded(plan) == 0 and np.array_equal(found[0].numpy(), want)
 
 
 @pytest.mark.usefixtures("candidates")
@@ -177,6 +193,8 @@ def test_errors_of_outputs() -> None:
     assert relative_error(np.array([1.0, np.nan, 2.0], np.float32), wanted) == math.inf
     assert relative_error(np.zeros(2, np.float32), np.zeros(2, np.float32)) == 0.0
     assert relative_error(np.ones(2, np.float32), np.zeros(2, np.float32)) == math.inf
+    positions = np.array([3, 7, 1])
+    assert relative_error(positions, positions) == 0.0 and relative_error(positions + np.array([0, 0, 1]), positions) == math.inf
 
 
 def test_the_digest_of_weights_is_of_their_content() -> None:
