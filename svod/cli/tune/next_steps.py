@@ -10,10 +10,13 @@ from svod.cli.installation import interpreter, program
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
+from svod.config import PrepareConfig
+from svod.core.machine.target import FAST
 from svod.system.process.directories import working_directory
 from svod.system.quantities import count
 from svod.tune.db.records import BUDGET_SPENT
 
+SOME_ERROR = 1e-2   # share of the largest output; the error that a recommended command allows
 MAX_REASONS = 3     # most kernels for which the last line of --dry-run gives the reasons
 
 
@@ -66,9 +69,13 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
         return [(options.command_line(db="tuning.db"), "a database that keeps what is found")]
     if not options.program or not ended.here or not any(x.source == "database" for x in outcomes):
         return []
+    is_fast = (options.numerics or PrepareConfig.env_value("numerics")) == FAST
+    if is_fast and options.max_error is None:
+        return [(options.command_line(max_error=SOME_ERROR), "chooses which of these kernels to round; without a choice none are")]
     given = {"SVOD_DEVICE": options.device, "SVOD_NUMERICS": options.numerics, "SVOD_TUNE_DB": options.db}
     variables = [f"{name}={shlex.quote(value)}" for name, value in given.items() if value]
-    return [(" ".join([*variables, interpreter(), shlex.join(options.launched)]), "starts with these kernels")]
+    remark = "starts with the kernels that were chosen to be rounded" if is_fast else "starts with these kernels"
+    return [(" ".join([*variables, interpreter(), shlex.join(options.launched)]), remark)]
 
 
 def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
