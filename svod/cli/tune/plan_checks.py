@@ -149,7 +149,7 @@ class ChosenRoundings(NamedTuple):
 def choose_roundings(captured: Capture, setting: Setting, script_seconds: float) -> ChosenRoundings:
     """Run the program once more, under the policy "fast" and the limit of --max-error, so that its plans choose the kernels to round by
     their own weights and inputs. Returns and stores the records of each choice. The program may take twice as long as it took
-    before, `script_seconds`, and `CHOICE_SECONDS`; what it has chosen by then counts, also if it fails."""
+    before, `script_seconds`, and `CHOICE_SECONDS`; what it has chosen by then counts, also if it fails or Ctrl-C ends it."""
     options, seconds, failure = setting.options, 2.0 * script_seconds + CHOICE_SECONDS, ""
     with temporary_folder("svod-fast-") as directory:
         known, found = directory / "known.jsonl", directory / "chosen.db"
@@ -164,6 +164,8 @@ def choose_roundings(captured: Capture, setting: Setting, script_seconds: float)
             failure = failure_of(status) if status else ""
         except subprocess.TimeoutExpired:
             failure = f"was ended after {seconds:.0f} s"
+        except KeyboardInterrupt:
+            failure = "was ended by Ctrl-C"
         with TuningDB.open(str(found), read_only=True) as db:
             records = [replace(r, samples=_samples(options)) for r, _ in db.select(Rounding)]
     setting.db.record(records)

@@ -282,8 +282,8 @@ class _TuneRun:
         options = self.setting.options
         if not options.is_onnx or status != EXIT_OK:
             return
-        given = {variable: value for variable, value in (("SVOD_TUNE_DB", options.db), ("SVOD_DEVICE", options.device))
-                 if value is not None}
+        wanted = {"SVOD_TUNE_DB": options.db, "SVOD_DEVICE": options.device, "SVOD_NUMERICS": options.numerics}
+        given = {variable: value for variable, value in wanted.items() if value is not None}
         try:
             subprocess.run([python(), *options.started, "--check"], env=config.environment_with_svod(BEAM=None, **given),
                            stdout=self._output.stream, check=False, timeout=self.setting.clock.left_for_ending)

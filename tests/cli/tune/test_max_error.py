@@ -53,6 +53,8 @@ def run_tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("code", "failure"), [
     ("", ""), ("import sys; sys.exit(7)", "m.py ended with status 7 in the run that chooses the kernels to round"),
     ("import os; os.kill(os.getpid(), 9)", "m.py was killed by SIGKILL in the run that chooses the kernels to round"),
+    ("import os, signal; os.kill(os.getppid(), signal.SIGINT); signal.pause()",
+     "m.py was ended by Ctrl-C in the run that chooses the kernels to round"),
     ("import time; time.sleep(99)", "m.py was ended after 1 s in the run that chooses the kernels to round")])
 def test_the_end_of_the_run_that_chooses_is_told(code: str, failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_checks, "CHOICE_SECONDS", 0.5 if "sleep" in code else 60.0)
