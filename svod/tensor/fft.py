@@ -251,9 +251,8 @@ def _by_svod(name: str, t: Tensor, n: int, dim: int, from_pairs: bool) -> Tensor
         box = math.prod(t.shape[:dim]), n, math.prod(t.shape[dim + 1:-1]), 2
         pairs = _transformed([t.reshape(box)], inverse, pairs_out=True).reshape(t.shape)
     else:
-        rows = math.prod(t.shape[:-1]) if name == "rfft" and dim == t.ndim - 1 else 0
-        if rows and n % 2 == 0 and _is_by_kernel(t, n, dim):
-            return _half_of_rows(t.reshape(rows, n), False, True).reshape(*t.shape[:-1], n // 2 + 1, 2)
+        if name == "rfft" and dim == t.ndim - 1 and n % 2 == 0 and _is_by_kernel(t, n, dim):
+            return _half_of_rows(t.reshape(math.prod(t.shape[:-1]), n), False, True).reshape(*t.shape[:-1], n // 2 + 1, 2)
         made = along(real, imag, dim, inverse, name == "rfft")
         pairs = Tensor.stack([made.real, made.imag], -1)
     return pairs.mul(1 / n) if inverse else pairs
