@@ -17,7 +17,7 @@ from torch.nn import functional
 
 Tensor = Any        # stands for torch.Tensor, because mypy also runs without torch
 
-CLASSES = 80                    # of the data set COCO
+CLASSES = 80                    # kinds of objects in the data set COCO
 BOX_CHANNELS = 64               # YOLOv8's for a box: four distances to its sides, each a distribution over 16 values
 
 

@@ -136,7 +136,7 @@ def _made(c: Convolution, z: ConvolutionSizes, lengths: Lengths) -> Transformed:
     numbers = _summed(numbers, weights, z, lengths) if z.sums_channels else _multiplied(numbers, weights)
     for a, step in enumerate(z.steps(lengths), first):
         numbers = _transform(numbers, a, True)
-        if a == 1:       # what is left of the outermost axis is a part of memory, so that nothing is copied
+        if a == 1:      # Only on the outermost axis are the first positions a contiguous part of memory, which needs no copy.
             numbers = _first(numbers, a, step)
     return Transformed(_results(numbers, z, lengths), weights)
 

@@ -19,17 +19,17 @@ from svod.core.ir.uop import UOp
 from svod.core.machine.levels import CACHE_LINE_BYTES
 from svod.core.machine.target import Target
 
-ISSUED_PER_CYCLE = 2.0      # vector instructions
-SUMMED_SHARE = 0.8          # sums of a transform by radices of 8 and 16 over 5·log2 n, those by radix 2
+ISSUED_PER_CYCLE = 2.0      # vector instructions per cycle
+SUMMED_SHARE = 0.8          # operations of a transform by radices of 8 and 16 over 5·log2 n, those of one by radix 2
 ROTATION = 6.0              # operations that multiply a number by a root of unity between two passes
 MOVES = 4.0                 # loads and stores of both parts of a number in a pass
 FILTER_ARRAYS = 10          # arrays of n numbers that FILTER uses: both parts of two areas, of the factors, of both tables
-PASS_ARRAYS = 6             # those that a pass reads or writes
-CONFLICTS = 1.4             # times that passes take whose numbers are a multiple of a page apart
+PASS_ARRAYS = 6             # arrays of n numbers that a pass of FILTER reads or writes
+CONFLICTS = 1.4             # time of a pass whose numbers are a multiple of a page apart, over that of another pass
 MOST_OF_BLOCK = 1 << 15     # positions of a block along an axis: scratch memory of its transform stays in the second cache
 FACTORS = (4, 5, 6, 7)      # block lengths are these times powers of two
 FEWER_PRODUCTS = 0.5        # predicted cycles of WINOGRAD over those of a direct convolution's multiply-adds: 0.6 to 1.4
-SLOWEST = 5.0               # predicted cycles of other convolutions over the same: 1.4 to 4.7
+SLOWEST = 5.0               # predicted cycles of a convolution without WINOGRAD over those of its multiply-adds: 1.4 to 4.7
 MOST_WINOGRAD_TAPS = 7      # taps along an axis of which WINOGRAD computes two results at a time
 LEAST_OF_ALL_BLOCKS = 64    # positions of a block that are tried for few taps too
 MOST_TAP_LENGTHS = 16       # most length of a block, in lengths of the taps

@@ -27,12 +27,15 @@ from svod.core.machine.target import Target
 
 CHUNK = 64                  # neighbouring vectors that one iteration of a merge of blocks takes
 KEPT_BITS = 4               # leading binary digits of the height of a column, which is rounded up to them
-STEP_CYCLES = 0.3           # of a step for 32 bytes of 32-bit keys, with their share of loads and stores
-LONG_STEP, CHOSEN_STEP = 1.7, 2.7       # times as many for 64-bit keys; where a minimum is a comparison and a choice
-PAIR_STEP = 4.0             # times as many for records of two parts
-SQUARE_CYCLES = 4.0         # of a transposition, for one vector
-BLOCK_CYCLES = 200.0        # of the loops of the passes over a block, beside those of their steps
-CACHE_BYTES, DISTANT_BYTES = 32.0, 12.0     # per cycle, between a core and the cache that all cores share, and memory
+STEP_CYCLES = 0.3           # cycles of a network's step for 32 bytes of 32-bit keys, with their share of loads and stores
+# A step of 64-bit keys takes so many times the cycles of one of 32-bit keys: with an instruction for a minimum, and where a minimum is a
+# comparison and a choice.
+LONG_STEP, CHOSEN_STEP = 1.7, 2.7
+PAIR_STEP = 4.0             # cycles of a step of records of two parts, over those of one of 32-bit keys
+SQUARE_CYCLES = 4.0         # cycles per vector to transpose a square of vectors
+BLOCK_CYCLES = 200.0        # cycles that the loops over a block take beside the steps inside them
+# Bytes per cycle between a core and the cache that all cores share, and between a core and memory.
+CACHE_BYTES, DISTANT_BYTES = 32.0, 12.0
 
 
 def column_height(n: int) -> int:

@@ -28,10 +28,10 @@ from svod.core.machine.target import Target
 BLOCK_VECTORS = 8
 CAPACITY_FACTOR = 4         # candidates that have memory, per element of the result
 LEAST_CAPACITY = 64
-VECTOR_CYCLES = 3.0         # to compare a vector of elements with the limit
-OFFER_CYCLES = 8.0          # to append an element of a block that has one to keep, with the share of the sorts
+VECTOR_CYCLES = 3.0         # cycles to compare a vector of elements with the limit
+OFFER_CYCLES = 8.0          # cycles per element of a block that has one to keep, with its share of the sorts
 SORT_FACTOR = 8             # a row of n elements is not selected from if k · SORT_FACTOR > n
-SHORT_ROW = 128             # neither are rows with up to as many elements
+SHORT_ROW = 128             # elements of a row up to which it is not selected from
 
 
 def lower_topk(node: UOp, target: Target) -> Program:

@@ -26,9 +26,10 @@ from svod.core.machine.target import Target
 POSITION = dtypes.int32
 LEAST_SORTED_PART = 1 << 14         # minimum number of positions of a part of a row that is sorted
 PARTS_OF_ROW = 2                # parts of a row that one core sorts
-DIGIT_CYCLES = 5.0, 7.0, 11.0   # of a pass over a digit, for one element: in a core's own cache, in that of all cores, in memory
-BUCKET_CYCLES = 3.0             # of a pass over a digit, for one bucket
-COUNT_CYCLES = 2.5              # of counting, for the comparison of a vector of keys with one key
+# Cycles per element of a pass over a digit, for elements in a core's own cache, in the cache of all cores, and in memory.
+DIGIT_CYCLES = 5.0, 7.0, 11.0
+BUCKET_CYCLES = 3.0             # cycles per bucket of a pass over a digit
+COUNT_CYCLES = 2.5              # cycles to compare a vector of keys with one key and count those before it
 COUNTED_PER_DIGIT = 64          # keys; with at most as many per digit, comparison counting takes less time than a radix sort
 
 Step = Callable[[Radix, int, int, int, int], None]     # (…, row, part, first position, last position): writes a step of one part
