@@ -170,6 +170,8 @@ def test_what_is_slower_here_is_not_used_however_often_others_praise_it(tmp_path
 
 @pytest.mark.slow
 def test_a_relatives_chain_is_checked_and_used(team: Callable[[list[Record]], PrepareConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    # on a busy machine two threads wait for each other longer than such a kernel runs, and its chain gains nothing
+    monkeypatch.setenv("SVOD_THREADS", "1")
     relative, compiler = kernel_of(product(192, 192, 192)[0])
     kernel, _ = kernel_of(product(128, 160, 96)[0])
     chain = [o.to_json() for o in compiler.heuristic(relative)]
