@@ -247,7 +247,7 @@ class Measurement(Record):
     governor…). `taken_at` is seconds since 1970. For a kernel with variables `time`, `samples` and `ratio` are geometric means over the
     sizes, which are in `host`, as are the names of the variables. `strategy` is CHECK or TRANSFER if the chain was not proposed by a search
     of this kernel, else "". `inside`: the digest of the plan inside which the chain and the heuristic's were timed; "" if the kernel was
-    timed alone."""
+    timed alone. If that plan was slower as a whole and no kernel stood out, the times are those of the plan."""
 
     kernel: Name
     target: Name

@@ -4,24 +4,30 @@
 
 A search times kernels by themselves: small ones with their operands in the caches, large ones with the caches about as a plan leaves them.
 In a plan weights come from memory, and the results of one kernel are in the caches for the next: a chain without prefetches, or with stores
-that bypass the caches, may be faster by itself and slower in a plan.
-Measurements inside a plan are recorded and judged by themselves (`svod.tune.db.winners`, rule 6), so that no later search prefers the
-chain again.
+that bypass the caches, may be faster by itself and slower in a plan. Measurements inside a plan are recorded and judged by themselves
+(`svod.tune.db.winners`, rule 6), so that no later search prefers the chain again.
+
+Times are compared in pairs, so that a busy machine makes the intervals wider and does not favour one of the two. Where the plan as a whole
+is slower beyond noise, and no kernel stands out, it keeps none of its tuned chains: their records have the times of the plan.
 """
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from svod.bench.race import Ratio
 from svod.bench.timer import protocol_of
 from svod.compile.plan.compiler import Compiled, Compiler
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.system.quantities import seconds as duration
 from svod.tune.db import Measurement, TuningDB
-from svod.tune.plans.check import InPlan, PlanCheck, name_of
+from svod.tune.plans.check import Gain, InPlan, PlanCheck, name_of
 
-ROUNDS = 3      # most rounds of timing and giving up: the chain that replaces one that was given up may be slower as well
+# most rounds of timing and giving up single chains: the chain that replaces one that was given up may be slower as well
+ROUNDS = 3
+MOST_ROUNDS = 5     # most rounds, with those in which a plan that is slower as a whole gives up all chains
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,20 @@ class BothWays:
     heuristic: Mapping[str, Compiled]
     tuned: Mapping[str, Compiled]
 
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The keys of the kernels whose tuned chain is not the heuristic's."""
+        return tuple(k for k, code in self.tuned.items() if code.chain != self.heuristic[k].chain)
+
+
+class _Loss(NamedTuple):
+    """A chain to give up: the times and their ratio, of the kernel inside the plan or of the whole plan, and the same in words."""
+
+    kernel: str
+    times: Gain
+    ratio: Ratio
+    words: str
+
 
 class Settling:
     """The rounds in which a plan gives up tuned chains that are slower inside it than the heuristic's.
@@ -40,7 +60,7 @@ class Settling:
         while settling.gives_up(time_with_the_chains_that_the_database_chooses_now()):
             pass
 
-    Kernels with variables keep their chains, as the plan is timed at only one of their sizes. On a busy machine no chain is given up."""
+    Kernels with variables keep their chains, as the plan is timed at only one of their sizes."""
 
     def __init__(self, unbound: UnboundPlan, digest: str, compiler: Compiler, db: TuningDB) -> None:
         self._unbound, self._digest, self._compiler, self._db = unbound, digest, compiler, db
@@ -50,13 +70,17 @@ class Settling:
     def gives_up(self, now: BothWays) -> bool:
         """Record the losses of a timed plan. Returns whether a chain was given up, so that the plan is timed again."""
         self._rounds += 1
-        given_up = () if self.check is None else self.check.given_up
-        losses = [k for k in now.check.losses if not self._unbound.kernels[k.kernel].variables]
-        if self._rounds == ROUNDS or now.check.noisy:
-            losses = []
-        self._db.record([_measurement(k, now, self._digest, self._compiler) for k in losses])
-        given_up += tuple(f"{name_of(self._unbound, k.kernel)}: {_in_words(k)}" for k in losses)
-        self.check = replace(now.check, given_up=given_up)
+        check, given_up = now.check, () if self.check is None else self.check.given_up
+        losses = [_Loss(k.kernel, k.inside, k.ratio, _in_words(k)) for k in check.losses] if self._rounds < ROUNDS else []
+        if not losses and check.ratio.low > 1.0 and self._rounds < MOST_ROUNDS:
+            plan = Gain(check.heuristic, check.measured)
+            words = f"the plan takes {duration(plan.tuned)} with its tuned chains, {duration(plan.heuristic)} with the heuristic's, " \
+                    "and no kernel stands out"
+            losses = [_Loss(k, plan, check.ratio, words) for k in now.changed]
+        losses = [x for x in losses if not self._unbound.kernels[x.kernel].variables]
+        self._db.record([_measurement(x, now, self._digest, self._compiler) for x in losses])
+        given_up += tuple(f"{name_of(self._unbound, x.kernel)}: {x.words}" for x in losses)
+        self.check = replace(check, given_up=given_up)
         return bool(losses)
 
 
@@ -64,11 +88,11 @@ def _in_words(k: InPlan) -> str:
     return f"inside the plan its chain takes {duration(k.inside.tuned)}, the heuristic's {duration(k.inside.heuristic)}"
 
 
-def _measurement(k: InPlan, found: BothWays, digest: str, compiler: Compiler) -> Measurement:
+def _measurement(loss: _Loss, found: BothWays, digest: str, compiler: Compiler) -> Measurement:
     """The record of a kernel's tuned chain as it was timed inside the plan."""
-    tuned, heuristic = found.tuned[k.kernel], found.heuristic[k.kernel]
-    return Measurement(kernel=k.kernel, target=compiler.target.key, chain=tuple(tuple(o.to_json()) for o in tuned.chain),
+    tuned, heuristic = found.tuned[loss.kernel], found.heuristic[loss.kernel]
+    return Measurement(kernel=loss.kernel, target=compiler.target.key, chain=tuple(tuple(o.to_json()) for o in tuned.chain),
                        linear=tuned.linear, status="ok", codegen=compiler.pair.revision, compiler=compiler.pair.key,
-                       protocol=protocol_of(compiler.target), step="confirm", time=k.inside.tuned, baseline=k.inside.heuristic,
-                       baseline_linear=heuristic.linear, ratio=k.ratio.median, ratio_low=k.ratio.low, ratio_high=k.ratio.high,
+                       protocol=protocol_of(compiler.target), step="confirm", time=loss.times.tuned, baseline=loss.times.heuristic,
+                       baseline_linear=heuristic.linear, ratio=loss.ratio.median, ratio_low=loss.ratio.low, ratio_high=loss.ratio.high,
                        noisy=found.check.noisy is not None, inside=digest, taken_at=time.time())
