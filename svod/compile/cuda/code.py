@@ -24,7 +24,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 IMAGE_MAGIC = b"svodcuda"
-CUDA_REVISION = 4       # increase it when the code of the same kernel and chain changes only for NVIDIA's GPUs
+CUDA_REVISION = 5       # increase it when the code of the same kernel and chain changes only for NVIDIA's GPUs
 CUBIN, PTX = "cubin", "ptx"
 
 

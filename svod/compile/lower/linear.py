@@ -179,9 +179,9 @@ class _PhaseCheck:
         self.copied(dtype, src, arg)
 
     def copied(self, dtype: DType, src: tuple[int, ...], arg: Any) -> None:
-        """Check the operands of a copy from an argument to shared memory; conditions come after pointers and indices."""
+        """Check the operands of a copy to shared memory, from an argument or a temporary; conditions come after pointers and indices."""
         self.pointer_to(src[0], "SHARED", dtype)
-        self.pointer_to(src[2], "ARG", dtype)
+        self.pointer_to(src[2], "TEMP" if self.code[src[2]].op == "TEMP" else "ARG", dtype)
         for s, of in zip((src[1], src[3], *src[4:]), (INDEX, INDEX, BOOL, BOOL), strict=False):
             self.operand(s, of, 1, "operand")
         self.require(_are_numbers(arg, 2), "the arg is two offsets")

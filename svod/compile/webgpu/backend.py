@@ -25,7 +25,7 @@ class Wgsl(CompilerPair):
     """LINEAR → WGSL. The driver compiles it when it is loaded, on the device that `opened` returns, so a process that only compiles needs
     no device."""
 
-    name, key, revision = "wgsl", "WGSL", 9
+    name, key, revision = "wgsl", "WGSL", 10
 
     def __init__(self, opened: Callable[[], WebGpuDevice]) -> None:
         self._opened = opened

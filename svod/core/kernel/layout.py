@@ -8,13 +8,13 @@ read the same tiles.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.intrinsics import Packed, plan_dot
 from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
-from svod.core.kernel.kernel import Node, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, place_stages, span, vector_row
 from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Derived, Scheduler
 from svod.core.machine.isa import MATRIX_LINE_BYTES as LINE_BYTES
@@ -73,6 +73,17 @@ class Layout(NamedTuple):
         at = sum([p // self.tile * self.outer + p % self.tile * n if d == self.tiled else p * n
                   for d, (p, n) in enumerate(zip(position, self.strides, strict=True))])
         return at if self.swizzle is None else self.swizzle.place(at)
+
+    def flat(self, dims: Sequence[LinearIndex]) -> LinearIndex:
+        """The element number of a read at the coordinates `dims`. The layout must have no tiles and no swizzle."""
+        coefs, atoms, const = dict[int, int](), dict[int, int](), 0
+        for lin, stride in zip(dims, self.strides, strict=True):
+            const += lin.const * stride
+            for total, terms in ((coefs, lin.coefs), (atoms, lin.atoms)):
+                for x, c in terms:
+                    total[x] = total.get(x, 0) + c * stride
+        moving, looked_up = (tuple(sorted((x, c) for x, c in total.items() if c)) for total in (coefs, atoms))
+        return LinearIndex(moving, const, looked_up)
 
     @property
     def overlaps(self) -> bool:
@@ -170,15 +181,15 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
     dims = len(state.kernel.stages[s].outs)
     rank = [-1] * dims
     here = plan.resolved[s]
-    copied = here is not None and any(n.kind == "load" for n in here.nodes)
+    copied = here is not None and any(n.kind == "load" or _is_of_phase(state, plan, n) for n in here.nodes)
     uses: set[TiledDim] = set()     # tiles in which readers could read the value
     for q in plan.readers[s]:
         r = plan.resolved[q]
         if r is None or plan.paths[q] is None:
             continue
-        for node in r.read_nodes:
+        for node, moving in r.reads_with_axes():
             if node.arg == s:
-                ranks = _ranks_of_read(state, layouts, r, node, copied)
+                ranks = _ranks_of_read(state, layouts, r, _moved_by(state, node, moving), copied)
                 rank = [max(pair) for pair in zip(rank, ranks, strict=True)]
                 if not state.target.has_groups:     # on a grid a thread reads single elements, not whole tiles
                     uses.add(_tile_of_read(state, plan, layouts.vector_axes[q], r, node))
@@ -204,18 +215,30 @@ def _innermost(r: ResolvedStage | None, packed: Packed) -> int:
     return packed.row_dim if by_row else packed.dim
 
 
-def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: Node, copied: bool) -> list[int]:
-    """The rank of each dim of a staged value in one read: the depth of the loop that moves it, SIDE_BY_SIDE in a register tile, or VECTOR;
-    -1 if nothing moves it. `copied`: the value is loaded from an argument, not computed from values in scratch memory."""
+def _is_of_phase(state: Scheduler, plan: Placement, n: Node) -> bool:
+    """Whether a node reads a value that another phase has stored in the memory of a device, which is read like an argument."""
+    return state.target.has_groups and n.kind == "read" and plan.paths[n.arg] == ()
+
+
+def _moved_by(state: Scheduler, node: Node, moving: tuple[frozenset[int], ...]) -> list[Collection[int]]:
+    """Per dim of a read, the axes of the reader that order the dim: on a grid all that move it, also by a quotient such as o1 // 4, as
+    neighbouring threads read neighbouring elements; else only those that move it evenly."""
+    return list(moving) if state.target.has_groups else [[a for a, _ in lin.coefs] for lin in node.dims]
+
+
+def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, dims: Sequence[Collection[int]], copied: bool) -> list[int]:
+    """The rank of each dim of a staged value in one read, of which the axes in `dims` move each: the depth of the loop that moves it,
+    SIDE_BY_SIDE in a register tile, or VECTOR; -1 if nothing moves it. `copied`: the value is loaded from memory, not computed from values
+    in scratch memory."""
     s = r.stage.index
     lane = layouts.vector_axes[s]
     if is_derived(r.stage):
         at = {a: i for i, a in enumerate(layouts.orders[s])}
-        return [max([VECTOR if a == lane else at[a] for a, _ in lin.coefs], default=-1) for lin in node.dims]
+        return [max([VECTOR if a == lane else at[a] for a in axes], default=-1) for axes in dims]
     rows, depth = state.rows, {row: i for i, row in enumerate(state.order[s])}
     # A value that is computed from scratch memory, and of which a read broadcasts one element to all lanes, has the order of the loops that
     # compute it, not of its readers' tiles: vectors of its sources then become vectors of it.
-    tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
+    tiles_inside = copied or any(lane in axes for axes in dims)
 
     def rank_of(a: int) -> int:
         if a == lane:
@@ -224,7 +247,7 @@ def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: N
         if tiles_inside and any(rows[x].role in (UPCAST, LOCAL) and rows[x].extent > 1 for x in ids):
             return SIDE_BY_SIDE
         return max([depth.get(x, 0) for x in ids], default=0)
-    return [max([rank_of(a) for a, _ in lin.coefs], default=-1) for lin in node.dims]
+    return [max([rank_of(a) for a in axes], default=-1) for axes in dims]
 
 
 def _tile_of_read(state: Scheduler, plan: Placement, lane: int, r: ResolvedStage, node: Node) -> TiledDim:

@@ -30,7 +30,7 @@ from svod.core.kernel.groups import (
     whole_extent,
 )
 from svod.core.kernel.intrinsics import WORD, held_threads, stored_node
-from svod.core.kernel.kernel import ResolvedStage, Stage
+from svod.core.kernel.kernel import LinearIndex, ResolvedStage, Stage
 from svod.core.kernel.layout import Layout, Layouts, is_exact, lay_out, layouts, swizzled_lines
 from svod.core.kernel.placement import (
     NO_ROW,
@@ -316,7 +316,7 @@ class LoopNestMaker:
         packed, copy = self.layouts.packed.get(s), None
         if is_derived(r.stage):
             full = tuple([state.kernel.axes[a].extent for a in r.stage.outs])
-            copy = group_copy(r, layout.extents, starts, full, layout.order, copied_width(state, self.layouts, r))
+            copy = group_copy(r, layout.extents, starts, full, layout.order, copied_width(state, self.layouts, r), self._staged_sources(r))
         if packed is not None and packed.line:
             return copy, layout
         threads = min(self.threads[phase_of(self.placement, s)], THREADS_SERVED_TOGETHER)
@@ -326,6 +326,18 @@ class LoopNestMaker:
             if swizzled is not None and not (ahead and self._bulk_rows(r, region, starts, copy, padded)):
                 return copy, swizzled
         return copy, padded
+
+    def _staged_sources(self, r: ResolvedStage) -> dict[int, LinearIndex]:
+        """The flat indices at which a stage reads values of other phases, by node; without values whose layout is in tiles or packed."""
+        found, axes = dict[int, LinearIndex](), self.state.kernel.axes
+        for i, n in enumerate(r.nodes):
+            if n.kind != "read" or self.placement.paths[n.arg] != () or n.arg in self.layouts.packed:
+                continue
+            source = self.placement.stage(n.arg)
+            layout = self._layout(source, tuple([axes[a].extent for a in source.stage.outs]))
+            if layout.tiled < 0:
+                found[i] = layout.flat(n.dims)
+        return found
 
     def _shared_reads(self, s: int, layout: Layout) -> tuple[SharedRead, ...]:
         """The reads of a stage in shared memory, as accesses of the threads of a group."""

@@ -23,6 +23,7 @@ from functools import partial
 
 from svod.core.kernel.group_memory.copy import ASYNC_BYTES, BULK_BYTES
 from svod.core.kernel.intrinsics import stored_node
+from svod.core.kernel.kernel import Node
 from svod.core.kernel.layout import is_exact
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import (
@@ -90,10 +91,15 @@ def _copy(maker: TreeMaker, loop: Loop, node: Compute) -> AheadCopy:
     is_bulk = node.nest.bulk_rows > 0 and all(a not in unsafe for a in r.axes) and all(
         n * stored.dtype.itemsize % BULK_BYTES == 0 for n in _moved_back(maker, loop, node.nest.written[copy.vector].start[0]))
     is_plain = stored.gate < 0 or (r.nodes[stored.alt].kind == "const" and r.nodes[stored.alt].arg == 0)
-    is_async = target.has_async_copies and stored.kind == "load" and is_plain and not is_bulk \
+    is_async = target.has_async_copies and _is_in_memory(maker, stored) and is_plain and not is_bulk \
         and width * stored.dtype.itemsize in ASYNC_BYTES and (width == 1 or layout.strides[copy.vector] == 1)
     found = AheadCopy(maker.in_turns(node, True) if is_bulk else node, is_bulk, is_async, False)
     return found._replace(is_guarded=found.turns.rest > 0 or stored.gate >= 0 or any(r.axes[a] in unsafe for a in stored.deps))
+
+
+def _is_in_memory(maker: TreeMaker, n: Node) -> bool:
+    """Whether a node is loaded from an argument, or reads a value of another phase as it is stored."""
+    return n.kind == "load" or (n.kind == "read" and maker.placement.paths[n.arg] == () and n.arg not in maker.layouts.packed)
 
 
 def _moved_back(maker: TreeMaker, loop: Loop, terms: dict[int, int]) -> list[int]:

@@ -129,7 +129,7 @@ def test_vectors_of_copies_lie_beside_each_other_under_one_condition(width: int)
         gate = None if rng.random() < 0.4 else random_index(rng, [i, j], 2) < rng.choice((3, 8, 12, 16))
         state = Scheduler(Kernel(a.sink(a.store(out, i * 64 + j, a.load(x, index, gate), i, j))), GPU)
         r = place_stages(state).stage(0)
-        copy = group_copy(r, (24, 64), (({}, 0), ({}, 0)), (24, 64), (0, 1), width)
+        copy = group_copy(r, (24, 64), (({}, 0), ({}, 0)), (24, 64), (0, 1), width, {})
         if copy.vector != 1:
             continue
         for load in (n for n in r.nodes if n.kind == "load" and n.linear is not None):

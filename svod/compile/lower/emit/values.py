@@ -195,10 +195,7 @@ class Values:
             return self.held_value(stage, node, staged.held)
         if staged.layout is None:
             return staged.scalar
-        cached = stage.linear.get((s, node.dims))
-        if cached is None:
-            cached = stage.linear[s, node.dims] = self.addresses.relative(stage, staged, node.dims)
-        linear, base = cached
+        linear, base = self._relative(stage, node)
         gate = alt = -1
         if staged.guarded:
             gate, alt = self.axes.guard(stage, node.deps), self.b.const(node.dtype, 1, 0)
@@ -270,13 +267,11 @@ class Values:
         return Address(start, const, lane, vector)
 
     def copy_async(self, stage: OpenStage, pointer: int, at: int, const: int) -> None:
-        """Emit an asynchronous copy into shared memory, of the current position of the argument that the stage copies. Zeros are stored
-        if the guard is false."""
+        """Emit an asynchronous copy into shared memory, of the current position of the argument, or of the value of another phase, that
+        the stage copies. Zeros are stored if the guard is false."""
         b, node = self.b, stage.r.nodes[stored_node(stage.r, self.ctx.facts.packed.get(stage.index))]
         width = stage.chunk.width if stage.frame.vector_axis >= 0 else 1
-        assert node.linear is not None
-        source = b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg)
-        start, offset, _, _ = self.address(stage, node.linear)
+        source, (start, offset, _, _) = self._source(stage, node)
         gate = self.gate(stage, node)
         guard = self.axes.guard(stage, node.deps)
         if guard >= 0:
@@ -284,6 +279,23 @@ class Values:
         inside = gate if gate >= 0 else b.const(dtypes.bool, 1, True)
         stores = stage.stores if stage.stores >= 0 else b.const(dtypes.bool, 1, True)
         b.store("COPY_ASYNC", node.dtype, width, (pointer, at, source, start, stores, inside), (const, offset))
+
+    def _source(self, stage: OpenStage, node: Node) -> tuple[int, Address]:
+        """Compute (pointer, address) of what a node loads from an argument, or reads of another phase, at the current position."""
+        if node.kind == "load":
+            assert node.linear is not None
+            return self.b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg), self.address(stage, node.linear)
+        staged = self.ctx.staged_value(node.arg)
+        linear, base = self._relative(stage, node)
+        return staged.pointer, self.address(stage, linear, base)
+
+    def _relative(self, stage: OpenStage, node: Node) -> tuple[LinearIndex, Base]:
+        """Compute the element number that a read addresses, and its base, once inside the open loops."""
+        cached = stage.linear.get((node.arg, node.dims))
+        if cached is None:
+            cached = stage.linear[node.arg, node.dims] = self.addresses.relative(stage, self.ctx.staged_value(node.arg), node.dims)
+        linear, base = cached
+        return linear, base
 
     def copy_bulk(self, stage: OpenStage, pointer: int, at: int, const: int, counts: int, number: int) -> None:
         """Emit a bulk copy into shared memory, of the row at the current position of the argument that the stage copies. Counter

@@ -7,7 +7,7 @@ Neighbouring threads take neighbouring vectors of the memory that is read.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -39,17 +39,17 @@ class GroupCopy(NamedTuple):
 
 
 def group_copy(r: ResolvedStage, extents: tuple[int, ...], starts: tuple[Lin, ...], full: tuple[int, ...], order: tuple[int, ...],
-               lanes: int) -> GroupCopy:
+               lanes: int, staged: Mapping[int, LinearIndex]) -> GroupCopy:
     """Plan the copy of a region by a group of threads. `full`: extents of the whole stage; `order`: dims of its layout, outermost first;
-    `lanes`: elements of the widest access."""
-    loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
-    steps = [max([_step(r, linear, d, lanes) for linear in loads], default=0) for d in range(len(extents))]
+    `lanes`: elements of the widest access; `staged`: the places in memory of the values of other phases that it reads, by node."""
+    sources = {**{i: n.linear for i, n in enumerate(r.nodes) if n.kind == "load" and n.linear is not None}, **staged}
+    steps = [max([_step(r, linear, d, lanes) for linear in sources.values()], default=0) for d in range(len(extents))]
     if any(steps):      # dims with the smallest steps through the source go innermost, dims that do not move in it outermost
         order = tuple(sorted(order, key=lambda d: (steps[d] != 0, -steps[d])))
     order = tuple(sorted(order, key=lambda d: extents[d] != 1))
     inner = order[-1] if order else -1
     width = lanes
-    while width > 1 and not _takes_vectors(r, inner, extents, starts, full, width):
+    while width > 1 and not _takes_vectors(r, sources, inner, extents, starts, full, width):
         width //= 2
     return GroupCopy(order, inner if width > 1 else -1, max(width, 1))
 
@@ -75,20 +75,19 @@ def evenly(r: ResolvedStage, linear: LinearIndex) -> LinearIndex | None:
     return LinearIndex(tuple(sorted((a, c) for a, c in coefs.items() if c)), linear.const, ())
 
 
-def _takes_vectors(r: ResolvedStage, d: int, extents: tuple[int, ...], starts: tuple[Lin, ...], full: tuple[int, ...], width: int) -> bool:
-    """Whether a region can be copied in vectors of `width` elements along dim `d`, each of them whole and aligned in the source."""
+def _takes_vectors(r: ResolvedStage, sources: Mapping[int, LinearIndex], d: int, extents: tuple[int, ...], starts: tuple[Lin, ...],
+                   full: tuple[int, ...], width: int) -> bool:
+    """Whether a region can be copied in vectors of `width` elements along dim `d`, each of them whole and aligned in the sources."""
     terms, const = starts[d]
     if extents[d] % width or full[d] % width or const % width or any(c % width for c in terms.values()):
         return False
     along = along_vector(r, d, width)
-    for n in r.nodes:
-        if n.kind != "load":
-            continue
-        assert n.linear is not None
-        if any(a not in along for a, _ in n.linear.atoms) or (n.gate >= 0 and n.gate not in along):
+    for i, linear in sources.items():
+        gate = r.nodes[i].gate
+        if any(a not in along for a, _ in linear.atoms) or (gate >= 0 and gate not in along):
             return False
-        step = n.linear.coef(d) + sum([c * along[a].step for a, c in n.linear.atoms])
-        apart = [n.linear.const, *[c for a, c in n.linear.coefs if a != d], *[c * along[a].multiple for a, c in n.linear.atoms]]
+        step = linear.coef(d) + sum([c * along[a].step for a, c in linear.atoms])
+        apart = [linear.const, *[c for a, c in linear.coefs if a != d], *[c * along[a].multiple for a, c in linear.atoms]]
         if step != 1 or any(c % width for c in apart):
             return False
     return True
