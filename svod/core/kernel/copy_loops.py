@@ -60,7 +60,8 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
     inner = order[-1]
     extent = extents[inner]
     if choosing := choosing_dims(r, extents, inner):
-        return _choosing_loops(loops, extents, choosing, inner, tile or min(extent, width), width)
+        step = _few_at_a_time(extents, choosing, extent, width) if exact else tile or min(extent, width)
+        return _choosing_loops(loops, extents, choosing, inner, step, width)
     masked = _masked_source_dim(r, inner)
     if masked >= 0 and not tile and _has_squares(extents[masked], extent, width, exact):
         # The source is contiguous along another dim, under a mask: vectors run along it, and results are transposed in registers.
@@ -143,6 +144,13 @@ def choosing_dims(r: ResolvedStage, extents: list[int], inner: int) -> list[int]
     conditions = {n.src[0] for n in r.nodes if n.kind == "alu" and n.op == "WHERE"}
     dims = sorted({r.nodes[c].deps[0] for c in conditions if r.nodes[c].op == "CMPEQ" and len(r.nodes[c].deps) == 1} - {inner})
     return dims if prod([extents[d] for d in dims]) <= MOST_CHOICES else []
+
+
+def _few_at_a_time(extents: list[int], choosing: list[int], extent: int, width: int) -> int:
+    """Positions of a vector dim of `extent` positions that a thread takes at a time: so few that it computes at most `MOST_CHOICES` values
+    in all, and such that they divide the dim."""
+    values = prod([extents[d] for d in choosing])
+    return next((n for n in (width, width // 2) if n > 1 and extent % n == 0 and n * values <= MOST_CHOICES), 1)
 
 
 def _split(extent: int, step: int, row: int) -> tuple[EmittedLoop, ...]:

@@ -5,7 +5,7 @@ the stages that it reads. `Kernel.resolve(inlined)` substitutes these, once per 
 range, constant, other terms); lowering and the cost model read only these tables."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
@@ -96,7 +96,7 @@ class Kernel:
         self.library_kernel: UOp | None = library_kernel_of(ast)
         self.windows: dict[int, Any] = {}    # stage → `windows_of` of `contraction`, cached for all states
         self.limits: tuple[Any, ...] | None = None      # `masked_limits` of `online`, cached; None: not computed yet
-        self._rewritten: dict[tuple[str, str, int | str | None], Kernel] = {}       # (op, stage, argument) → `rewritten`, cached
+        self._rewritten: dict[tuple[str, str, Hashable], Kernel] = {}       # (op, stage, argument) → `rewritten`, cached
         self.canonical_sums: dict[int, Any] = {}        # stage → `canonical_sum` of `numerics`, cached for all states
         self.attention_weights: dict[frozenset[int], frozenset[tuple[int, int]]] = {}   # inlined stages → `attention_weights`, cached
 
@@ -191,7 +191,7 @@ class Kernel:
                                 number[first(r.axes[a])] = first(axis)
         return tuple(first(a) for a in range(len(self.axes)))
 
-    def rewritten(self, op: str, stage: str, arg: int | str | None, rewrite: Callable[[], UOp]) -> Kernel:
+    def rewritten(self, op: str, stage: str, arg: Hashable, rewrite: Callable[[], UOp]) -> Kernel:
         """The kernel that the opt `op` of a stage with this argument exchanges for this one: of the AST that `rewrite` returns. It is made
         once for all states. Raises what `rewrite` raises."""
         known = self._rewritten.get((op, stage, arg))

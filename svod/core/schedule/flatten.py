@@ -9,7 +9,8 @@ becomes, with m for (n, y, x) and k for (i, j, c)
 All output axes that only one factor has become one axis, and so do the summed axes. Of these, the axis along which the loads of most
 factors are contiguous comes last, so that both factors are copied in vectors. Axes that both factors have (the groups of a convolution, a
 batch) and axes whose extents vary stay. Indices of the store, and of other work on the sum, are recovered by division. A factor that is
-read as A[n, c, y + i, x + j] first becomes a stage over the axes that it depends on.
+read as A[n, c, y + i, x + j] first becomes a stage over the axes that it depends on. A factor that copies another stage
+position by position is merged together with it.
 """
 from __future__ import annotations
 
@@ -45,12 +46,20 @@ def flatten(ast: UOp, stage: UOp) -> UOp:
     for f in product.factors:
         if sum(f.src[0] in u.src for u in ast.toposort() if u.op is Ops.INDEX) != 1:
             raise KernelOptError("a factor is read by other stages too")
-        at = dict(zip(f.src[1:], f.src[0].src[1:], strict=True))
-        merged += [MergedRanges(f.src[0], tuple([at[r] for r in run])) for run in runs if all(r in at for r in run)]
+        merged += _merged_in(f, runs)
     flat = merge_apart(ast, merged)
     if set(flat.walk(Ops.PARAM)) != read:
         raise KernelOptError("all that it reads of a parameter is padding")
     return flat
+
+
+def _merged_in(read: UOp, runs: list[Coords]) -> list[MergedRanges]:
+    """The RANGEs to be merged in the stage that `read` reads position by position; if that is a copy, in the stage that it copies too."""
+    stage = read.src[0]
+    at = dict(zip(read.src[1:], stage.src[1:], strict=True))
+    inside = [tuple([at[r] for r in run]) for run in runs if all(r in at for r in run)]
+    is_copy = stage.src[0].op is Ops.INDEX and stage.src[0].src[0].op is Ops.STAGE and _is_by_position(stage.src[0])
+    return [MergedRanges(stage, run) for run in inside] + (_merged_in(stage.src[0], inside) if is_copy else [])
 
 
 def _factors(stage: UOp) -> tuple[UOp, UOp, Coords]:

@@ -22,7 +22,8 @@ CONVOLUTIONS = {
     "one window": Kernel(kernel_of(data(2, 3, 4, 11).conv2d(data(4, 3, 1, 5)))),
     "many channels": Kernel(kernel_of(data(1, 70, 6, 6).conv2d(data(2, 70, 3, 3), padding=1))),
 }
-CASES = [(name, m) for name in CONVOLUTIONS for m in (2, 4)]
+# windows by stages alone, and, as on targets with groups, by way of stages that copy the operands of the products
+CASES = [(name, m, copies) for name in CONVOLUTIONS for m in (2, 4) for copies in (False, True)]
 
 
 def compared(kernel: Kernel, computed: UOp, ran: UOp) -> Verification:
@@ -33,10 +34,10 @@ def compared(kernel: Kernel, computed: UOp, ran: UOp) -> Verification:
     return verify(Reference(kernel, computed=computed, sets=Reference(kernel).sets), run, GuardedBuffers(kernel))
 
 
-@pytest.mark.parametrize(("name", "m"), CASES)
-def test_a_right_algorithm_passes(name: str, m: int) -> None:
+@pytest.mark.parametrize(("name", "m", "copies"), CASES)
+def test_a_right_algorithm_passes(name: str, m: int, copies: bool) -> None:
     kernel = CONVOLUTIONS[name]
-    ast = winograd(kernel, "out", m).ast
+    ast = winograd(kernel, "out", m, copies).ast
     assert compared(kernel, ast, ast).right
 
 
@@ -67,10 +68,10 @@ def faults(kernel: Kernel, ast: UOp) -> Iterator[tuple[str, UOp]]:
         yield "exchanged rows", ast.substitute({u: u.replace(src=(u.src[0], u.src[2], u.src[1]))})
 
 
-@pytest.mark.parametrize(("name", "m"), CASES)
-def test_faults_are_found(name: str, m: int) -> None:
+@pytest.mark.parametrize(("name", "m", "copies"), CASES)
+def test_faults_are_found(name: str, m: int, copies: bool) -> None:
     kernel = CONVOLUTIONS[name]
-    ast = winograd(kernel, "out", m).ast
+    ast = winograd(kernel, "out", m, copies).ast
     found = dict(faults(kernel, ast))
     assert len(found) >= 4
     for fault, wrong in found.items():

@@ -11,6 +11,9 @@ Windows along two axes are transformed along one after the other. The sums with 
 written out: a stage whose last ranges select the row of a matrix has the value of each row, and its reads choose one. M is a product of
 matrices for each point, which the other opts tile and stage as any other; U reads only constants of the plan and is computed once.
 
+Where groups have shared memory, the products read U and V by way of stages that copy them. U and V may then be phases, and blocks of them
+lie in shared memory, as of any operand that is an argument.
+
 The output keeps its axes: position x reads row x % m of A times the products of tile x // m. A chain pads x to whole tiles (PADTO) and
 makes the positions of a tile straight-line code (UPCAST), so that x % m is a constant and x // m the tile. The last tile may reach beyond
 the data: its loads are gated.
@@ -174,9 +177,10 @@ def _others(read: UOp, r: UOp) -> list[UOp]:
 
 # -- the stages ----------------------------------------------------------------------------------------
 
-def winograd(kernel: Kernel, name: str, m: int) -> Kernel:
-    """Rewrite a kernel: its output `name` is computed in tiles of m positions along each window. Raises KernelOptError with the reason."""
-    return kernel.rewritten("WINOGRAD", name, m, lambda: _rewrite(kernel, name, m))
+def winograd(kernel: Kernel, name: str, m: int, copies: bool = False) -> Kernel:
+    """Rewrite a kernel: its output `name` is computed in tiles of m positions along each window. `copies`: the products read U and V by way
+    of stages that copy them. Raises KernelOptError with the reason."""
+    return kernel.rewritten("WINOGRAD", name, (m, copies), lambda: _rewrite(kernel, name, m, copies))
 
 
 def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:
@@ -190,6 +194,12 @@ def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:
     results = prod([sy.extent_of(r) for r in store.src[2:] if r in found.taps.toposort(gate=lambda u: u.op is not Ops.STAGE)])
     fitting = [m for m in TILE_OUTPUTS if all(_fits(w, m) for w in found.windows) and _growth(found.windows, m) <= MOST_GROWTH]
     return tuple([m for m in fitting if _share(found.windows, m, channels, results) < MOST_OPERATIONS])
+
+
+def window_axes(kernel: Kernel, name: str) -> tuple[int, ...]:
+    """The axes of an output, by number, along which it has tiles. Raises KernelOptError if it is no correlation."""
+    store = kernel.stage_named(name).node
+    return tuple([store.src[2:].index(w.out) for w in _match(store).windows])
 
 
 def _share(windows: Sequence[_Window], m: int, channels: int, results: int) -> float:
@@ -207,7 +217,7 @@ def _growth(windows: Sequence[_Window], m: int) -> float:
     return prod([growth(m, w.taps) for w in windows])
 
 
-def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
+def _rewrite(kernel: Kernel, name: str, m: int, copies: bool) -> UOp:
     store = kernel.stage_named(name).node
     if store.op is not Ops.STORE:
         raise KernelOptError(f"stage {name} is no output")
@@ -218,7 +228,7 @@ def _rewrite(kernel: Kernel, name: str, m: int) -> UOp:
     if _growth(found.windows, m) > MOST_GROWTH:
         raise KernelOptError(f"the bound of its errors would be {_growth(found.windows, m):.0f} times that of the sums as they are; "
                              f"{MOST_GROWTH} times is allowed")
-    return _Stages(kernel.ast, store, found, m).rewritten()
+    return _Stages(kernel.ast, store, found, m, copies).rewritten()
 
 
 class _Transformed(NamedTuple):
@@ -231,15 +241,22 @@ class _Transformed(NamedTuple):
 class _Stages:
     """Builds the stages of a rewritten kernel."""
 
-    def __init__(self, ast: UOp, store: UOp, found: _Correlation, m: int) -> None:
-        self.ast, self.store, self.found, self.m = ast, store, found, m
+    def __init__(self, ast: UOp, store: UOp, found: _Correlation, m: int, copies: bool) -> None:
+        self.ast, self.store, self.found, self.m, self.copies = ast, store, found, m, copies
         self.ranges = Ranges(ast)
+        # the dims of the products: with copies, those of the taps alone come before those of the data alone
+        self.own = tuple(sorted(store.src[2:], key=self._side)) if copies else store.src[2:]
         self.tiles = {w: -(-w.extent // m) for w in found.windows}
+
+    def _side(self, r: UOp) -> int:
+        """0 for a RANGE of the output that both factors have, 1 for one that only the taps have, 2 for one that only the data have."""
+        taps, data = (any(r in e.toposort() for e in f.src[1:]) for f in (self.found.taps, self.found.data))
+        return 0 if taps and data else 1 if taps else 2
 
     def rewritten(self) -> UOp:
         store = self.store
         outputs = self._outputs(self._products(self._taps(), self._data()))
-        read = UOp(Ops.INDEX, dtypes.float32, (outputs, *store.src[2:]))
+        read = UOp(Ops.INDEX, dtypes.float32, (outputs, *self.own))
         value = store.src[1].substitute({self.found.reduce: read})
         return self.ast.substitute({store: store.replace(src=(store.src[0], value, *store.src[2:]))})
 
@@ -280,7 +297,7 @@ class _Stages:
 
     def _products(self, taps: _Transformed, data: _Transformed) -> _Transformed:
         """M: for each row of the matrices, the product of both over the channels."""
-        windows, own = self.found.windows, self.store.src[2:]
+        windows, own = self.found.windows, self.own
         rows = {w: self.ranges.new(self.m + w.taps - 1) for w in windows}
         tile = {w.out: self.ranges.new(self.tiles[w]) for w in windows}
         fresh = {r: tile[r] if r in tile else self.ranges.new(r.src[0].arg) for r in (*own, *self.found.channels)}
@@ -290,18 +307,23 @@ class _Stages:
 
             def at(d: int | _Window) -> UOp:
                 return rows[d] if isinstance(d, _Window) else moved[d] if d in moved else sy.simplify(original.src[1 + d], fresh)
-            return UOp(Ops.INDEX, dtypes.float32, (of.stage, *map(at, of.dims)))
+            return UOp(Ops.INDEX, dtypes.float32, (self._copy(of.stage) if self.copies else of.stage, *map(at, of.dims)))
 
         product = UOp(Ops.MUL, dtypes.float32, (read(taps, self.found.taps), read(data, self.found.data)))
         summed = UOp(Ops.REDUCE, dtypes.float32, (product, *[fresh[r] for r in self.found.channels]), ("ADD", 1))
         return _Transformed(_stage(summed, *rows.values(), *[fresh[r] for r in own]), (*windows, *range(len(own))))
+
+    def _copy(self, stage: UOp) -> UOp:
+        """A stage with the values of another one, position by position."""
+        own = self.ranges.like(*stage.src[1:])
+        return _stage(UOp(Ops.INDEX, stage.dtype, (stage, *own)), *own)
 
     def _outputs(self, products: _Transformed) -> UOp:
         """A times the products, window by window: the dim of tiles becomes one of positions."""
         stage, dims = products.stage, list(products.dims)
         for w in self.found.windows:        # the first dim selects a row of the first window left
             del dims[0]
-            tile = dims.index(self.store.src[2:].index(w.out))
+            tile = dims.index(self.own.index(w.out))
             own = [self.ranges.new(w.extent if i == tile else int(r.src[0].arg)) for i, r in enumerate(stage.src[2:])]
             at = [sy.floordiv(r, self.m) if i == tile else r for i, r in enumerate(own)]
             values = [UOp(Ops.INDEX, dtypes.float32, (stage, sy.const(k), *at)) for k in range(self.m + w.taps - 1)]

@@ -42,14 +42,15 @@ def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Turn a sum of products of two stages into a product of two matrices: FLATTEN(stage). All output axes that only the first factor has
     become one axis, those that only the second has another, and all reduce axes a third, whose last part is the axis along which the
-    factors' loads are contiguous (`svod/core/schedule/flatten.py`). FLATTEN comes first; later opts see the merged axes.
+    factors' loads are contiguous (`svod/core/schedule/flatten.py`). FLATTEN comes first, or after WINOGRAD; later opts see the merged
+    axes.
 
         for n, o, y, x: for c, i, j:                        for m in N*Y*X, o: for k in I*J*C:
             out[n, o, y, x] += a[n, y + i, x + j, c]*w[…]       out[m, o] += a[m // YX, m // X % Y + k // JC, …]*w[o, k]
     """
     if arg is not None:
         raise KernelOptError(f"FLATTEN({axis}, {arg!r}): takes a stage alone")
-    if any(o.op != "ROUND" for o in state.applied_opts):
+    if any(o.op not in ("ROUND", "WINOGRAD") for o in state.applied_opts):
         raise KernelOptError(f"FLATTEN({axis}): it makes other axes of the kernel's, so it comes before all other opts")
     stage = state.kernel.stages[state.stage_id(axis)]
     try:
@@ -61,7 +62,8 @@ def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Compute a convolution of stride 1 with fewer multiplications, in tiles of m outputs along each window: WINOGRAD(output stage, m)
-    (`svod/core/kernel/algorithms/winograd.py`). WINOGRAD comes first; later opts see the stages of the transforms and of the products.
+    (`svod/core/kernel/algorithms/winograd.py`). WINOGRAD comes first; later opts see the stages of the transforms and of the products. On
+    targets with groups the products read copies of U and V, stages that STAGE may keep in shared memory while U and V are phases.
 
         for o, y, x: for c, i, j:                       U[a, o, c] = G w;    V[a, c, t] = B x     (a: the (m + r - 1)² points)
             out[o, y, x] += x[c, y + i, x + j]*w[…]     M[a, o, t] = Σ c of U[a, o, c]*V[a, c, t];    out = A M
@@ -71,7 +73,7 @@ def winograd(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     if state.applied_opts:
         raise KernelOptError(f"WINOGRAD({axis}, {arg}): it makes other stages of the kernel's, so it comes before all other opts")
     try:
-        kernel = rewrite_winograd(state.kernel, axis, arg)
+        kernel = rewrite_winograd(state.kernel, axis, arg, copies=state.target.has_groups)
     except KernelOptError as e:
         raise KernelOptError(f"WINOGRAD({axis}, {arg}): {e}") from None
     return Scheduler(kernel, state.target).copy(rewrites=(Opt("WINOGRAD", axis, arg),), applied_opts=state.applied_opts)
