@@ -149,10 +149,11 @@ class StageWork:
 
     def runs_of(self, number: int) -> float:
         """How often a node is computed: once for neighbouring positions with equal values."""
-        times = self.runs(self.r.nodes[number].deps)
-        for a, same in self.r.coarse.get(number, ()):
-            times *= math.ceil(self.positions[a] / same) / self.positions[a]
-        return times
+        return self.runs(self.r.nodes[number].deps) * self.share_of(number)
+
+    def share_of(self, number: int) -> float:
+        """The share of the positions side by side at which a node is computed, as neighbouring ones may have equal values."""
+        return math.prod([math.ceil(self.positions[a] / same) / self.positions[a] for a, same in self.r.coarse.get(number, ())])
 
     def _is_known(self, condition: int) -> bool:
         """Whether a condition is a constant at each position side by side: it compares an axis, or its remainder, with a number, and no

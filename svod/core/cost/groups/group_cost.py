@@ -125,7 +125,7 @@ class PhasePricer:
             raise KernelOptError(f"staged values take {staged} bytes of shared memory; the target has {state.target.shared_bytes}")
         counters = self.counters()
         whole = next(c.shape for c in counters if c.r.stage.index == root)
-        phase = Phase(float(prod([run.times for run in whole.grid])), whole.num_threads)
+        phase = Phase(whole.groups, whole.num_threads)
         wanted = [(c.shape, self.count(phase, c.shape, c)) for c in counters]
         phase.registers += phase.held + phase.ahead     # in addition to the registers for the results of the stage that the phase stores
         beyond = max(0, min(phase.ahead, phase.registers - self.device.registers_per_thread))
@@ -391,10 +391,11 @@ class StageCounter:
             if n.kind == "load" and n.linear is not None:
                 self._load(n, n.linear)
             elif is_load:
-                self._read(n, self.tiles.number(i) if self.tiles is not None else -1)
+                self._read(i, n, self.tiles.number(i) if self.tiles is not None else -1)
             else:
                 is_power = n.op == "EXP2" and n.dtype == dtypes.float32 and self.state.target.has_pow2
-                self.instructions += (device.power_operations if is_power else device.operations[kind_of(n)]) * self._runs(n.deps)
+                self.instructions += (device.power_operations if is_power else device.operations[kind_of(n)]) \
+                    * self._runs(n.deps) * work.share_of(i)
         before = self.instructions
         self._store()
         self.stored = self.instructions - before
@@ -488,12 +489,16 @@ class StageCounter:
             self.latency += device.far_cycles * self.work.runs_of_loop[depth]
         self.accesses.append(access)
 
-    def _read(self, n: Node, operand: int) -> None:
-        """Count the read of a staged value. `operand`: number of the operand whose tiles are read, or -1."""
+    def _read(self, number: int, n: Node, operand: int) -> None:
+        """Count the read of a staged value by node `number`. `operand`: number of the operand whose tiles are read, or -1."""
         if self.nest.stages[n.arg].space in (MemorySpace.REGISTER, MemorySpace.HELD):
             return
         device, is_tile = self.device, self.tiles is not None and operand >= 0
-        count, elements = (self.work.runs(n.deps), 1) if is_tile else self._instructions_of(n.deps, self.work.staged_coefs(n), 0)
+        is_vector = self.shape.is_shared_copy and bool(self.shape.expanded) and self.stage.vector in n.deps \
+            and self.nest.placement.paths[n.arg] == ()
+        count, elements = (self.work.runs(n.deps), 1) if is_tile else (self._runs(n.deps) / self.lanes, self.lanes) if is_vector \
+            else (self._runs(n.deps) * self.work.share_of(number), 1) if number in self.r.coarse \
+            else self._instructions_of(n.deps, self.work.staged_coefs(n), 0)
         access = self.work.read(n, count, elements)
         if is_tile:
             self._read_tile(access, operand)

@@ -142,7 +142,7 @@ def _count_least(maker: LoopNestMaker, root: int) -> _Least:
     nest = maker.make([root, *[s for s in placement.stage(root).reads if placement.paths[s] == ()]])
     runs = _runs(state, nest, root, None)
     shape = StageShape(state, nest, runs[root], root, group_of(state, placement, root))
-    phase, counter = Phase(float(prod([run.times for run in shape.grid])), shape.num_threads), _LeastCounter(state, nest, shape)
+    phase, counter = Phase(shape.groups, shape.num_threads), _LeastCounter(state, nest, shape)
     PhasePricer(state, nest, root, runs).count(phase, shape, counter)
     times = {loop.row: loop.times for loop in runs[root].own if not loop.is_launched}
     return _Least(phase, shape.num_threads * counter.stored, times)
@@ -224,10 +224,10 @@ def _whole_key(state: Scheduler, key: tuple[Any, ...], root: int) -> tuple[Any, 
 class _LeastCounter(StageCounter):
     """Counts the resources that a stage uses at least, without the costs of the stages computed inside it."""
 
-    def _read(self, n: Node, operand: int) -> None:
+    def _read(self, number: int, n: Node, operand: int) -> None:
         work = self.work
         if self.nest.placement.paths[n.arg] == ():
-            super()._read(n, operand)
+            super()._read(number, n, operand)
         elif None not in (self.state.dots[n.arg], self.state.dots[self.r.stage.index]):
             return      # it may stay in registers, so the read may be free
         elif self.tiles is not None and operand >= 0:

@@ -14,6 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.cost.footprint import Steps
+from svod.core.cost.groups.device import device_of
 from svod.core.cost.runs import LoopRuns, StageRuns
 from svod.core.kernel.groups import ThreadGroup
 from svod.core.kernel.loop_nest import LoopNest
@@ -67,9 +68,25 @@ class StageShape:
         self.expanded = self._copied_vector() if self.is_of_group else self._side_by_side()
         # the loop along which neighbouring threads lie comes first
         self.threads = self._copy_threads(group.threads) if self.is_of_group else self._threads(s, group.reducers, group.threads)
-        self.num_threads = group.threads
+        self.num_threads, self.groups = group.threads, float(prod([run.times for run in self.grid]))
+        device = device_of(state.target)
+        if is_derived(state.kernel.stages[root]) and not device.is_software:
+            self._pack(device.packed_threads)
         self.times = float(prod(run.times for run in self.serial[:self.outside]))
         self.body = float(prod(run.times for run in self.serial[self.outside:]))
+
+    def _pack(self, most: int) -> None:
+        """Let neighbouring iterations of the grid, at most `most`, be the threads of a group: no opt binds loops of a copy to threads, and
+        hardware runs groups of single threads together."""
+        left, packed, grid = most, list[Run](), list[Run]()
+        for run in reversed(self.grid):
+            taken = max(1, min(run.times, left))
+            left //= taken
+            packed.append(Run(taken, run.moves))
+            grid.append(Run(-(-run.times // taken), tuple([(a, n * taken) for a, n in run.moves])))
+        self.num_threads = int(min(self.groups, most))
+        self.groups /= self.num_threads
+        self.threads, self.grid = [run for run in packed if run.times > 1], grid[::-1]
 
     def _moves(self, row: int) -> Moves:
         """How far one step of a loop row moves along each local axis of the stage."""
