@@ -13,10 +13,10 @@ from tests.toy_backend.interpreter import run_program
 MOST_STEPS = 40_000         # most instructions of all threads together; each takes about ten microseconds
 
 
-def is_short(program: Program) -> bool:
-    """Whether all threads of all groups run few enough instructions for a test."""
+def is_short(program: Program, most: int = MOST_STEPS) -> bool:
+    """Whether all threads of all groups run at most `most` instructions, few enough for a test."""
     return sum(phase.block * steps(Program(replace(program.spec, phases=(phase,)), (code,)))
-               for phase, code in zip(program.spec.phases, program.code, strict=True)) <= MOST_STEPS
+               for phase, code in zip(program.spec.phases, program.code, strict=True)) <= most
 
 
 def uses(program: Program, op: str) -> bool:

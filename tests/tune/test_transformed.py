@@ -17,8 +17,10 @@ from svod.core.graph.storage import base_of
 from svod.core.kernel.apply import algorithm_of
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
 from svod.tune.plans.transformed import added_bytes, within_limit
+from tests.compile.cuda.target import card_target
 from tests.compile.native import AVX512
 from tests.core.corpus import data
 
@@ -51,10 +53,10 @@ def plan_of(kernels: dict[str, Kernel], taps: dict[str, int]) -> UnboundPlan:
     return UnboundPlan(tuple(calls), tuple(buffers), (), kernels)
 
 
-def limited(limit: float | None, plan: UnboundPlan, explicit: str = "") -> dict[str, Choice]:
+def limited(limit: float | None, plan: UnboundPlan, explicit: str = "", target: Target = TWO) -> dict[str, Choice]:
     choices = {name: Choice(CHAIN, "explicit" if name == explicit else "heuristic", "") for name in plan.kernels}
     resolved: Any = SimpleNamespace(config=PrepareConfig(transformed_mb=limit),
-                                    compiler=SimpleNamespace(target=TWO, backend=backend_named(TWO.device)))
+                                    compiler=SimpleNamespace(target=target, backend=backend_named(target.device)))
     return within_limit(plan, choices, resolved)
 
 
@@ -86,3 +88,10 @@ def test_calls_with_the_same_constants_share_transformed_ones(taps: int, is_tran
     """Taps of 64 channels take 0.42 MB more."""
     found = limited(0.5, plan_of({"conv": convolution(64)}, {"conv": taps}))
     assert bool(algorithm_of(found["conv"].chain)) == is_transformed
+
+
+@pytest.mark.parametrize(("limit", "is_transformed"), [(1.0, True), (0.1, False)])
+def test_the_limit_holds_on_groups(limit: float, is_transformed: bool) -> None:
+    """A kernel that computes directly gets the fastest sketch without an algorithm, though others are predicted to be faster."""
+    found = limited(limit, plan_of({"conv": convolution(64)}, {"conv": 1}), target=card_target("sm_90"))
+    assert bool(algorithm_of(found["conv"].chain)) == is_transformed and "STAGE" in str(found["conv"].chain)

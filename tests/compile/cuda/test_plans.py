@@ -34,6 +34,7 @@ from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import CompileError, DeviceError, DeviceLost, LaunchError, UnsupportedError
 from svod.tune.measure.context import KernelContext, Setup
@@ -695,6 +696,24 @@ def test_weights_are_arranged_once(fake: FakeDriver) -> None:
     assert [p.once for p in plan.kernels[0].spec.phases] == [True, False]
     plan.execute()
     np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_a_convolution_are_transformed_once(fake: FakeDriver) -> None:
+    """A plan runs the phase of the transformed weights when it is made; two of its runs give the numbers of NumPy."""
+    rng = np.random.default_rng(5)
+    x, w = rng.standard_normal((2, 5, 9, 7)).astype(np.float32), rng.standard_normal((3, 5, 3, 3)).astype(np.float32)
+    image, taps = Tensor(x), Tensor(w)
+    key = image.conv2d(taps, padding=1).prepare(CONFIG, constants=[taps]).kernels[0].key
+    chain = parse_chain("WINOGRAD(out, 4) FLATTEN(s8) STAGE(s8, root) STAGE(s2, root) STAGE(s6, root) UPCAST(o2, 4) UPCAST(o3, 4) "
+                        "UPCAST(s8.o3, 4) LOCAL(s8.o3, 3) LOCAL(s8.o2, 3) TILE(s8.r0, 2) "
+                        "STAGE(s3, s8.r0) STAGE(s7, s8.r0) PIPELINE(s8.r0, 2)")
+    plan = image.conv2d(taps, padding=1).prepare(replace(CONFIG, opts={key: chain}), constants=[taps])
+    assert [p.once for p in plan.kernels[0].spec.phases] == [True, False, False, False]
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    want = np.einsum("ncyxij,ocij->noyx", np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3)), w)
+    for _ in range(2):
+        plan.execute()
+        np.testing.assert_allclose(plan.outputs[0].reshape(want.shape), want, atol=2e-4)
 
 
 def test_compiled_code_is_found_again(fake: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from svod.core.cost.groups.matrices import MATRIX_TILES
 from svod.core.cost.groups.prices import GroupPrices
 from svod.core.cost.groups.rows import ROWS
 from svod.core.cost.groups.spread import ELEMENTWISE, REDUCTION, THREAD_ROW, TRANSPOSE, along_memory, short_unrolled
+from svod.core.cost.groups.winograd import WINOGRAD_PHASES, products_of
+from svod.core.cost.sketch import ALGORITHM_FACTOR
 from svod.core.cost.sketch_facts import resolved, try_opt
 from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Template, schedule
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
@@ -34,15 +36,20 @@ def group_heuristic(state: Scheduler) -> Scheduler:
 
 
 def best_sketch(state: Scheduler, prices: GroupPrices) -> Scheduler:
-    """`group_heuristic`, with the given cache of prices."""
+    """`group_heuristic`, with the given cache of prices. A sketch with an algorithm has to be faster by ALGORITHM_FACTOR."""
     candidates = prices.cheapest(_generate(state, prices), 1, TIE_SHARE)
-    return min([s for _, s in candidates], key=lambda s: (len(s.applied_opts), group_cost(s).cycles), default=state)
+    best = min([s for _, s in candidates], key=lambda s: (len(s.applied_opts), group_cost(s).cycles), default=state)
+    for cycles, other in prices.cheapest(_by_algorithm(state, prices), 1):
+        if cycles * ALGORITHM_FACTOR < group_cost(best).cycles:
+            return other
+    return best
 
 
 def group_sketches(state: Scheduler) -> list[Scheduler]:
-    """The sketches that a search starts from, by predicted time."""
+    """The sketches that a search starts from, by predicted time: those without an algorithm, and the fastest with one."""
     prices = GroupPrices()
-    return [s for _, s in prices.cheapest(_generate(state, prices), MOST_SKETCHES)]
+    found = [*prices.cheapest(_generate(state, prices), MOST_SKETCHES), *prices.cheapest(_by_algorithm(state, prices), 1)]
+    return [s for _, s in sorted(found, key=lambda one: one[0])]
 
 
 # -- templates of whole kernels ----------------------------------------------------------------------
@@ -92,6 +99,12 @@ PHASE = Choose(
 # Flattens a convolution to a matrix product. Tiles over the convolution's own axes would have gaps; tiles over its flattened pixels have
 # none, whatever the extents of an image.
 FLAT = Template("FLAT", Need(Apply("FLATTEN", lambda p: p.stage.stage.name)), MATRIX_TILES)
+
+
+def _by_algorithm(state: Scheduler, prices: GroupPrices) -> Iterator[Scheduler]:
+    """The fastest results of a convolution with fewer multiplications, with the fastest of its products."""
+    for _, start in prices.cheapest(schedule(WINOGRAD_PHASES, state), 1):
+        yield from [s for _, s in prices.cheapest(schedule(CONTRACTION, start, products_of(start.kernel)), 1)] or [start]
 
 
 def _generate(state: Scheduler, prices: GroupPrices) -> Iterator[Scheduler]:
