@@ -44,7 +44,7 @@ class BothWays:
         return tuple(k for k, code in self.tuned.items() if code.chain != self.heuristic[k].chain)
 
 
-class _Loss(NamedTuple):
+class _GivenUp(NamedTuple):
     """A chain to give up: the times and their ratio, of the kernel inside the plan or of the whole plan, and the same in words."""
 
     kernel: str
@@ -71,12 +71,12 @@ class Settling:
         """Record the losses of a timed plan. Returns whether a chain was given up, so that the plan is timed again."""
         self._rounds += 1
         check, given_up = now.check, () if self.check is None else self.check.given_up
-        losses = [_Loss(k.kernel, k.inside, k.ratio, _in_words(k)) for k in check.losses] if self._rounds < ROUNDS else []
+        losses = [_GivenUp(k.kernel, k.inside, k.ratio, _in_words(k)) for k in check.losses] if self._rounds < ROUNDS else []
         if not losses and check.ratio.low > 1.0 and self._rounds < MOST_ROUNDS:
             plan = Gain(check.heuristic, check.measured)
             words = f"the plan takes {duration(plan.tuned)} with its tuned chains, {duration(plan.heuristic)} with the heuristic's, " \
                     "and no kernel stands out"
-            losses = [_Loss(k, plan, check.ratio, words) for k in now.changed]
+            losses = [_GivenUp(k, plan, check.ratio, words) for k in now.changed]
         losses = [x for x in losses if not self._unbound.kernels[x.kernel].variables]
         self._db.record([_measurement(x, now, self._digest, self._compiler) for x in losses])
         given_up += tuple(f"{name_of(self._unbound, x.kernel)}: {x.words}" for x in losses)
@@ -88,7 +88,7 @@ def _in_words(k: InPlan) -> str:
     return f"inside the plan its chain takes {duration(k.inside.tuned)}, the heuristic's {duration(k.inside.heuristic)}"
 
 
-def _measurement(loss: _Loss, found: BothWays, digest: str, compiler: Compiler) -> Measurement:
+def _measurement(loss: _GivenUp, found: BothWays, digest: str, compiler: Compiler) -> Measurement:
     """The record of a kernel's tuned chain as it was timed inside the plan."""
     tuned, heuristic = found.tuned[loss.kernel], found.heuristic[loss.kernel]
     return Measurement(kernel=loss.kernel, target=compiler.target.key, chain=tuple(tuple(o.to_json()) for o in tuned.chain),
