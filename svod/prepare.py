@@ -174,6 +174,8 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, resolved)
     transforms = with_transforms(sink, constants, resolved)
+    captured = transforms.forms if config.capture is not None else ()
+    both = [(form, in_form(sink, constants, resolved, form.key) if form.is_open else None) for form in captured]
     sink, constants = with_constants_turned(transforms.sink, constants | transforms.tables, lambda nodes: computed_now(nodes, resolved),
                                             transforms.weights)
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache, keeper=resolved.compiler)
@@ -212,8 +214,20 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
     if captures:
-        capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=main.target, plan=plan)
+        capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=main.target, plan=plan, forms=both)
     return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
+
+
+def in_form(sink: UOp, constants: frozenset[UOp], resolved: Resolved, other: str) -> UnboundPlan:
+    """The kernels of a graph's plan in which the convolution with the key `other` has its other form. Weights are not transformed: the plan
+    is for timing over synthetic values."""
+    def unfilled(nodes: Sequence[UOp]) -> dict[UOp, UOp]:
+        return {u: graph.buffer(u.dtype, math.prod(shape_of(u))) for u in nodes}
+    transforms = with_transforms(sink, constants, resolved, other)
+    turned, constants = with_constants_turned(transforms.sink, constants | transforms.tables, unfilled, transforms.weights)
+    schedule = schedule_of(turned, constants, remember=False, keeper=resolved.compiler)
+    places = Places(schedule, resolved.target.device)
+    return make_unbound_plan(schedule, constants, functions_of(turned), made_here=True, places=places)[0].native
 
 
 def _for_others(fast: FastPlan | None, resolved: Resolved) -> Resolved:

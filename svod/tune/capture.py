@@ -9,10 +9,13 @@ several processes; `write_capture` writes all of it to one file.
     {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …],
                                               [[variable, min, max, [hint, …], bucket or null], …]], …],
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
+    {"form": key, "of": digest, "described": …, "lengths": [n, …], "is_transformed": …, "why": …, "is_open": …,
+     "other": {"plan": digest, …} or null}                             a convolution of a plan, and that plan with its other form
     {"runs": digest, "count": n}                                       how often the plan was run so far; the last line of a file counts
 
 A capture is data: JSON, never a pickle. Its fields are checked, its kernels rebuilt through `svod.core.ir.serialize`, and their keys
-recomputed. An invalid line is skipped and reported in `Capture.problems`; the half line of a process that was killed is ignored.
+recomputed. An invalid line is skipped and reported in `Capture.problems`; the half line of a process that was killed is ignored. The line
+of a kernel that only the other form of a convolution has says so: `"only_in_form": true`.
 
 A captured script can be ended early: `request_stop(directory)` leaves a file there, and the next `prepare` of each process raises
 StopCapture (`check_stop`).
@@ -31,7 +34,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from itertools import pairwise
@@ -55,6 +58,7 @@ from svod.system.files import write_text
 from svod.system.forksafe import remake_after_fork
 from svod.system.process import program
 from svod.system.process.streams import tell
+from svod.tune.plans.forms import Form, key_of
 
 log = logging.getLogger("svod")
 
@@ -68,6 +72,10 @@ MAX_ELEMENTS = 1 << 40      # most elements that a buffer in a capture may have
 
 class StopCapture(BaseException):
     """Ends the captured script. It is not an Exception, so that the script's own handlers let it pass."""
+
+
+#: The forms of the convolutions of a plan, each with the plan that has its other form, or None.
+Forms = Sequence[tuple[Form, UnboundPlan | None]]
 
 
 class Counted(Protocol):
@@ -126,6 +134,21 @@ class PlanLine:
 
 
 @dataclass(frozen=True)
+class FormLine:
+    """A line that describes the form of a convolution (`Form`, whose `key` is `form`) in the plan with the digest `of`. `other`: the plan
+    with its other form, if both are worth timing."""
+
+    form: str
+    of: str
+    described: str
+    lengths: Annotated[tuple[Number, ...], Meta(min_length=1, max_length=8)]
+    is_transformed: bool
+    why: str
+    is_open: bool
+    other: PlanLine | None
+
+
+@dataclass(frozen=True)
 class RunsLine:
     """A line that counts the runs so far (`count`) of the plan with the digest `runs`."""
 
@@ -136,13 +159,13 @@ class RunsLine:
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 def append(directory: str | os.PathLike[str], unbound: UnboundPlan, seconds: Mapping[str, float], *, target: Target,
-           plan: Counted | None = None) -> None:
+           plan: Counted | None = None, forms: Forms = ()) -> None:
     """Add a prepared plan to this process's file in `directory`, which is created if need be.
 
     `seconds`: the seconds of one call, by key, of the kernels that were timed. `target`: the plan's target. `plan`: an object whose `runs`
-    are counted, as at least one; None counts as one run. Raises TuneError when nothing can be written, StopCapture when the capture has
-    ended."""
-    _recorder_for(Path(directory)).append(unbound, seconds, target, plan)
+    are counted, as at least one; None counts as one run. `forms`: the forms of its convolutions. Raises TuneError when nothing can be
+    written, StopCapture when the capture has ended."""
+    _recorder_for(Path(directory)).append(unbound, seconds, target, plan, forms)
     check_stop(directory)
 
 
@@ -200,6 +223,7 @@ class _Recorder:
         self.path = directory / f"{self.pid}-{uuid.uuid4().hex[:8]}.jsonl"
         self._lock = threading.Lock()
         self._kernels: set[tuple[str, str]] = set()
+        self._only_in_forms: set[tuple[str, str]] = set()
         self._runs: dict[str, _Runs] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -215,13 +239,14 @@ class _Recorder:
         with self._lock:
             self._write([*kernel_lines(unbound, target.key, self._kernels)])
 
-    def append(self, unbound: UnboundPlan, seconds: Mapping[str, float], target: Target, plan: Counted | None) -> None:
+    def append(self, unbound: UnboundPlan, seconds: Mapping[str, float], target: Target, plan: Counted | None, forms: Forms) -> None:
         with self._lock:
             digest = plan_digest(unbound, target.key)
             new = digest not in self._runs
             self._runs.setdefault(digest, _Runs()).add(plan)
             if new:
-                self._write([*kernel_lines(unbound, target.key, self._kernels), plan_line(unbound, seconds, target.key)])
+                self._write([*kernel_lines(unbound, target.key, self._kernels), plan_line(unbound, seconds, target.key),
+                             *form_lines(forms, digest, target.key, self._kernels, self._only_in_forms)])
 
     def flush(self) -> None:
         """Write the numbers of runs that have changed. Never raises, as it runs at exit and in a thread of the captured script."""
@@ -312,6 +337,20 @@ def plan_line(unbound: UnboundPlan, seconds: Mapping[str, float], target: str) -
             "seconds": {k: v for k, v in seconds.items() if math.isfinite(v) and v > 0}}
 
 
+def form_lines(forms: Forms, plan: str, target: str, kernels: Collection[tuple[str, str]],
+               written: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """The lines that describe the forms of the convolutions of the plan with the digest `plan`, and the kernels that only their other forms
+    have. `kernels`, `written`: the (key, target) of the kernels of plans, and of other forms, that have lines."""
+    for form, other in forms:
+        if other is not None:
+            known = written.union(kernels)
+            yield from ({**line, "only_in_form": True} for line in kernel_lines(other, target, known))
+            written |= known.difference(kernels)
+        yield {"form": form.key, "of": plan, "described": form.described, "lengths": list(form.lengths),
+               "is_transformed": form.is_transformed, "why": form.why, "is_open": form.is_open,
+               "other": None if other is None else plan_line(other, {}, target)}
+
+
 def _variables(call: Call) -> list[Any]:
     return [[v.name, v.min, v.max, list(v.hints), v.bucket and list(v.bucket)] for v in call.variables]
 
@@ -336,11 +375,20 @@ class CapturedPlan:
     runs: int = 0
 
 
+class CapturedForm(NamedTuple):
+    """The form of a convolution in the plan with the digest `plan`, and the plan that has its other form; None: it is not worth timing."""
+
+    form: Form
+    plan: str
+    other: CapturedPlan | None
+
+
 @dataclass
 class Capture:
-    """The content of a capture. `problems`: the lines that were skipped, and why."""
+    """The content of a capture. `problems`: the lines that were skipped, and why. `forms`: the forms of the plans' convolutions."""
 
     plans: list[CapturedPlan] = field(default_factory=list)
+    forms: list[CapturedForm] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     commands: list[list[str]] = field(default_factory=list)
 
@@ -348,6 +396,12 @@ class Capture:
     def kernels(self) -> dict[str, Kernel]:
         """Every kernel by its key, in the order of the plans."""
         return {key: kernel for plan in self.plans for key, kernel in plan.unbound.kernels.items()}
+
+    @property
+    def in_other_forms(self) -> list[CapturedPlan]:
+        """The plans with other forms of convolutions, each with the runs of the plan that it stands for."""
+        runs = {plan.digest: plan.runs for plan in self.plans}
+        return [replace(f.other, runs=runs[f.plan]) for f in self.forms if f.other is not None and f.plan in runs]
 
 
 def read_capture(path: str | os.PathLike[str]) -> Capture:
@@ -372,10 +426,11 @@ def read_capture(path: str | os.PathLike[str]) -> Capture:
 def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
     """Write a capture as one file that `read_capture` reads. Raises FileError."""
     lines = [header() | ({"command": capture.commands[0]} if capture.commands else {})]
-    written: set[tuple[str, str]] = set()
+    written, only_in_forms = set[tuple[str, str]](), set[tuple[str, str]]()
     for plan in capture.plans:
+        forms = [(f.form, None if f.other is None else f.other.unbound) for f in capture.forms if f.plan == plan.digest]
         lines += [*kernel_lines(plan.unbound, plan.target, written), plan_line(plan.unbound, plan.seconds, plan.target),
-                  {"runs": plan.digest, "count": plan.runs}]
+                  *form_lines(forms, plan.digest, plan.target, written, only_in_forms), {"runs": plan.digest, "count": plan.runs}]
     write_text(Path(path), to_text(lines))
 
 
@@ -436,11 +491,13 @@ class _Reader:
             self.plans.setdefault(plan.digest, plan).seconds.update(
                 {k: min(v, self.plans[plan.digest].seconds.get(k, v)) for k, v in plan.seconds.items()})
             self.runs.setdefault(plan.digest, RunsLine(plan.digest, 1))
+        elif "form" in line:
+            self._form(_checked(line, FormLine))
         elif "runs" in line:
             counted = _checked(line, RunsLine)
             self.runs[counted.runs] = replace(counted, count=max(1, counted.count))
         else:
-            raise FormatError(f"it is neither a kernel nor a plan: {sorted(map(str, line))[:4]}")
+            raise FormatError(f"it is neither a kernel nor a plan, nor a form: {sorted(map(str, line))[:4]}")
 
     def _kernel(self, line: KernelLine) -> None:
         kernel = Kernel(data_to_ast(line.ast))
@@ -461,6 +518,14 @@ class _Reader:
         if line.plan != digest:
             raise FormatError(f"plan {line.plan!r:.40} was altered: its content has the digest {digest}")
         return CapturedPlan(digest, line.target, unbound, {k: v for k, v in line.seconds.items() if k in unbound.kernels})
+
+    def _form(self, line: FormLine) -> None:
+        form = Form(line.form, line.described, line.lengths, line.is_transformed, line.why, line.is_open)
+        if form.key != key_of(form.described):
+            raise FormatError(f"convolution {form.key!r:.40} was altered: its description has the key {key_of(form.described)}")
+        found = CapturedForm(form, line.of, None if line.other is None else self._plan(line.other))
+        known = {(f.form.key, f.plan) for f in self.capture.forms}
+        self.capture.forms.extend([found] * ((form.key, line.of) not in known))
 
     def _call(self, row: CallRow, buffers: tuple[BufferSpec, ...]) -> Call:
         key = row.kernel[:12]

@@ -3,9 +3,11 @@
     {"format": "svod-lock", "version": 2}
     {"chain": "UPCAST(o0, 8) LANES(o1.in)", "from": "fc", "gain": 1.3, "kernel": "1e0aeffe…", "name": "gemm", "target": "x86_64/…"}
     {"chain": "ROUND(out, bfloat16) …", "error": 1e-3, "kernel": "1e0aeffe…", "kind": "rounding", "name": "gemm", "plan": "77ab…", …}
+    {"described": "float32 convolution of …", "direct": 2e-4, "kernel": "90c3…", "kind": "form_times", "lengths": [32, 32], …}
 
 A line without a kind is a kernel's chain. One of the kind "rounding" belongs to a choice of kernels to round, under the policy "fast"; it
-has the fields of the record `Rounding`, with its chain as text. Files without such lines have version 1.
+has the fields of the record `Rounding`, with its chain as text. One of the kind "form_times" is the record `FormTimes` of a convolution.
+Files without such lines have version 1, files without the latter version 2.
 
 `svod-tune -o model.lock.jsonl` writes a lock file; SVOD_LOCK and `PrepareConfig(lock=…)` name the file to use. A file may have lines of
 several targets. It is data, never executed: a malformed line is skipped with a warning, and so is a whole file that is missing or not a
@@ -29,12 +31,12 @@ from svod.core.kernel.chain_text import chain_text, parse_chain
 from svod.core.kernel.scheduler import Opt
 from svod.errors import ConfigError, SvodError
 from svod.system.files import write_text
-from svod.tune.db import Rounding
+from svod.tune.db import FormTimes, Rounding
 
 log = logging.getLogger("svod.tune")
 
 LOCK_FORMAT = "svod-lock"
-LOCK_VERSION = 2
+LOCK_VERSION = 3
 MOST_LOCK_BYTES = 64 << 20
 MOST_CHAIN = 20_000         # most characters of one field; a chain of this length has more than a thousand opts
 
@@ -78,20 +80,47 @@ class LockedRounding:
                 **({"name": self.name} if self.name else {})}
 
 
+@dataclass(frozen=True)
+class LockedForm:
+    """A line of a lock file: the times of a convolution's forms."""
+
+    record: FormTimes
+
+    @property
+    def kernel(self) -> str:
+        return self.record.kernel
+
+    @property
+    def target(self) -> str:
+        return self.record.target
+
+    @property
+    def name(self) -> str:
+        return self.record.described
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.record.content(), "kind": FormTimes.kind}
+
+
 class Lock(NamedTuple):
-    """The lines of a lock file: chains by (kernel, target), and the choices of kernels to round."""
+    """The lines of a lock file: chains by (kernel, target), the choices of kernels to round, and the times of convolutions' forms."""
 
     chains: Mapping[tuple[str, str], Locked] = MappingProxyType({})
     roundings: Sequence[LockedRounding] = ()
+    forms: Sequence[LockedForm] = ()
+
+    @property
+    def lines(self) -> tuple[Locked | LockedRounding | LockedForm, ...]:
+        return *self.chains.values(), *self.roundings, *self.forms
 
 
 def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None,
-               roundings: Iterable[LockedRounding] = ()) -> int:
+               roundings: Iterable[LockedRounding] = (), forms: Iterable[LockedForm] = ()) -> int:
     """Write a lock file in a stable order, so that a diff shows only changes. `searched`: target → keys of the kernels that were to be
     tuned for it. A line of an existing file is kept if its target is not in `searched`, or if its kernel was to be tuned and has no new
-    line; a choice of kernels to round, if all of its kernels were and its plan has no new choice. With `searched` None no old line is kept.
-    Returns the number of lines with chains. Raises OSError."""
-    lines, roundings = list(lines), list(roundings)
+    line; a choice of kernels to round, if all of its kernels were and its plan has no new choice; the times of a convolution's forms, if
+    it has no new ones. With `searched` None no old line is kept. Returns the number of lines with chains. Raises OSError."""
+    lines, roundings, forms = list(lines), list(roundings), list(forms)
     if searched is not None and path.is_file():
         new, old = {(x.kernel, x.target) for x in lines}, read_lock(path)
         lines += [x for x in old.chains.values() if (x.kernel, x.target) not in new
@@ -99,10 +128,13 @@ def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Colle
         chosen = {(x.target, x.record.plan) for x in roundings}
         gone = {x.record.choice for x in old.roundings if x.target in searched and x.kernel not in searched[x.target]}
         roundings += [x for x in old.roundings if (x.target, x.record.plan) not in chosen and x.record.choice not in gone]
+        known = {(x.kernel, x.target) for x in forms}
+        forms += [x for x in old.forms if (x.kernel, x.target) not in known]
     ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
     rounded = sorted(roundings, key=lambda x: (x.name, x.kernel, x.record.choice))
-    header = {"format": LOCK_FORMAT, "version": LOCK_VERSION if rounded else 1}
-    text = [header, *(x.to_json() for x in ordered), *(x.to_json() for x in rounded)]
+    header = {"format": LOCK_FORMAT, "version": LOCK_VERSION if forms else 2 if rounded else 1}
+    timed = sorted(forms, key=lambda x: (x.name, x.kernel, x.target))
+    text = [header, *(x.to_json() for x in ordered), *(x.to_json() for x in rounded), *(x.to_json() for x in timed)]
     write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
     return len(ordered)
 
@@ -127,7 +159,7 @@ def read_lock(path: str | os.PathLike[str]) -> Lock:
     """The lines of a lock file. Raises nothing: a file or line that cannot be used is reported once, as a warning."""
     lock, problem = _lock_and_problem(path)
     if problem:
-        config.log_once(log, logging.WARNING, f"{problem}; what can be read of it is used" if lock.chains or lock.roundings else problem)
+        config.log_once(log, logging.WARNING, f"{problem}; what can be read of it is used" if lock.lines else problem)
     return lock
 
 
@@ -161,6 +193,7 @@ def _read(path: str, changed: int, size: int) -> tuple[Lock, str]:
         return Lock(), f"the lock file {path} is not used: {e}"
     lines: dict[tuple[str, str], Locked] = {}
     roundings: list[LockedRounding] = []
+    forms: list[LockedForm] = []
     problems: list[str] = []
     for number, text in enumerate(rest, 2):
         try:
@@ -168,16 +201,20 @@ def _read(path: str, changed: int, size: int) -> tuple[Lock, str]:
                 line = _parsed(json.loads(text))
                 if isinstance(line, LockedRounding):
                     roundings.append(line)
+                elif isinstance(line, LockedForm):
+                    forms.append(line)
                 else:
                     lines[line.kernel, line.target] = line
         except (ValueError, RecursionError, SvodError) as e:
             problems.append(f"line {number}: {e!s:.200}")
     more = f", and {len(problems) - 1} lines more" if len(problems) > 1 else ""
-    return Lock(lines, tuple(roundings)), f"the lock file {path}: {problems[0]}{more}" if problems else ""
+    return Lock(lines, tuple(roundings), tuple(forms)), f"the lock file {path}: {problems[0]}{more}" if problems else ""
 
 
-def _parsed(data: Any) -> Locked | LockedRounding:
+def _parsed(data: Any) -> Locked | LockedRounding | LockedForm:
     """Check the parsed JSON of a line and return it. Raises ValueError, SvodError."""
+    if isinstance(data, dict) and data.get("kind") == FormTimes.kind:
+        return LockedForm(FormTimes.from_json(data))
     chain, gain = parse_chain(_text(data, "chain")), data.get("gain")
     name, origin = (x if isinstance(x := data.get(field), str) else "" for field in ("name", "from"))
     kind = data.get("kind")

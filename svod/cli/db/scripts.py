@@ -54,7 +54,9 @@ def captured_kernels(options: TuneOptions) -> tuple[list[CapturedKernel], str]:
                     data = parse_json(line, "a line")
                 except RecordError:
                     continue  # the last line of a process that was killed while writing
-                if isinstance(data, dict) and isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
+                if not isinstance(data, dict) or "only_in_form" in data:
+                    continue
+                if isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
                     c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")),
                                        data.get("ast"))
                     kernels[c.kernel, c.target] = c

@@ -16,7 +16,17 @@ from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
 from svod.cli.tune.plan_checks import ChosenRoundings
-from svod.cli.tune.report import dry_table, kernel_table, outcome_json, plan_json, plan_lines, rounding_lines, row_json, size_lines
+from svod.cli.tune.report import (
+    dry_table,
+    form_lines,
+    kernel_table,
+    outcome_json,
+    plan_json,
+    plan_lines,
+    rounding_lines,
+    row_json,
+    size_lines,
+)
 from svod.cli.tune.searching import Searches
 from svod.cli.tune.setting import EXIT_NOT_STORED, Setting, TargetWork, has_wider
 from svod.cli.tune.waiting import say, waiting
@@ -30,7 +40,7 @@ from svod.system.quantities import count
 from svod.tune.db import Rounding
 from svod.tune.db.moving import export_unstored
 from svod.tune.fast.report import to_data
-from svod.tune.lock import Locked, LockedRounding, write_lock
+from svod.tune.lock import Locked, LockedForm, LockedRounding, write_lock
 from svod.tune.session import SessionResult, bound_at
 
 PIPE_WIDTH = 110            # width, in characters, of a table that does not go to a terminal
@@ -130,19 +140,21 @@ class ResultsPlace:
 
 
 def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence[Rounding]]) -> bool:
-    """Write to a lock file the chains and the choices of kernels to round that the next `prepare` then uses. Returns False if the file
-    cannot be written."""
+    """Write to a lock file the chains, the choices of kernels to round and the times of convolutions' forms that the next `prepare` then
+    uses. Returns False if the file cannot be written."""
     names = {r.key: r.name for w in works for r in w.rows}
     roundings = [LockedRounding(r, names.get(r.kernel, "")) for records in choices for r in records]
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
+    forms = [LockedForm(f.times) for w in works for f in w.forms if f.times is not None]
     try:
-        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings)
+        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, forms)
     except FileError as e:
         say(f"svod-tune: {e}")
         return False
     rounded = f", and which of them are rounded in {count(len(choices), 'plan')}," if choices else ""
-    say(f"svod-tune: the chains of {written} kernels{rounded} are in {path}; SVOD_LOCK={path} uses them")
+    timed = f", and the forms of {count(len(forms), 'convolution')}," if forms else ""
+    say(f"svod-tune: the chains of {written} kernels{rounded}{timed} are in {path}; SVOD_LOCK={path} uses them")
     return True
 
 
@@ -183,6 +195,7 @@ class CommandReport:
             for number, (plan, check) in enumerate(w.checks, 1):
                 name = f" {number} of {len(w.checks)}" if len(w.checks) > 1 else ""
                 lines += plan_lines(check, name, len(plan.unbound.calls))
+            lines += form_lines(w.forms)
         named = named_kernels(c for plan in self.captured.content.plans for c in plan.unbound.calls)
         for records in self.roundings.records:
             lines += ["", *rounding_lines(records, named, output.width)]
@@ -225,6 +238,7 @@ class CommandReport:
             "script": None if script is None else asdict(script),
             "kernels": [{"target": w.target.key, **kernel} for w in self.works for kernel in _kernels_json(w)],
             "plans": [plan_json(check, plan.digest, plan.unbound) for w in self.works for plan, check in w.checks],
+            "forms": [f.to_data() for w in self.works for f in w.forms],
             "roundings": [to_data(records) for records in self.roundings.records], "rounding_failure": self.roundings.failure,
             "search": None if r is None else {"executor": self.workers, "proposed": r.candidates, "timed": r.timed,
                                               "searches": r.searches, "seconds": r.seconds,

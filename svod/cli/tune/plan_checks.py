@@ -1,4 +1,5 @@
-"""The result of svod-tune for each kernel, and the timing of whole plans with the heuristic's and with tuned chains."""
+"""The result of svod-tune for each kernel, and the timing of whole plans with the heuristic's and with tuned chains, and with both forms of
+their convolutions."""
 from __future__ import annotations
 
 import os
@@ -29,6 +30,7 @@ from svod.tune.db.moving import export
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.fast.report import by_plan
 from svod.tune.plans.check import Gain, PlanCheck, check_plan, check_values
+from svod.tune.plans.form_check import BothForms, TimedForm, time_forms
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.search.confirmation import Finding
 
@@ -36,6 +38,7 @@ PLAN_CHECK_SECONDS = 4.0    # most seconds for the check of one plan
 KNOWN_CHECK_SECONDS = 1.5   # most seconds for the check of one plan if nothing was searched
 MAX_CHECKS = 3              # most plans that are checked; those that take most of the time are
 CHOICE_SECONDS = 60.0       # seconds that the choice of kernels to round may take besides twice the program's own
+FORM_SECONDS = 2.0      # most seconds for timing both forms of one convolution
 CHECK_SHARE = 0.05          # plans below this share of the time are not checked, except the first
 
 
@@ -137,6 +140,29 @@ def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:
 
 def _finite(seconds: float) -> float | None:
     return seconds if seconds < float("inf") else None
+
+
+def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequence[TimedForm]:
+    """Time both forms of each convolution that is worth it, with the chains that the database has now, and store the times. A convolution
+    of several plans is timed in the plan that is run most."""
+    plans = {p.digest: p for p in captured.plans}
+    done: dict[str, TimedForm] = {}
+    for found in sorted((f for f in captured.forms if f.plan in plans), key=lambda f: -plans[f.plan].runs):
+        times = None
+        if found.form.key in done:
+            continue
+        try:
+            both = None if found.other is None else BothForms.of(found.form, plans[found.plan].unbound, found.other.unbound)
+            if both is not None and both.can_be_timed and not setting.clock.is_late:
+                times = time_forms(both, work.resolved, setting.clock.check_seconds(FORM_SECONDS))
+                setting.db.record([times])
+        except KeyboardInterrupt:
+            say("svod-tune: Ctrl-C: no more forms of convolutions are timed")
+            break
+        except (SvodError, MemoryError) as e:
+            say(f"svod-tune: the forms of a {found.form.described} could not be timed: {e}")
+        done[found.form.key] = TimedForm(found.form, found.plan, times)
+    return tuple(done.values())
 
 
 class ChosenRoundings(NamedTuple):

@@ -17,6 +17,7 @@ from svod.system.quantities import seconds as in_words
 from svod.system.tables import text_table
 from svod.tune.db.records import Rounding, SizeTime
 from svod.tune.plans.check import PlanCheck, name_of
+from svod.tune.plans.form_check import TimedForm
 
 KEY_SHOWN = 8
 NARROW_TABLE_COLUMNS = 90    # a table for fewer characters per line leaves some of its columns out
@@ -71,7 +72,7 @@ def work_lines(rows: Sequence[SurveyRow], beam: int) -> list[str]:
 
 
 def _share(rows: Sequence[SurveyRow]) -> str:
-    return percent(sum(r.share for r in rows))
+    return percent(sum(r.share for r in rows if not r.only_in_form))
 
 
 def _names(rows: Sequence[SurveyRow]) -> str:
@@ -139,7 +140,8 @@ def _unverified(outcomes: Sequence[KernelReport]) -> list[str]:
 
 
 def _origin_words(row: SurveyRow) -> str:
-    return (short_origin(row.origins[0]) if row.origins else "") + (f" +{len(row.origins) - 1}" if len(row.origins) > 1 else "")
+    more = f" +{len(row.origins) - 1}" if len(row.origins) > 1 else ""
+    return (short_origin(row.origins[0]) if row.origins else "") + more + ("; other form" if row.only_in_form else "")
 
 
 def _doubt(o: KernelReport) -> str:
@@ -207,6 +209,11 @@ def rounding_lines(records: Sequence[Rounding], names: Mapping[str, Named], widt
             *text_table(header, rows, right=header[2:], shrink=header[:1], width=width), "",
             "whole plan", f"  float32    {in_words(first.plan_before):>8}", f"  as chosen  {end}",
             f"  error      {first.plan_error:>8.1e}   measured, all outputs, over the sample inputs"]
+
+
+def form_lines(forms: Sequence[TimedForm]) -> list[str]:
+    """The forms of convolutions, by prediction or by the times of both, and what the next `prepare` uses."""
+    return ["convolutions directly or by transforms", *(f"  {f.words}" for f in forms)] if forms else []
 
 
 # -- JSON ---------------------------------------------------------------------------------------------------------------

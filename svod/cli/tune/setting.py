@@ -14,6 +14,7 @@ from svod.core.machine.target import Target
 from svod.tune.capture import CapturedPlan
 from svod.tune.db import TuningDB
 from svod.tune.plans.check import PlanCheck
+from svod.tune.plans.form_check import TimedForm
 from svod.tune.resolved import Resolved
 from svod.tune.session import SessionResult
 from svod.tune.unfinished import left_to_search
@@ -117,6 +118,7 @@ class TargetWork:
     outcomes: Sequence[KernelReport] = ()
     checks: Sequence[tuple[CapturedPlan, PlanCheck]] = ()
     ceilings: Ceilings | None = None
+    forms: Sequence[TimedForm] = ()
 
     @property
     def target(self) -> Target:

@@ -1,8 +1,9 @@
 """Makes a list of work from a capture: the kernels, their shares of the time, and whether they are worth a search.
 
-Plans are weighed by their number of runs, kernels by calls × seconds with the heuristic. A kernel below 0.5 % of the time keeps the
-heuristic. A kernel for which the database has a valid winner is searched further if its search ended early or was narrower than the search
-now asked for (`svod.tune.unfinished`). Winners of other machines are checked before anything is searched (`svod.tune.checks`).
+Plans are weighed by their number of runs, kernels by calls × seconds with the heuristic. Kernels that a plan would have with the other form
+of a convolution are weighed as if it had them, so that both forms are timed with their best chains. A kernel below 0.5 % of the time keeps
+the heuristic. A kernel for which the database has a valid winner is searched further if its search ended early or was narrower than the
+search now asked for (`svod.tune.unfinished`). Winners of other machines are checked before anything is searched (`svod.tune.checks`).
 """
 from __future__ import annotations
 
@@ -43,8 +44,9 @@ Decision = Literal["search", "check", "known", "small", "left out"]
 @dataclass
 class SurveyRow:
     """One distinct kernel. `calls`: its calls per run of the main plan; `seconds`: seconds of one call with the heuristic; `share`: its
-    part of the captured time. For a kernel with variables, seconds, operations and bytes are geometric means over its `sizes`, and
-    `variables` maps its names of the variables to the user's. `proposed`: the chains to measure, if the decision is "check"."""
+    part of the captured time. `only_in_form`: only the other form of a convolution has it. For a kernel with variables, seconds, operations
+    and bytes are geometric means over its `sizes`, and `variables` maps its names of the variables to the user's. `proposed`: the chains to
+    measure, if the decision is "check"."""
 
     kernel: Kernel
     name: str
@@ -61,6 +63,7 @@ class SurveyRow:
     sizes: tuple[Size, ...] = ((),)
     variables: Mapping[str, str] = field(default_factory=dict)
     proposed: Proposed | None = None
+    only_in_form: bool = False
 
     @property
     def key(self) -> str:
@@ -131,17 +134,23 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyR
             calls[key] = calls.get(key, 0.0) + n * plan.runs
             seconds[key] = min(times[key], seconds.get(key, times[key]))
         weights.append(plan.runs * sum(times[k] * n for k, n in plan.unbound.counts.items()))
+    total = sum(calls[k] * seconds[k] for k in calls) or 1.0
+    others = {key: (plan, n) for plan in capture.in_other_forms for key, n in plan.unbound.counts.items() if key not in calls}
+    timed = {plan.digest: kernel_seconds(plan, target, compiler) for plan, _ in others.values()}
+    for key, (plan, n) in others.items():
+        calls[key], seconds[key] = float(n * plan.runs), timed[plan.digest][key]
     main = max(range(len(weights)), key=weights.__getitem__, default=None)
     runs = capture.plans[main].runs if main is not None else 1
-    total = sum(calls[k] * seconds[k] for k in calls) or 1.0
-    kernels, named = capture.kernels, named_kernels(c for plan in capture.plans for c in plan.unbound.calls)
+    plans = [*capture.plans, *capture.in_other_forms]
+    kernels = {key: kernel for plan in plans for key, kernel in plan.unbound.kernels.items()}
+    named = named_kernels(c for plan in plans for c in plan.unbound.calls)
     rows = []
     for k in calls:
-        called = [v for plan in capture.plans for v in plan.unbound.variables_of(k)]
+        called = [v for plan in plans for v in plan.unbound.variables_of(k)]
         sizes = merged_sizes(kernels[k], called)
         rows.append(SurveyRow(kernels[k], named[k].name or "kernel", named[k].origins, calls[k] / runs, seconds[k],
                               calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes,
-                              variables=variable_names(kernels[k], called)))
+                              variables=variable_names(kernels[k], called), only_in_form=k in others))
     return sorted(rows, key=lambda r: (-r.share, r.key))
 
 

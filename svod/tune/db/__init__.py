@@ -3,6 +3,7 @@ from svod.tune.db.claims import Claim, Holder
 from svod.tune.db.moving import Merged
 from svod.tune.db.records import (
     Chain,
+    FormTimes,
     KernelRecord,
     Measurement,
     OriginRecord,
@@ -19,6 +20,6 @@ from svod.tune.db.transfer import Skipped
 from svod.tune.db.why import Explanation, explain
 from svod.tune.db.winners import Winner, derive_winner, rank_winners
 
-__all__ = ["LAYER_NAMES", "OWN", "SHIPPED", "TEAM", "Chain", "Claim", "Explanation", "Holder", "KernelRecord", "Measurement", "Merged",
-           "OriginRecord", "Record", "RecordError", "Rounding", "Search", "Skipped", "TargetFacts", "TuningDB", "Verdict", "Winner",
-           "derive_winner", "described", "explain", "origins_of", "rank_winners"]
+__all__ = ["LAYER_NAMES", "OWN", "SHIPPED", "TEAM", "Chain", "Claim", "Explanation", "FormTimes", "Holder", "KernelRecord", "Measurement",
+           "Merged", "OriginRecord", "Record", "RecordError", "Rounding", "Search", "Skipped", "TargetFacts", "TuningDB", "Verdict",
+           "Winner", "derive_winner", "described", "explain", "origins_of", "rank_winners"]

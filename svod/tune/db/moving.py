@@ -21,6 +21,7 @@ from svod.errors import DatabaseError
 from svod.tune.db import claims, files, transfer
 from svod.tune.db.records import (
     RECORDS,
+    FormTimes,
     KernelRecord,
     Measurement,
     OriginRecord,
@@ -64,20 +65,22 @@ class Collected(NamedTuple):
 def export(db: TuningDB, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False, anonymous: bool = False,
            roundings: bool = True) -> int:
     """Write the user's records of all kernels, or of the given ones, to a .jsonl file. `winners_only`: only the winners' measurements and
-    verifications, all wrong and retracted verdicts, and the choices of kernels to round. `anonymous`: without names of people, machines,
-    files and searches. `roundings`: with the choices of kernels to round, each whole if one of its kernels is asked for. Claims are never
-    exported. Returns the number of records. Raises OSError."""
+    verifications, all wrong and retracted verdicts, the choices of kernels to round, and the times of forms. `anonymous`: without names of
+    people, machines, files and searches. `roundings`: with the choices of kernels to round, each whole if one of its kernels is asked for.
+    Claims are never exported. Returns the number of records. Raises OSError."""
     asked = None if kernels is None else set(kernels)
     measurements = [m for m, _ in db.select(Measurement) if asked is None or m.kernel in asked]
-    rounded = _roundings(db, asked) if roundings else []
-    chosen = _records_of_winners(db, measurements, rounded, asked) if winners_only else _records_of(db, measurements, rounded, asked)
+    of_plans: list[Rounding | FormTimes] = [f for f, _ in db.select(FormTimes) if asked is None or f.kernel in asked]
+    of_plans += _roundings(db, asked) if roundings else []
+    chosen = _records_of_winners(db, measurements, of_plans, asked) if winners_only else _records_of(db, measurements, of_plans, asked)
     return transfer.write_records(path, changed(chosen, anonymised) if anonymous else chosen)
 
 
-def _records_of(db: TuningDB, measurements: Sequence[Measurement], rounded: Sequence[Rounding], asked: set[str] | None) -> list[Record]:
-    """The given measurements and roundings, and all other records of the kernels `asked` for (None: of all kernels)."""
-    kernels = None if asked is None else asked.union(r.kernel for r in rounded)
-    return [*measurements, *rounded, *_described(db, [*measurements, *rounded], kernels),
+def _records_of(db: TuningDB, measurements: Sequence[Measurement], of_plans: Sequence[Rounding | FormTimes],
+                asked: set[str] | None) -> list[Record]:
+    """The given measurements and records of plans, and all other records of the kernels `asked` for (None: of all kernels)."""
+    kernels = None if asked is None else asked.union(r.kernel for r in of_plans)
+    return [*measurements, *of_plans, *_described(db, [*measurements, *of_plans], kernels),
             *(v for v, _ in db.select(Verdict) if asked is None or v.kernel in asked),
             *(s for s, _ in db.select(Search) if asked is None or s.kernel in asked)]
 
@@ -89,21 +92,21 @@ def _roundings(db: TuningDB, asked: set[str] | None) -> list[Rounding]:
     return [r for r in every if r.choice in choices]
 
 
-def _records_of_winners(db: TuningDB, measurements: Sequence[Measurement], rounded: Sequence[Rounding],
+def _records_of_winners(db: TuningDB, measurements: Sequence[Measurement], of_plans: Sequence[Rounding | FormTimes],
                         asked: set[str] | None) -> list[Record]:
-    """The measurements of winners among the given ones, the given roundings, and the other records that decide about either."""
+    """The measurements of winners among the given ones, the given records of plans, and the other records that decide about either."""
     winners = {ranking[0].measurement for ranking in db.all_rankings(alone=True).values() if ranking}
     kept = [m for m in measurements if m.id in winners]
     code = {(m.kernel, m.target, m.linear) for m in kept}
     verdicts = [v for v, _ in db.select(Verdict) if asked is None or v.kernel in asked]
     # a search verifies a chain in its races and again when it confirms it: one of these verdicts is enough
     verified = {(v.kernel, v.target, v.linear, v.codegen): v for v in verdicts if v.verdict == "verified"}
-    used: list[Measurement | Rounding] = [*kept, *rounded]
+    used: list[Measurement | Rounding | FormTimes] = [*kept, *of_plans]
     return [*used, *_described(db, used, {r.kernel for r in used}), *(v for v in verdicts if v.verdict != "verified"),
             *(v for (*place, _), v in verified.items() if tuple(place) in code)]
 
 
-def _described(db: TuningDB, records: Sequence[Measurement | Rounding], kernels: set[str] | None) -> list[Record]:
+def _described(db: TuningDB, records: Sequence[Measurement | Rounding | FormTimes], kernels: set[str] | None) -> list[Record]:
     """The facts about the targets of these records, and the descriptions of `kernels` (None: of all)."""
     targets = {r.target for r in records}
     described: list[KernelRecord | OriginRecord] = [*(k for k, _ in db.select(KernelRecord)),

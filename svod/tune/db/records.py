@@ -99,7 +99,9 @@ RECORD_COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kin
                    "baseline_linear ratio ratio_low ratio_high noisy search host taken_at",
     "verdict": "kernel target linear verdict codegen compiler by method reason search taken_at",
     "rounding": "kernel target plan weights chain linear codegen samples max_error error before after used plan_error plan_before "
-                "plan_after taken_at"}.items()}
+                "plan_after taken_at",
+    "form_times": "kernel target plan described lengths codegen compiler protocol direct transformed ratio ratio_low ratio_high "
+                  "taken_at"}.items()}
 MAX_EXTRA = 64      # most unknown fields of one record; more can only be a mistake
 
 
@@ -442,6 +444,51 @@ class Rounding(Record):
         return self.target, self.plan, self.weights, self.taken_at
 
 
+@dataclass(frozen=True)
+class FormTimes(Record):
+    """The times of the two forms of a convolution inside a plan: directly, and by Fourier transforms (`svod.tune.plans.convolutions`).
+
+    `kernel`: the key of the convolution, as it needs several kernels in one of its forms and has no kernel's key; `described`: the
+    convolution in words. `plan`: the digest of the plan inside which both were timed, in its direct form. `lengths`: the positions of a
+    block along each window axis. `direct`, `transformed`: seconds of a run of the plan that are spent in the kernels which differ. `ratio`
+    is transformed ÷ direct, paired within the same passes, with its 95 % interval. `codegen`, `compiler` and `protocol` are those of a
+    `Measurement`."""
+
+    kernel: Name
+    target: Name
+    plan: Text
+    described: Text
+    lengths: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
+    codegen: Count
+    compiler: Text
+    protocol: Count
+    direct: Positive
+    transformed: Positive
+    ratio: Positive
+    ratio_low: Number
+    ratio_high: Positive
+    taken_at: Number = 0.0
+
+    kind: ClassVar[str] = "form_times"
+    table: ClassVar[str] = "form_times"
+    json_fields: ClassVar[frozenset[str]] = frozenset({"lengths"})
+
+    def _check(self, values: dict[str, Any]) -> None:
+        super()._check(values)
+        if not self.ratio_low <= self.ratio <= self.ratio_high:
+            raise RecordError(f"the ratio {self.ratio:g} of two forms is not in its interval {self.ratio_low:g} to {self.ratio_high:g}")
+
+    @property
+    def linear(self) -> str:
+        """The transformed form, as a verdict names it in the place of a LINEAR digest."""
+        return f"transforms of {'×'.join(map(str, self.lengths))}"
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the transformed form is the faster one, beyond noise."""
+        return self.ratio_high < 1.0
+
+
 def anonymised(record: Record) -> Record | None:
     """A copy of a record without names of people, machines, files, programs and searches; None for records that have nothing else. Of a
     measurement's `host` only the sizes of a kernel with variables stay. The copy and its original count as one measurement."""
@@ -451,7 +498,7 @@ def anonymised(record: Record) -> Record | None:
         return replace(record, by="", search="", extra={})
     if isinstance(record, Rounding):
         return replace(record, samples="", extra={})
-    return replace(record, extra={}) if isinstance(record, KernelRecord) else None
+    return replace(record, extra={}) if isinstance(record, (KernelRecord, FormTimes)) else None
 
 
 def changed(records: Iterable[Record], change: Callable[[Record], Record | None]) -> list[Record]:
@@ -463,7 +510,7 @@ def changed(records: Iterable[Record], change: Callable[[Record], Record | None]
             for _, new in pairs]
 
 
-RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict, Rounding)
+RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict, Rounding, FormTimes)
 BY_KIND: dict[str, type[Record]] = {r.kind: r for r in RECORDS}
 
 

@@ -1,6 +1,6 @@
 """The tables, their version, and the upgrades from older versions.
 
-Seven tables hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that records had in
+Eight tables hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that records had in
 format 1, nested values are JSON text, and later fields are in the JSON object `extra`: a new field needs no new schema. Rows of records
 are only inserted, so merging two databases is set union. The column `layer` is local and no part of the content: 0 for records of this
 database's own searches, 1 for records that were merged or imported.
@@ -12,6 +12,7 @@ database's own searches, 1 for records that were merged or imported.
     measurements  times or failures of candidates
     verdicts      judgements on LINEARs: verified, wrong, retracted, restored
     roundings     the kernels of plans that may be rounded under the policy "fast", and whether they are
+    form_times    the times of convolutions inside plans, directly and by transforms
 
 Two tables are local, and are never exported or merged:
 
@@ -29,15 +30,15 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from svod.errors import DatabaseError
-from svod.tune.db.records import RECORD_COLUMNS, RECORDS, Record, RecordError, Rounding
+from svod.tune.db.records import RECORD_COLUMNS, RECORDS, FormTimes, Record, RecordError, Rounding
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID = 0x53564F44  # "SVOD" in ASCII
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
-FIRST_RECORDS = tuple([r for r in RECORDS if r is not Rounding])      # the records that version 1 had
+FIRST_RECORDS = tuple([r for r in RECORDS if r not in (Rounding, FormTimes)])      # the records that version 1 had
 
 OWN, TEAM, SHIPPED = 0, 1, 2
 LAYER_NAMES = ("own", "team", "shipped")
@@ -102,8 +103,18 @@ def add_version_5(db: Database) -> None:
     db.table(Rounding.table).create_index(("target", "plan"), "roundings_target_plan")
 
 
+def add_version_6(db: Database) -> None:
+    """Add the table of the times of forms."""
+    reals = ("direct", "transformed", "ratio", "ratio_low", "ratio_high", "taken_at")
+    kinds = {c: float if c in reals else int if c in ("codegen", "protocol") else str for c in ("id", *RECORD_COLUMNS[FormTimes.kind])}
+    columns = {**kinds, "layer": int, "extra": str}
+    db.table(FormTimes.table).create(columns, pk="id", not_null=columns.keys())
+    db.table(FormTimes.table).create_index(("target",), "form_times_target")
+
+
 #: UPGRADES[v] turns a database of version v into one of version v + 1. 0 is an empty file.
-UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2, add_version_3, add_version_4, add_version_5)
+UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2, add_version_3, add_version_4, add_version_5,
+                                                      add_version_6)
 
 
 def read_version(conn: sqlite3.Connection) -> int:

@@ -38,7 +38,7 @@ from svod.errors import DatabaseError
 from svod.system.process.program import user_at_host
 from svod.tune.db import layers
 from svod.tune.db.claims import Claims
-from svod.tune.db.records import KernelRecord, Measurement, OriginRecord, Record, Rounding, Search, Verdict
+from svod.tune.db.records import FormTimes, KernelRecord, Measurement, OriginRecord, Record, Rounding, Search, Verdict
 from svod.tune.db.schema import OWN, SHIPPED, insert_rows, insert_values
 from svod.tune.db.storage import Storage
 from svod.tune.db.transfer import Skipped
@@ -236,19 +236,20 @@ class TuningDB:
         self.record([replace(begun, ended_at=time.time(), outcome=outcome, result=result or {})])
 
     def retract(self, kernel: str, target: str | None, linear: str | None, reason: str) -> int:
-        """Write `retracted` verdicts for the chains of a kernel that may win, and those that may be rounded in a plan, optionally only for
-        one target or one LINEAR. These chains are not used again under the same code generator, whatever records are merged later. Returns
-        the number of LINEARs. Raises DatabaseError where nothing can be written."""
-        evidence: list[Measurement | Rounding] = [m for m, _ in self.select(Measurement, kernel, target, shipped=True)
+        """Write `retracted` verdicts for the chains of a kernel that may win, those that may be rounded in a plan, and the times of a
+        convolution's forms, optionally only for one target or one LINEAR. They are not used again under the same code generator, whatever
+        records are merged later. Returns the number of LINEARs. Raises DatabaseError where nothing can be written."""
+        evidence: list[Measurement | Rounding | FormTimes] = [m for m, _ in self.select(Measurement, kernel, target, shipped=True)
                                                   if m.step == "confirm" or linear]
         evidence += [r for r, _ in self.select(Rounding, kernel, target, shipped=True)]
-        newest: dict[tuple[str, str], Measurement | Rounding] = {}
+        evidence += [f for f, _ in self.select(FormTimes, kernel, target, shipped=True)]
+        newest: dict[tuple[str, str], Measurement | Rounding | FormTimes] = {}
         for e in evidence:
             at = (e.target, e.linear)
             if e.linear and linear in (None, e.linear) and (at not in newest or e.codegen > newest[at].codegen):
                 newest[at] = e
         verdicts = [Verdict(e.kernel, e.target, e.linear, "retracted", e.codegen, by=user_at_host(), method="svod-db retract",
-                            compiler=e.compiler if isinstance(e, Measurement) else "", reason=reason, taken_at=time.time())
+                            compiler="" if isinstance(e, Rounding) else e.compiler, reason=reason, taken_at=time.time())
                     for e in newest.values()]
         if verdicts:
             self.record(verdicts, must=True)

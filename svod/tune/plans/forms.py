@@ -1,0 +1,79 @@
+"""The forms of a convolution: directly, and by Fourier transforms of blocks. Where both have been timed inside a plan, the times decide.
+
+    lines of the lock file → records of the tuning database, this machine's own before others, the newest first → the prediction
+
+A record counts for the code generator that made its kernels, and until it is retracted. Ties go to the direct form: the other one is taken
+if the whole interval of the ratio of their times is below 1.
+"""
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths
+from svod.core.convolution.price import block_lengths
+from svod.core.graph.channels import Convolution
+from svod.core.graph.shapes import shape_of
+from svod.core.ir.uop import Ops, UOp
+from svod.system.quantities import seconds as duration
+from svod.tune.db import OWN, FormTimes
+from svod.tune.resolved import Resolved
+
+
+class Form(NamedTuple):
+    """The form of a convolution in a plan. `key`, `described`: the convolution; `lengths`: the positions of a block in the transformed
+    form; `is_transformed`: whether the plan has that one; `why`: the times or the predictions by which it was chosen, in words; `is_open`:
+    whether it is worth timing both."""
+
+    key: str
+    described: str
+    lengths: Lengths
+    is_transformed: bool
+    why: str
+    is_open: bool
+
+    @property
+    def words(self) -> str:
+        """The convolution, its form, and the reason."""
+        return f"{self.described}: {form_words(self.lengths if self.is_transformed else None)}, {self.why}"
+
+
+def form_words(lengths: Lengths | None) -> str:
+    """The transformed form of a convolution with these block lengths, in words; None: its direct form."""
+    return "directly" if lengths is None else f"by transforms of blocks of {'×'.join(map(str, lengths))}"
+
+
+def times_words(r: FormTimes) -> str:
+    """What the two forms took, in words."""
+    return (f"measured: directly {duration(r.direct)}, {form_words(r.lengths)} {duration(r.transformed)} ({r.ratio:.2f}×, 95 % interval "
+            f"{r.ratio_low:.2f}–{r.ratio_high:.2f}×)")
+
+
+def describe(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool) -> str:
+    """A convolution in words, with everything that its kernels depend on by itself."""
+    image, padding = c.windows.src[0], ""
+    if image.op is Ops.PAD:
+        padding = " padded by " + ", ".join(f"{before}+{after}" for before, after in image.arg[0][2:])
+        padding += f" of {image.arg[1]:g}" if image.arg[1] else ""
+    taps = "×".join(map(str, (z.groups * z.outputs, z.inputs, *z.taps)))
+    groups = f" in {z.groups} groups" if z.groups > 1 else ""
+    return f"{u.dtype.name} convolution of {'×'.join(map(str, shape_of(c.image)))}{padding} with {'constant ' * is_constant}{taps}{groups}"
+
+
+def key_of(described: str) -> str:
+    """The key of a convolution, which stands in records where others have the key of a kernel."""
+    return hashlib.blake2b(f"svod-convolution\n{described}".encode(), digest_size=16).hexdigest()
+
+
+def measured_form(key: str, z: ConvolutionSizes, resolved: Resolved) -> tuple[FormTimes, str] | None:
+    """The record that decides about a convolution, and where it is from, in words; None where there is none."""
+    config, target, revision = resolved.config, resolved.target.key, resolved.compiler.pair.revision
+    locked = [(line.record, f" (the lock file {config.lock})") for line in resolved.forms if (line.kernel, line.target) == (key, target)]
+    stored = resolved.db.select(FormTimes, key, target, shipped=True) if config.consults_database else []
+    own = sorted(stored, key=lambda pair: (pair[1] != OWN, -pair[0].taken_at))
+    found = [*locked, *((r, "") for r, layer in own if layer == OWN or config.imported != "ignore")]
+    if not found:
+        return None
+    barred, known = resolved.db.barred(key, target), set(block_lengths(z))
+    return next(((r, where) for r, where in found
+                 if r.codegen == revision and revision > barred.get(r.linear, -1) and r.lengths in known), None)
