@@ -147,6 +147,10 @@ class FormLine:
     is_open: bool
     other: PlanLine | None
 
+    @property
+    def content(self) -> Form:
+        return Form(self.form, self.described, self.lengths, self.is_transformed, self.why, self.is_open)
+
 
 @dataclass(frozen=True)
 class RunsLine:
@@ -520,7 +524,7 @@ class _Reader:
         return CapturedPlan(digest, line.target, unbound, {k: v for k, v in line.seconds.items() if k in unbound.kernels})
 
     def _form(self, line: FormLine) -> None:
-        form = Form(line.form, line.described, line.lengths, line.is_transformed, line.why, line.is_open)
+        form = line.content
         if form.key != key_of(form.described):
             raise FormatError(f"convolution {form.key!r:.40} was altered: its description has the key {key_of(form.described)}")
         found = CapturedForm(form, line.of, None if line.other is None else self._plan(line.other))

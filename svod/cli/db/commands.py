@@ -19,8 +19,8 @@ from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.db.objects import bake as bake_objects
 from svod.cli.db.objects import described_objects, object_rows, problems_of
-from svod.cli.db.reasons import reason_lines
-from svod.cli.db.scripts import CapturedKernel, captured_kernels
+from svod.cli.db.reasons import convolution_lines, reason_lines
+from svod.cli.db.scripts import CapturedKernel, captured_program
 from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
 from svod.cli.tune.command import check_program, options_of
 from svod.cli.tune.command import cli as svod_tune
@@ -37,6 +37,7 @@ from svod.system.quantities import count, seconds
 from svod.system.tables import printable
 from svod.tune.db import (
     LAYER_NAMES,
+    FormTimes,
     KernelRecord,
     Measurement,
     Merged,
@@ -54,7 +55,7 @@ from svod.tune.db import (
 from svod.tune.db.transfer import EXPORT_FORMAT
 from svod.tune.db.why import describe_searches
 from svod.tune.fast.report import by_plan, rounding_words
-from svod.tune.lock import Lock, Locked, LockedRounding, check_whole, read_lock
+from svod.tune.lock import Lock, Locked, LockedForm, LockedRounding, check_whole, read_lock
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
 # the options of svod-tune that say how a program is run, by parameter
@@ -139,19 +140,22 @@ def _check_whole(path: Path) -> None:
         raise DatabaseError(files.complaint(path, e)) from e
 
 
-def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: Iterable[Locked | LockedRounding] = ()) -> str:
-    """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one. A number at the
-    end is ignored if nothing else fits, as plans number their kernels: gemm_0 is a kernel called gemm. `shipped`: if the user's records
-    have no such kernel, also look for the key among kernels that ship with svod. `locked`: lines of a lock file, whose kernels count as
-    the user's."""
+def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: Iterable[Locked | LockedRounding | LockedForm] = ()) -> str:
+    """The key of the single kernel, or convolution, that `text` means: a key or its beginning, else a name or an origin, else a part of
+    one. A number at the end is ignored if nothing else fits, as plans number their kernels: gemm_0 is a kernel called gemm. `shipped`: if
+    the user's records have no such kernel, also look for the key among kernels that ship with svod. `locked`: lines of a lock file, whose
+    kernels count as the user's."""
     names: dict[str, set[str]] = {key: set() for kind in (Measurement, Search, Rounding) for key, in db.tally(kind, "kernel")}
     for line in locked:
         names.setdefault(line.kernel, set()).add(line.name)
     for k, _ in db.select(KernelRecord):
         names.setdefault(k.kernel, set()).add(k.name)
+    for f, _ in db.select(FormTimes):
+        names.setdefault(f.kernel, set()).add(f.described)
     if (key := _only_match(text, names, origins_of(db))) is not None:
         return key
     elsewhere = {k.kernel: {k.name} for k, _ in db.select(KernelRecord, shipped=True) if k.kernel.startswith(text)} if shipped else {}
+    elsewhere |= {f.kernel: {f.described} for f, _ in db.select(FormTimes, shipped=True) if f.kernel.startswith(text)} if shipped else {}
     if (key := _only_match(text, elsewhere, {})) is not None:
         return key
     if not names:
@@ -264,12 +268,13 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     verdicts = [v for v, _ in db.select(Verdict, key, shipped=True)]
     searches = [s for s, _ in db.select(Search, key)]
     roundings = [r for r, _ in db.select(Rounding, key, shipped=True)]
+    forms = [f for f, _ in db.select(FormTimes, key, shipped=True)]
     if as_json:
         measurements = [m for m, _ in found]
         _print_json({"kernel": key, "winners": [r._asdict() for r in winner_rows(db, key)], "origins": origins_of(db, key)[key],
                      **{name: [r.to_json() for r in some] for name, some in (("descriptions", descriptions), ("measurements", measurements),
                                                                              ("verdicts", verdicts), ("searches", searches),
-                                                                             ("roundings", roundings))}})
+                                                                             ("roundings", roundings), ("form_times", forms))}})
         return
     newest = described(db, key, shipped=True).get(key)
     _say(f"kernel    {key}")
@@ -281,6 +286,8 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
         _show_target(db, row, [(m, layer) for m, layer in found if m.target == row.target], [v for v in verdicts if v.target == row.target])
     for line in describe_searches(searches):
         _say(line.replace("searched", "searched ", 1))
+    for line in convolution_lines(db, key, None, Lock()):
+        _say(line)
     for r in (r for choice in by_plan(roundings) for r in choice):
         _say(f"\nrounding  {r.target}\n          {rounding_words(r)}\n          {chain_words(r.chain)}")
     _report(db.skipped)
@@ -360,26 +367,30 @@ def _whole_lock(given: Path | None) -> str | None:
 @click.pass_context
 def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str | None, lock: Path | None, **program: Any) -> None:
     """Explain why kernels have their chains, or none: by the lock file, if there is one, else by the nearest record and the first field
-    that differs.
+    that differs; and why convolutions are computed directly or by transforms. The KERNEL may be a convolution.
 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
     db, used = _open(context), _whole_lock(lock)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
         options = TuneOptions(what, args, **program)
         check_program(options)
-        wanted, failure = captured_kernels(options)
+        wanted, forms, failure = captured_program(options)
         if failure:
             _say(f"{what}: {failure}; these are the kernels up to there", err=True)
+        for form in forms:
+            _say(f"{form.key[:SHOWN_KEY]} {form.words}")
     elif args or any(program.values()):
         raise click.UsageError(f"{what} is no script; arguments and {', '.join(OF_PROGRAMS.values())} are for scripts")
     else:
         lock_lines = read_lock(used) if used else Lock()
-        locked: list[Locked | LockedRounding] = [*lock_lines.chains.values(), *lock_lines.roundings]
-        key = _resolve_kernel(db, what, shipped=True, locked=locked)
-        names = {line.target: line.name for line in locked if line.kernel == key}
+        key = _resolve_kernel(db, what, shipped=True, locked=lock_lines.lines)
+        told = convolution_lines(db, key, target, lock_lines)
+        for text in told:
+            _say(text)
+        names = {line.target: line.name for line in lock_lines.lines if line.kernel == key}
         chose = (r.target for r, _ in db.select(Rounding, key, shipped=True))
         targets = [target] if target else dict.fromkeys([*(r.target for r in winner_rows(db, key)), *chose, *names])
-        wanted = [CapturedKernel(key, t, names.get(t, ""), "") for t in targets]
+        wanted = [] if told else [CapturedKernel(key, t, names.get(t, ""), "") for t in targets]
     for c in wanted:
         _say("\n".join(reason_lines(db, c._replace(target=target or c.target), used)))
     _report(db.skipped)
@@ -433,6 +444,7 @@ def stats(context: click.Context, as_json: bool) -> None:
         "measurements_by_status": dict(statuses.most_common()),
         "verdicts": {verdict: n for (verdict,), n in db.tally(Verdict, "verdict").items()}, "searches": len(searches),
         "roundings": db.tally(Rounding).total(), "plans_that_chose_roundings": len(db.tally(Rounding, "target", "plan")),
+        "form_times": db.tally(FormTimes).total(), "convolutions_timed": len(db.tally(FormTimes, "kernel", "target")),
         "searched_without_a_winner": len(searched.keys() - {(w.kernel, w.target) for w in winners}),
         "skipped": len(db.skipped)}
     _say_empty(db, bool(pairs))

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 
 from svod.cli.db.listing import SHOWN_KEY
 from svod.cli.db.scripts import CapturedKernel
-from svod.compile.backend import backend_named, target_with
+from svod.compile.backend import backend_named, device_named, target_with
 from svod.config import PrepareConfig
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.chain_text import AS_IT_IS, NO_ALGORITHM, algorithm_words, chain_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import HOST
 from svod.errors import SvodError
 from svod.system.quantities import digits, times
 from svod.tune.chains import foreign_fault
-from svod.tune.db import Rounding, TuningDB, described
+from svod.tune.db import FormTimes, Rounding, TuningDB, described
 from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import by_plan, rounding_words
-from svod.tune.lock import locked_lines, read_lock
+from svod.tune.lock import Lock, locked_lines, read_lock
+from svod.tune.plans.forms import fault, form_words, times_words
 from svod.tune.resolved import Resolved
 
 
@@ -40,6 +42,20 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
     lines += [f"    {line}" for line in _rounding_lines(stored)]
     if reason.field and reason.stored and reason.field != "verdict":
         lines.append(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
+    return lines
+
+
+def convolution_lines(db: TuningDB, key: str, target: str | None, lock: Lock) -> list[str]:
+    """The lines about a convolution: what its forms took on each target, or on `target`, and which form has been the faster one; [] for the
+    key of a kernel."""
+    locked = [(x.record, "by the lock file, ") for x in lock.forms if x.kernel == key and target in (None, x.target)]
+    stored = [(f, "") for f, _ in db.select(FormTimes, key, target, shipped=True)]
+    revision, lines = device_named(HOST)[1].revision, list[str]()
+    for r, where in (*locked, *sorted(stored, key=lambda pair: -pair[0].taken_at)):
+        lines += [f"{key[:SHOWN_KEY]} {r.described}"] if not lines else []
+        reason = fault(r, revision, db.barred(key, r.target))
+        lines += [f"    {r.target}", f"    {where}{form_words(r.lengths if r.is_faster else None)}, {times_words(r)}"
+                  + (f"; this is not used: {reason}" if reason else "")]
     return lines
 
 

@@ -11,10 +11,13 @@ from svod import config
 from svod.cli.installation import program
 from svod.cli.tune.options import TuneOptions
 from svod.errors import DatabaseError
+from svod.system.checked import checked
 from svod.system.process.directories import temporary_folder
 from svod.system.process.program import python
+from svod.tune.capture import FormLine
 from svod.tune.db import RecordError
 from svod.tune.db.records import parse_json
+from svod.tune.plans.forms import Form
 
 SCRIPT_SECONDS = 600.0  # seconds after which a script is ended
 
@@ -43,11 +46,20 @@ def run_script(options: TuneOptions, command: Sequence[str], *, shown: bool = Fa
     return "" if done.returncode == 0 else f"it ended with status {done.returncode}{last}"
 
 
-def captured_kernels(options: TuneOptions) -> tuple[list[CapturedKernel], str]:
-    """The kernels that a program prepares, and its failure in words, or "". Raises DatabaseError where there are none."""
+class CapturedProgram(NamedTuple):
+    """The kernels that a program prepared, the forms of its convolutions, and its failure in words, or ""."""
+
+    kernels: list[CapturedKernel]
+    forms: list[Form]
+    failure: str
+
+
+def captured_program(options: TuneOptions) -> CapturedProgram:
+    """Run a program for the kernels that it prepares. Raises DatabaseError where there are none."""
     with temporary_folder("svod-why-") as directory:
         failure = run_script(options, ["why"], SVOD_CAPTURE=str(directory))
         kernels: dict[tuple[str, str], CapturedKernel] = {}
+        forms: dict[str, Form] = {}
         for path in sorted(Path(directory).rglob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
@@ -56,10 +68,13 @@ def captured_kernels(options: TuneOptions) -> tuple[list[CapturedKernel], str]:
                     continue  # the last line of a process that was killed while writing
                 if not isinstance(data, dict) or "only_in_form" in data:
                     continue
+                if "form" in data:
+                    form = checked(data, FormLine, DatabaseError).content
+                    forms[form.key] = form
                 if isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
                     c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")),
                                        data.get("ast"))
                     kernels[c.kernel, c.target] = c
     if not kernels:
         raise DatabaseError(f"{options.subject} prepared no kernel" + (f"; {failure}" if failure else ""))
-    return list(kernels.values()), failure
+    return CapturedProgram(list(kernels.values()), list(forms.values()), failure)

@@ -155,7 +155,7 @@ def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequen
             both = None if found.other is None else BothForms.of(found.form, plans[found.plan].unbound, found.other.unbound)
             if both is not None and both.can_be_timed and not setting.clock.is_late:
                 times = time_forms(both, work.resolved, setting.clock.check_seconds(FORM_SECONDS))
-                setting.db.record([times])
+                setting.db.record([times] if times is not None else [])
         except KeyboardInterrupt:
             say("svod-tune: Ctrl-C: no more forms of convolutions are timed")
             break

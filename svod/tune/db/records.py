@@ -101,7 +101,7 @@ RECORD_COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kin
     "rounding": "kernel target plan weights chain linear codegen samples max_error error before after used plan_error plan_before "
                 "plan_after taken_at",
     "form_times": "kernel target plan described lengths codegen compiler protocol direct transformed ratio ratio_low ratio_high "
-                  "taken_at"}.items()}
+                  "noisy taken_at"}.items()}
 MAX_EXTRA = 64      # most unknown fields of one record; more can only be a mistake
 
 
@@ -450,9 +450,8 @@ class FormTimes(Record):
 
     `kernel`: the key of the convolution, as it needs several kernels in one of its forms and has no kernel's key; `described`: the
     convolution in words. `plan`: the digest of the plan inside which both were timed, in its direct form. `lengths`: the positions of a
-    block along each window axis. `direct`, `transformed`: seconds of a run of the plan that are spent in the kernels which differ. `ratio`
-    is transformed ÷ direct, paired within the same passes, with its 95 % interval. `codegen`, `compiler` and `protocol` are those of a
-    `Measurement`."""
+    block along each window axis. `direct`, `transformed`: seconds of a run of the plan with each form. `ratio` is transformed ÷ direct, paired
+    within the same rounds, with its 95 % interval. `codegen`, `compiler`, `protocol` and `noisy` are those of a `Measurement`."""
 
     kernel: Name
     target: Name
@@ -467,6 +466,7 @@ class FormTimes(Record):
     ratio: Positive
     ratio_low: Number
     ratio_high: Positive
+    noisy: bool = False
     taken_at: Number = 0.0
 
     kind: ClassVar[str] = "form_times"
@@ -487,6 +487,11 @@ class FormTimes(Record):
     def is_faster(self) -> bool:
         """Whether the transformed form is the faster one, beyond noise."""
         return self.ratio_high < 1.0
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether one of the forms is the faster one, beyond noise."""
+        return not self.ratio_low <= 1.0 <= self.ratio_high
 
 
 def anonymised(record: Record) -> Record | None:

@@ -63,8 +63,7 @@ class RoundedPlans:
         """The effect of each kernel alone. Times are those inside both plans."""
         self._use(frozenset(self._rounded))
         ends = time.monotonic() + INSIDE_SECONDS
-        calls = self._unbound.calls
-        passes = list(passes_inside((self._float32, self._tried), (calls, calls), lambda: ends - time.monotonic(), random.Random(0)))
+        passes = list(passes_inside((self._float32, self._tried), self._unbound, lambda: ends - time.monotonic(), random.Random(0)))
         times = {key: [statistics.median(spent[i].get(key, 0.0) for spent in passes) for i in (0, 1)] for key in self._rounded}
         return [Effect(key, before, after, self.error_of(frozenset((key,)))) for key, (before, after) in times.items()]
 

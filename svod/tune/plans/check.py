@@ -213,7 +213,7 @@ def time_inside(base: ExecutionPlan, best: ExecutionPlan, unbound: UnboundPlan, 
     passes: dict[str, list[Gain]] = {k: [] for k in unbound.kernels}
     first = [Contestant(partial(plan.repeat_kernel, 0), "the first kernel") for plan in (base, best)]
     empty: list[float] = []
-    for heuristic, tuned in passes_inside((base, best), (unbound.calls, unbound.calls), left, rng):
+    for heuristic, tuned in passes_inside((base, best), unbound, left, rng):
         empty += [time_calls(contestant, 0) for contestant in first]
         for key, calls in unbound.counts.items():
             passes[key].append(Gain(heuristic[key] / calls, tuned[key] / calls))

@@ -1,31 +1,31 @@
 """The times of a convolution's two forms inside a plan, which decide about its form from then on (`svod.tune.plans.forms`).
 
-    the plan with each form → passes over both, in turns → seconds in the kernels that differ → `FormTimes`
+    the plan with each form → interleaved rounds of both → `FormTimes`
 
-The forms have different kernels, and kernels that are fused with a convolution belong to its form: what both plans have in common is left
-out, so that a small convolution of a large model is timed as exactly as a large one. Each kernel has its best known chain.
+Whole plans are timed: the forms have different kernels, what is fused with a convolution depends on its form, and several short kernels
+that are timed one by one take longer than in a run. Each kernel has its best known chain.
 """
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from typing import Any, NamedTuple
 
-from svod.bench.race import paired_ratio
-from svod.bench.timer import protocol_of
+from svod.bench.race import confirm
+from svod.bench.timer import Contestant, protocol_of, time_calls
 from svod.compile.plan.compiler import compile_all
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.unbound_plan import UnboundPlan, build_plan, synthetic_arrays
+from svod.config import BenchConfig
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each
 from svod.tune.db import FormTimes
-from svod.tune.plans.check import bytes_touched, check_values
+from svod.tune.plans.check import MIN_ROUNDS, bytes_touched, check_values
 from svod.tune.plans.forms import Form, form_words, times_words
-from svod.tune.plans.inside import passes_inside
 from svod.tune.plans.transformed import within_limit
 from svod.tune.resolved import Resolved
 
+MOST_OVER = 2.0         # most time of the least number of rounds over the time that was allowed
 MOST_TIMED = 1 << 30    # Forms are not timed in a plan whose buffers have more bytes, as both plans have buffers of their own.
 
 
@@ -69,25 +69,25 @@ class TimedForm(NamedTuple):
                 "is_transformed": self.form.is_transformed if t is None else t.is_faster, "was_transformed": self.form.is_transformed,
                 "why": self.form.why if t is None else times_words(t),
                 "times": None if t is None else {"direct_seconds": t.direct, "transformed_seconds": t.transformed, "ratio": t.ratio,
-                                                 "ratio_low": t.ratio_low, "ratio_high": t.ratio_high}}
+                                                 "ratio_low": t.ratio_low, "ratio_high": t.ratio_high, "noisy": t.noisy}}
 
 
-def time_forms(both: BothForms, resolved: Resolved, seconds: float) -> FormTimes:
+def time_forms(both: BothForms, resolved: Resolved, seconds: float, bench: BenchConfig | None = None) -> FormTimes | None:
     """Time both forms, with the chains that `prepare` would choose now, over synthetic inputs; once these are compiled, within about
-    `seconds`. Under the policy "fast" no kernel is rounded. Raises CompileError, LaunchError."""
-    exact, target = resolved.exact, resolved.target
-    direct, transformed = (_built(unbound, exact) for unbound in (both.direct, both.transformed))
-    ends = time.monotonic() + seconds
-    calls = both.direct.counts, both.transformed.counts
-    differing = {k for k in calls[0] | calls[1] if calls[0].get(k) != calls[1].get(k)}
-    passes = [tuple(sum(t for k, t in spent.items() if k in differing) for spent in pair)
-              for pair in passes_inside((direct, transformed), (both.direct.calls, both.transformed.calls),
-                                        lambda: ends - time.monotonic(), random.Random(0))]
-    times = [[p[i] for p in passes] for i in (0, 1)]
-    ratio, pair = paired_ratio(times[1], times[0]), resolved.compiler.pair
+    `seconds`. Under the policy "fast" no kernel is rounded. Returns None if there is no time for enough rounds to know an interval. Raises
+    CompileError, LaunchError."""
+    bench, exact, target, pair = bench or BenchConfig(), resolved.exact, resolved.target, resolved.compiler.pair
+    plans = [_built(unbound, exact) for unbound in (both.direct, both.transformed)]
+    contestants = [Contestant(plan.repeat, name) for plan, name in zip(plans, ("direct", "transformed"), strict=True)]
+    run = sum(time_calls(c, 1) for c in contestants)        # these runs also touch the intermediate buffers for the first time
+    if run * MIN_ROUNDS > MOST_OVER * seconds:
+        return None
+    race = confirm(contestants, min_rounds=MIN_ROUNDS, precision=bench.precision, budget_seconds=seconds, rng=random.Random(0),
+                   min_sample=bench.min_sample * 1e-6)
+    ratio = race.ratios[1]
     return FormTimes(both.form.key, target.key, plan_digest(both.direct, target.key), both.form.described, both.form.lengths, pair.revision,
-                     pair.key, protocol_of(target), statistics.median(times[0]), statistics.median(times[1]), ratio.median, ratio.low,
-                     ratio.high, time.time())
+                     pair.key, protocol_of(target), race.seconds(0), race.seconds(1), ratio.median, ratio.low, ratio.high,
+                     race.noisy is not None, time.time())
 
 
 def _built(unbound: UnboundPlan, resolved: Resolved) -> ExecutionPlan:

@@ -2,12 +2,13 @@
 
     lines of the lock file → records of the tuning database, this machine's own before others, the newest first → the prediction
 
-A record counts for the code generator that made its kernels, and until it is retracted. Ties go to the direct form: the other one is taken
-if the whole interval of the ratio of their times is below 1.
+A record counts for the code generator that made its kernels, and until it is retracted. Of those that count the first one whose interval
+of the ratio of both times does not include 1 decides; without one, the forms tie. Ties go to the direct form.
 """
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths
@@ -45,8 +46,8 @@ def form_words(lengths: Lengths | None) -> str:
 
 def times_words(r: FormTimes) -> str:
     """What the two forms took, in words."""
-    return (f"measured: directly {duration(r.direct)}, {form_words(r.lengths)} {duration(r.transformed)} ({r.ratio:.2f}×, 95 % interval "
-            f"{r.ratio_low:.2f}–{r.ratio_high:.2f}×)")
+    return (f"measured in a plan: directly {duration(r.direct)}, {form_words(r.lengths)} {duration(r.transformed)} ({r.ratio:.2f}×, 95 % interval "
+            f"{r.ratio_low:.2f}–{r.ratio_high:.2f}×{', on a busy machine' * r.noisy})")
 
 
 def describe(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool) -> str:
@@ -75,5 +76,13 @@ def measured_form(key: str, z: ConvolutionSizes, resolved: Resolved) -> tuple[Fo
     if not found:
         return None
     barred, known = resolved.db.barred(key, target), set(block_lengths(z))
-    return next(((r, where) for r, where in found
-                 if r.codegen == revision and revision > barred.get(r.linear, -1) and r.lengths in known), None)
+    counting = [(r, where) for r, where in found if fault(r, revision, barred) is None and r.lengths in known]
+    return next((pair for pair in counting if pair[0].is_decided), counting[0] if counting else None)
+
+
+def fault(r: FormTimes, revision: int, barred: Mapping[str, int]) -> str | None:
+    """Why a record does not count; None if it does. `revision`: that of the code generator now; `barred`: those up to which forms were
+    retracted (`TuningDB.barred`)."""
+    if r.codegen != revision:
+        return f"it was measured with code generator {r.codegen}, now {revision}"
+    return "it was retracted" if revision <= barred.get(r.linear, -1) else None

@@ -33,7 +33,7 @@ from svod.system.checked import checked
 from svod.system.forksafe import remake_after_fork
 
 SCHEDULED = 2           # block lengths whose kernels are priced one by one
-PLAUSIBLE = 2.0         # A form is worth timing if it is predicted to take at most so many times the other's cycles.
+PLAUSIBLE = 3.0         # A form is worth timing if it is predicted to take at most so many times the other's cycles; errors reached 1.9.
 
 
 class Predicted(NamedTuple):
@@ -92,15 +92,16 @@ def predicted_forms(u: UOp, c: Convolution, z: ConvolutionSizes, key: str, is_co
     with _lock:
         if at in _predicted:
             return _predicted[at]
-    rough, found = rough_forms(z, u.dtype, is_constant, compiler.target), None
+    rough = rough_forms(z, u.dtype, is_constant, compiler.target)
+    found: Predicted | None = None
     if rough.may_be_faster if not close else rough.is_plausible:
         name = hashlib.blake2b(f"predicted forms {at}".encode(), digest_size=16).hexdigest()
         try:
-            kept: Predicted | tuple[()] = checked(compiler.kept(name), Predicted | tuple[()], FormatError)
+            (found,) = checked(compiler.kept(name), tuple[Predicted | None], FormatError)
         except FormatError:
-            kept = _priced(_Alone.of(u, c, z, is_constant), rough, compiler, 1.0 / PLAUSIBLE if close else ALGORITHM_FACTOR) or ()
-            compiler.keep(name, list(kept))
-        found = kept if isinstance(kept, Predicted) and kept.lengths in rough.cycles else None
+            found = _priced(_Alone.of(u, c, z, is_constant), rough, compiler, 1.0 / PLAUSIBLE if close else ALGORITHM_FACTOR)
+            compiler.keep(name, [found])
+        found = found if found is not None and found.lengths in rough.cycles else None
     with _lock:
         return _predicted.setdefault(at, found)
 
