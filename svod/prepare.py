@@ -52,7 +52,8 @@ from svod.tune.fast.at_prepare import FastPlan, fast_plan
 from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
-from svod.tune.plans.convolutions import with_transforms
+from svod.tune.plans.convolutions import Rewritten, with_transforms
+from svod.tune.plans.form_check import BothForms
 from svod.tune.resolved import Resolved, database, resolve
 
 Array = np.ndarray[Any, Any]
@@ -173,7 +174,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     config = resolved.config
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, resolved)
-    transforms = with_transforms(sink, constants, resolved)
+    transforms = with_chosen_forms(sink, constants, resolved)
     captured = transforms.forms if config.capture is not None else ()
     both = [(form, in_form(sink, constants, resolved, form.key) if form.is_open else None) for form in captured]
     sink, constants = with_constants_turned(transforms.sink, constants | transforms.tables, lambda nodes: computed_now(nodes, resolved),
@@ -218,8 +219,21 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
 
 
-def in_form(sink: UOp, constants: frozenset[UOp], resolved: Resolved, other: str) -> UnboundPlan:
-    """The kernels of a graph's plan in which the convolution with the key `other` has its other form. Weights are not transformed: the plan
+def with_chosen_forms(sink: UOp, constants: frozenset[UOp], resolved: Resolved) -> Rewritten:
+    """The graph with convolutions by transforms where these are faster; with BEAM, both forms of the convolutions that are worth it, and
+    that have no times yet, are timed before."""
+    transforms, beam = with_transforms(sink, constants, resolved), resolved.config.beam
+    unknown = [form for form in transforms.forms if form.is_open and not form.is_measured] if beam is not None else []
+    if beam is None or not unknown:
+        return transforms
+    from svod.tune.at_prepare import forms_at_prepare  # imported here, as only searches need it
+    plan = in_form(sink, constants, resolved)
+    forms_at_prepare([BothForms.of(form, plan, in_form(sink, constants, resolved, form.key)) for form in unknown], resolved.exact, beam)
+    return with_transforms(sink, constants, resolved)
+
+
+def in_form(sink: UOp, constants: frozenset[UOp], resolved: Resolved, other: str = "") -> UnboundPlan:
+    """The kernels of a graph's plan in which the convolution with the key `other` has its other form ("": none has). Weights are not transformed: the plan
     is for timing over synthetic values."""
     def unfilled(nodes: Sequence[UOp]) -> dict[UOp, UOp]:
         return {u: graph.buffer(u.dtype, math.prod(shape_of(u))) for u in nodes}

@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +37,8 @@ from svod.tune.db import TuningDB
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.plans.check import bytes_touched, check_plan
+from svod.tune.plans.form_check import BothForms, time_forms
+from svod.tune.plans.forms import times_words
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
@@ -198,6 +200,33 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resol
     finally:
         _searching.spent += time.monotonic() - started
     return found
+
+
+def forms_at_prepare(plans: Sequence[BothForms], resolved: Resolved, beam: BeamConfig) -> None:
+    """Search the kernels of both forms of convolutions, time both inside their plan, and store the times. Never raises for forms that cannot
+    be timed: the log says why."""
+    for both in plans:
+        if not both.can_be_timed or _searching.left(beam.budget) <= 0:
+            continue
+        interrupted = _interrupted
+        for unbound in both[1:]:
+            found, ran = search_at_prepare(unbound, unbound.kernels, resolved, beam)
+            if ran:
+                settle_at_prepare(unbound, {**choose_each(unbound.kernels, resolved), **found}, resolved, beam)
+            if _interrupted > interrupted:
+                return
+        started = time.monotonic()
+        try:
+            with optional(log, "the forms of a convolution could not be timed", logging.INFO):
+                times = time_forms(both, resolved, min(PLAN_TIMING_SECONDS, SETTLE_SHARE * beam.budget))
+                if times is not None:
+                    resolved.db.record([times])
+                    log.warning("BEAM=%d: %s: %s", beam.width, both.form.described, times_words(times))
+        except KeyboardInterrupt:
+            log.warning("Ctrl-C: the forms of a convolution are not timed")
+            return
+        finally:
+            _searching.spent += time.monotonic() - started
 
 
 def _choices(result: SessionResult, unknown: Mapping[str, Kernel], resolved: Resolved) -> dict[str, Choice]:

@@ -19,7 +19,7 @@ from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.db.objects import bake as bake_objects
 from svod.cli.db.objects import described_objects, object_rows, problems_of
-from svod.cli.db.reasons import convolution_lines, reason_lines
+from svod.cli.db.reasons import convolution_lines, form_line, reason_lines
 from svod.cli.db.scripts import CapturedKernel, captured_program
 from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
 from svod.cli.tune.command import check_program, options_of
@@ -378,7 +378,7 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
         if failure:
             _say(f"{what}: {failure}; these are the kernels up to there", err=True)
         for form in forms:
-            _say(f"{form.key[:SHOWN_KEY]} {form.words}")
+            _say(form_line(db, form, next(iter(wanted)).target, used))
     elif args or any(program.values()):
         raise click.UsageError(f"{what} is no script; arguments and {', '.join(OF_PROGRAMS.values())} are for scripts")
     else:

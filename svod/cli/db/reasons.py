@@ -21,7 +21,7 @@ from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import by_plan, rounding_words
 from svod.tune.lock import Lock, locked_lines, read_lock
-from svod.tune.plans.forms import fault, form_words, times_words
+from svod.tune.plans.forms import Form, fault, form_words, measured_form, times_words
 from svod.tune.resolved import Resolved
 
 
@@ -43,6 +43,19 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
     if reason.field and reason.stored and reason.field != "verdict":
         lines.append(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
     return lines
+
+
+def form_line(db: TuningDB, form: Form, target: str, lock: str | None) -> str:
+    """The form of a convolution in a program, and by what it is chosen. `form`: its predicted form."""
+    here = target_with(target)
+    known = None
+    if here is not None:
+        known = measured_form(form.key, None, Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db))
+    if known is not None:
+        record, where = known
+        used = record.lengths if record.is_faster else None
+        form = form._replace(lengths=record.lengths, is_transformed=used is not None, why=f"{times_words(record)}{where}; {form.why}")
+    return f"{form.key[:SHOWN_KEY]} {form.words}"
 
 
 def convolution_lines(db: TuningDB, key: str, target: str | None, lock: Lock) -> list[str]:

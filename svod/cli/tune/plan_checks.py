@@ -31,6 +31,7 @@ from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.fast.report import by_plan
 from svod.tune.plans.check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.plans.form_check import BothForms, TimedForm, time_forms
+from svod.tune.plans.forms import measured_form
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.search.confirmation import Finding
 
@@ -148,7 +149,6 @@ def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequen
     plans = {p.digest: p for p in captured.plans}
     done: dict[str, TimedForm] = {}
     for found in sorted((f for f in captured.forms if f.plan in plans), key=lambda f: -plans[f.plan].runs):
-        times = None
         if found.form.key in done:
             continue
         try:
@@ -161,7 +161,8 @@ def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequen
             break
         except (SvodError, MemoryError) as e:
             say(f"svod-tune: the forms of a {found.form.described} could not be timed: {e}")
-        done[found.form.key] = TimedForm(found.form, found.plan, times)
+        known = measured_form(found.form.key, None, work.resolved)
+        done[found.form.key] = TimedForm(found.form, found.plan, None if known is None else known[0])
     return tuple(done.values())
 
 

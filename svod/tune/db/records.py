@@ -450,8 +450,8 @@ class FormTimes(Record):
 
     `kernel`: the key of the convolution, as it needs several kernels in one of its forms and has no kernel's key; `described`: the
     convolution in words. `plan`: the digest of the plan inside which both were timed, in its direct form. `lengths`: the positions of a
-    block along each window axis. `direct`, `transformed`: seconds of a run of the plan with each form. `ratio` is transformed ÷ direct, paired
-    within the same rounds, with its 95 % interval. `codegen`, `compiler`, `protocol` and `noisy` are those of a `Measurement`."""
+    block along each window axis. `direct`, `transformed`: seconds of a run of the plan with each form. `ratio` is transformed ÷ direct,
+    paired within the same rounds, with its 95 % interval. `codegen`, `compiler`, `protocol` and `noisy` are those of a `Measurement`."""
 
     kernel: Name
     target: Name

@@ -106,7 +106,8 @@ def add_version_5(db: Database) -> None:
 def add_version_6(db: Database) -> None:
     """Add the table of the times of forms."""
     reals = ("direct", "transformed", "ratio", "ratio_low", "ratio_high", "taken_at")
-    kinds = {c: float if c in reals else int if c in ("codegen", "protocol", "noisy") else str for c in ("id", *RECORD_COLUMNS[FormTimes.kind])}
+    integers = ("codegen", "protocol", "noisy")
+    kinds = {c: float if c in reals else int if c in integers else str for c in ("id", *RECORD_COLUMNS[FormTimes.kind])}
     columns = {**kinds, "layer": int, "extra": str}
     db.table(FormTimes.table).create(columns, pk="id", not_null=columns.keys())
     db.table(FormTimes.table).create_index(("target",), "form_times_target")

@@ -71,14 +71,15 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, o
 
 def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolved: Resolved) -> Form | None:
     """The form of a convolution; None if transforms are not considered for it."""
-    if not rough_forms(z, u.dtype, is_constant, resolved.target).is_plausible:
+    rough = rough_forms(z, u.dtype, is_constant, resolved.target)
+    if not rough.is_plausible:
         return None
     described = describe(u, c, z, is_constant)
     key, is_searched = key_of(described), resolved.config.capture is not None or resolved.config.beam is not None
-    known = measured_form(key, z, resolved)
+    known = measured_form(key, rough.cycles, resolved)
     if known is not None:
         record, where = known
-        return Form(key, described, record.lengths, record.is_faster, times_words(record) + where, True)
+        return Form(key, described, record.lengths, record.is_faster, times_words(record) + where, True, True)
     predicted = predicted_forms(u, c, z, key, is_constant, resolved.compiler, close=is_searched)
     if predicted is None:
         return None

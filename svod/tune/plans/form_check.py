@@ -48,7 +48,8 @@ class BothForms(NamedTuple):
 
 
 class TimedForm(NamedTuple):
-    """A convolution of the plan with the digest `plan`. `times`: those of both forms; None: they were not timed."""
+    """A convolution of the captured plan with the digest `plan`, where `form` is predicted. `times`: the record that decides about its
+    form; None: the prediction does."""
 
     form: Form
     plan: str
@@ -60,14 +61,14 @@ class TimedForm(NamedTuple):
         if self.times is None:
             return self.form.words
         used = self.times.lengths if self.times.is_faster else None
-        return f"{self.form.described}: {form_words(used)}, {times_words(self.times)}; before: {self.form.why}"
+        return f"{self.form.described}: {form_words(used)}, {times_words(self.times)}; {self.form.why}"
 
     def to_data(self) -> dict[str, Any]:
         """The form as plain data for JSON."""
         t = self.times
         return {"convolution": self.form.key, "described": self.form.described, "plan": self.plan, "lengths": list(self.form.lengths),
-                "is_transformed": self.form.is_transformed if t is None else t.is_faster, "was_transformed": self.form.is_transformed,
-                "why": self.form.why if t is None else times_words(t),
+                "is_transformed": self.form.is_transformed if t is None else t.is_faster, "is_measured": t is not None,
+                "is_predicted_transformed": self.form.is_transformed, "predicted": self.form.why,
                 "times": None if t is None else {"direct_seconds": t.direct, "transformed_seconds": t.transformed, "ratio": t.ratio,
                                                  "ratio_low": t.ratio_low, "ratio_high": t.ratio_high, "noisy": t.noisy}}
 

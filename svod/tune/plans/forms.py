@@ -1,18 +1,17 @@
 """The forms of a convolution: directly, and by Fourier transforms of blocks. Where both have been timed inside a plan, the times decide.
 
-    lines of the lock file → records of the tuning database, this machine's own before others, the newest first → the prediction
+    a line of the lock file → records of the tuning database, this machine's own before others, the newest first → the prediction
 
-A record counts for the code generator that made its kernels, and until it is retracted. Of those that count the first one whose interval
-of the ratio of both times does not include 1 decides; without one, the forms tie. Ties go to the direct form.
+A record counts for the code generator that made its kernels, and until it is retracted. Of the database's records that count the first one
+whose interval of the ratio of both times does not include 1 decides; without one, the forms tie. Ties go to the direct form.
 """
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths
-from svod.core.convolution.price import block_lengths
 from svod.core.graph.channels import Convolution
 from svod.core.graph.shapes import shape_of
 from svod.core.ir.uop import Ops, UOp
@@ -24,7 +23,7 @@ from svod.tune.resolved import Resolved
 class Form(NamedTuple):
     """The form of a convolution in a plan. `key`, `described`: the convolution; `lengths`: the positions of a block in the transformed
     form; `is_transformed`: whether the plan has that one; `why`: the times or the predictions by which it was chosen, in words; `is_open`:
-    whether it is worth timing both."""
+    whether it is worth timing both; `is_measured`: whether times decided."""
 
     key: str
     described: str
@@ -32,6 +31,7 @@ class Form(NamedTuple):
     is_transformed: bool
     why: str
     is_open: bool
+    is_measured: bool = False
 
     @property
     def words(self) -> str:
@@ -46,8 +46,9 @@ def form_words(lengths: Lengths | None) -> str:
 
 def times_words(r: FormTimes) -> str:
     """What the two forms took, in words."""
-    return (f"measured in a plan: directly {duration(r.direct)}, {form_words(r.lengths)} {duration(r.transformed)} ({r.ratio:.2f}×, 95 % interval "
-            f"{r.ratio_low:.2f}–{r.ratio_high:.2f}×{', on a busy machine' * r.noisy})")
+    interval = f"95 % interval {r.ratio_low:.2f}–{r.ratio_high:.2f}×{', on a busy machine' * r.noisy}"
+    return (f"measured in a plan: directly {duration(r.direct)}, {form_words(r.lengths)} {duration(r.transformed)} ({r.ratio:.2f}×, "
+            f"{interval})")
 
 
 def describe(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool) -> str:
@@ -66,18 +67,25 @@ def key_of(described: str) -> str:
     return hashlib.blake2b(f"svod-convolution\n{described}".encode(), digest_size=16).hexdigest()
 
 
-def measured_form(key: str, z: ConvolutionSizes, resolved: Resolved) -> tuple[FormTimes, str] | None:
-    """The record that decides about a convolution, and where it is from, in words; None where there is none."""
+def measured_form(key: str, known: Collection[Lengths] | None, resolved: Resolved) -> tuple[FormTimes, str] | None:
+    """The record that decides about a convolution, and where it is from, in words; None where there is none. `known`: the block lengths
+    that it may have; None: any."""
     config, target, revision = resolved.config, resolved.target.key, resolved.compiler.pair.revision
-    locked = [(line.record, f" (the lock file {config.lock})") for line in resolved.forms if (line.kernel, line.target) == (key, target)]
-    stored = resolved.db.select(FormTimes, key, target, shipped=True) if config.consults_database else []
-    own = sorted(stored, key=lambda pair: (pair[1] != OWN, -pair[0].taken_at))
-    found = [*locked, *((r, "") for r, layer in own if layer == OWN or config.imported != "ignore")]
-    if not found:
+    locked = [line.record for line in resolved.forms if (line.kernel, line.target) == (key, target)]
+    pairs = resolved.db.select(FormTimes, key, target, shipped=True) if config.consults_database else []
+    in_order = sorted(pairs, key=lambda pair: (pair[1] != OWN, -pair[0].taken_at))
+    stored = [r for r, layer in in_order if layer == OWN or config.imported != "ignore"]
+    if not locked and not stored:
         return None
-    barred, known = resolved.db.barred(key, target), set(block_lengths(z))
-    counting = [(r, where) for r, where in found if fault(r, revision, barred) is None and r.lengths in known]
-    return next((pair for pair in counting if pair[0].is_decided), counting[0] if counting else None)
+    barred = resolved.db.barred(key, target)
+
+    def counting(records: Sequence[FormTimes]) -> list[FormTimes]:
+        return [r for r in records if fault(r, revision, barred) is None and (known is None or r.lengths in known)]
+    if by_lock := counting(locked):
+        return by_lock[-1], f" (the lock file {config.lock})"
+    by_database = counting(stored)
+    decided = next((r for r in by_database if r.is_decided), by_database[0] if by_database else None)
+    return None if decided is None else (decided, "")
 
 
 def fault(r: FormTimes, revision: int, barred: Mapping[str, int]) -> str | None:
