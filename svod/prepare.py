@@ -228,13 +228,13 @@ def with_chosen_forms(sink: UOp, constants: frozenset[UOp], resolved: Resolved) 
         return transforms
     from svod.tune.at_prepare import forms_at_prepare  # imported here, as only searches need it
     plan = in_form(sink, constants, resolved)
-    forms_at_prepare([BothForms.of(form, plan, in_form(sink, constants, resolved, form.key)) for form in unknown], resolved.exact, beam)
+    forms_at_prepare([BothForms.of(form, plan, in_form(sink, constants, resolved, form.key)) for form in unknown], resolved, beam)
     return with_transforms(sink, constants, resolved)
 
 
 def in_form(sink: UOp, constants: frozenset[UOp], resolved: Resolved, other: str = "") -> UnboundPlan:
-    """The kernels of a graph's plan in which the convolution with the key `other` has its other form ("": none has). Weights are not transformed: the plan
-    is for timing over synthetic values."""
+    """The kernels of a graph's plan in which the convolution with the key `other` has its other form ("": none has). Weights are not
+    transformed: the plan is for timing over synthetic values."""
     def unfilled(nodes: Sequence[UOp]) -> dict[UOp, UOp]:
         return {u: graph.buffer(u.dtype, math.prod(shape_of(u))) for u in nodes}
     transforms = with_transforms(sink, constants, resolved, other)

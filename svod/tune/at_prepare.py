@@ -203,16 +203,16 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resol
 
 
 def forms_at_prepare(plans: Sequence[BothForms], resolved: Resolved, beam: BeamConfig) -> None:
-    """Search the kernels of both forms of convolutions, time both inside their plan, and store the times. Never raises for forms that cannot
-    be timed: the log says why."""
+    """Search the kernels of both forms of convolutions, time both inside their plan, and store the times. Never raises for forms that
+    cannot be timed: the log says why."""
     for both in plans:
         if not both.can_be_timed or _searching.left(beam.budget) <= 0:
             continue
-        interrupted = _interrupted
-        for unbound in both[1:]:
-            found, ran = search_at_prepare(unbound, unbound.kernels, resolved, beam)
+        interrupted, exact = _interrupted, resolved.exact
+        for unbound in both[:0:-1] if both.form.is_transformed else both[1:]:       # first the form that is predicted to be faster
+            found, ran = search_at_prepare(unbound, unbound.kernels, exact, beam)
             if ran:
-                settle_at_prepare(unbound, {**choose_each(unbound.kernels, resolved), **found}, resolved, beam)
+                settle_at_prepare(unbound, {**choose_each(unbound.kernels, exact), **found}, exact, beam)
             if _interrupted > interrupted:
                 return
         started = time.monotonic()

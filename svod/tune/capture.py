@@ -9,7 +9,7 @@ several processes; `write_capture` writes all of it to one file.
     {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …],
                                               [[variable, min, max, [hint, …], bucket or null], …]], …],
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
-    {"form": key, "of": digest, "described": …, "lengths": [n, …], "is_transformed": …, "why": …, "is_open": …,
+    {"form": key, "of": digest, "target": …, "described": …, "lengths": [n, …], "is_transformed": …, "why": …, "is_open": …,
      "other": {"plan": digest, …} or null}                             a convolution of a plan, and that plan with its other form
     {"runs": digest, "count": n}                                       how often the plan was run so far; the last line of a file counts
 
@@ -140,6 +140,7 @@ class FormLine:
 
     form: str
     of: str
+    target: str
     described: str
     lengths: Annotated[tuple[Number, ...], Meta(min_length=1, max_length=8)]
     is_transformed: bool
@@ -350,7 +351,7 @@ def form_lines(forms: Forms, plan: str, target: str, kernels: Collection[tuple[s
             known = written.union(kernels)
             yield from ({**line, "only_in_form": True} for line in kernel_lines(other, target, known))
             written |= known.difference(kernels)
-        yield {"form": form.key, "of": plan, "described": form.described, "lengths": list(form.lengths),
+        yield {"form": form.key, "of": plan, "target": target, "described": form.described, "lengths": list(form.lengths),
                "is_transformed": form.is_transformed, "why": form.why, "is_open": form.is_open,
                "other": None if other is None else plan_line(other, {}, target)}
 

@@ -37,14 +37,15 @@ from svod.system.quantities import seconds
 from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, layers
 from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
-from svod.tune.lock import Locked, LockedRounding, write_lock
+from svod.tune.lock import Locked, LockedForm, LockedRounding, write_lock
+from svod.tune.plans.forms import key_of
 from svod.tune.resolved import resolve
 from tests.compile.native import AVX512
 from tests.core.corpus import data, kernel_of
 from tests.draws import a_half
 from tests.patience import NEVER, wait_until
 from tests.plans import canonical
-from tests.tune.db.samples import OTHER, TARGET, choice, screened, verdict, winning
+from tests.tune.db.samples import OTHER, TARGET, choice, form_times, screened, verdict, winning
 from tests.tune.search_kernels import elementwise
 from tests.tune.workers.test_child import is_gone
 
@@ -298,6 +299,43 @@ def test_choices_of_kernels_to_round_are_shown(path: Path, tmp_path: Path) -> No
     write_lock(lock, [], None, [LockedRounding(r, "of_the_lock") for r in choice("e5" * 16)])
     out = run(path, "why", "of_the_lock", "--lock", str(lock)).output
     assert "of_the_lock\n" in out and f"by the lock file, {rounded}" in out
+
+
+def test_the_forms_of_convolutions_are_shown(path: Path, tmp_path: Path) -> None:
+    revision = resolve(PrepareConfig(db=":none:")).compiler.pair.revision
+    fast, slow = form_times(0.5, taken_at=2e9, codegen=revision), form_times(1.5, codegen=revision, lengths=(2048,))
+    with TuningDB.open(path) as db:
+        db.record([fast, slow, form_times(0.7, codegen=0, lengths=(512,))])
+    taken = "by transforms of blocks of 1024, measured in a plan: directly 100 µs, by transforms of blocks of 1024 50.0 µs (0.50×"
+    for command in ("show", "why"):
+        out = run(path, command, "1×2×20000").output
+        assert out.index(taken) < out.index("directly, measured in a plan: directly 100 µs, by transforms of blocks of 2048 150 µs (1.50×")
+        assert f"this is not used: it was measured with code generator 0, now {revision}" in out and "database" not in out
+    assert [f["ratio"] for f in json.loads(run(path, "show", fast.kernel[:8], "--json").output)["form_times"]].count(0.5) == 1
+    stats = json.loads(run(path, "stats", "--json").output)
+    assert (stats["form_times"], stats["convolutions_timed"]) == (3, 1)
+    assert "1 chain of" in run(path, "retract", fast.kernel, "--linear", fast.linear).output
+    assert "this is not used: it was retracted" in run(path, "why", fast.kernel).output
+
+    write_lock(tmp_path / "m.lock.jsonl", [], None, forms=[LockedForm(form_times(0.5, "e5" * 16, codegen=revision))])
+    assert f"by the lock file, {taken}" in run(path, "why", "e5" * 16, "--lock", str(tmp_path / "m.lock.jsonl")).output
+
+
+def test_why_of_a_script_names_the_forms_of_its_convolutions(path: Path, tmp_path: Path) -> None:
+    described = "float32 convolution of 1×2×20000 with 2×1×301 in 2 groups"
+    resolved = resolve(PrepareConfig(db=":none:"))
+    target = resolved.target.key
+    line = {"form": key_of(described), "of": "7a", "target": target, "described": described, "lengths": [1024], "is_transformed": True,
+            "why": "predicted: all of it", "is_open": False, "other": None}
+    rows = [{"kernel": GEMM, "target": TARGET}, {"kernel": "other", "target": TARGET, "only_in_form": True}, line]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    script = tmp_path / "model.py"
+    script.write_text(f"import os\nwith open(os.environ['SVOD_CAPTURE'] + '/1.jsonl', 'w') as f:\n    f.write({lines!r})\n")
+    first = run(path, "why", str(script)).output
+    assert f"{described}: by transforms of blocks of 1024, predicted: all of it" in first and "other" not in first
+    with TuningDB.open(path) as db:
+        db.record([form_times(1.5, key_of(described), target, codegen=resolved.compiler.pair.revision)])
+    assert f"{described}: directly, measured in a plan: directly 100 µs" in run(path, "why", str(script)).output
 
 
 def test_a_kernel_that_was_searched_in_vain_is_shown(path: Path) -> None:

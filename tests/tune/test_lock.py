@@ -170,7 +170,7 @@ def test_choices_of_kernels_to_round_come_back(tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
     lines = [LockedRounding(r, "gemm") for r in choice("a" * 32, "b" * 32)]
     assert write_lock(path, [Locked("k", "t", ())], None, lines) == 1
-    assert read_lock(path) == ({("k", "t"): Locked("k", "t", ())}, tuple(lines))
+    assert read_lock(path) == ({("k", "t"): Locked("k", "t", ())}, tuple(lines), ())
     header, _, first, _ = path.read_text().splitlines()
     assert json.loads(header)["version"] == 2 and '"chain": "ROUND(out, bfloat16) UPCAST(o0, 8)' in first and '"name": "gemm"' in first
     write_lock(path, [Locked("k", "t", ())])
@@ -200,7 +200,7 @@ def test_a_malformed_choice_is_said(changes: dict[str, object], reason: str, tmp
     path = tmp_path / "l.jsonl"
     line = {**LockedRounding(choice("a" * 32)[0]).to_json(), **changes}
     path.write_text(HEADER.replace("1", "2") + json.dumps(line) + "\n")
-    assert read_lock(path) == ({}, ()) and f"the lock file {path}: line 2: " in caplog.text and reason in caplog.text
+    assert read_lock(path) == ({}, (), ()) and f"the lock file {path}: line 2: " in caplog.text and reason in caplog.text
 
 
 def test_a_lock_that_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -377,8 +377,8 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
         wanted, forms, failure = captured_program(options)
         if failure:
             _say(f"{what}: {failure}; these are the kernels up to there", err=True)
-        for form in forms:
-            _say(form_line(db, form, next(iter(wanted)).target, used))
+        for form, at in forms:
+            _say(form_line(db, form, target or at, used))
     elif args or any(program.values()):
         raise click.UsageError(f"{what} is no script; arguments and {', '.join(OF_PROGRAMS.values())} are for scripts")
     else:

@@ -47,10 +47,10 @@ def run_script(options: TuneOptions, command: Sequence[str], *, shown: bool = Fa
 
 
 class CapturedProgram(NamedTuple):
-    """The kernels that a program prepared, the forms of its convolutions, and its failure in words, or ""."""
+    """The kernels that a program prepared, the forms of its convolutions with their targets, and its failure in words, or ""."""
 
     kernels: list[CapturedKernel]
-    forms: list[Form]
+    forms: list[tuple[Form, str]]
     failure: str
 
 
@@ -59,7 +59,7 @@ def captured_program(options: TuneOptions) -> CapturedProgram:
     with temporary_folder("svod-why-") as directory:
         failure = run_script(options, ["why"], SVOD_CAPTURE=str(directory))
         kernels: dict[tuple[str, str], CapturedKernel] = {}
-        forms: dict[str, Form] = {}
+        forms: dict[str, tuple[Form, str]] = {}
         for path in sorted(Path(directory).rglob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
@@ -69,8 +69,8 @@ def captured_program(options: TuneOptions) -> CapturedProgram:
                 if not isinstance(data, dict) or "only_in_form" in data:
                     continue
                 if "form" in data:
-                    form = checked(data, FormLine, DatabaseError).content
-                    forms[form.key] = form
+                    found = checked(data, FormLine, DatabaseError)
+                    forms[found.form] = found.content, found.target
                 if isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
                     c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")),
                                        data.get("ast"))

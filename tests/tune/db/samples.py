@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svod.tune.db import KernelRecord, Measurement, Record, Rounding, Verdict
+from svod.tune.db import FormTimes, KernelRecord, Measurement, Record, Rounding, Verdict
 
 TARGET = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t2"
 OTHER = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t8"
@@ -44,3 +44,12 @@ def choice(*kernels: str, used: int = 1, target: str = TARGET, **changes: Any) -
         "samples": "those of the first run of model.py", "max_error": 0.01, "error": 0.002, "before": 3e-4, "after": 1e-4,
         "plan_error": 0.003, "plan_before": 8e-4, "plan_after": 5e-4, "taken_at": 1.0e9}
     return [Rounding(kernel, target, used=i < used, **{**fields, **changes}) for i, kernel in enumerate(kernels)]
+
+
+def form_times(ratio: float, kernel: str = "c" * 32, target: str = TARGET, **changes: Any) -> FormTimes:
+    """The times of both forms of a convolution: `ratio` of the direct form's 100 µs, with an interval of ± 1 %."""
+    fields: dict[str, Any] = {
+        "plan": "7a" * 16, "described": "float32 convolution of 1×2×20000 with 2×1×301 in 2 groups", "lengths": (1024,), "codegen": 1,
+        "compiler": "LLVM 22.1", "protocol": 1, "direct": 1e-4, "transformed": 1e-4 * ratio, "ratio": ratio, "ratio_low": ratio * 0.99,
+        "ratio_high": ratio * 1.01, "taken_at": 1.0e9}
+    return FormTimes(kernel, target, **{**fields, **changes})
