@@ -53,7 +53,7 @@ from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
 from svod.tune.plans.convolutions import Rewritten, with_transforms
-from svod.tune.plans.form_check import BothForms
+from svod.tune.plans.forms import Forms
 from svod.tune.resolved import Resolved, database, resolve
 
 Array = np.ndarray[Any, Any]
@@ -175,8 +175,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, resolved)
     transforms = with_chosen_forms(sink, constants, resolved)
-    captured = transforms.forms if config.capture is not None else ()
-    both = [(form, in_form(sink, constants, resolved, form.key) if form.is_open else None) for form in captured]
+    both = both_forms(sink, constants, resolved, transforms)
     sink, constants = with_constants_turned(transforms.sink, constants | transforms.tables, lambda nodes: computed_now(nodes, resolved),
                                             transforms.weights)
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache, keeper=resolved.compiler)
@@ -227,9 +226,17 @@ def with_chosen_forms(sink: UOp, constants: frozenset[UOp], resolved: Resolved) 
     if beam is None or not unknown:
         return transforms
     from svod.tune.at_prepare import forms_at_prepare  # imported here, as only searches need it
+    from svod.tune.plans.form_check import BothForms
     plan = in_form(sink, constants, resolved)
     forms_at_prepare([BothForms.of(form, plan, in_form(sink, constants, resolved, form.key)) for form in unknown], resolved, beam)
     return with_transforms(sink, constants, resolved)
+
+
+def both_forms(sink: UOp, constants: frozenset[UOp], resolved: Resolved, transforms: Rewritten) -> Forms:
+    """The forms of the convolutions of a graph that is captured, each with the plan in its other form if both are worth timing."""
+    if resolved.config.capture is None:
+        return ()
+    return [(form, in_form(sink, constants, resolved, form.key) if form.is_open else None) for form in transforms.forms]
 
 
 def in_form(sink: UOp, constants: frozenset[UOp], resolved: Resolved, other: str = "") -> UnboundPlan:

@@ -34,7 +34,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from itertools import pairwise
@@ -58,7 +58,7 @@ from svod.system.files import write_text
 from svod.system.forksafe import remake_after_fork
 from svod.system.process import program
 from svod.system.process.streams import tell
-from svod.tune.plans.forms import Form, key_of
+from svod.tune.plans.forms import ConvolutionForm, Forms, key_of
 
 log = logging.getLogger("svod")
 
@@ -72,10 +72,6 @@ MAX_ELEMENTS = 1 << 40      # most elements that a buffer in a capture may have
 
 class StopCapture(BaseException):
     """Ends the captured script. It is not an Exception, so that the script's own handlers let it pass."""
-
-
-#: The forms of the convolutions of a plan, each with the plan that has its other form, or None.
-Forms = Sequence[tuple[Form, UnboundPlan | None]]
 
 
 class Counted(Protocol):
@@ -135,8 +131,8 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class FormLine:
-    """A line that describes the form of a convolution (`Form`, whose `key` is `form`) in the plan with the digest `of`. `other`: the plan
-    with its other form, if both are worth timing."""
+    """A line that describes the form of a convolution (`ConvolutionForm`, whose `key` is `form`) in the plan with the digest `of`. `other`:
+    the plan with its other form, if both are worth timing."""
 
     form: str
     of: str
@@ -149,8 +145,8 @@ class FormLine:
     other: PlanLine | None
 
     @property
-    def content(self) -> Form:
-        return Form(self.form, self.described, self.lengths, self.is_transformed, self.why, self.is_open)
+    def content(self) -> ConvolutionForm:
+        return ConvolutionForm(self.form, self.described, self.lengths, self.is_transformed, self.why, self.is_open)
 
 
 @dataclass(frozen=True)
@@ -383,7 +379,7 @@ class CapturedPlan:
 class CapturedForm(NamedTuple):
     """The form of a convolution in the plan with the digest `plan`, and the plan that has its other form; None: it is not worth timing."""
 
-    form: Form
+    form: ConvolutionForm
     plan: str
     other: CapturedPlan | None
 

@@ -21,7 +21,7 @@ from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import by_plan, rounding_words
 from svod.tune.lock import Lock, locked_lines, read_lock
-from svod.tune.plans.forms import Form, fault, form_words, measured_form, times_words
+from svod.tune.plans.forms import ConvolutionForm, fault, form_words, measured_form, times_words
 from svod.tune.resolved import Resolved
 
 
@@ -45,7 +45,7 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
     return lines
 
 
-def form_line(db: TuningDB, form: Form, target: str, lock: str | None) -> str:
+def form_line(db: TuningDB, form: ConvolutionForm, target: str, lock: str | None) -> str:
     """The form of a convolution in a program, and by what it is chosen. `form`: its predicted form."""
     here = target_with(target)
     known = None

@@ -17,7 +17,7 @@ from svod.system.process.program import python
 from svod.tune.capture import FormLine
 from svod.tune.db import RecordError
 from svod.tune.db.records import parse_json
-from svod.tune.plans.forms import Form
+from svod.tune.plans.forms import ConvolutionForm
 
 SCRIPT_SECONDS = 600.0  # seconds after which a script is ended
 
@@ -50,7 +50,7 @@ class CapturedProgram(NamedTuple):
     """The kernels that a program prepared, the forms of its convolutions with their targets, and its failure in words, or ""."""
 
     kernels: list[CapturedKernel]
-    forms: list[tuple[Form, str]]
+    forms: list[tuple[ConvolutionForm, str]]
     failure: str
 
 
@@ -59,7 +59,7 @@ def captured_program(options: TuneOptions) -> CapturedProgram:
     with temporary_folder("svod-why-") as directory:
         failure = run_script(options, ["why"], SVOD_CAPTURE=str(directory))
         kernels: dict[tuple[str, str], CapturedKernel] = {}
-        forms: dict[str, tuple[Form, str]] = {}
+        forms: dict[str, tuple[ConvolutionForm, str]] = {}
         for path in sorted(Path(directory).rglob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:

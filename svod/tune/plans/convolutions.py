@@ -20,7 +20,7 @@ from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import HOST, SAME
 from svod.system.quantities import count, digits
-from svod.tune.plans.forms import Form, describe, form_words, key_of, measured_form, times_words
+from svod.tune.plans.forms import ConvolutionForm, describe, form_words, key_of, measured_form, times_words
 from svod.tune.plans.predicted_forms import Predicted, predicted_forms, rough_forms
 from svod.tune.plans.transformed import MEGABYTE
 from svod.tune.resolved import Resolved
@@ -35,7 +35,7 @@ class Rewritten(NamedTuple):
     sink: UOp
     weights: frozenset[UOp] = frozenset()
     tables: frozenset[UOp] = frozenset()
-    forms: tuple[Form, ...] = ()
+    forms: tuple[ConvolutionForm, ...] = ()
 
 
 def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, other: str = "") -> Rewritten:
@@ -46,7 +46,7 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, o
         return Rewritten(graph)
     room = None if config.transformed_mb is None else config.transformed_mb * MEGABYTE
     lengths: dict[UOp, tuple[ConvolutionSizes, Lengths]] = {}
-    forms: dict[str, Form] = {}
+    forms: dict[str, ConvolutionForm] = {}
     left = 0
     for u in graph.toposort():
         c = convolution_of(u)
@@ -69,7 +69,7 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, o
     return (_rewritten(graph, lengths) if lengths else Rewritten(graph))._replace(forms=tuple(forms.values()))
 
 
-def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolved: Resolved) -> Form | None:
+def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolved: Resolved) -> ConvolutionForm | None:
     """The form of a convolution; None if transforms are not considered for it."""
     rough = rough_forms(z, u.dtype, is_constant, resolved.target)
     if not rough.is_plausible:
@@ -79,11 +79,11 @@ def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolv
     known = measured_form(key, rough.cycles, resolved)
     if known is not None:
         record, where = known
-        return Form(key, described, record.lengths, record.is_faster, times_words(record) + where, True, True)
+        return ConvolutionForm(key, described, record.lengths, record.is_faster, times_words(record) + where, True, True)
     predicted = predicted_forms(u, c, z, key, is_constant, resolved.compiler, close=is_searched)
     if predicted is None:
         return None
-    return Form(key, described, predicted.lengths, predicted.is_faster, _prediction_words(predicted), predicted.is_close)
+    return ConvolutionForm(key, described, predicted.lengths, predicted.is_faster, _prediction_words(predicted), predicted.is_close)
 
 
 def _prediction_words(p: Predicted) -> str:

@@ -21,7 +21,7 @@ from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each
 from svod.tune.db import FormTimes
 from svod.tune.plans.check import MIN_ROUNDS, bytes_touched, check_values
-from svod.tune.plans.forms import Form, form_words, times_words
+from svod.tune.plans.forms import ConvolutionForm, form_words, times_words
 from svod.tune.plans.transformed import within_limit
 from svod.tune.resolved import Resolved
 
@@ -32,12 +32,12 @@ MOST_TIMED = 1 << 30    # Forms are not timed in a plan whose buffers have more 
 class BothForms(NamedTuple):
     """A plan with each form of a convolution."""
 
-    form: Form
+    form: ConvolutionForm
     direct: UnboundPlan
     transformed: UnboundPlan
 
     @classmethod
-    def of(cls, form: Form, plan: UnboundPlan, other: UnboundPlan) -> BothForms:
+    def of(cls, form: ConvolutionForm, plan: UnboundPlan, other: UnboundPlan) -> BothForms:
         """`plan`: the plan with the form that the convolution has; `other`: that with its other form."""
         return cls(form, other, plan) if form.is_transformed else cls(form, plan, other)
 
@@ -51,7 +51,7 @@ class TimedForm(NamedTuple):
     """A convolution of the captured plan with the digest `plan`, where `form` is predicted. `times`: the record that decides about its
     form; None: the prediction does."""
 
-    form: Form
+    form: ConvolutionForm
     plan: str
     times: FormTimes | None
 

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths
 from svod.core.graph.channels import Convolution
 from svod.core.graph.shapes import shape_of
@@ -20,7 +21,7 @@ from svod.tune.db import OWN, FormTimes
 from svod.tune.resolved import Resolved
 
 
-class Form(NamedTuple):
+class ConvolutionForm(NamedTuple):
     """The form of a convolution in a plan. `key`, `described`: the convolution; `lengths`: the positions of a block in the transformed
     form; `is_transformed`: whether the plan has that one; `why`: the times or the predictions by which it was chosen, in words; `is_open`:
     whether it is worth timing both; `is_measured`: whether times decided."""
@@ -37,6 +38,10 @@ class Form(NamedTuple):
     def words(self) -> str:
         """The convolution, its form, and the reason."""
         return f"{self.described}: {form_words(self.lengths if self.is_transformed else None)}, {self.why}"
+
+
+#: The forms of the convolutions of a plan, each with the plan that has its other form, or None.
+Forms = Sequence[tuple[ConvolutionForm, UnboundPlan | None]]
 
 
 def form_words(lengths: Lengths | None) -> str:
