@@ -23,6 +23,7 @@ from svod.tune.db import OWN, TEAM, FormTimes, RecordError, TuningDB
 from svod.tune.db.moving import export, import_file, merge
 from svod.tune.lock import LockedForm, check_whole, read_lock, write_lock
 from svod.tune.plans.form_check import BothForms, time_forms
+from svod.tune.plans.predicted_forms import Predicted
 from svod.tune.resolved import resolve
 from tests.core.convolution.test_by_fourier import convolved, direct
 from tests.tune.db.samples import form_times
@@ -138,6 +139,15 @@ def test_this_machines_records_go_before_others(tmp_path: Path) -> None:
     assert not case.run(config)
     assert case.run(replace(config, imported="ignore")), "the prediction"
     assert case.run(stored(tmp_path / "t.db", [case.times(0.5, taken_at=1.0)]))
+
+
+def test_transforms_of_others_that_cannot_be_faster_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, far = predicted(False), Predicted((40, 40), 1.0, 3.5, False)
+    config = stored(tmp_path / "team.db", [case.times(0.5)], TEAM)
+    assert case.run(config)
+    monkeypatch.setattr("svod.tune.plans.convolutions.predicted_forms", lambda *_, **__: far)
+    assert not case.run(config)
+    assert case.run(stored(tmp_path / "own.db", [case.times(0.5)])), "what was measured here is"
 
 
 def test_policies_and_limits_go_before_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

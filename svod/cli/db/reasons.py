@@ -52,7 +52,7 @@ def form_line(db: TuningDB, form: ConvolutionForm, target: str, lock: str | None
     if here is not None:
         known = measured_form(form.key, None, Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db))
     if known is not None:
-        record, where = known
+        record, where, _ = known
         used = record.lengths if record.is_faster else None
         form = form._replace(lengths=record.lengths, is_transformed=used is not None, why=f"{times_words(record)}{where}; {form.why}")
     return f"{form.key[:SHOWN_KEY]} {form.words}"

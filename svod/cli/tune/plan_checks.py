@@ -162,7 +162,7 @@ def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequen
         except (SvodError, MemoryError) as e:
             say(f"svod-tune: the forms of a {found.form.described} could not be timed: {e}")
         known = measured_form(found.form.key, None, work.resolved)
-        done[found.form.key] = TimedForm(found.form, found.plan, None if known is None else known[0])
+        done[found.form.key] = TimedForm(found.form, found.plan, None if known is None else known.record)
     return tuple(done.values())
 
 

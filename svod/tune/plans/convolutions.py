@@ -77,10 +77,13 @@ def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolv
     described = describe(u, c, z, is_constant)
     key, is_searched = key_of(described), resolved.config.capture is not None or resolved.config.beam is not None
     known = measured_form(key, rough.cycles, resolved)
-    if known is not None:
-        record, where = known
-        return ConvolutionForm(key, described, record.lengths, record.is_faster, times_words(record) + where, True, True)
-    predicted = predicted_forms(u, c, z, key, is_constant, resolved.compiler, close=is_searched)
+    is_foreign = known is not None and known.record.is_faster and not known.is_own
+    predicted = None
+    if known is None or is_foreign:
+        predicted = predicted_forms(u, c, z, key, is_constant, resolved.compiler, close=is_searched or is_foreign)
+    if known is not None and not (is_foreign and (predicted is None or predicted.is_far_slower)):
+        record = known.record
+        return ConvolutionForm(key, described, record.lengths, record.is_faster, times_words(record) + known.where, True, True)
     if predicted is None:
         return None
     return ConvolutionForm(key, described, predicted.lengths, predicted.is_faster, _prediction_words(predicted), predicted.is_close)

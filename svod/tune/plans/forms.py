@@ -72,14 +72,22 @@ def key_of(described: str) -> str:
     return hashlib.blake2b(f"svod-convolution\n{described}".encode(), digest_size=16).hexdigest()
 
 
-def measured_form(key: str, known: Collection[Lengths] | None, resolved: Resolved) -> tuple[FormTimes, str] | None:
-    """The record that decides about a convolution, and where it is from, in words; None where there is none. `known`: the block lengths
-    that it may have; None: any."""
+class Deciding(NamedTuple):
+    """The record that decides about a convolution. `where`: where it is from, in words; `is_own`: whether this machine made it."""
+
+    record: FormTimes
+    where: str
+    is_own: bool
+
+
+def measured_form(key: str, known: Collection[Lengths] | None, resolved: Resolved) -> Deciding | None:
+    """The record that decides about a convolution; None where there is none. `known`: the block lengths that it may have; None: any."""
     config, target, revision = resolved.config, resolved.target.key, resolved.compiler.pair.revision
     locked = [line.record for line in resolved.forms if (line.kernel, line.target) == (key, target)]
     pairs = resolved.db.select(FormTimes, key, target, shipped=True) if config.consults_database else []
     in_order = sorted(pairs, key=lambda pair: (pair[1] != OWN, -pair[0].taken_at))
     stored = [r for r, layer in in_order if layer == OWN or config.imported != "ignore"]
+    own = {r.id for r, layer in pairs if layer == OWN}
     if not locked and not stored:
         return None
     barred = resolved.db.barred(key, target)
@@ -87,10 +95,10 @@ def measured_form(key: str, known: Collection[Lengths] | None, resolved: Resolve
     def counting(records: Sequence[FormTimes]) -> list[FormTimes]:
         return [r for r in records if fault(r, revision, barred) is None and (known is None or r.lengths in known)]
     if by_lock := counting(locked):
-        return by_lock[-1], f" (the lock file {config.lock})"
+        return Deciding(by_lock[-1], f" (the lock file {config.lock})", False)
     by_database = counting(stored)
     decided = next((r for r in by_database if r.is_decided), by_database[0] if by_database else None)
-    return None if decided is None else (decided, "")
+    return None if decided is None else Deciding(decided, "", decided.id in own)
 
 
 def fault(r: FormTimes, revision: int, barred: Mapping[str, int]) -> str | None:

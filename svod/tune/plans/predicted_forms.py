@@ -48,7 +48,12 @@ class Predicted(NamedTuple):
     @property
     def is_close(self) -> bool:
         """Whether either form may be the faster one."""
-        return self.direct < PLAUSIBLE * self.transformed and self.transformed < PLAUSIBLE * self.direct
+        return self.direct < PLAUSIBLE * self.transformed and not self.is_far_slower
+
+    @property
+    def is_far_slower(self) -> bool:
+        """Whether the transformed form is so much slower that it is not worth timing, and no times of other machines are believed."""
+        return self.transformed >= PLAUSIBLE * self.direct
 
 
 class Rough(NamedTuple):
