@@ -131,6 +131,7 @@ def test_of_several_records_the_newest_that_is_no_tie_decides(tmp_path: Path) ->
     old, new, tie = case.times(0.5, taken_at=1.0), case.times(1.5, taken_at=2.0), case.times(1.0, taken_at=3.0)
     assert not case.run(stored(tmp_path / "a.db", [old, new, tie]))
     assert case.run(stored(tmp_path / "b.db", [replace(old, taken_at=2.5), new, tie]))
+    assert case.run(stored(tmp_path / "c.db", [old, replace(new, noisy=True), tie])), "times of a busy machine count after others"
 
 
 def test_this_machines_records_go_before_others(tmp_path: Path) -> None:

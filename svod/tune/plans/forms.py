@@ -1,7 +1,8 @@
 """The forms of a convolution: directly, and by Fourier transforms of blocks. Where both have been timed inside a plan, the times decide.
 
-    a line of the lock file → records of the tuning database, this machine's own before others, the newest first → the prediction
+    a line of the lock file → records of the tuning database → the prediction
 
+Among records this machine's own go before others, those of a quiet machine before those of a busy one, and newer before older.
 A record counts for the code generator that made its kernels, and until it is retracted. Of the database's records that count the first one
 whose interval of the ratio of both times does not include 1 decides; without one, the forms tie. Ties go to the direct form.
 """
@@ -85,7 +86,7 @@ def measured_form(key: str, known: Collection[Lengths] | None, resolved: Resolve
     config, target, revision = resolved.config, resolved.target.key, resolved.compiler.pair.revision
     locked = [line.record for line in resolved.forms if (line.kernel, line.target) == (key, target)]
     pairs = resolved.db.select(FormTimes, key, target, shipped=True) if config.consults_database else []
-    in_order = sorted(pairs, key=lambda pair: (pair[1] != OWN, -pair[0].taken_at))
+    in_order = sorted(pairs, key=lambda pair: (pair[1] != OWN, pair[0].noisy, -pair[0].taken_at))
     stored = [r for r, layer in in_order if layer == OWN or config.imported != "ignore"]
     own = {r.id for r, layer in pairs if layer == OWN}
     if not locked and not stored:
