@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from beside_libraries import Array, Run, beside, best_of, chosen, library, race
 
+# isort: split
 from svod import PrepareConfig, Tensor
-from svod.bench.timer import SPIN_DOWN_SECONDS
 from svod.compile.cpu.host import host_target
 
-Run = Callable[[], Any]
-Array = np.ndarray[Any, Any]
 # shape of the image, shape of the weight, groups, padding
 CASES = {
     "16k samples, 4096 taps": ((1, 1, 1 << 14), (1, 1, 4096), 1, 0),
@@ -36,7 +33,6 @@ CASES = {
     "64 channels of 56×56, 31×31 each": ((1, 64, 56, 56), (64, 1, 31, 31), 64, 15),
 }
 BLOCKS = (1 << 14, 1 << 15, 1 << 16)        # positions of a block of the peers that cut rows into blocks
-SLOW = 30                                   # times the fastest run from which on a contestant is timed no further
 
 
 def svod_runs(x: Array, w: Array, groups: int, pad: int) -> dict[str, Run]:
@@ -49,11 +45,9 @@ def svod_runs(x: Array, w: Array, groups: int, pad: int) -> dict[str, Run]:
 
 
 def torch_runs(x: Array, w: Array, groups: int, pad: int) -> dict[str, Run]:
-    try:
-        import torch
-    except ImportError:
+    torch = library("torch")
+    if torch is None:
         return {}
-    torch.set_num_threads(host_target().threads)
     rank, functional = x.ndim - 2, torch.nn.functional
     image, weight, dims = torch.from_numpy(x), torch.from_numpy(w), tuple(range(2, x.ndim))
     sizes = [n + 2 * pad for n in x.shape[2:]]
@@ -87,11 +81,11 @@ def torch_runs(x: Array, w: Array, groups: int, pad: int) -> dict[str, Run]:
 
 
 def scipy_runs(x: Array, w: Array, groups: int, pad: int) -> dict[str, Run]:
-    try:
-        import scipy.fft
-        import scipy.signal
-    except ImportError:
+    if library("scipy") is None:
         return {}
+    import scipy.fft
+    import scipy.signal
+
     threads, rank, dims = host_target().threads, x.ndim - 2, tuple(range(2, x.ndim))
     own = [scipy.fft.next_fast_len(n + 2 * pad, real=True) for n in x.shape[2:]]
     kept = tuple(slice(0, n + 2 * pad - k + 1) for n, k in zip(x.shape[2:], w.shape[2:], strict=True))
@@ -116,41 +110,20 @@ def scipy_runs(x: Array, w: Array, groups: int, pad: int) -> dict[str, Run]:
     return runs
 
 
-def race(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """The median seconds of each run; those that are SLOW have only the time of their second run."""
-    found: dict[str, list[float]] = {}
-    for name, run in runs.items():
-        run()
-        begin = time.perf_counter()
-        run()
-        found[name] = [time.perf_counter() - begin]
-    timed = [name for name in runs if found[name][0] < SLOW * min(found.values())[0]]
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for name in timed:
-            time.sleep(SPIN_DOWN_SECONDS)
-            runs[name]()
-            begin = time.perf_counter()
-            runs[name]()
-            found[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(times) for name, times in found.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of the names of cases")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each case")
     options = parser.parse_args()
     rng = np.random.default_rng(0)
-    for case, (shape, taps, groups, pad) in CASES.items():
-        if options.names and not any(name in case for name in options.names):
-            continue
+    for case in chosen(CASES, options.names):
+        shape, taps, groups, pad = CASES[case]
         x, w = (rng.standard_normal(s).astype(np.float32) for s in (shape, taps))
-        found = race({**svod_runs(x, w, groups, pad), **torch_runs(x, w, groups, pad), **scipy_runs(x, w, groups, pad)}, options.seconds)
-        others = {name: t for name, t in found.items() if not name.startswith("svod")}
-        best = min(others, key=lambda name: others[name], default="")
-        print(f"{case:36s} direct {found['svod, direct'] * 1e3:9.3f}   svod {found['svod'] * 1e3:8.3f}", end="   ")
-        print(f"{best} {others[best] * 1e3:.3f}, {others[best] / found['svod']:.2f}×" if best else "", flush=True)
+        times = race({**svod_runs(x, w, groups, pad), **torch_runs(x, w, groups, pad), **scipy_runs(x, w, groups, pad)}, options.seconds)
+        ms = {name: 1e3 * statistics.median(found) for name, found in times.items()}
+        best = best_of(times, [name for name in times if not name.startswith("svod")])
+        print(f"{case:36s} direct {ms['svod, direct']:9.3f}   svod {ms['svod']:8.3f}", end="   ")
+        print(f"{best} {ms[best]:.3f}, {beside(times, best).median:.2f}×" if best else "", flush=True)
 
 
 if __name__ == "__main__":
