@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -84,13 +85,26 @@ def dimensions(texts: Sequence[str]) -> dict[str, int | Variable]:
 
 def arrays_in(path: str) -> dict[str, Array]:
     """Read the file of --inputs: the arrays of a .npz file by name. Raises OnnxError."""
+    how = "make one with numpy.savez('inputs.npz', **{'x': array}), where x is the name of an input"
     try:
-        found = np.load(path)
-        if not isinstance(found, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array without a name")
-        return dict(found)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as e:
-        raise OnnxError(f"--inputs {path} is no .npz file of arrays, as numpy.savez({path!r}, name=array) makes: {e}") from None
+        if not zipfile.is_zipfile(path):
+            raise OnnxError(f"--inputs {path}: this is no whole .npz file; {how}")
+        with np.load(path) as file:
+            return {name: _array_in(file, name, path) for name in file.files}
+    except (OSError, zipfile.BadZipFile) as e:
+        raise OnnxError(f"--inputs {path}: the file cannot be read ({e}); {how}") from None
+
+
+def _array_in(file: np.lib.npyio.NpzFile, name: str, path: str) -> Array:
+    """An array of a .npz file. Raises OnnxError."""
+    try:
+        found = file[name]
+    except (ValueError, EOFError, zlib.error, zipfile.BadZipFile):      # ValueError: NumPy does not unpickle objects
+        raise OnnxError(f"--inputs {path}: {name} is damaged, or an array of Python objects; store numbers, as in "
+                        f"numpy.savez('inputs.npz', **{{{name!r}: array.astype('float32')}})") from None
+    if not isinstance(found, np.ndarray):
+        raise OnnxError(f"--inputs {path}: {name} is no array; store only arrays, by the names of inputs")
+    return found
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -111,8 +125,10 @@ def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mappin
     model was loaded, else the size in a given shape or array. Raises OnnxError for dimensions without a size, with a command to paste:
     `command` and example sizes."""
     known = {i.name for i in model.inputs}
-    if unknown := sorted((shapes.keys() | given.keys()) - known):
-        raise OnnxError(f"the model has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    for option, named in (("--shape", shapes), ("--inputs", given)):
+        if unknown := sorted(named.keys() - known):
+            raise OnnxError(f"{option}: the model has no input {', '.join(unknown)}; use the names of its inputs: "
+                            f"{', '.join(sorted(known))}")
     if twice := sorted(shapes.keys() & given.keys()):
         raise OnnxError(f"--shape and --inputs both give {', '.join(twice)}")
     told = {**{name: a.shape for name, a in given.items()}, **shapes}

@@ -2,6 +2,10 @@
 from __future__ import annotations
 
 import io
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -465,14 +469,58 @@ def test_an_operator_that_needs_a_number_says_which_size_has_none() -> None:
         m(np.ones((3, 3), np.float32))
 
 
-@pytest.mark.parametrize("content", [b"", b"text", "npy"])
-def test_inputs_that_are_no_file_of_arrays(tmp_path: Path, content: Any) -> None:
-    if content == "npy":
-        np.save(tmp_path / "x.npy", np.ones(3))
-        content = (tmp_path / "x.npy").read_bytes()
-    (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(OnnxError, match=r"no \.npz file of arrays"):
-        arrays_in(str(tmp_path / "x.npz"))
+def write_npy(path: Path) -> None:
+    with path.open("wb") as f:
+        np.save(f, X)
+
+
+def write_damaged(path: Path) -> None:
+    np.savez(path, a=X)
+    content = bytearray(path.read_bytes())
+    content[content.index(X.tobytes())] ^= 1
+    path.write_bytes(content)
+
+
+def write_half(path: Path) -> None:
+    np.savez(path, a=X)
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def write_archive(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as f:
+        f.writestr("read me", "text")
+
+
+X = np.linspace(0, 1, 7, dtype=np.float32)
+NO_FILE = "this is no whole .npz file; make one with numpy.savez('inputs.npz', **{'x': array}), where x is the name of an input"
+
+
+@pytest.mark.parametrize(("write", "said"), [
+    (lambda path: path.write_bytes(b""), NO_FILE), (lambda path: path.write_text("text"), NO_FILE), (write_npy, NO_FILE),
+    (write_half, NO_FILE), (lambda path: path.write_bytes(pickle.dumps({"a": X})), NO_FILE),
+    (lambda path: path.mkdir(), NO_FILE),
+    (write_archive, "read me is no array; store only arrays"), (write_damaged, "a is damaged"),
+    (lambda path: np.savez(path, a=X, b=np.array([{}], object)), "b is damaged, or an array of Python objects; store numbers, as in"),
+])
+def test_inputs_that_are_no_file_of_arrays(tmp_path: Path, write: Callable[[Path], None], said: str) -> None:
+    write(path := tmp_path / "x.npz")
+    with pytest.raises(OnnxError, match=re.escape(f"--inputs {path}: {said}")) as caught:
+        arrays_in(str(path))
+    assert "pickle" not in str(caught.value)
+
+
+def test_inputs_of_a_file_are_its_arrays_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **{"a.1": X, "b": X[:0]})
+    found = arrays_in(str(tmp_path / "x.npz"))
+    assert list(found) == ["a.1", "b"] and np.array_equal(found["a.1"], X) and found["b"].shape == (0,)
+
+
+@pytest.mark.parametrize("option", ["--shape", "--inputs"])
+def test_names_that_are_no_inputs(option: str) -> None:
+    m = svod.onnx.load(model([helper.make_node("Relu", ["x"], ["y"])], [info("x", [7])], [info("y", None)]))
+    given: list[Any] = [{"z": (7,)}, {}] if option == "--shape" else [{}, {"z": X}]
+    with pytest.raises(OnnxError, match=f"{option}: the model has no input z; use the names of its inputs: x"):
+        make_feed(m, *given, ["svod-tune"])
 
 
 def test_a_range_of_sizes_begins_at_one() -> None:
