@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from svod.errors import ConfigError
 from svod.system.process import directories
+from svod.system.quantities import accepted_numbers, kind_of_number
 
 if TYPE_CHECKING:
     from typing import Self
@@ -55,15 +56,16 @@ def _is_number(v: Any) -> bool:
 
 
 def _integer(low: int, *, none: bool = False) -> Accept:
-    return Accept(f"an integer ≥ {low}", int, lambda v: (none and v is None) or (_is_int(v) and v >= low))
+    return Accept(accepted_numbers("an integer", low), int, lambda v: (none and v is None) or (_is_int(v) and v >= low))
 
 
 def _number(low: float, unit: str, *, none: bool = False) -> Accept:
-    return Accept(f"a number of {unit} ≥ {low:g}", float, lambda v: (none and v is None) or (_is_number(v) and v >= low))
+    return Accept(accepted_numbers(kind_of_number(unit), low), float, lambda v: (none and v is None) or (_is_number(v) and v >= low))
 
 
 _LEVEL = _integer(0, none=True)
-_LEVEL_OR_TEXT = _LEVEL._replace(description="an integer ≥ 0 (text that begins like no number is meant for other programs and counts as 0)",
+_LEVEL_OR_TEXT = _LEVEL._replace(description=f"{_LEVEL.description} (text that begins like no number is meant for other programs and "
+                                             "counts as 0)",
                                  parse=lambda text: int(text) if text.lstrip("+-.")[:1].isdecimal() else 0)
 
 
@@ -139,7 +141,8 @@ def _read_variable(name: str, accept: Accept, default: Any) -> Any:
     except ValueError:
         value = None
     if value is None or not accept.check(value):
-        raise ConfigError(f"{name}={text!r} is not usable; accepted: {accept.description} (unset: {_show(default)})")
+        unset = "" if default is None or default == "" else f" ({_show(default)} where it is unset)"
+        raise ConfigError(f"{name}={text!r} is not usable; accepted: {accept.description}{unset}")
     return value
 
 
@@ -252,7 +255,7 @@ class BenchConfig(_Config):
                           "least interleaved rounds of a comparison; of long kernels a search may take fewer, six at least")
     seconds: float = _option("SVOD_BENCH_SECONDS", 3.0, _number(0, "seconds"), "most seconds of the confirmation of a kernel")
     case_seconds: float = _option("SVOD_BENCH_CASE_SECONDS", 15.0, _number(0, "seconds"), "most seconds of a kernel of svod-bench")
-    precision: float = _option("SVOD_BENCH_PRECISION", 0.01, _number(0, "parts of 1"),
+    precision: float = _option("SVOD_BENCH_PRECISION", 0.01, _number(0, ""),
                                "stop when the 95 % interval of the paired ratio is this narrow")
     min_sample: float = _option("SVOD_BENCH_MIN_SAMPLE", 200.0, _number(0, "µs"), "shortest sample, in µs; shorter kernels are repeated")
 
@@ -279,7 +282,7 @@ class PrepareConfig(_Config):
                                    "float32: by the order of sums, and by the larger errors of WINOGRAD (docs/opts.md); same: not at all, "
                                    "so that every winner, number of threads and batch computes the same bits (docs/numerics.md); fast: "
                                    "products of float32 may round their factors, within max_error; not set: float32")
-    max_error: float | None = _option("SVOD_MAX_ERROR", None, _number(0, "parts of 1", none=True), "with numerics=fast: the largest "
+    max_error: float | None = _option("SVOD_MAX_ERROR", None, _number(0, "", none=True), "with numerics=fast: the largest "
                                       "error of an output, over the largest value of that output in float32; a plan without a stored "
                                       "choice that keeps it chooses the kernels to round after its first run, by the inputs of that run; "
                                       "not set: a stored choice is used, and nothing is chosen")

@@ -72,6 +72,18 @@ def test_a_bad_value_names_variable_value_and_what_is_accepted(monkeypatch: pyte
     assert name in str(e.value) and text in str(e.value) and "accepted:" in str(e.value)
 
 
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("SVOD_MAX_ERROR", "abc", "a share (0.01 is 1 %), at least 0"), ("SVOD_MAX_ERROR", "-1", "a share (0.01 is 1 %), at least 0"),
+    ("SVOD_CHECK_BUDGET", "-3", "a number of seconds, at least 0 (10.0 where it is unset)"),
+    ("SVOD_THREADS", "0", "an integer, at least 1"),
+])
+def test_the_error_of_a_number_is_a_sentence_with_its_range(monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError) as e:
+        PrepareConfig.from_env()
+    assert str(e.value) == f"{name}={text!r} is not usable; accepted: {said}"
+
+
 def test_a_variable_is_read_where_its_option_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEAM", "abc")
     monkeypatch.setenv("SVOD_THREADS", "2")

@@ -14,6 +14,7 @@ import click
 from svod.cli.installation import program
 from svod.errors import ConfigError, DatabaseError
 from svod.system.process.directories import takes_files
+from svod.system.quantities import accepted_numbers, kind_of_number
 from svod.tune.db import layers
 
 SQLITE_HEADER = b"SQLite format 3\0"
@@ -22,33 +23,37 @@ HEADER_BYTES = 4096                                   # bytes of a file that are
 
 
 class Number(click.FloatRange):
-    """A finite number of a unit, such as "seconds", in a range. The error for any other value gives the range."""
+    """A finite number of a unit, such as "seconds", in a range; without a unit a share. The error for any other value gives the range."""
 
     def __init__(self, unit: str, **limits: Any) -> None:
         super().__init__(**limits)
-        self.name = unit
+        self.name, self.kind = unit or "share", kind_of_number(unit)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         with contextlib.suppress(click.BadParameter):
             number: float = super().convert(value, param, ctx)
             if math.isfinite(number):
                 return number
-        self.fail(f"{value!r} is not usable; accepted: a number of {self.name} {_limits(self)}", param, ctx)
+        self.fail(f"{value!r} is not usable; accepted: {_accepted(self.kind, self)}", param, ctx)
 
 
 class CountType(click.IntRange):
-    """An integer in a range. The error for any other value gives the range."""
+    """An integer in a range. The error for any other value gives the range, and `hint`."""
+
+    def __init__(self, hint: str = "", **limits: Any) -> None:
+        super().__init__(**limits)
+        self.hint = hint
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         with contextlib.suppress(click.BadParameter):
             number: int = super().convert(value, param, ctx)
             return number
-        self.fail(f"{value!r} is not usable; accepted: an integer {_limits(self)}", param, ctx)
+        self.fail(f"{value!r} is not usable; accepted: {_accepted('an integer', self)}{self.hint and '; '}{self.hint}", param, ctx)
 
 
-def _limits(range: Number | CountType) -> str:
-    """The limits of a range in words. Every range has a lower limit."""
-    return f"{'>' if range.min_open else '≥'} {range.min:g}" + ("" if range.max is None else f", at most {range.max:,.10g}")
+def _accepted(kind: str, range: Number | CountType) -> str:
+    assert range.min is not None, "every range has a lower limit"
+    return accepted_numbers(kind, range.min, range.max, range.min_open)
 
 
 def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None, stdout: bool = False,

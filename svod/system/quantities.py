@@ -12,6 +12,16 @@ def count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
+def accepted_numbers(kind: str, low: float, high: float | None = None, above: bool = False) -> str:
+    """The numbers of a range in words: `an integer, at least 1`; `a number of seconds, above 0 and at most 60`."""
+    return f"{kind}, {'above' if above else 'at least'} {low:g}" + ("" if high is None else f" and at most {high:,.10g}")
+
+
+def kind_of_number(unit: str) -> str:
+    """What a number of a unit is called; without a unit it is a share."""
+    return f"a number of {unit}" if unit else "a share (0.01 is 1 %)"
+
+
 def digits(value: float, significant: int = 3) -> str:
     """Format `value` with `significant` digits and without an exponent: 1.23, 12.3, 123, 1 230."""
     if value == 0 or not math.isfinite(value):

@@ -63,7 +63,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     (["run", "--suite", "huge"], ["'huge'", "core, odd, models"]),
     (["run", "--kernels", "conv9*"], ["conv9*", "conv3x3_64_56"]),
     (["run", "--peers", "tvm"], ["'tvm'", "numpy, torch, onnxruntime, jax"]),
-    (["run", "--beam", "0"], ["accepted: an integer ≥ 1"]),
+    (["run", "--beam", "0"], ["accepted: an integer, at least 1"]),
     (["run", "--beam", "4", "--heuristic"], ["--beam and --heuristic do not go together"]),
     (["run", "--heuristic", "--db-only"], ["do not go together"]),
     (["run", "--fresh"], ["--fresh needs a search"]),
@@ -75,7 +75,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     (["measure"], ["No such command"]),
     (["run", "--suite", "core", "--count", "3"], ["--count 3 applies to the suites random and blocks"]),
     (["run", "--suite", "core", "--limit", "1.2"], ["--limit applies to the suite blocks"]),
-    *((["run", "--suite", "blocks", "--limit", limit], [f"{limit!r} is not usable; accepted: a number of times ≥ 1"])
+    *((["run", "--suite", "blocks", "--limit", limit], [f"{limit!r} is not usable; accepted: a number of times, at least 1"])
       for limit in ("nan", "inf", "0.5", "-1", "much")),
     *((["run", "--suite", suite, "--peers", peers], ["the suite blocks is compared with torch; add it to --peers"])
       for suite, peers in (("blocks", "none"), ("core,blocks", "numpy,jax"))),

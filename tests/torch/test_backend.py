@@ -569,7 +569,7 @@ def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"beem": 8}, r"no option is called 'beem' \(is it beam\?\); there are beam, strict, freeze"), ({"strict": "no"}, "give True or False"),
-    ({"beam": -1}, "an integer ≥ 0"), ({"device": "TPU"}, "there is no device 'TPU'"), ({"device": "WEBGPU:99"}, "WEBGPU"),
+    ({"beam": -1}, "an integer, at least 0"), ({"device": "TPU"}, "there is no device 'TPU'"), ({"device": "WEBGPU:99"}, "WEBGPU"),
     ({"device": "CUDA:sm_90"}, "sm_90")])
 def test_errors_of_svod_reach_the_user_as_they_are(options: dict[str, Any], text: str) -> None:
     with pytest.raises((ConfigError, UnsupportedError, DeviceError), match=text) as e:

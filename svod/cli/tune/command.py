@@ -47,7 +47,8 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 @click.argument("script", required=False, type=click.Path())
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does, instead of a script.")
-@click.option("--beam", type=int, metavar="N", help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")
+@click.option("--beam", type=CountType(min=1, hint="to see what would be tuned use --dry-run"), metavar="N",
+              help=f"Beam width, at least 1; default: BEAM, else {DEFAULT_BEAM}.")
 @click.option("--budget", type=SECONDS, default=DEFAULT_BUDGET, show_default=True, help="Wall seconds of the "
               "script (at most half), the search and the plan check together. What a script takes beyond half until its first plan, and "
               "--capture-for, come on top, as do at most 15 s to end, or the step under way where that takes longer.")
@@ -61,7 +62,7 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 @click.option("--numerics", type=click.Choice(POLICIES), help="How results may differ from chain to chain; default: SVOD_NUMERICS, else "
               "that of the script or the capture. With same, all chains compute the same bits; with fast, products of float32 may round "
               "their factors to bfloat16, as far as --max-error allows.")
-@click.option("--max-error", type=Number("parts of 1", min=0.0), metavar="E", help="With --numerics fast: the largest error of an output, "
+@click.option("--max-error", type=Number("", min=0.0), metavar="E", help="With --numerics fast: the largest error of an output, "
               "over its largest value in float32. After the search the program runs once more, and the kernels to round are chosen by the "
               "inputs of its first run.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
@@ -152,9 +153,6 @@ def check_program(options: TuneOptions) -> None:
 
 def check(options: TuneOptions) -> None:
     """Raise click.UsageError for options that exclude each other, and another error for options that cannot be used."""
-    if options.beam < 1:
-        raise click.BadParameter(f"{options.beam}: a beam of at least 1 is needed to search; to see what would be tuned use --dry-run",
-                                 param_hint="--beam")
     check_program(options)
     check_output("--json", options.json_path, options.script, options.source, stdout=True, format=REPORT_FORMAT)
     if options.compile_only and options.dry_run:

@@ -69,7 +69,7 @@ def test_levels_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert passes_of(PrepareConfig(debug=9)) == passes_of(PrepareConfig(debug=5))
     for text in ("-1", "2.5", ".5", "2x"):
         monkeypatch.setenv("DEBUG", text)
-        with pytest.raises(ConfigError, match=f"DEBUG='{text}' is not usable; accepted: an integer ≥ 0"):
+        with pytest.raises(ConfigError, match=f"DEBUG='{text}' is not usable; accepted: an integer, at least 0"):
             PrepareConfig.from_env()
 
 
