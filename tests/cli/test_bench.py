@@ -27,6 +27,7 @@ from svod.bench.results import Run, Speedup, read_run, write_run
 from svod.cli import one_line
 from svod.cli.bench import commands as bench_commands
 from svod.cli.bench.tables import describe_case, print_comparison, print_run, times
+from svod.cli.installation import interpreter
 from svod.errors import SvodError
 from svod.system.quantities import bytes_rate, flops_rate, seconds, spread
 from tests.bench.example_run import CEILINGS, DATA, example_model_run, example_run
@@ -215,13 +216,25 @@ def test_blocks_are_found_and_made_smaller(call: Call, tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_missing_peers_are_said_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "jax", "onnxruntime"):
-        monkeypatch.setitem(PEER_LIBRARIES, name, PEER_LIBRARIES[name]._replace(needs=(f"no_{name}",)))
-    result = call("run", "--suite", "odd", "--kernels", "gemm_255*")
-    said = [line for line in result.stderr.splitlines() if line.startswith("left out")]
-    assert result.exit_code == 0 and len(said) == 1
-    assert "torch (no_torch is not installed), onnxruntime" in said[0] and "pip install 'svod[peers]'" in said[0]
+def test_missing_peers_are_said_with_what_installs_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEER_LIBRARIES, "torch", PEER_LIBRARIES["torch"]._replace(needs=("no_such_torch",)))
+    monkeypatch.setitem(PEER_LIBRARIES, "jax", PEER_LIBRARIES["jax"]._replace(needs=("no_such_jax", "numpy", "no_such_lib")))
+    run = ["run", "--kernels", "softmax_4096x1024", "--heuristic"]
+    result = call(*run, "--peers", "torch,jax")
+    assert result.exit_code == 0
+    pip = f"{interpreter()} -m pip install"
+    assert [line for line in result.stderr.splitlines() if "install" in line] == [
+        f"left out: torch, as no_such_torch is not installed: {pip} no_such_torch",
+        f"left out: jax, as no_such_jax and no_such_lib are not installed: {pip} no_such_jax no_such_lib",
+        f"all peers at once: {pip} 'svod[peers]'"]
+    assert "all peers" not in call(*run, "--peers", "torch").stderr
+
+
+@pytest.mark.slow
+def test_chosen_peers_that_take_no_part_are_said(call: Call) -> None:
+    run = ["run", "--kernels", "softmax_4096x1024", "--heuristic", "--peers"]
+    assert "left out: openvino, which takes part in the suites models, onnx, torch" in call(*run, "openvino,numpy").stderr
+    assert "which takes part" not in call(*run, "numpy").stderr
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def load_peers(names: Sequence[str], threads: int, suites: Collection[str] = ("k
         library = PEER_LIBRARIES[name]
         if not set(suites) & set(library.suites):
             continue
-        missing = [m for m in library.needs if find_spec(m) is None]
+        missing = lacking(name)
         if missing:
             words = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
             infos.append(PeerInfo(name, None, f"{words} {'is' if len(missing) == 1 else 'are'} not installed", None, ""))
@@ -130,6 +130,17 @@ def load_peers(names: Sequence[str], threads: int, suites: Collection[str] = ("k
         peers.append(peer)
         infos.append(PeerInfo(name, peer.version, None, threads, peer.outputs))
     return peers, infos
+
+
+def lacking(name: str) -> list[str]:
+    """The packages that a peer needs and that are not installed; pip knows them by these names."""
+    return [m for m in PEER_LIBRARIES[name].needs if find_spec(m) is None]
+
+
+def suites_in_words(name: str) -> str:
+    """The suites that a peer takes part in, for a message."""
+    words = {"kernels": "of kernels", "model": "models"}
+    return "the suites " + ", ".join(words.get(suite, suite) for suite in PEER_LIBRARIES[name].suites)
 
 
 def keep_freed_memory() -> None:

@@ -20,18 +20,19 @@ import click
 from click.core import ParameterSource
 
 from svod import config
+from svod.cli.installation import interpreter
 from svod.cli.outputs import CountType, Number, check_database, check_is_there, check_output
 from svod.compile.backend import backend_named, device_named
 from svod.core.machine.target import HOST, Target
 from svod.errors import ConfigError, DatabaseError, UnsupportedError
 from svod.system.files import write_text
 from svod.system.process.directories import kept_folder
-from svod.system.process.program import arguments, python
+from svod.system.process.program import arguments
 from svod.system.quantities import count as counted
 
 if TYPE_CHECKING:
     from svod.bench.peers.alone import Alone
-    from svod.bench.results import CaseResult, Run, RunSettings
+    from svod.bench.results import CaseResult, PeerInfo, Run, RunSettings
     from svod.bench.suites.cases import Case
 
 TORCH_NEEDS = {"torch": ("torch", "torchvision", "transformers"), "blocks": ("torch",)}
@@ -235,6 +236,23 @@ def _target(prepare: config.PrepareConfig) -> Target:
     return backend.target()
 
 
+def _say_who_is_left_out(names: Sequence[str], infos: Sequence[PeerInfo]) -> None:
+    """Say which of the peers `names` are not installed and what installs each, and, if the peers were chosen, which have no part in the
+    suites of a run. `infos`: as `load_peers` returns them."""
+    from svod.bench.peers import PEER_LIBRARIES, lacking, suites_in_words
+
+    pip = f"{interpreter()} -m pip install"
+    absent = {i.name: i.missing for i in infos if i.missing is not None}
+    for name, why in absent.items():
+        needed = lacking(name)
+        _say(f"left out: {name}, as {why}" + (f": {pip} {' '.join(needed)}" if needed else ""))
+    if len(absent) > 1:
+        _say(f"all peers at once: {pip} 'svod[peers]'")
+    idle = [] if list(names) == list(PEER_LIBRARIES) else [n for n in names if n not in {i.name for i in infos}]
+    for name in idle:
+        _say(f"left out: {name}, which takes part in {suites_in_words(name)}")
+
+
 def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: RunSettings, prepare: config.PrepareConfig, db: str | None,
                json_path: Path | None, budget: float | None = None, known: Sequence[CaseResult] = ()) -> Run:
     """Measure the ceilings where they are unknown, then run the cases against the libraries in `names` and report the progress."""
@@ -250,9 +268,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: RunSetting
     target = _target(prepare)
     _warn_if_busy(target)
     libraries, infos = load_peers(names, target.threads, {kind for c in cases for kind in c.kinds})
-    left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
-    if left_out:
-        _say(f"left out: {', '.join(left_out)}. The extra brings them: {shlex.quote(python())} -m pip install 'svod[peers]'")
+    _say_who_is_left_out(names, infos)
     path, ceilings = _ceilings_path(), None
     if backend_named(target.device).ceilings is None:
         _say(f"nothing measures what the device {target.device} can do at best; the kernels have no bounds")
