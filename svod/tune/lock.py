@@ -6,8 +6,8 @@
     {"described": "float32 convolution of …", "direct": 2e-4, "kernel": "90c3…", "kind": "form_times", "lengths": [32, 32], …}
 
 A line without a kind is a kernel's chain. One of the kind "rounding" belongs to a choice of kernels to round, under the policy "fast"; it
-has the fields of the record `Rounding`, with its chain as text. One of the kind "form_times" is the record `FormTimes` of a convolution.
-Files without such lines have version 1, files without the latter version 2.
+has the fields of the record `Rounding`, with its chain as text, and as `of` the number of lines of its choice: a choice that lost some is
+not used. One of the kind "form_times" is the record `FormTimes` of a convolution. Files without such lines have version 1.
 
 `svod-tune -o model.lock.jsonl` writes a lock file; SVOD_LOCK and `PrepareConfig(lock=…)` name the file to use. A file may have lines of
 several targets. It is data, never executed: a malformed line is skipped with a warning, and so is a whole file that is missing or not a
@@ -19,8 +19,9 @@ import json
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +37,7 @@ from svod.tune.db import FormTimes, Rounding
 log = logging.getLogger("svod.tune")
 
 LOCK_FORMAT = "svod-lock"
-LOCK_VERSION = 3
+LOCK_VERSION = 2
 MOST_LOCK_BYTES = 64 << 20
 MOST_CHAIN = 20_000         # most characters of one field; a chain of this length has more than a thousand opts
 
@@ -62,10 +63,12 @@ class Locked:
 
 @dataclass(frozen=True)
 class LockedRounding:
-    """A line of a lock file: whether a kernel is rounded in a plan. `name`: the kernel's, as information for readers."""
+    """A line of a lock file: whether a kernel is rounded in a plan. `name`: the kernel's, as information for readers. `of`: how many lines
+    its choice has, as the file tells; 0: it does not."""
 
     record: Rounding
     name: str = ""
+    of: int = field(default=0, compare=False)
 
     @property
     def kernel(self) -> str:
@@ -77,7 +80,7 @@ class LockedRounding:
 
     def to_json(self) -> dict[str, Any]:
         return {**self.record.content(), "kind": Rounding.kind, "chain": chain_text(self.record.chain),
-                **({"name": self.name} if self.name else {})}
+                **({"name": self.name} if self.name else {}), **({"of": self.of} if self.of else {})}
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,10 @@ def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Colle
         forms += [x for x in old.forms if (x.kernel, x.target) not in known]
     ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
     rounded = sorted(roundings, key=lambda x: (x.name, x.kernel, x.record.choice))
-    header = {"format": LOCK_FORMAT, "version": LOCK_VERSION if forms else 2 if rounded else 1}
+    counts = Counter(x.record.choice for x in rounded)
+    rounded = [replace(x, of=counts[x.record.choice]) for x in rounded]
     timed = sorted(forms, key=lambda x: (x.name, x.kernel, x.target))
+    header = {"format": LOCK_FORMAT, "version": LOCK_VERSION if rounded or timed else 1}
     text = [header, *(x.to_json() for x in ordered), *(x.to_json() for x in rounded), *(x.to_json() for x in timed)]
     write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
     return len(ordered)
@@ -207,8 +212,21 @@ def _read(path: str, changed: int, size: int) -> tuple[Lock, str]:
                     lines[line.kernel, line.target] = line
         except (ValueError, RecursionError, SvodError) as e:
             problems.append(f"line {number}: {e!s:.200}")
-    more = f", and {len(problems) - 1} lines more" if len(problems) > 1 else ""
-    return Lock(lines, tuple(roundings), tuple(forms)), f"the lock file {path}: {problems[0]}{more}" if problems else ""
+    whole, gaps = _whole_choices(roundings)
+    problems += gaps
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return Lock(lines, tuple(whole), tuple(forms)), f"the lock file {path}: {problems[0]}{more}" if problems else ""
+
+
+def _whole_choices(roundings: Sequence[LockedRounding]) -> tuple[list[LockedRounding], list[str]]:
+    """The lines of the choices of which no line is missing, and in words what the others lack. A part of a choice is not used: its error
+    was measured with all of its kernels."""
+    have, told = Counter(x.record.choice for x in roundings), dict[tuple[str, str, str, float], int]()
+    for x in roundings:
+        told[x.record.choice] = max(told.get(x.record.choice, 0), x.of)
+    gaps = [f"{have[choice]} of {of} lines are there of the choice of kernels to round for plan {choice[1][:12]}, which is not used; "
+            "restore the file, or choose again with svod-tune --numerics fast" for choice, of in told.items() if have[choice] < of]
+    return [x for x in roundings if have[x.record.choice] >= told[x.record.choice]], gaps
 
 
 def _parsed(data: Any) -> Locked | LockedRounding | LockedForm:
@@ -219,8 +237,10 @@ def _parsed(data: Any) -> Locked | LockedRounding | LockedForm:
     name, origin = (x if isinstance(x := data.get(field), str) else "" for field in ("name", "from"))
     kind = data.get("kind")
     if kind == Rounding.kind:
-        fields = {k: v for k, v in data.items() if k != "name"}
-        return LockedRounding(Rounding.from_json({**fields, "chain": [o.to_json() for o in chain]}), name)
+        fields, of = {k: v for k, v in data.items() if k not in ("name", "of")}, data.get("of", 0)
+        if not isinstance(of, int) or of < 0:
+            raise ValueError(f"of should be a number of lines, found {of!r:.40}")
+        return LockedRounding(Rounding.from_json({**fields, "chain": [o.to_json() for o in chain]}), name, of)
     if kind is not None:
         raise ValueError(f"it is of the unknown kind {kind!r:.40}")
     return Locked(_text(data, "kernel"), _text(data, "target"), chain, name, origin,

@@ -16,9 +16,10 @@ from svod import PrepareConfig, Tensor
 from svod.compile.plan.compiler import compiler_for
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt
+from svod.errors import ConfigError
 from svod.tune.checks import to_transfer
 from svod.tune.db import TuningDB, Verdict
-from svod.tune.lock import Locked, LockedRounding, locked_lines, read_lock, write_lock
+from svod.tune.lock import Locked, LockedRounding, check_whole, locked_lines, read_lock, write_lock
 from svod.tune.resolved import resolve
 from tests.tune.db.samples import choice
 
@@ -175,6 +176,21 @@ def test_choices_of_kernels_to_round_come_back(tmp_path: Path) -> None:
     assert json.loads(header)["version"] == 2 and '"chain": "ROUND(out, bfloat16) UPCAST(o0, 8)' in first and '"name": "gemm"' in first
     write_lock(path, [Locked("k", "t", ())])
     assert json.loads(path.read_text().splitlines()[0])["version"] == 1, "a file without them is for older versions, too"
+
+
+def test_a_choice_that_lost_a_line_is_not_used_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, other = tmp_path / "l.jsonl", [LockedRounding(r) for r in choice("a" * 32, plan="other")]
+    write_lock(path, [Locked("k", "t", ())], None, [*[LockedRounding(r) for r in choice("a" * 32, "b" * 32, "c" * 32)], *other])
+    whole = path.read_text().splitlines()
+    lost = next(i for i, line in enumerate(whole) if '"' + "b" * 32 + '"' in line)
+    path.write_text("\n".join(whole[:lost] + whole[lost + 1:]) + "\n")
+    assert read_lock(path) == ({("k", "t"): Locked("k", "t", ())}, tuple(other))
+    said = "2 of 3 lines are there of the choice of kernels to round for plan 7a7a7a7a7a7a, which is not used"
+    assert said in caplog.text
+    with pytest.raises(ConfigError, match=said):
+        check_whole(path)
+    path.write_text("".join(line.replace('"of": 3, ', "") + "\n" for line in path.read_text().splitlines()))
+    assert len(read_lock(path).roundings) == 3, "files of versions that told no number are read as they are"
 
 
 def test_a_new_choice_for_a_plan_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
