@@ -284,7 +284,7 @@ def test_choices_of_kernels_to_round_are_shown(path: Path, tmp_path: Path) -> No
     alone = "d4" * 16
     with TuningDB.open(path) as db:
         db.record([*choice(GEMM, alone, CONV), KernelRecord(alone, name="never_searched")])
-    rounded = "in plan 7a7a7a7a7a7a it is rounded: alone it costs an error of 2.0e-03"
+    rounded = "in plan 7a7a7a7a7a7a its factors are rounded to bfloat16: rounded alone it costs an error of 2.0e-03"
     for command in ("show", "why"):
         assert rounded in run(path, command, GEMM).output and "it stays in float32" in run(path, command, CONV).output
         assert "it stays in float32" in run(path, command, "never_searched").output

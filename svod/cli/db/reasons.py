@@ -3,23 +3,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from svod.cli.db.listing import SHOWN_KEY
 from svod.cli.db.scripts import CapturedKernel
 from svod.compile.backend import backend_named, device_named, target_with
 from svod.config import PrepareConfig
 from svod.core.ir.serialize import data_to_ast
+from svod.core.kernel.apply import is_rounded
 from svod.core.kernel.chain_text import AS_IT_IS, NO_ALGORITHM, algorithm_words, chain_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.target import HOST
+from svod.core.machine.target import FAST, HOST
 from svod.errors import SvodError
 from svod.system.quantities import digits, times
 from svod.tune.chains import foreign_fault
 from svod.tune.db import FormTimes, Rounding, TuningDB, described
 from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
-from svod.tune.fast.report import by_plan, rounding_words
+from svod.tune.fast.report import HOW_TO_CHOOSE, by_plan, rounding_words
 from svod.tune.lock import Lock, locked_lines, read_lock
 from svod.tune.plans.forms import ConvolutionForm, fault, form_words, measured_form, times_words
 from svod.tune.resolved import Resolved
@@ -39,7 +41,7 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
     lines.append(f"    {reason.text}")
     lines += [f"    algorithms {text}" for text in _algorithms(db, asked, known) if text]
     stored = [r for r, _ in db.select(Rounding, asked.kernel, asked.target, shipped=True)]
-    lines += [f"    {line}" for line in _rounding_lines(stored)]
+    lines += [f"    {line}" for line in _rounding_lines(stored) or _without_roundings(asked, known)]
     if reason.field and reason.stored and reason.field != "verdict":
         lines.append(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
     return lines
@@ -77,11 +79,30 @@ def _rounding_lines(records: Sequence[Rounding]) -> list[str]:
     return [rounding_words(r) for choice in by_plan(records) for r in choice]
 
 
+def _without_roundings(asked: CapturedKernel, known: KernelRecord | None) -> list[str]:
+    """Why nothing is known about rounding a kernel under the policy "fast", if its AST is one of this svod; [] under another policy."""
+    ast, target = _ast_of(asked, known), target_with(asked.target)
+    if ast is None or target is None or target.numerics != FAST:
+        return []
+    try:
+        base = Scheduler(Kernel(data_to_ast(ast)), target)
+        if any(is_rounded(state.applied_opts) for state in backend_named(target.device).sketches(base)):
+            return [f"it may be rounded, but stays in float32, as no plan has chosen its kernels to round yet; {HOW_TO_CHOOSE}"]
+    except SvodError:
+        return []
+    return ["it stays in float32, as it has no product of float32 that instructions of this target compute from bfloat16"]
+
+
+def _ast_of(asked: CapturedKernel, known: KernelRecord | None) -> Any:
+    """A kernel's AST as data, of its own capture or of the database; None if neither has one."""
+    return asked.ast if asked.ast is not None or known is None else known.ast
+
+
 def _algorithms(db: TuningDB, asked: CapturedKernel, known: KernelRecord | None) -> tuple[str, str]:
     """What the algorithms of a kernel took, by measurements, and what they are predicted to take; "" where there is one alone, or its AST
     is of another svod."""
     measured = measured_algorithms([m for m, _ in db.select(Measurement, asked.kernel, asked.target, shipped=True)])
-    ast, target = asked.ast if asked.ast is not None or known is None else known.ast, target_with(asked.target)
+    ast, target = _ast_of(asked, known), target_with(asked.target)
     if ast is None or target is None:
         return measured, ""
     try:

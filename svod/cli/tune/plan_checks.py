@@ -28,7 +28,7 @@ from svod.tune.chains import choose, known_chains
 from svod.tune.db import Rounding, TuningDB
 from svod.tune.db.moving import export
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
-from svod.tune.fast.report import by_plan
+from svod.tune.fast.report import OF_FIRST_RUN, by_plan
 from svod.tune.plans.check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.plans.form_check import BothForms, TimedForm, time_forms
 from svod.tune.plans.forms import measured_form
@@ -202,5 +202,6 @@ def choose_roundings(captured: Capture, setting: Setting, script_seconds: float)
 def _samples(options: TuneOptions) -> str:
     """The sample inputs of a program in words."""
     if not options.is_onnx:
-        return f"those of the first run of {options.subject}"
-    return options.inputs or f"made up, of the types that {options.subject} declares"
+        return OF_FIRST_RUN
+    how = f"which are in {options.inputs}" if options.inputs else f"which are made up, of the types that {options.subject} declares"
+    return f"{OF_FIRST_RUN}, {how}"

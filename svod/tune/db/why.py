@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from svod.core.kernel.chain_text import NO_ALGORITHM, algorithm_words, chain_words
-from svod.core.machine.target import KEY_FIELDS, parse_key
+from svod.core.machine.target import FLOAT32, KEY_FIELDS, parse_key
 from svod.tune.db.records import KernelRecord, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
 from svod.tune.db.store import TuningDB
@@ -53,6 +53,10 @@ def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure:
     if elsewhere:
         nearest = max(elsewhere, key=lambda t: (_common_parts(target, t), t))
         name, asked, stored = first_difference(target, nearest)
+        if policies := differing_policies(asked, stored):
+            here, there = policies
+            return Explanation(None, name, asked, stored, f"the kernel is known, but under numerics={there}, and here it is asked for "
+                               f"under numerics={here}; SVOD_NUMERICS={there} asks for what is known")
         return Explanation(None, name, asked, stored, f"the kernel is known, but for another target, {nearest}: its {name} "
                            f"{'are' if name in ('features', 'threads') else 'is'} {stored or 'none'}, here {asked or 'none'}")
     for k in db.family(structure) if structure else ():
@@ -151,6 +155,17 @@ def first_difference(asked: str, stored: str) -> tuple[str, str, str]:
             return name, ",".join(sorted(left - right)), ",".join(sorted(right - left))
         return name, x, y
     return "target", asked, stored
+
+
+def differing_policies(asked: str, stored: str) -> tuple[str, str] | None:
+    """The policies of numerics of two targets whose lists of features, as `first_difference` has them, differ in nothing else."""
+    policies = []
+    for features in (asked, stored):
+        name, _, policy = features.partition("=")
+        if features and (name != "numerics" or "," in policy):
+            return None
+        policies.append(policy or FLOAT32)
+    return None if policies[0] == policies[1] else (policies[0], policies[1])
 
 
 def _common_parts(asked: str, stored: str) -> int:

@@ -39,7 +39,7 @@ from svod.system.quantities import seconds as duration
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each, foreign_fault, own_fault
 from svod.tune.db import OWN, Rounding
-from svod.tune.fast.report import by_plan, sentence
+from svod.tune.fast.report import HOW_TO_CHOOSE, OF_FIRST_RUN, by_plan, sentence
 from svod.tune.fast.selection import Effect, Selection, select
 from svod.tune.fast.trial import RoundedPlans, exchange
 from svod.tune.plan_chains import searched
@@ -48,8 +48,6 @@ from svod.tune.resolved import Resolved
 
 log = logging.getLogger("svod")
 
-HOW = "choose them with svod-tune --numerics fast --max-error E, or by a run with SVOD_MAX_ERROR=E"
-OF_FIRST_RUN = "the inputs of a program's first run"
 
 
 _ChoiceKey = tuple[str, str, str, float]     # of `Rounding.choice`
@@ -137,7 +135,7 @@ class FastPlan:
             choices[r.kernel] = Choice(chain, "fast", why if stored.lock is None else f"{why}, by {stored.lock}")
         if problems:
             log_once(log, logging.WARNING, f"numerics=fast: {count(len(problems), 'kernel')} of a plan "
-                                           f"{'stays' if len(problems) == 1 else 'stay'} in float32: {problems[0]}; {HOW}")
+                                           f"{'stays' if len(problems) == 1 else 'stay'} in float32: {problems[0]}; {HOW_TO_CHOOSE}")
         return choices
 
     def _after_search(self, known: _Stored | None, beam: BeamConfig) -> _Stored | None:
@@ -163,7 +161,7 @@ class FastPlan:
             plan.call_after_run(lambda: self._choose_for(of_plan(), exact, most))
         elif self._known is None and any(_may_be_rounded(k, self._resolved) for k in self._kernels.values()):
             why = self._passed_over or "no kernels are chosen to be rounded yet"
-            log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, as {why}; {HOW}")
+            log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, as {why}; {HOW_TO_CHOOSE}")
 
     def _choose_for(self, plan: ExecutionPlan | None, exact: Mapping[str, Compiled], most: float) -> None:
         if plan is not None:

@@ -8,6 +8,8 @@ from svod.system.quantities import seconds as duration
 from svod.tune.db import Rounding
 
 SHOWN_DIGEST = 12
+HOW_TO_CHOOSE = "choose them with svod-tune --numerics fast --max-error E, or by a run with SVOD_MAX_ERROR=E"
+OF_FIRST_RUN = "those of the program's first run"
 
 
 def by_plan(records: Iterable[Rounding]) -> list[list[Rounding]]:
@@ -32,10 +34,20 @@ def sentence(records: Sequence[Rounding]) -> str:
 
 def rounding_words(r: Rounding) -> str:
     """Why a kernel is rounded in a plan, or why it is not."""
-    error = "outputs that are not finite" if r.error is None else f"an error of {r.error:.1e}"
-    effect = f"alone it costs {error}, and takes {duration(r.after)} of a run instead of {duration(r.before)}"
-    return (f"in plan {r.plan[:SHOWN_DIGEST]} it {'is rounded' if r.used else 'stays in float32'}: {effect}; the plan's error is "
-            f"{r.plan_error:.1e}, {r.max_error:g} is allowed; sample inputs: {r.samples or 'not told'}")
+    error = "outputs that are not finite" if r.error is None else f"an error of {r.error:.1e} of the largest output"
+    effect = f"rounded alone it costs {error}, and takes {duration(r.after)} of a run instead of {duration(r.before)}"
+    verdict = "its factors are rounded to bfloat16" if r.used else f"it stays in float32, as {_why_not(r)}"
+    return (f"in plan {r.plan[:SHOWN_DIGEST]} {verdict}: {effect}; the error of the plan as chosen is {r.plan_error:.1e}, "
+            f"{r.max_error:g} is allowed; sample inputs: {r.samples or 'not told'}")
+
+
+def _why_not(r: Rounding) -> str:
+    """Why a kernel whose rounding was measured is not rounded."""
+    if r.after >= r.before:
+        return "rounding it saves no time"
+    if r.error is None or r.error > r.max_error:
+        return "alone it costs more than the error that is allowed"
+    return "the kernels that are rounded leave no room for its error"
 
 
 def to_data(records: Sequence[Rounding]) -> dict[str, Any]:

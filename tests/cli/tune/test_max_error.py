@@ -17,6 +17,7 @@ from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.setting import EXIT_SCRIPT
 from svod.compile.cpu.host import host_target
 from svod.tune.db import TuningDB
+from svod.tune.fast.report import OF_FIRST_RUN
 from svod.tune.lock import read_lock
 
 SCRIPT = """
@@ -64,6 +65,12 @@ def test_the_end_of_the_run_that_chooses_is_told(code: str, failure: str, monkey
         assert plan_checks.choose_roundings(captured, setting, 0.2) == ((), failure)       # type: ignore[arg-type]
 
 
+def test_sample_inputs_are_described_alike_everywhere() -> None:
+    assert plan_checks._samples(TuneOptions("m.py")) == OF_FIRST_RUN == "those of the program's first run"
+    assert plan_checks._samples(TuneOptions("m.onnx")) == f"{OF_FIRST_RUN}, which are made up, of the types that m.onnx declares"
+    assert plan_checks._samples(TuneOptions("m.onnx", inputs="x.npz")) == f"{OF_FIRST_RUN}, which are in x.npz"
+
+
 def test_a_program_that_fails_in_the_run_that_chooses(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(f"import os, sys\n{SCRIPT}\nif 'SVOD_MAX_ERROR' in os.environ:\n    os._exit(7)\n".replace(
         "plan.execute()", "plan.execute() if 'SVOD_MAX_ERROR' not in os.environ else None"))
@@ -80,7 +87,7 @@ def test_a_program_chooses_its_kernels(tmp_path: Path) -> None:
     done = run_tune(tmp_path, "-o", "m.lock.jsonl")
     assert done.returncode == 0, done.stderr
     found, = json.loads((tmp_path / "out.json").read_text())["roundings"]
-    assert found["error"] <= 0.05 and found["kernels"] and found["samples"] == "those of the first run of m.py"
+    assert found["error"] <= 0.05 and found["kernels"] and found["samples"] == OF_FIRST_RUN
     assert "numerics=fast: an error of at most 0.05" in done.stderr
     locked = read_lock(tmp_path / "m.lock.jsonl").roundings
     assert {x.kernel: x.record.used for x in locked} == {k["kernel"]: k["used"] for k in found["kernels"]}

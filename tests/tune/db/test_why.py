@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from svod.tune.db import KernelRecord, Measurement, Record, Search, TuningDB, explain
-from svod.tune.db.why import first_difference, measured_algorithms
-from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
+from svod.tune.db.why import differing_policies, first_difference, measured_algorithms
+from svod.tune.fast.report import rounding_words
+from tests.tune.db.samples import OTHER, TARGET, choice, confirmed, screened, verdict, winning
 
 K = "k" * 32
 
@@ -74,6 +75,22 @@ def test_another_target_names_the_first_field_that_differs() -> None:
     near, far = TARGET, OTHER.replace("znver5", "znver4").replace("t8", "t2")
     field, text = why(*winning(target=near), *winning(target=far), target=near.replace("l2 1m", "l2 2m"))
     assert field == "l2 cache" and near in text, "the record of the same CPU is nearer"
+
+
+@pytest.mark.parametrize(("asked", "stored", "policies"), [
+    ("", "numerics=fast", ("float32", "fast")), ("numerics=same", "", ("same", "float32")),
+    ("numerics=same", "numerics=fast", ("same", "fast")), ("fma", "numerics=fast", None),
+    ("", "avx2,numerics=fast", None), ("2", "8", None)])
+def test_targets_that_differ_in_their_policy_alone(asked: str, stored: str, policies: tuple[str, str] | None) -> None:
+    assert differing_policies(asked, stored) == policies
+
+
+@pytest.mark.parametrize(("record", "said"), [
+    ({"used": 2}, "its factors are rounded to bfloat16: "), ({"after": 3e-4}, "it stays in float32, as rounding it saves no time: "),
+    ({"error": 0.02}, "as alone it costs more than the error that is allowed: "), ({"error": None}, "outputs that are not finite"),
+    ({}, "as the kernels that are rounded leave no room for its error: ")])
+def test_why_a_kernel_is_rounded_or_not(record: dict[str, Any], said: str) -> None:
+    assert said in rounding_words(choice("a" * 32, "b" * 32, **record)[1])
 
 
 def test_first_difference() -> None:
