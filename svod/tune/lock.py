@@ -125,14 +125,8 @@ def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Colle
     it has no new ones. With `searched` None no old line is kept. Returns the number of lines with chains. Raises OSError."""
     lines, roundings, forms = list(lines), list(roundings), list(forms)
     if searched is not None and path.is_file():
-        new, old = {(x.kernel, x.target) for x in lines}, read_lock(path)
-        lines += [x for x in old.chains.values() if (x.kernel, x.target) not in new
-                  and (x.target not in searched or x.kernel in searched[x.target])]
-        chosen = {(x.target, x.record.plan) for x in roundings}
-        gone = {x.record.choice for x in old.roundings if x.target in searched and x.kernel not in searched[x.target]}
-        roundings += [x for x in old.roundings if (x.target, x.record.plan) not in chosen and x.record.choice not in gone]
-        known = {(x.kernel, x.target) for x in forms}
-        forms += [x for x in old.forms if (x.kernel, x.target) not in known]
+        kept = _kept(read_lock(path), lines, roundings, forms, searched)
+        lines, roundings, forms = [*lines, *kept.chains.values()], [*roundings, *kept.roundings], [*forms, *kept.forms]
     ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
     rounded = sorted(roundings, key=lambda x: (x.name, x.kernel, x.record.choice))
     counts = Counter(x.record.choice for x in rounded)
@@ -142,6 +136,17 @@ def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Colle
     text = [header, *(x.to_json() for x in ordered), *(x.to_json() for x in rounded), *(x.to_json() for x in timed)]
     write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
     return len(ordered)
+
+
+def _kept(old: Lock, lines: Sequence[Locked], roundings: Sequence[LockedRounding], forms: Sequence[LockedForm],
+          searched: Mapping[str, Collection[str]]) -> Lock:
+    """The lines of an existing file that `write_lock` keeps beside the new ones."""
+    new, timed = ({(x.kernel, x.target) for x in group} for group in (lines, forms))
+    chosen = {(x.target, x.record.plan) for x in roundings}
+    gone = {x.record.choice for x in old.roundings if x.target in searched and x.kernel not in searched[x.target]}
+    return Lock({at: x for at, x in old.chains.items() if at not in new and (x.target not in searched or x.kernel in searched[x.target])},
+                [x for x in old.roundings if (x.target, x.record.plan) not in chosen and x.record.choice not in gone],
+                [x for x in old.forms if (x.kernel, x.target) not in timed])
 
 
 def check_replaceable(path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_choice_that_lost_a_line_is_not_used_and_said(tmp_path: Path, caplog: 
     whole = path.read_text().splitlines()
     lost = next(i for i, line in enumerate(whole) if '"' + "b" * 32 + '"' in line)
     path.write_text("\n".join(whole[:lost] + whole[lost + 1:]) + "\n")
-    assert read_lock(path) == ({("k", "t"): Locked("k", "t", ())}, tuple(other))
+    assert read_lock(path) == ({("k", "t"): Locked("k", "t", ())}, tuple(other), ())
     said = "2 of 3 lines are there of the choice of kernels to round for plan 7a7a7a7a7a7a, which is not used"
     assert said in caplog.text
     with pytest.raises(ConfigError, match=said):
