@@ -112,6 +112,13 @@ def test_a_plan_that_is_slower_as_a_whole_keeps_the_heuristics_chains() -> None:
         assert {c.source for c in choose_each(UNBOUND.kernels, Resolved(CONFIG, COMPILER, db, {})).values()} == {"heuristic"}
 
 
+def test_a_chain_that_gains_stays_in_a_plan_that_is_slower_as_a_whole() -> None:
+    with tuned_database() as db:
+        timed, asked = timing(db, {GEMM: FASTER, SOFTMAX: Ratio(1.2, 0.95, 1.4)}, plan=Ratio(1.04, 1.01, 1.06))
+        check = settle("p" * 32, timed, db)
+        assert asked[:2] == [[GEMM, SOFTMAX], [GEMM]] and check is not None and len(check.given_up) == 1
+
+
 def test_no_time_is_left() -> None:
     with tuned_database() as db:
         assert settle("p" * 32, lambda: None, db) is None

@@ -8,7 +8,8 @@ that bypass the caches, may be faster by itself and slower in a plan. Measuremen
 (`svod.tune.db.winners`, rule 6), so that no later search prefers the chain again.
 
 Times are compared in pairs, so that a busy machine makes the intervals wider and does not favour one of the two. Where the plan as a whole
-is slower beyond noise, and no kernel stands out, it keeps none of its tuned chains: their records have the times of the plan.
+is slower beyond noise, and no kernel stands out, it gives up all tuned chains but those that are faster inside it: the records have the
+times of the plan.
 """
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ from svod.compile.plan.compiler import Compiled, Compiler
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.system.quantities import seconds as duration
 from svod.tune.db import Measurement, TuningDB
+from svod.tune.db.winners import LEVEL_FACTOR
 from svod.tune.plans.check import Gain, InPlan, PlanCheck, name_of
 
-# most rounds of timing and giving up single chains: the chain that replaces one that was given up may be slower as well
-ROUNDS = 3
-MOST_ROUNDS = 5     # most rounds, with those in which a plan that is slower as a whole gives up all chains
+# most rounds of timing; the last one gives nothing up. The chain that replaces one that was given up may be slower as well
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,23 @@ class Settling:
     def gives_up(self, now: BothWays) -> bool:
         """Record the losses of a timed plan. Returns whether a chain was given up, so that the plan is timed again."""
         self._rounds += 1
-        check, given_up = now.check, () if self.check is None else self.check.given_up
-        losses = [_GivenUp(k.kernel, k.inside, k.ratio, _in_words(k)) for k in check.losses] if self._rounds < ROUNDS else []
-        if not losses and check.ratio.low > 1.0 and self._rounds < MOST_ROUNDS:
-            plan = Gain(check.heuristic, check.measured)
-            words = f"the plan takes {duration(plan.tuned)} with its tuned chains, {duration(plan.heuristic)} with the heuristic's, " \
-                    "and no kernel stands out"
-            losses = [_GivenUp(k, plan, check.ratio, words) for k in now.changed]
-        losses = [x for x in losses if not self._unbound.kernels[x.kernel].variables]
+        given_up = () if self.check is None else self.check.given_up
+        losses = self._losses(now) if self._rounds < ROUNDS else []
         self._db.record([_measurement(x, now, self._digest, self._compiler) for x in losses])
         given_up += tuple(f"{name_of(self._unbound, x.kernel)}: {x.words}" for x in losses)
-        self.check = replace(check, given_up=given_up)
+        self.check = replace(now.check, given_up=given_up)
         return bool(losses)
+
+    def _losses(self, now: BothWays) -> list[_GivenUp]:
+        """The chains to give up: those that lose inside the plan, else, of a plan that loses as a whole, those that do not gain."""
+        check, fixed = now.check, {key for key, kernel in self._unbound.kernels.items() if kernel.variables}
+        losses = [k for k in check.losses if k.kernel not in fixed]
+        if losses or check.ratio.low <= LEVEL_FACTOR:
+            return [_GivenUp(k.kernel, k.inside, k.ratio, _in_words(k)) for k in losses]
+        kept, plan = fixed.union(k.kernel for k in check.kernels if k.ratio.high < 1.0), Gain(check.heuristic, check.measured)
+        words = f"the plan takes {duration(plan.tuned)} with its tuned chains, {duration(plan.heuristic)} with the heuristic's, " \
+                "and no kernel stands out"
+        return [_GivenUp(k, plan, check.ratio, words) for k in now.changed if k not in kept]
 
 
 def _in_words(k: InPlan) -> str:
