@@ -11,6 +11,11 @@ import svod
 import svod.onnx
 from svod import PrepareConfig, Tensor
 from svod.core.convolution.by_fourier import by_fourier
+from svod.core.graph.graph import sink
+from svod.core.ir.uop import Ops
+from svod.tune.plans.convolutions import Rewritten, with_transforms
+from svod.tune.plans.predicted_forms import Predicted
+from svod.tune.resolved import resolve
 from tests.core.convolution.test_by_fourier import direct
 
 RNG = np.random.default_rng(0)
@@ -108,3 +113,52 @@ def test_torch_compile(rewritten: list[Any]) -> None:
         layer.weight.copy_(torch.from_numpy(W))
         got = torch.compile(layer, backend="svod")(torch.from_numpy(X))
     assert is_close(got.numpy(), direct(X, W, 0, 2)) and rewritten
+
+
+class Limited:
+    """Convolutions of X whose forms are close, by the number of their taps, of whose transformed weights the limit allows those of one
+    convolution. `transformed`: the numbers of taps with which transforms are predicted to be faster."""
+
+    config = PrepareConfig(db=":none:", transformed_mb=1.5 * 2 * 2 * 4096 * 4 / 2**20)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, transformed: set[int]) -> None:
+        monkeypatch.setattr("svod.tune.plans.convolutions.predicted_forms", lambda u, c, z, *_, **__: Predicted(
+            (4096,), 1.0, 0.8 if (is_faster := z.taps[0] in transformed) else 1.0, is_faster))
+
+    def forms(self, y: Tensor, other: str = "") -> Rewritten:
+        graph = sink(y.uop)
+        return with_transforms(graph, frozenset(graph.walk(Ops.BUFFER)), resolve(self.config), other)
+
+
+def taps(count: int) -> Tensor:
+    return Tensor(np.ascontiguousarray(W[:, :, :count]))
+
+
+def test_a_plan_in_another_form_differs_in_one_convolution_within_the_limit(rewritten: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case, y = Limited(monkeypatch, {2001, 2003}), Tensor(X).conv1d(taps(2001), groups=2).conv1d(taps(2003), groups=2)
+    first, second = case.forms(y).forms
+    assert (first.is_transformed, first.is_open) == (True, True) and (second.is_transformed, second.is_open) == (False, False)
+    for other, count in (("", 1), (first.key, 0), (second.key, 1)):
+        rewritten.clear()
+        case.forms(y, other)
+        assert len(rewritten) == count
+
+
+def test_a_form_that_takes_the_room_of_another_convolution_is_not_open(rewritten: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case, y = Limited(monkeypatch, {2003}), Tensor(X).conv1d(taps(2001), groups=2).conv1d(taps(2003), groups=2)
+    first, second = case.forms(y).forms
+    assert (first.is_transformed, first.is_open) == (False, False) and (second.is_transformed, second.is_open) == (True, True)
+    rewritten.clear()
+    case.forms(y, first.key)
+    assert len(rewritten) == 1
+
+
+def test_equal_convolutions_of_which_one_fits_are_not_timed(rewritten: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case, w = Limited(monkeypatch, {2001}), taps(2001)
+    y = Tensor(X).conv1d(w, groups=2) + Tensor(X + 1).conv1d(w, groups=2)
+    (form,) = case.forms(y).forms
+    assert (form.is_transformed, form.is_open) == (False, False)
+    for other in ("", form.key):
+        rewritten.clear()
+        case.forms(y, other)
+        assert len(rewritten) == 1

@@ -8,8 +8,8 @@ The transformed form rounds otherwise, so the policy "same" has none, and it add
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from math import prod
+import math
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths, by_fourier, sizes_of, table_of
@@ -28,6 +28,15 @@ from svod.tune.resolved import Resolved
 log = logging.getLogger("svod.tune")
 
 
+class _Considered(NamedTuple):
+    """A convolution for which transforms are considered: the node that sums it, and the bytes that transformed weights add."""
+
+    node: UOp
+    sizes: ConvolutionSizes
+    form: ConvolutionForm
+    added: int
+
+
 class Rewritten(NamedTuple):
     """A graph with convolutions by transforms. `weights`: the nodes that hold transformed weights; `tables`: BUFFERs of roots of unity,
     which are constants; `forms`: the forms of the convolutions for which transforms were considered."""
@@ -44,10 +53,9 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, o
     config, target = resolved.config, resolved.target
     if target.has_groups or target.numerics == SAME or config.noopt or config.capture_device is not None:
         return Rewritten(graph)
-    room = None if config.transformed_mb is None else config.transformed_mb * MEGABYTE
+    found: dict[str, list[_Considered]] = {}
     lengths: dict[UOp, tuple[ConvolutionSizes, Lengths]] = {}
-    forms: dict[str, ConvolutionForm] = {}
-    left = 0
+    room, left = math.inf if config.transformed_mb is None else config.transformed_mb * MEGABYTE, 0
     for u in graph.toposort():
         c = convolution_of(u)
         sizes = None if c is None or device_of(u) not in (None, HOST) else sizes_of(u, c)
@@ -55,18 +63,32 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, o
         if form is None or sizes is None:
             continue
         added = _added_bytes(u, sizes, form.lengths)
-        fits = room is None or added <= room
-        if not fits:
-            left += form.is_transformed
-            form = form._replace(is_transformed=False, is_open=False, why="transformed_mb allows no transformed weights of its size")
-        forms.setdefault(form.key, form)
-        if form.is_transformed != (form.key == other):
+        found.setdefault(form.key, []).append(_Considered(u, sizes, form, added))
+        if form.is_transformed and added <= room:
             lengths[u] = sizes, form.lengths
-            room = None if room is None else room - added
+            room -= added
+        else:
+            left += form.is_transformed
+    forms = {key: _within(nodes, lengths, room) for key, nodes in found.items()}
     if left:
         log.warning("%s of a plan %s directly, as transformed weights would take more memory than transformed_mb allows "
                     "(SVOD_TRANSFORMED_MB)", count(left, "convolution"), "compute" if left > 1 else "computes")
+    if other in forms and forms[other].is_open:
+        changed = {x.node: (x.sizes, x.form.lengths) for x in found[other]}
+        lengths = {u: x for u, x in lengths.items() if u not in changed} if forms[other].is_transformed else {**lengths, **changed}
     return (_rewritten(graph, lengths) if lengths else Rewritten(graph))._replace(forms=tuple(forms.values()))
+
+
+def _within(nodes: Sequence[_Considered], transformed: Container[UOp], room: float) -> ConvolutionForm:
+    """The form of the convolutions with one key, which is open if the limit of transformed weights allows either form of all of them.
+    `transformed`: the nodes of the plan that are transformed; `room`: bytes that the limit leaves."""
+    form, missing = nodes[0].form, [x.added for x in nodes if x.node not in transformed]
+    if sum(missing) <= room:
+        return form
+    if not form.is_transformed:
+        return form._replace(is_open=False)
+    return form._replace(is_transformed=False, is_open=False, is_measured=False,
+                         why="transformed_mb does not allow the transformed weights of all convolutions of its sizes")
 
 
 def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolved: Resolved) -> ConvolutionForm | None:
@@ -122,4 +144,4 @@ def _is_constant(weight: UOp, constants: frozenset[UOp]) -> bool:
 def _added_bytes(u: UOp, z: ConvolutionSizes, lengths: Lengths) -> int:
     """Bytes by which transformed weights are larger than the weights."""
     per_frequency = 4 if z.sums_channels else 2
-    return z.groups * z.inputs * z.outputs * (per_frequency * prod(lengths) - prod(z.taps)) * u.dtype.itemsize
+    return z.groups * z.inputs * z.outputs * (per_frequency * math.prod(lengths) - math.prod(z.taps)) * u.dtype.itemsize
