@@ -202,7 +202,7 @@ def test_a_lock_file_goes_before_the_database(tmp_path: Path) -> None:
 def test_lines_of_a_lock_file_are_kept_until_they_are_made_anew(tmp_path: Path) -> None:
     path, other = tmp_path / "m.lock.jsonl", LockedForm(form_times(0.4, "d" * 32))
     write_lock(path, [], None, forms=[LockedForm(form_times(0.5)), other])
-    assert json.loads(path.read_text().splitlines()[0])["version"] == 3
+    assert json.loads(path.read_text().splitlines()[0])["version"] == 2
     write_lock(path, [], {}, forms=[LockedForm(form_times(0.6))])
     assert [x.record.ratio for x in read_lock(path).forms] == [0.6, 0.4]
     with path.open("a") as f:
