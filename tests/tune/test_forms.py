@@ -23,6 +23,7 @@ from svod.tune.db import OWN, TEAM, FormTimes, RecordError, TuningDB
 from svod.tune.db.moving import export, import_file, merge
 from svod.tune.lock import LockedForm, check_whole, read_lock, write_lock
 from svod.tune.plans.form_check import BothForms, time_forms
+from svod.tune.plans.forms import decided_form
 from svod.tune.plans.predicted_forms import Predicted
 from svod.tune.resolved import resolve
 from tests.core.convolution.test_by_fourier import convolved, direct
@@ -149,6 +150,25 @@ def test_transforms_of_others_that_cannot_be_faster_are_not_believed(tmp_path: P
     monkeypatch.setattr("svod.tune.plans.convolutions.predicted_forms", lambda *_, **__: far)
     assert not case.run(config)
     assert case.run(stored(tmp_path / "own.db", [case.times(0.5)])), "what was measured here is"
+
+
+def test_a_lock_line_that_is_not_believed_leaves_the_choice_to_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, far = predicted(False), Predicted((40, 40), 1.0, 3.5, False)
+    monkeypatch.setattr("svod.tune.plans.convolutions.predicted_forms", lambda *_, **__: far)
+    write_lock(tmp_path / "l.jsonl", [], None, forms=[LockedForm(case.times(0.4))])
+    assert not case.run(PrepareConfig(db=":none:", lock=str(tmp_path / "l.jsonl")))
+    assert case.run(replace(stored(tmp_path / "own.db", [case.times(0.5)]), lock=str(tmp_path / "l.jsonl")))
+
+
+@pytest.mark.parametrize(("changes", "layer", "config", "is_transformed"), [
+    ({}, OWN, {}, True), ({}, TEAM, {}, True), ({"is_open": False}, OWN, {}, True), ({"is_open": False}, TEAM, {}, False),
+    ({"is_open": False}, OWN, {"transformed_mb": 0}, False), ({}, OWN, {"numerics": "same"}, False)], ids=str)
+def test_the_form_of_a_captured_convolution_is_said_as_prepare_decides_it(changes: dict[str, Any], layer: int, config: dict[str, Any],
+                                                                          is_transformed: bool, tmp_path: Path) -> None:
+    case = predicted(False)
+    same = resolve(PrepareConfig(numerics="same")).target.key
+    given = replace(stored(tmp_path / "t.db", [case.times(0.5), case.times(0.5, target=same)], layer), **config)
+    assert decided_form(case.found.form._replace(**changes), resolve(given)).form.is_transformed == is_transformed
 
 
 def test_policies_and_limits_go_before_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import HOW_TO_CHOOSE, by_plan, rounding_words
 from svod.tune.lock import Lock, locked_lines, read_lock
-from svod.tune.plans.forms import ConvolutionForm, fault, form_words, measured_form, times_words
+from svod.tune.plans.forms import ConvolutionForm, decided_form, decided_words, fault, form_words, times_words
 from svod.tune.resolved import Resolved
 
 
@@ -50,14 +50,10 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
 def form_line(db: TuningDB, form: ConvolutionForm, target: str, lock: str | None) -> str:
     """The form of a convolution in a program, and by what it is chosen. `form`: its predicted form."""
     here = target_with(target)
-    known = None
-    if here is not None:
-        known = measured_form(form.key, None, Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db))
-    if known is not None:
-        record, where, _ = known
-        used = record.lengths if record.is_faster else None
-        form = form._replace(lengths=record.lengths, is_transformed=used is not None, why=f"{times_words(record)}{where}; {form.why}")
-    return f"{form.key[:SHOWN_KEY]} {form.words}"
+    if here is None:
+        return f"{form.key[:SHOWN_KEY]} {form.words}"
+    decided = decided_form(form, Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db))
+    return f"{form.key[:SHOWN_KEY]} {decided_words(form, decided)}"
 
 
 def convolution_lines(db: TuningDB, key: str, target: str | None, lock: Lock) -> list[str]:

@@ -19,7 +19,7 @@ from svod.cli.tune.survey import compile_heuristics
 from svod.cli.tune.waiting import say
 from svod.compile.plan.compiler import Compiled, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
-from svod.core.machine.target import FAST
+from svod.core.machine.target import FAST, SAME
 from svod.errors import SvodError
 from svod.system.process.directories import temporary_folder
 from svod.system.process.program import python
@@ -31,7 +31,7 @@ from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.fast.report import OF_FIRST_RUN, by_plan
 from svod.tune.plans.check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.plans.form_check import BothForms, TimedForm, time_forms
-from svod.tune.plans.forms import measured_form
+from svod.tune.plans.forms import decided_form
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.search.confirmation import Finding
 
@@ -145,7 +145,9 @@ def _finite(seconds: float) -> float | None:
 
 def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequence[TimedForm]:
     """Time both forms of each convolution that is worth it, with the chains that the database has now, and store the times. A convolution
-    of several plans is timed in the plan that is run most."""
+    of several plans is timed in the plan that is run most. Under the policy "same" there are no forms."""
+    if work.target.numerics == SAME:
+        return ()
     plans = {p.digest: p for p in captured.plans}
     done: dict[str, TimedForm] = {}
     for found in sorted((f for f in captured.forms if f.plan in plans), key=lambda f: -plans[f.plan].runs):
@@ -161,8 +163,7 @@ def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequen
             break
         except (SvodError, MemoryError) as e:
             say(f"svod-tune: the forms of a {found.form.described} could not be timed: {e}")
-        known = measured_form(found.form.key, None, work.resolved)
-        done[found.form.key] = TimedForm(found.form, found.plan, None if known is None else known.record)
+        done[found.form.key] = TimedForm(found.form, found.plan, decided_form(found.form, work.resolved))
     return tuple(done.values())
 
 

@@ -20,7 +20,7 @@ from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import HOST, SAME
 from svod.system.quantities import count, digits
-from svod.tune.plans.forms import ConvolutionForm, describe, form_words, key_of, measured_form, times_words
+from svod.tune.plans.forms import ConvolutionForm, deciding_record, describe, form_words, key_of, measured_form
 from svod.tune.plans.predicted_forms import Predicted, predicted_forms, rough_forms
 from svod.tune.plans.transformed import MEGABYTE
 from svod.tune.resolved import Resolved
@@ -98,17 +98,18 @@ def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolv
         return None
     described = describe(u, c, z, is_constant)
     key, is_searched = key_of(described), resolved.config.capture is not None or resolved.config.beam is not None
-    known = measured_form(key, rough.cycles, resolved)
-    is_foreign = known is not None and known.record.is_faster and not known.is_own
-    predicted = None
-    if known is None or is_foreign:
-        predicted = predicted_forms(u, c, z, key, is_constant, resolved.compiler, close=is_searched or is_foreign)
-    if known is not None and not (is_foreign and (predicted is None or predicted.is_far_slower)):
-        record = known.record
-        return ConvolutionForm(key, described, record.lengths, record.is_faster, times_words(record) + known.where, True, True)
-    if predicted is None:
-        return None
-    return ConvolutionForm(key, described, predicted.lengths, predicted.is_faster, _prediction_words(predicted), predicted.is_close)
+
+    def predicted(close: bool) -> Predicted | None:
+        return predicted_forms(u, c, z, key, is_constant, resolved.compiler, close=close)
+
+    def may_be_faster() -> bool:
+        found = predicted(True)
+        return found is not None and not found.is_far_slower
+    record = deciding_record(key, rough.cycles, resolved, may_be_faster)
+    if record is not None:
+        return measured_form(key, described, record, resolved)
+    p = predicted(is_searched)
+    return None if p is None else ConvolutionForm(key, described, p.lengths, p.is_faster, _prediction_words(p), p.is_close)
 
 
 def _prediction_words(p: Predicted) -> str:

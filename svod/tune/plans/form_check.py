@@ -21,7 +21,7 @@ from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each
 from svod.tune.db import FormTimes
 from svod.tune.plans.check import MIN_ROUNDS, bytes_touched, check_values
-from svod.tune.plans.forms import ConvolutionForm, form_words, times_words
+from svod.tune.plans.forms import ConvolutionForm, Decided, decided_words
 from svod.tune.plans.transformed import within_limit
 from svod.tune.resolved import Resolved
 
@@ -48,26 +48,28 @@ class BothForms(NamedTuple):
 
 
 class TimedForm(NamedTuple):
-    """A convolution of the captured plan with the digest `plan`, where `form` is predicted. `times`: the record that decides about its
-    form; None: the prediction does."""
+    """A convolution of the captured plan with the digest `plan`, and its predicted form. `decided`: the form that the next `prepare` gives
+    it."""
 
     form: ConvolutionForm
     plan: str
-    times: FormTimes | None
+    decided: Decided
+
+    @property
+    def times(self) -> FormTimes | None:
+        """The record that decides about the form."""
+        return self.decided.times
 
     @property
     def words(self) -> str:
         """The convolution, the form that the next `prepare` gives it, and the reason."""
-        if self.times is None:
-            return self.form.words
-        used = self.times.lengths if self.times.is_faster else None
-        return f"{self.form.described}: {form_words(used)}, {times_words(self.times)}; {self.form.why}"
+        return decided_words(self.form, self.decided)
 
     def to_data(self) -> dict[str, Any]:
         """The form as plain data for JSON."""
         t = self.times
         return {"convolution": self.form.key, "described": self.form.described, "plan": self.plan, "lengths": list(self.form.lengths),
-                "is_transformed": self.form.is_transformed if t is None else t.is_faster, "is_measured": t is not None,
+                "is_transformed": self.decided.form.is_transformed, "is_measured": t is not None,
                 "is_predicted_transformed": self.form.is_transformed, "predicted": self.form.why,
                 "times": None if t is None else {"direct_seconds": t.direct, "transformed_seconds": t.transformed, "ratio": t.ratio,
                                                  "ratio_low": t.ratio_low, "ratio_high": t.ratio_high, "noisy": t.noisy}}

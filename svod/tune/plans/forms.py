@@ -3,13 +3,14 @@
     a line of the lock file → records of the tuning database → the prediction
 
 Among records this machine's own go before others, those of a quiet machine before those of a busy one, and newer before older.
-A record counts for the code generator that made its kernels, and until it is retracted. Of the database's records that count the first one
-whose interval of the ratio of both times does not include 1 decides; without one, the forms tie. Ties go to the direct form.
+A record counts for the code generator that made its kernels, and until it is retracted; what others say of transforms that are predicted to
+be far slower does not count. Of the database's records that count the first one whose interval of the ratio of both times does not include
+1 decides; without one, the forms tie. Ties go to the direct form.
 """
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.compile.plan.unbound_plan import UnboundPlan
@@ -17,6 +18,7 @@ from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths
 from svod.core.graph.channels import Convolution
 from svod.core.graph.shapes import shape_of
 from svod.core.ir.uop import Ops, UOp
+from svod.core.machine.target import SAME
 from svod.system.quantities import seconds as duration
 from svod.tune.db import OWN, FormTimes
 from svod.tune.resolved import Resolved
@@ -73,33 +75,55 @@ def key_of(described: str) -> str:
     return hashlib.blake2b(f"svod-convolution\n{described}".encode(), digest_size=16).hexdigest()
 
 
-class Deciding(NamedTuple):
-    """The record that decides about a convolution. `where`: where it is from, in words; `is_own`: whether this machine made it."""
+class Decided(NamedTuple):
+    """The form that `prepare` gives a convolution. `times`: the record that decides about it; None: the prediction or a policy does."""
 
-    record: FormTimes
-    where: str
-    is_own: bool
+    form: ConvolutionForm
+    times: FormTimes | None = None
 
 
-def measured_form(key: str, known: Collection[Lengths] | None, resolved: Resolved) -> Deciding | None:
-    """The record that decides about a convolution; None where there is none. `known`: the block lengths that it may have; None: any."""
+def decided_form(form: ConvolutionForm, resolved: Resolved) -> Decided:
+    """The form of a convolution whose predicted form is known, as that of a captured plan is."""
+    if resolved.target.numerics == SAME:
+        return Decided(form._replace(is_transformed=False, is_open=False, why=f"numerics={SAME}, and transforms round otherwise"))
+    is_kept = not form.is_open and not form.is_transformed      # transforms are predicted to be far slower, or the limit forbids them
+    if is_kept and resolved.config.transformed_mb is not None:
+        return Decided(form)
+    record = deciding_record(form.key, None, resolved, lambda: not is_kept)
+    return Decided(form) if record is None else Decided(measured_form(form.key, form.described, record, resolved), record)
+
+
+def decided_words(predicted: ConvolutionForm, decided: Decided) -> str:
+    """A convolution, its form and the reason, with the prediction where that does not decide."""
+    return decided.form.words + (f"; {predicted.why}" if decided.form.why != predicted.why else "")
+
+
+def measured_form(key: str, described: str, record: FormTimes, resolved: Resolved) -> ConvolutionForm:
+    """The form of a convolution by the record that decides about it."""
+    where = f" (the lock file {resolved.config.lock})" * any(line.record is record for line in resolved.forms)
+    return ConvolutionForm(key, described, record.lengths, record.is_faster, times_words(record) + where, True, True)
+
+
+def deciding_record(key: str, known: Collection[Lengths] | None, resolved: Resolved, may_be_faster: Callable[[], bool]) -> FormTimes | None:
+    """The record that decides about a convolution; None where there is none. `known`: the block lengths that it may have; None: any.
+    `may_be_faster`: whether transforms that others found faster are believed."""
     config, target, revision = resolved.config, resolved.target.key, resolved.compiler.pair.revision
-    locked = [line.record for line in resolved.forms if (line.kernel, line.target) == (key, target)]
+    lines = resolved.forms if config.capture is None else ()        # a capture has predicted forms
+    locked = [line.record for line in lines if (line.kernel, line.target) == (key, target)]
     pairs = resolved.db.select(FormTimes, key, target, shipped=True) if config.consults_database else []
     in_order = sorted(pairs, key=lambda pair: (pair[1] != OWN, pair[0].noisy, -pair[0].taken_at))
     stored = [r for r, layer in in_order if layer == OWN or config.imported != "ignore"]
-    own = {r.id for r, layer in pairs if layer == OWN}
     if not locked and not stored:
         return None
-    barred = resolved.db.barred(key, target)
+    own, barred = {r.id for r, layer in pairs if layer == OWN}, resolved.db.barred(key, target)
 
     def counting(records: Sequence[FormTimes]) -> list[FormTimes]:
-        return [r for r in records if fault(r, revision, barred) is None and (known is None or r.lengths in known)]
-    if by_lock := counting(locked):
-        return Deciding(by_lock[-1], f" (the lock file {config.lock})", False)
+        return [r for r in records if fault(r, revision, barred) is None and (known is None or r.lengths in known)
+                and (not r.is_faster or r.id in own or may_be_faster())]
+    if by_lock := counting(locked[::-1]):
+        return by_lock[0]
     by_database = counting(stored)
-    decided = next((r for r in by_database if r.is_decided), by_database[0] if by_database else None)
-    return None if decided is None else Deciding(decided, "", decided.id in own)
+    return next((r for r in by_database if r.is_decided), by_database[0] if by_database else None)
 
 
 def fault(r: FormTimes, revision: int, barred: Mapping[str, int]) -> str | None:
