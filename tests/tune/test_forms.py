@@ -127,12 +127,21 @@ def test_a_record_without_sense_is_refused(changes: dict[str, Any]) -> None:
         replace(form_times(2.0), **changes)
 
 
-def test_of_several_records_the_newest_that_is_no_tie_decides(tmp_path: Path) -> None:
+def test_of_several_records_the_newest_quiet_one_decides(tmp_path: Path) -> None:
     case = predicted(True)
     old, new, tie = case.times(0.5, taken_at=1.0), case.times(1.5, taken_at=2.0), case.times(1.0, taken_at=3.0)
-    assert not case.run(stored(tmp_path / "a.db", [old, new, tie]))
-    assert case.run(stored(tmp_path / "b.db", [replace(old, taken_at=2.5), new, tie]))
-    assert case.run(stored(tmp_path / "c.db", [old, replace(new, noisy=True), tie])), "times of a busy machine count after others"
+    assert not case.run(stored(tmp_path / "a.db", [old, new]))
+    assert case.run(stored(tmp_path / "b.db", [replace(old, taken_at=2.5), new]))
+    assert case.run(stored(tmp_path / "c.db", [old, replace(new, noisy=True)])), "times of a busy machine count after others"
+    assert not case.run(stored(tmp_path / "d.db", [old, tie])), "the direct form"
+    assert case.run(stored(tmp_path / "e.db", [replace(old, noisy=True), replace(tie, noisy=True)])), "a busy machine's tie says nothing"
+
+
+def test_an_own_quiet_tie_goes_before_others_times_of_busy_machines(tmp_path: Path) -> None:
+    case = predicted(True)
+    others = case.times(0.5, noisy=True, taken_at=9.0)
+    assert case.run(stored(tmp_path / "t.db", [others], TEAM))
+    assert not case.run(stored(tmp_path / "t.db", [case.times(1.0)]))
 
 
 def test_this_machines_records_go_before_others(tmp_path: Path) -> None:

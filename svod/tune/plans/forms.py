@@ -4,8 +4,8 @@
 
 Among records this machine's own go before others, those of a quiet machine before those of a busy one, and newer before older.
 A record counts for the code generator that made its kernels, and until it is retracted; what others say of transforms that are predicted to
-be far slower does not count. Of the database's records that count the first one whose interval of the ratio of both times does not include
-1 decides; without one, the forms tie. Ties go to the direct form.
+be far slower does not count. Of the database's records that count the first one decides that is of a quiet machine, or whose interval of
+the ratio does not include 1; without one, the forms tie. Ties go to the direct form.
 """
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def deciding_record(key: str, known: Collection[Lengths] | None, resolved: Resol
     if by_lock := counting(locked[::-1]):
         return by_lock[0]
     by_database = counting(stored)
-    return next((r for r in by_database if r.is_decided), by_database[0] if by_database else None)
+    return next((r for r in by_database if r.is_decided or not r.noisy), by_database[0] if by_database else None)
 
 
 def fault(r: FormTimes, revision: int, barred: Mapping[str, int]) -> str | None:
