@@ -145,25 +145,27 @@ def _finite(seconds: float) -> float | None:
 
 def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequence[TimedForm]:
     """Time both forms of each convolution that is worth it, with the chains that the database has now, and store the times. A convolution
-    of several plans is timed in the plan that is run most. Under the policy "same" there are no forms."""
+    of several plans is timed in the plan that is run most. Under the policy "same" there are no forms. The times of a lock file
+    do not count: svod-tune makes them anew."""
     if work.target.numerics == SAME:
         return ()
     plans = {p.digest: p for p in captured.plans}
-    done: dict[str, TimedForm] = {}
+    resolved, done = replace(work.resolved, forms=()), dict[str, TimedForm]()
     for found in sorted((f for f in captured.forms if f.plan in plans), key=lambda f: -plans[f.plan].runs):
         if found.form.key in done:
             continue
+        times = None
         try:
             both = None if found.other is None else BothForms.of(found.form, plans[found.plan].unbound, found.other.unbound)
             if both is not None and both.can_be_timed and not setting.clock.is_late:
-                times = time_forms(both, work.resolved, setting.clock.check_seconds(FORM_SECONDS))
+                times = time_forms(both, resolved, setting.clock.check_seconds(FORM_SECONDS))
                 setting.db.record([times] if times is not None else [])
         except KeyboardInterrupt:
             say("svod-tune: Ctrl-C: no more forms of convolutions are timed")
             break
         except (SvodError, MemoryError) as e:
             say(f"svod-tune: the forms of a {found.form.described} could not be timed: {e}")
-        done[found.form.key] = TimedForm(found.form, found.plan, decided_form(found.form, work.resolved))
+        done[found.form.key] = TimedForm(found.form, found.plan, decided_form(found.form, resolved, times))
     return tuple(done.values())
 
 

@@ -82,14 +82,15 @@ class Decided(NamedTuple):
     times: FormTimes | None = None
 
 
-def decided_form(form: ConvolutionForm, resolved: Resolved) -> Decided:
-    """The form of a convolution whose predicted form is known, as that of a captured plan is."""
+def decided_form(form: ConvolutionForm, resolved: Resolved, timed: FormTimes | None = None) -> Decided:
+    """The form of a convolution whose predicted form is known, as that of a captured plan is. `timed`: an own record that was just made,
+    which counts also where it could not be stored."""
     if resolved.target.numerics == SAME:
         return Decided(form._replace(is_transformed=False, is_open=False, why=f"numerics={SAME}, and transforms round otherwise"))
     is_kept = not form.is_open and not form.is_transformed      # transforms are predicted to be far slower, or the limit forbids them
     if is_kept and resolved.config.transformed_mb is not None:
         return Decided(form)
-    record = deciding_record(form.key, None, resolved, lambda: not is_kept)
+    record = deciding_record(form.key, None, resolved, lambda: not is_kept, timed)
     return Decided(form) if record is None else Decided(measured_form(form.key, form.described, record, resolved), record)
 
 
@@ -104,13 +105,16 @@ def measured_form(key: str, described: str, record: FormTimes, resolved: Resolve
     return ConvolutionForm(key, described, record.lengths, record.is_faster, times_words(record) + where, True, True)
 
 
-def deciding_record(key: str, known: Collection[Lengths] | None, resolved: Resolved, may_be_faster: Callable[[], bool]) -> FormTimes | None:
+def deciding_record(key: str, known: Collection[Lengths] | None, resolved: Resolved, may_be_faster: Callable[[], bool],
+                    timed: FormTimes | None = None) -> FormTimes | None:
     """The record that decides about a convolution; None where there is none. `known`: the block lengths that it may have; None: any.
-    `may_be_faster`: whether transforms that others found faster are believed."""
+    `may_be_faster`: whether transforms that others found faster are believed. `timed`: an own record beside those of the database."""
     config, target, revision = resolved.config, resolved.target.key, resolved.compiler.pair.revision
     lines = resolved.forms if config.capture is None else ()        # a capture has predicted forms
     locked = [line.record for line in lines if (line.kernel, line.target) == (key, target)]
     pairs = resolved.db.select(FormTimes, key, target, shipped=True) if config.consults_database else []
+    if timed is not None:
+        pairs = [*(pair for pair in pairs if pair[0].id != timed.id), (timed, OWN)]
     in_order = sorted(pairs, key=lambda pair: (pair[1] != OWN, pair[0].noisy, -pair[0].taken_at))
     stored = [r for r, layer in in_order if layer == OWN or config.imported != "ignore"]
     if not locked and not stored:

@@ -11,7 +11,7 @@ from svod.cli.tune import plan_checks
 from svod.cli.tune.survey import survey
 from svod.tune.capture import write_capture
 from svod.tune.db import FormTimes, TuningDB
-from svod.tune.lock import read_lock
+from svod.tune.lock import LockedForm, read_lock, write_lock
 from svod.tune.plans.form_check import BothForms
 from tests.cli.tune.commands import TARGET, FakeSession, compiler, run
 from tests.tune.test_forms import predicted
@@ -60,3 +60,25 @@ def test_a_form_that_is_not_timed_is_reported_by_its_record_or_its_prediction(tm
     with TuningDB.open(db) as opened:
         opened.record([case.times(1.5)])
     assert f"{case.found.form.described}: directly, measured" in run("--from", str(tmp_path / "c.jsonl"), "--db", str(db)).output
+
+
+@pytest.mark.parametrize("db", ["t.db", ":none:"])
+def test_new_times_go_before_those_of_the_lock_file_in_use(db: str, tmp_path: Path, fake: type[FakeSession],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    case, lock = predicted(True), tmp_path / "m.lock.jsonl"
+    monkeypatch.setattr(plan_checks, "time_forms", lambda *_: case.times(1.5))
+    write_capture(tmp_path / "c.jsonl", case.capture)
+    write_lock(lock, [], None, forms=[LockedForm(case.times(0.5))])
+    monkeypatch.setenv("SVOD_LOCK", str(lock))
+    stored = db if db == ":none:" else str(tmp_path / db)
+    done = run("--from", str(tmp_path / "c.jsonl"), "--db", stored, "-o", str(lock))
+    assert f"{case.found.form.described}: directly, measured" in done.output
+    assert [x.record for x in read_lock(lock).forms] == [case.times(1.5)]
+
+
+def test_under_the_policy_same_no_forms_are_timed(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    case, timed = predicted(True), []
+    monkeypatch.setattr(plan_checks, "time_forms", lambda *given: timed.append(given))
+    write_capture(tmp_path / "c.jsonl", case.capture)
+    done = run("--from", str(tmp_path / "c.jsonl"), "--db", str(tmp_path / "t.db"), "--numerics", "same")
+    assert done.exit_code == 0 and not timed and case.found.form.described not in done.output
