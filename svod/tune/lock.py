@@ -118,14 +118,16 @@ class Lock(NamedTuple):
 
 
 def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None,
-               roundings: Iterable[LockedRounding] = (), forms: Iterable[LockedForm] = ()) -> int:
+               roundings: Iterable[LockedRounding] = (), forms: Iterable[LockedForm] = (),
+               convolutions: Mapping[str, Collection[tuple[str, int]]] = MappingProxyType({})) -> int:
     """Write a lock file in a stable order, so that a diff shows only changes. `searched`: target → keys of the kernels that were to be
     tuned for it. A line of an existing file is kept if its target is not in `searched`, or if its kernel was to be tuned and has no new
     line; a choice of kernels to round, if all of its kernels were and its plan has no new choice; the times of a convolution's forms, if
-    it has no new ones. With `searched` None no old line is kept. Returns the number of lines with chains. Raises OSError."""
+    it has no new ones and is one of `convolutions`, (key, code generator) of those of the model by target, or its target has none. With
+    `searched` None no old line is kept. Returns the number of lines with chains. Raises OSError."""
     lines, roundings, forms = list(lines), list(roundings), list(forms)
     if searched is not None and path.is_file():
-        kept = _kept(read_lock(path), lines, roundings, forms, searched)
+        kept = _kept(read_lock(path), lines, roundings, forms, searched, convolutions)
         lines, roundings, forms = [*lines, *kept.chains.values()], [*roundings, *kept.roundings], [*forms, *kept.forms]
     ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
     rounded = sorted(roundings, key=lambda x: (x.name, x.kernel, x.record.choice))
@@ -139,14 +141,15 @@ def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Colle
 
 
 def _kept(old: Lock, lines: Sequence[Locked], roundings: Sequence[LockedRounding], forms: Sequence[LockedForm],
-          searched: Mapping[str, Collection[str]]) -> Lock:
+          searched: Mapping[str, Collection[str]], convolutions: Mapping[str, Collection[tuple[str, int]]]) -> Lock:
     """The lines of an existing file that `write_lock` keeps beside the new ones."""
     new, timed = ({(x.kernel, x.target) for x in group} for group in (lines, forms))
     chosen = {(x.target, x.record.plan) for x in roundings}
     gone = {x.record.choice for x in old.roundings if x.target in searched and x.kernel not in searched[x.target]}
     return Lock({at: x for at, x in old.chains.items() if at not in new and (x.target not in searched or x.kernel in searched[x.target])},
                 [x for x in old.roundings if (x.target, x.record.plan) not in chosen and x.record.choice not in gone],
-                [x for x in old.forms if (x.kernel, x.target) not in timed])
+                [x for x in old.forms if (x.kernel, x.target) not in timed
+                 and (x.target not in convolutions or (x.kernel, x.record.codegen) in convolutions[x.target])])
 
 
 def check_replaceable(path: Path) -> None:
@@ -226,7 +229,7 @@ def _read(path: str, changed: int, size: int) -> tuple[Lock, str]:
 def _whole_choices(roundings: Sequence[LockedRounding]) -> tuple[list[LockedRounding], list[str]]:
     """The lines of the choices of which no line is missing, and in words what the others lack. A part of a choice is not used: its error
     was measured with all of its kernels."""
-    have, told = Counter(x.record.choice for x in roundings), dict[tuple[str, str, str, float], int]()
+    have, told = Counter(choice for choice, _ in {(x.record.choice, x.kernel) for x in roundings}), dict[tuple[str, str, str, float], int]()
     for x in roundings:
         told[x.record.choice] = max(told.get(x.record.choice, 0), x.of)
     gaps = [f"{have[choice]} of {of} lines are there of the choice of kernels to round for plan {choice[1][:12]}, which is not used; "

@@ -234,6 +234,14 @@ def test_lines_of_a_lock_file_are_kept_until_they_are_made_anew(tmp_path: Path) 
     assert json.loads(path.read_text().splitlines()[0])["version"] == 2
     write_lock(path, [], {}, forms=[LockedForm(form_times(0.6))])
     assert [x.record.ratio for x in read_lock(path).forms] == [0.6, 0.4]
+    target = other.record.target
+    told: list[tuple[dict[str, set[tuple[str, int]]], int]] = [
+        ({}, 2), ({"elsewhere": set()}, 2), ({target: {("d" * 32, 1)}}, 2), ({target: {("d" * 32, 2)}}, 1), ({target: set()}, 1)]
+    for convolutions, kept in told:
+        write_lock(path, [], None, forms=[LockedForm(form_times(0.6)), other])
+        write_lock(path, [], {}, forms=[LockedForm(form_times(0.6))], convolutions=convolutions)
+        assert len(read_lock(path).forms) == kept
+    write_lock(path, [], None, forms=[LockedForm(form_times(0.6)), other])
     with path.open("a") as f:
         f.write(json.dumps({**other.to_json(), "lengths": "many"}) + "\n")
     assert len(read_lock(path).forms) == 2

@@ -193,6 +193,14 @@ def test_a_choice_that_lost_a_line_is_not_used_and_said(tmp_path: Path, caplog: 
     assert len(read_lock(path).roundings) == 3, "files of versions that told no number are read as they are"
 
 
+def test_a_line_that_is_there_twice_does_not_replace_a_lost_one(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    write_lock(path, [], None, [LockedRounding(r) for r in choice("a" * 32, "b" * 32)])
+    first, second, _ = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second}\n{second}\n")
+    assert read_lock(path).roundings == ()
+
+
 def test_a_new_choice_for_a_plan_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     path, a, b = tmp_path / "l.jsonl", "a" * 32, "b" * 32
 

@@ -147,8 +147,9 @@ def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
     forms = [LockedForm(f.times) for w in works for f in w.forms if f.times is not None]
+    convolutions = {w.target.key: {(f.form.key, w.resolved.compiler.pair.revision) for f in w.forms} for w in works if w.here}
     try:
-        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, forms)
+        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, forms, convolutions)
     except FileError as e:
         say(f"svod-tune: {e}")
         return False

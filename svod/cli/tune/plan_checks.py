@@ -150,19 +150,19 @@ def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequen
     if work.target.numerics == SAME:
         return ()
     plans = {p.digest: p for p in captured.plans}
-    resolved, done = replace(work.resolved, forms=()), dict[str, TimedForm]()
+    resolved, done, is_ended = replace(work.resolved, forms=()), dict[str, TimedForm](), False
     for found in sorted((f for f in captured.forms if f.plan in plans), key=lambda f: -plans[f.plan].runs):
         if found.form.key in done:
             continue
         times = None
         try:
             both = None if found.other is None else BothForms.of(found.form, plans[found.plan].unbound, found.other.unbound)
-            if both is not None and both.can_be_timed and not setting.clock.is_late:
+            if both is not None and both.can_be_timed and not (is_ended or setting.clock.is_late):
                 times = time_forms(both, resolved, setting.clock.check_seconds(FORM_SECONDS))
                 setting.db.record([times] if times is not None else [])
         except KeyboardInterrupt:
             say("svod-tune: Ctrl-C: no more forms of convolutions are timed")
-            break
+            is_ended = True
         except (SvodError, MemoryError) as e:
             say(f"svod-tune: the forms of a {found.form.described} could not be timed: {e}")
         done[found.form.key] = TimedForm(found.form, found.plan, decided_form(found.form, resolved, times))
