@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any, cast
 
@@ -47,7 +47,7 @@ from svod.system.process.collector import rare_collections
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents
 from svod.tensor.replacement import Computing
-from svod.tune.chains import opts_by_key
+from svod.tune.chains import choose_each, opts_by_key
 from svod.tune.fast.at_prepare import FastPlan, fast_plan
 from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
@@ -225,10 +225,10 @@ def with_chosen_forms(sink: UOp, constants: frozenset[UOp], resolved: Resolved) 
     unknown = [form for form in transforms.forms if form.is_open and not form.is_measured] if beam is not None else []
     if beam is None or not unknown:
         return transforms
-    from svod.tune.at_prepare import forms_at_prepare  # imported here, as only searches need it
-    from svod.tune.plans.form_check import BothForms
-    plan = in_form(sink, constants, resolved)
-    forms_at_prepare([BothForms.of(form, plan, in_form(sink, constants, resolved, form.key)) for form in unknown], resolved, beam)
+    from svod.tune.at_prepare import forms_at_prepare, settle_at_prepare  # imported here, as only searches need it
+    if forms_at_prepare(unknown, partial(in_form, sink, constants, resolved), resolved, beam):
+        plan = in_form(sink, constants, resolved)       # with the forms that are used from now on
+        settle_at_prepare(plan, choose_each(plan.kernels, resolved.exact), resolved.exact, beam)
     return with_transforms(sink, constants, resolved)
 
 

@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -37,8 +37,8 @@ from svod.tune.db import TuningDB
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.plans.check import bytes_touched, check_plan
-from svod.tune.plans.form_check import BothForms, time_forms
-from svod.tune.plans.forms import times_words
+from svod.tune.plans.form_check import MOST_TIMED, BothForms, time_forms
+from svod.tune.plans.forms import ConvolutionForm, measured_form, times_words
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
@@ -202,31 +202,49 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resol
     return found
 
 
-def forms_at_prepare(plans: Sequence[BothForms], resolved: Resolved, beam: BeamConfig) -> None:
-    """Search the kernels of both forms of convolutions, time both inside their plan, and store the times. Never raises for forms that
-    cannot be timed: the log says why."""
-    for both in plans:
-        if not both.can_be_timed or _searching.left(beam.budget) <= 0:
+def forms_at_prepare(forms: Sequence[ConvolutionForm], plan_in: Callable[[str], UnboundPlan], resolved: Resolved, beam: BeamConfig) -> bool:
+    """Search the kernels of both forms of convolutions, time both inside their plan, and store the times. `plan_in`: the plan with the
+    other form of the convolution with a key; "": with no other form. Returns whether any kernel was searched: the chains are not settled,
+    as of two plans that are compared one does not run. Never raises for forms that cannot be timed: the log says why."""
+    has_searched, interrupted, exact = False, _interrupted, resolved.exact
+    if _searching.left(beam.budget) <= 0:
+        return False
+    plan = plan_in("")
+    if bytes_touched(plan) > MOST_TIMED:
+        return False
+    for form in forms:
+        if _searching.left(beam.budget) <= 0:
+            break
+        both = BothForms.of(form, plan, plan_in(form.key))
+        if not both.can_be_timed:
             continue
-        interrupted, exact = _interrupted, resolved.exact
-        for unbound in both[:0:-1] if both.form.is_transformed else both[1:]:       # first the form that is predicted to be faster
-            found, ran = search_at_prepare(unbound, unbound.kernels, exact, beam)
-            if ran:
-                settle_at_prepare(unbound, {**choose_each(unbound.kernels, exact), **found}, exact, beam)
+        in_order = (both.transformed, both.direct) if form.is_transformed else (both.direct, both.transformed)
+        for unbound in in_order:        # first the form that is predicted to be faster
+            has_searched |= search_at_prepare(unbound, unbound.kernels, exact, beam).ran
             if _interrupted > interrupted:
-                return
-        started = time.monotonic()
-        try:
-            with optional(log, "the forms of a convolution could not be timed", logging.INFO):
-                times = time_forms(both, resolved, min(PLAN_TIMING_SECONDS, SETTLE_SHARE * beam.budget))
-                if times is not None:
-                    resolved.db.record([times])
-                    log.warning("BEAM=%d: %s: %s", beam.width, both.form.described, times_words(times))
-        except KeyboardInterrupt:
-            log.warning("Ctrl-C: the forms of a convolution are not timed")
-            return
-        finally:
-            _searching.spent += time.monotonic() - started
+                return has_searched
+        with _lock:
+            # another thread may have timed the forms while this one waited for the lock
+            if measured_form(form.key, {form.lengths}, resolved) is None and not _record_times(both, resolved, beam):
+                break
+    return has_searched
+
+
+def _record_times(both: BothForms, resolved: Resolved, beam: BeamConfig) -> bool:
+    """Time both forms of a convolution and store the times. Returns whether Ctrl-C left it alone."""
+    started = time.monotonic()
+    try:
+        with optional(log, "the forms of a convolution could not be timed", logging.INFO):
+            times = time_forms(both, resolved, min(PLAN_TIMING_SECONDS, SETTLE_SHARE * beam.budget))
+            if times is not None:
+                resolved.db.record([times])
+                log.warning("BEAM=%d: %s: %s", beam.width, both.form.described, times_words(times))
+    except KeyboardInterrupt:
+        log.warning("Ctrl-C: the forms of a convolution are not timed")
+        return False
+    finally:
+        _searching.spent += time.monotonic() - started
+    return True
 
 
 def _choices(result: SessionResult, unknown: Mapping[str, Kernel], resolved: Resolved) -> dict[str, Choice]:

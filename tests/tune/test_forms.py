@@ -17,7 +17,7 @@ from svod import PrepareConfig, Tensor
 from svod.compile.plan.compiler import compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan, build_plan
 from svod.tune import at_prepare
-from svod.tune.capture import Capture, CapturedForm, read_capture, write_capture
+from svod.tune.capture import Capture, CapturedForm, plan_digest, read_capture, write_capture
 from svod.tune.chains import choose_each
 from svod.tune.db import OWN, TEAM, FormTimes, RecordError, TuningDB
 from svod.tune.db.moving import export, import_file, merge
@@ -307,6 +307,7 @@ def test_a_search_at_prepare_times_the_forms_once(tmp_path: Path, monkeypatch: p
     case, timed = predicted(True), []
 
     def slower(both: BothForms, *_: Any) -> FormTimes:
+        assert at_prepare._lock.locked(), "no other thread measures at the same time"
         timed.append(both.form.key)
         return case.times(1.5)
     monkeypatch.setattr(at_prepare, "time_forms", slower)
@@ -316,3 +317,35 @@ def test_a_search_at_prepare_times_the_forms_once(tmp_path: Path, monkeypatch: p
     assert not case.run(config) and not case.run(config)
     assert timed == [case.found.form.key]
     assert not case.run(PrepareConfig(db=str(tmp_path / "t.db")))
+
+
+def test_only_the_plan_in_the_faster_form_is_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from svod import BeamConfig
+    case, settled = predicted(True), []
+
+    def settle(unbound: UnboundPlan, *_: Any) -> dict[str, Any]:
+        settled.append(plan_digest(unbound, resolve(PrepareConfig(db=":none:")).target.key))
+        return {}
+    monkeypatch.setattr(at_prepare, "time_forms", lambda *_: case.times(1.5))
+    monkeypatch.setattr(at_prepare, "search_at_prepare", lambda *_: at_prepare.Searched({}, True))
+    monkeypatch.setattr(at_prepare, "settle_at_prepare", settle)
+    monkeypatch.setattr("svod.tune.plan_chains.searched", lambda *_: {})
+    assert not case.run(PrepareConfig(db=str(tmp_path / "t.db"), beam=BeamConfig(width=2, budget=60.0)))
+    assert case.found.other is not None and settled == [case.found.other.digest]
+
+
+def test_no_plan_is_built_for_forms_once_the_budget_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from svod import BeamConfig
+    case, built = predicted(True), []
+
+    def plan_in(other: str) -> UnboundPlan:
+        built.append(other)
+        return case.capture.plans[0].unbound
+    resolved, beam = resolve(PrepareConfig(db=":none:")), BeamConfig(width=2, budget=60.0)
+    monkeypatch.setattr(at_prepare, "_searching", at_prepare._Clock(spent=beam.budget))
+    assert not at_prepare.forms_at_prepare([case.found.form], plan_in, resolved, beam)
+    assert built == []
+    monkeypatch.setattr(at_prepare, "_searching", at_prepare._Clock())
+    monkeypatch.setattr(at_prepare, "MOST_TIMED", 0)
+    assert not at_prepare.forms_at_prepare([case.found.form] * 2, plan_in, resolved, beam)
+    assert built == [""]
