@@ -525,8 +525,8 @@ class _Reader:
         if form.key != key_of(form.described):
             raise FormatError(f"convolution {form.key!r:.40} was altered: its description has the key {key_of(form.described)}")
         found = CapturedForm(form, line.of, None if line.other is None else self._plan(line.other))
-        known = {(f.form.key, f.plan) for f in self.capture.forms}
-        self.capture.forms.extend([found] * ((form.key, line.of) not in known))
+        if all((f.form.key, f.plan) != (form.key, line.of) for f in self.capture.forms):
+            self.capture.forms.append(found)
 
     def _call(self, row: CallRow, buffers: tuple[BufferSpec, ...]) -> Call:
         key = row.kernel[:12]

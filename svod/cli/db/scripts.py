@@ -59,7 +59,7 @@ def captured_program(options: TuneOptions) -> CapturedProgram:
     with temporary_folder("svod-why-") as directory:
         failure = run_script(options, ["why"], SVOD_CAPTURE=str(directory))
         kernels: dict[tuple[str, str], CapturedKernel] = {}
-        forms: dict[str, tuple[ConvolutionForm, str]] = {}
+        forms: dict[tuple[str, str], tuple[ConvolutionForm, str]] = {}
         for path in sorted(Path(directory).rglob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
@@ -70,7 +70,7 @@ def captured_program(options: TuneOptions) -> CapturedProgram:
                     continue
                 if "form" in data:
                     found = checked(data, FormLine, DatabaseError)
-                    forms[found.form] = found.content, found.target
+                    forms[found.form, found.target] = found.content, found.target
                 if isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
                     c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")),
                                        data.get("ast"))

@@ -135,13 +135,14 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyR
             seconds[key] = min(times[key], seconds.get(key, times[key]))
         weights.append(plan.runs * sum(times[k] * n for k, n in plan.unbound.counts.items()))
     total = sum(calls[k] * seconds[k] for k in calls) or 1.0
-    others = {key: (plan, n) for plan in capture.in_other_forms for key, n in plan.unbound.counts.items() if key not in calls}
+    in_other_forms = capture.in_other_forms
+    others = {key: (plan, n) for plan in in_other_forms for key, n in plan.unbound.counts.items() if key not in calls}
     timed = {plan.digest: kernel_seconds(plan, target, compiler) for plan, _ in others.values()}
     for key, (plan, n) in others.items():
         calls[key], seconds[key] = float(n * plan.runs), timed[plan.digest][key]
     main = max(range(len(weights)), key=weights.__getitem__, default=None)
     runs = capture.plans[main].runs if main is not None else 1
-    plans = [*capture.plans, *capture.in_other_forms]
+    plans = [*capture.plans, *in_other_forms]
     kernels = {key: kernel for plan in plans for key, kernel in plan.unbound.kernels.items()}
     named = named_kernels(c for plan in plans for c in plan.unbound.calls)
     rows = []
