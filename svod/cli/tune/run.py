@@ -248,14 +248,14 @@ class _TuneRun:
                 w.outcomes = outcomes_of(w, self.setting)
                 if w.here:
                     w.ceilings = self._ceilings.over(w.outcomes, w.target)
-        with waiting("timing the whole plan with the heuristic's and with the tuned chains"):
-            for w in self._works:
-                if w.here:
-                    w.checks = check_plans(captured, w, self.setting)
         with waiting("timing convolutions directly and by transforms"):
             for w in self._works:
                 if w.here:
                     w.forms = check_forms(captured, w, self.setting)
+        with waiting("timing the whole plan with the heuristic's and with the tuned chains"):
+            for w in self._works:
+                if w.here:
+                    w.checks = check_plans(captured, w, self.setting)
         self.setting.clock.end_phase("check")
 
     def _end(self, captured: CapturedPlans) -> int:
