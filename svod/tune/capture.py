@@ -404,6 +404,13 @@ class Capture:
         runs = {plan.digest: plan.runs for plan in self.plans}
         return [replace(f.other, runs=runs[f.plan]) for f in self.forms if f.other is not None and f.plan in runs]
 
+    def with_other_forms(self, keys: Collection[str]) -> Capture:
+        """The capture with plans in which the convolutions with these keys have their other form. A plan with several of them has the other
+        form of the first one only, as no plan with more was captured."""
+        others = {f.plan: f.other for f in reversed(self.forms) if f.other is not None and f.form.key in keys}
+        return replace(self, plans=[p if (other := others.get(p.digest)) is None else replace(other, runs=p.runs, seconds=p.seconds)
+                                    for p in self.plans])
+
 
 def read_capture(path: str | os.PathLike[str]) -> Capture:
     """The plans in a capture file, or in all capture files of a directory, merged.

@@ -349,3 +349,11 @@ def test_no_plan_is_built_for_forms_once_the_budget_is_used_up(monkeypatch: pyte
     monkeypatch.setattr(at_prepare, "MOST_TIMED", 0)
     assert not at_prepare.forms_at_prepare([case.found.form] * 2, plan_in, resolved, beam)
     assert built == [""]
+
+
+def test_a_capture_gives_the_plans_with_the_forms_that_won() -> None:
+    case = predicted(True)
+    assert case.found.other is not None
+    turned = case.capture.with_other_forms({case.found.form.key})
+    assert [(p.digest, p.runs) for p in turned.plans] == [(case.found.other.digest, case.capture.plans[0].runs)]
+    assert case.capture.with_other_forms({"0" * 32}).plans == case.capture.plans

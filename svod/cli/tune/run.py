@@ -255,7 +255,8 @@ class _TuneRun:
         with waiting("timing the whole plan with the heuristic's and with the tuned chains"):
             for w in self._works:
                 if w.here:
-                    w.checks = check_plans(captured, w, self.setting)
+                    changed = {f.form.key for f in w.forms if f.times is not None and f.times.is_faster != f.form.is_transformed}
+                    w.checks = check_plans(captured.with_other_forms(changed), w, self.setting)
         self.setting.clock.end_phase("check")
 
     def _end(self, captured: CapturedPlans) -> int:
