@@ -38,7 +38,7 @@ from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.plans.check import bytes_touched, check_plan
 from svod.tune.plans.form_check import MOST_TIMED, BothForms, time_forms
-from svod.tune.plans.forms import ConvolutionForm, measured_form, times_words
+from svod.tune.plans.forms import ConvolutionForm, decided_form, times_words
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
@@ -225,7 +225,7 @@ def forms_at_prepare(forms: Sequence[ConvolutionForm], plan_in: Callable[[str], 
                 return has_searched
         with _lock:
             # another thread may have timed the forms while this one waited for the lock
-            if measured_form(form.key, {form.lengths}, resolved) is None and not _record_times(both, resolved, beam):
+            if decided_form(form, resolved).times is None and not _record_times(both, resolved, beam):
                 break
     return has_searched
 

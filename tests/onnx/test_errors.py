@@ -219,7 +219,7 @@ def test_random_weights_take_the_place_of_floats_alone(tmp_path: Path) -> None:
     (["--outputs", "h,y", "--check"], 0, "largest difference to .*of the largest output"),
     (["--outputs", "at"], 2, "fallback=\"onnxruntime\""), (["--outputs", "at", "--fallback", "reference"], 0, "m.onnx: 1 kernel,"),
     (["--dim", "n=5", "--dim", "n=6"], 2, "--dim n is given twice"), (["--dim", "n=99999999999999"], 2, "svod: Unable to allocate"),
-    (["--random-weights", "--shape", "z=1"], 2, "no input z; it has x")])
+    (["--random-weights", "--shape", "z=1"], 2, "no input z; use the names of its inputs: x")])
 def test_a_run_of_a_file(words: list[str], status: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     w = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)

