@@ -33,7 +33,7 @@ from svod.system.checked import checked
 from svod.system.forksafe import remake_after_fork
 
 SCHEDULED = 2           # block lengths whose kernels are priced one by one
-PLAUSIBLE = 3.0         # A form is worth timing if it is predicted to take at most so many times the other's cycles; errors reached 1.9.
+PLAUSIBLE = 2.0         # A form is worth timing if it is predicted to take at most so many times the other's cycles; errors reached 1.9.
 
 
 class Predicted(NamedTuple):
