@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from svod.core.graph.library_kernel import library_kernel_of
 from svod.core.ir.dtype import DType, dtypes, holds
@@ -92,6 +92,7 @@ class Kernel:
         self.stage_of: dict[UOp, int] = {s.node: s.index for s in self.stages}
         self.output: int = len(stages)
         self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
+        self._resolved_stages: dict[tuple[int, frozenset[int]], ResolvedStage] = {}
         # the library kernel node if the kernel consists of one, else None; it has one form, without opts
         self.library_kernel: UOp | None = library_kernel_of(ast)
         self.windows: dict[int, Any] = {}    # stage → `windows_of` of `contraction`, cached for all states
@@ -203,8 +204,23 @@ class Kernel:
         """Per stage, its value with the `inlined` stages substituted and all accesses analysed; None for the inlined stages."""
         resolved = self._resolved.get(inlined)
         if resolved is None:
-            resolved = self._resolved[inlined] = tuple(None if s.index in inlined else resolve_stage(self, s, inlined) for s in self.stages)
+            resolved = self._resolved[inlined] = tuple(
+                None if s.index in inlined else self._resolve_stage(s, inlined) for s in self.stages)
         return resolved
+
+    def _resolve_stage(self, stage: Stage, inlined: frozenset[int]) -> ResolvedStage:
+        """`resolve_stage`, once for all states in which the same stages become part of this one."""
+        within, todo = set[int](), list(self.reads[stage.index])
+        while todo:
+            s = todo.pop()
+            if s in inlined and s not in within:
+                within.add(s)
+                todo += self.reads[s]
+        key = stage.index, frozenset(within)
+        found = self._resolved_stages.get(key)
+        if found is None:
+            found = self._resolved_stages[key] = resolve_stage(self, stage, key[1])
+        return found
 
     def __repr__(self) -> str:
         shape = "×".join("?" if self.axes[a].bound is not None else str(self.axes[a].extent) for a in self.stages[self.output].outs)
@@ -281,6 +297,14 @@ class ReduceNode:
     made_of: UOp | None = None      # the REDUCE with all inlined stages substituted
 
 
+class Along(NamedTuple):
+    """The values of a node inside a vector along a dim. `step`: growth from one position to the next; `multiple`: divides the value at the
+    first position."""
+
+    step: int
+    multiple: int
+
+
 @dataclass(slots=True)
 class ResolvedStage:
     """A stage ready to be emitted, with all accesses analysed. Local axes are the stage's outs followed by its reds."""
@@ -302,6 +326,8 @@ class ResolvedStage:
     values: tuple[tuple[int, Node, bool], ...] = ()
     # node → (local axis, n): the value is the same at n neighbouring positions, as it depends on the axis only by a quotient
     coarse: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    # (dim, width) → `along_vector` of the stage, cached
+    along: dict[tuple[int, int], dict[int, Along]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def combines(self) -> bool:

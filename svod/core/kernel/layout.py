@@ -187,10 +187,13 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
         r = plan.resolved[q]
         if r is None or plan.paths[q] is None:
             continue
+        ranked = set[tuple[Collection[int], ...]]()     # what moves the dims of the reads so far
         for node, moving in r.reads_with_axes():
             if node.arg == s:
-                ranks = _ranks_of_read(state, layouts, r, _moved_by(state, node, moving), copied)
-                rank = [max(pair) for pair in zip(rank, ranks, strict=True)]
+                if (moved := _moved_by(state, node, moving)) not in ranked:
+                    ranked.add(moved)
+                    ranks = _ranks_of_read(state, layouts, r, moved, copied)
+                    rank = [max(pair) for pair in zip(rank, ranks, strict=True)]
                 if not state.target.has_groups:     # on a grid a thread reads single elements, not whole tiles
                     uses.add(_tile_of_read(state, plan, layouts.vector_axes[q], r, node))
     tiled = uses.pop() if len(uses) == 1 else UNTILED
@@ -220,10 +223,10 @@ def _is_of_phase(state: Scheduler, plan: Placement, n: Node) -> bool:
     return state.target.has_groups and n.kind == "read" and plan.paths[n.arg] == ()
 
 
-def _moved_by(state: Scheduler, node: Node, moving: tuple[frozenset[int], ...]) -> list[Collection[int]]:
+def _moved_by(state: Scheduler, node: Node, moving: tuple[frozenset[int], ...]) -> tuple[Collection[int], ...]:
     """Per dim of a read, the axes of the reader that order the dim: on a grid all that move it, also by a quotient such as o1 // 4, as
     neighbouring threads read neighbouring elements; else only those that move it evenly."""
-    return list(moving) if state.target.has_groups else [[a for a, _ in lin.coefs] for lin in node.dims]
+    return moving if state.target.has_groups else tuple([tuple([a for a, _ in lin.coefs]) for lin in node.dims])
 
 
 def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, dims: Sequence[Collection[int]], copied: bool) -> list[int]:

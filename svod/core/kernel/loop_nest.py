@@ -9,7 +9,7 @@ tree (`svod.core.tree`) puts these loops in order, and inside each other.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -176,14 +176,14 @@ class LoopNestMaker:
             for s in self.computed:
                 self._find_padded(self.placement.stage(s))
 
-    def make(self, wanted: Iterable[int] | None = None) -> LoopNest:
+    def make(self, wanted: Collection[int] | None = None) -> LoopNest:
         """The nests of all stages, or only of those in `wanted`, which must be whole phases or stages at the root."""
         for s in self.computed if wanted is None else sorted(wanted, reverse=True):
             path = self.placement.paths[s]
             assert path is not None
             if s not in self.stages:
                 self.stages[s] = self._stage(self.placement.stage(s), path)
-        return LoopNest(self.placement, self.layouts, self.stages)
+        return LoopNest(self.placement, self.layouts, self.stages if wanted is None else {s: self.stages[s] for s in wanted})
 
     def _stage(self, r: ResolvedStage, path: Path) -> StageNest:
         state, stage = self.state, r.stage

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import gcd, prod
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
+from svod.core.kernel.kernel import Along, LinearIndex, Node, ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin
 
@@ -93,20 +93,18 @@ def _takes_vectors(r: ResolvedStage, sources: Mapping[int, LinearIndex], d: int,
     return True
 
 
-class Along(NamedTuple):
-    """The values of a node inside a vector along a dim. `step`: growth from one position to the next; `multiple`: divides the value at the
-    first position."""
-
-    step: int
-    multiple: int
-
-
 def along_vector(r: ResolvedStage, d: int, width: int) -> dict[int, Along]:
     """The nodes of a copy whose values grow evenly inside vectors along dim `d`: node → `Along`. Vectors have `width` positions and begin
     at multiples of `width`.
 
         k % 256, k // 256 in vectors of 8 along k        steps 1 and 0, as 256 is a multiple of 8
     """
+    if (d, width) not in r.along:
+        r.along[d, width] = _grow_evenly(r, d, width)
+    return r.along[d, width]
+
+
+def _grow_evenly(r: ResolvedStage, d: int, width: int) -> dict[int, Along]:
     along: dict[int, Along] = {}
     for i, n in enumerate(r.nodes):
         if n.kind == "axis":
