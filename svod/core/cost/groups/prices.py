@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any, NamedTuple
 
 from svod.core.cost.cost import Cost, total
@@ -23,9 +23,10 @@ from svod.core.cost.groups.stage_shape import StageShape
 from svod.core.cost.runs import StageRuns, stage_runs
 from svod.core.kernel.groups import check_groups, group_of, phase_of, phase_threads
 from svod.core.kernel.kernel import Node, ResolvedStage
-from svod.core.kernel.loop_nest import LoopNest, LoopNestMaker
+from svod.core.kernel.layout import layouts
+from svod.core.kernel.loop_nest import LoopNest, LoopNestMaker, stored_bytes
 from svod.core.kernel.placement import is_computed_once, is_derived, place_stages
-from svod.core.kernel.scheduler import ReductionParts, Scheduler, cut_of
+from svod.core.kernel.scheduler import Derived, ReductionParts, Scheduler, cut_of
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.passes import made_tree
 from svod.errors import KernelOptError
@@ -38,27 +39,27 @@ class GroupPrices:
         self._phases: dict[tuple[Any, ...], Cost | KernelOptError] = {}
         self._least: dict[tuple[Any, ...], _Least] = {}
 
-    def cheapest(self, states: Iterable[Scheduler], most: int, tie: float = 0.0) -> list[tuple[float, Scheduler]]:
+    def cheapest(self, states: Iterable[Scheduler], most: int, tie: float = 0.0, limit: float = inf) -> list[tuple[float, Scheduler]]:
         """The `most` distinct states that are predicted fastest, with their cycles, the fastest first. `tie`: include further states that
-        are slower than the last one by at most this share of its cycles without the launch. States that are illegal, or fit no group, are
-        left out."""
+        are slower than the last one by at most this share of its cycles without the launch. `limit`: cycles; slower states are left out,
+        as are states that are illegal or fit no group."""
         candidates, bounds = distinct(states), list[tuple[float, int]]()
         for i, s in enumerate(candidates):
             self._push(bounds, s, i)
-        found, limit = list[tuple[float, int]](), float("inf")
+        found = list[tuple[float, int]]()
         while bounds and bounds[0][0] <= limit:
             bound, i = heappop(bounds)
-            # a phase of this state has got its price since, so the bound is higher now
-            if len(place_stages(candidates[i]).roots) > 1 and self.least(candidates[i]) > bound:
-                self._push(bounds, candidates[i], i)
-                continue
             try:
+                # a phase of this state has got its price since, so the bound is higher now
+                if len(place_stages(candidates[i]).roots) > 1 and (least := self.least(candidates[i])) > bound:
+                    heappush(bounds, (least, i))
+                    continue
                 insort(found, (self.cost(candidates[i]).cycles, i))
             except KernelOptError:
                 continue
             if len(found) >= most:
                 last, _ = found[most - 1]
-                limit = last + tie * max(0.0, last - device_of(candidates[i].target).launch_cycles)
+                limit = min(limit, last + tie * max(0.0, last - device_of(candidates[i].target).launch_cycles))
         return [(cycles, candidates[i]) for cycles, i in found if cycles <= limit][:None if tie else most]
 
     def _push(self, bounds: list[tuple[float, int]], state: Scheduler, i: int) -> None:
@@ -73,15 +74,14 @@ class GroupPrices:
         return group_cost(state, self._cost)
 
     def _cost(self, state: Scheduler) -> Cost:
-        maker = LoopNestMaker(state)
-        return total([self._phase(maker, root) for root in maker.placement.roots])
+        return total([self._phase(state, root) for root in place_stages(state).roots])
 
-    def _phase(self, maker: LoopNestMaker, root: int) -> Cost:
-        key = _whole_key(maker.state, _key(maker.state, maker, root), root)
+    def _phase(self, state: Scheduler, root: int) -> Cost:
+        key = _whole_key(state, _key(state, root), root)
         if key not in self._phases:
             try:
-                nest, split = maker.make(_needed(maker.state, root)), cut_of(maker.state, root)
-                self._phases[key] = PhasePricer(maker.state, nest, root, _runs(maker.state, nest, root, split)).price()
+                nest, split = _maker(state).make(_needed(state, root)), cut_of(state, root)
+                self._phases[key] = PhasePricer(state, nest, root, _runs(state, nest, root, split)).price()
             except KernelOptError as e:
                 self._phases[key] = e
         found = self._phases[key]
@@ -93,21 +93,20 @@ class GroupPrices:
         """A lower bound of a state's cycles; phases that are priced already count with their price. Raises KernelOptError if a phase is
         known to be illegal."""
         placement, least = place_stages(state), 0.0
-        maker = LoopNestMaker(state) if len(placement.roots) > 1 else None
+        is_several = len(placement.roots) > 1       # of a single phase, the bound excludes most states before they are priced
         for root in placement.roots:
-            key = _key(state, maker, root)
-            known = self._phases.get(_whole_key(state, key, root))
-            if isinstance(known, KernelOptError):
-                raise known
-            if known is not None:
-                least += known.cycles
+            key = _key(state, root)
+            is_single = is_several and len(phase_threads(state, placement, root).stages) == 1 and cut_of(state, root) is None
+            # the price of a stage without others inside it takes no longer than its bound
+            if is_single or _whole_key(state, key, root) in self._phases:
+                least += self._phase(state, root).cycles
             elif not is_computed_once(state, placement, root):
-                least += self._least_of_phase(state, maker, root, key)
+                least += self._least_of_phase(state, root, key)
         return least
 
-    def _least_of_phase(self, state: Scheduler, maker: LoopNestMaker | None, root: int, key: tuple[Any, ...]) -> float:
+    def _least_of_phase(self, state: Scheduler, root: int, key: tuple[Any, ...]) -> float:
         if key not in self._least:
-            self._least[key] = _count_least(maker or LoopNestMaker(state), root)
+            self._least[key] = _count_least(_maker(state), root)
         own, stored, times = self._least[key]
         device, split, (instructions, first, latency) = device_of(state.target), cut_of(state, root), _copies_at_least(state, root, times)
         drained = own.drained if state.pipeline is None else 0.0    # products of a pipelined loop may run into the next iteration
@@ -121,6 +120,12 @@ class GroupPrices:
                        drained=drained / parts, first=own.first + first / parts, latency=latency / parts)
         combining = combining_phase(state, place_stages(state).stage(root), parts)
         return phase_cost(device, part).cycles + phase_cost(device, combining).cycles
+
+
+@Derived
+def _maker(state: Scheduler) -> LoopNestMaker:
+    """Makes the nests of the stages of a state, for its bound and its price."""
+    return LoopNestMaker(state)
 
 
 class _Least(NamedTuple):
@@ -165,16 +170,19 @@ def _copies_at_least(state: Scheduler, root: int, times_of: Mapping[int, float])
             sums = sum([len(red.values) == 1 for red in r.reductions]) if state.dots[s] is None else 0
             instructions += times * sums * prod(region) * prod([state.kernel.axes[a].extent for a in r.stage.reds])
             continue
-        loads = [n for n in r.nodes if n.kind == "load"]
+        # arguments, and values of other phases, each with the bytes of an element
+        loads = [(n, n.dtype.itemsize) for n in r.nodes if n.kind == "load"]
+        loads += [(n, stored_bytes(state, layouts(state), n.arg)) for n in r.read_nodes if placement.paths[n.arg] == ()]
         if not loads:
             continue
         ahead = state.pipeline is not None and opened[-1:] == (state.pipeline.row,)
-        for n in loads:
-            nbytes = times * prod([extent for d, extent in enumerate(region) if d in n.deps]) * n.dtype.itemsize
+        for n, itemsize in loads:
+            nbytes = times * prod([extent for d, extent in enumerate(region) if d in n.deps]) * itemsize
             first += nbytes
             if not (ahead and target.bulk_row):
-                instructions += nbytes / target.vector_bytes * device.access(max(1.0, target.vector_bytes / n.dtype.itemsize))
-        latency += 0.0 if ahead else times * device.far_cycles
+                instructions += nbytes / target.vector_bytes * device.access(max(1.0, target.vector_bytes / itemsize))
+        wait = device.far_cycles if any(n.kind == "load" for n, _ in loads) else device.near_cycles
+        latency += 0.0 if ahead else times * wait
     return instructions, first, latency
 
 
@@ -195,12 +203,24 @@ def _needed(state: Scheduler, root: int) -> set[int]:
     return {*own, *[s for q in own for s in placement.stage(q).reads if placement.paths[s] == ()]}
 
 
-def _key(state: Scheduler, maker: LoopNestMaker | None, root: int) -> tuple[Any, ...]:
-    """The key of a phase's price, without SPLITK and PIPELINE: the loops and places of its stages. `maker`: the nest maker, if the state
-    has several phases; loops of other phases then matter only as far as they decide layouts and padding."""
-    if maker is None:
-        return state.kernel, root, state.rows, state.order, state.place, state.vector_rows, state.dots
-    layouts, placement, kernel = maker.layouts, maker.placement, state.kernel
+@Derived
+def _keys(state: Scheduler) -> dict[int, tuple[Any, ...]]:
+    """The cache of `_key`, by root."""
+    return {}
+
+
+def _key(state: Scheduler, root: int) -> tuple[Any, ...]:
+    """The key of a phase's price, without SPLITK and PIPELINE: the loops and places of its stages. If the state has several phases, loops
+    of other phases matter only as far as they decide layouts and padding."""
+    keys = _keys(state)
+    if root not in keys:
+        keys[root] = _key_of_several(state, root) if len(place_stages(state).roots) > 1 else \
+            (state.kernel, root, state.rows, state.order, state.place, state.vector_rows, state.dots)
+    return keys[root]
+
+
+def _key_of_several(state: Scheduler, root: int) -> tuple[Any, ...]:
+    maker, placement, memory, kernel = _maker(state), place_stages(state), layouts(state), state.kernel
     own = phase_threads(state, placement, root).stages
     key: list[Any] = [kernel, root, state.inlined]
     for s in own:
@@ -210,7 +230,7 @@ def _key(state: Scheduler, maker: LoopNestMaker | None, root: int) -> tuple[Any,
             rows = state.axis_rows[a]
             key += [rows, [state.rows[x][2:] for x in rows], state.pads[a], a in maker.padded]
     for s in sorted(_needed(state, root).difference(own) | {root}):
-        key += [s, layouts.orders.get(s), layouts.tiles.get(s), layouts.packed.get(s), s in layouts.rows]
+        key += [s, memory.orders.get(s), memory.tiles.get(s), memory.packed.get(s), s in memory.rows]
     return tuple([tuple(x) if isinstance(x, list) else x for x in key])
 
 
@@ -236,4 +256,9 @@ class _LeastCounter(StageCounter):
             share = prod([work.distinct(n.deps, lin.coefs) for lin in n.dims])
             if self.stage.vector in n.deps:
                 share = min([share, *(1.0 / w for w in (self.width, self.width // 2, self.width // 4) if w > 1 and self.lanes % w == 0)])
-            self.instructions += self._runs(n.deps) * share * self.device.access(1.0, shared=True)
+            reads = self._runs(n.deps) * share
+            self.instructions += reads * self.device.access(1.0, shared=True)
+            # an access takes at least a turn of shared memory, or the cycles of the first cache for the elements of a subgroup
+            lanes = min(self.state.target.group_threads, self.device.subgroup, self.shape.num_threads)
+            row = lanes * stored_bytes(self.state, self.nest.layouts, n.arg)
+            self.turns += reads * self.subgroups * min(1.0, row / self.device.first_bytes)

@@ -23,6 +23,7 @@ TARGETS = {"sm_90": card_target("sm_90"), "sm_75": card_target("sm_75"), "softwa
 KERNELS = {
     "gemm": lambda: kernel_of(gemm(19, 24, 40)), "few results": lambda: kernel_of(gemm(16, 16, 256, "bfloat16")),
     "conv": CORPUS["conv3x3"], "attention": CORPUS["attention"], "layer norm": CORPUS["layer_norm_residual"],
+    "products of tiles": lambda: kernel_of(data(2, 48, 20, 20).conv2d(data(48, 48, 3, 3), padding=1)),
     "columns": lambda: kernel_of(data(513, 37).sum(0)), "transpose": CORPUS["transpose"],
 }
 SAMPLE = 40     # sketches of attention that are priced on a target on which not all of them are
