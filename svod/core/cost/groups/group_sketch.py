@@ -8,6 +8,7 @@ where the threads of the group share it, or in a phase of its own:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from svod.core.cost.groups.attention import ATTENTION
 from svod.core.cost.groups.contractions import CONTRACTION
@@ -17,7 +18,7 @@ from svod.core.cost.groups.matrices import MATRIX_TILES
 from svod.core.cost.groups.prices import GroupPrices
 from svod.core.cost.groups.rows import ROWS
 from svod.core.cost.groups.spread import ELEMENTWISE, REDUCTION, THREAD_ROW, TRANSPOSE, along_memory, short_unrolled
-from svod.core.cost.groups.winograd import WINOGRAD_PHASES, products_of
+from svod.core.cost.groups.winograd import WINOGRAD_PHASES, least_cycles, products_of
 from svod.core.cost.sketch import ALGORITHM_FACTOR
 from svod.core.cost.sketch_facts import resolved, try_opt
 from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Template, schedule
@@ -39,16 +40,15 @@ def best_sketch(state: Scheduler, prices: GroupPrices) -> Scheduler:
     """`group_heuristic`, with the given cache of prices. A sketch with an algorithm has to be faster by ALGORITHM_FACTOR."""
     candidates = prices.cheapest(_generate(state, prices), 1, TIE_SHARE)
     best = min([s for _, s in candidates], key=lambda s: (len(s.applied_opts), group_cost(s).cycles), default=state)
-    for cycles, other in prices.cheapest(_by_algorithm(state, prices), 1):
-        if cycles * ALGORITHM_FACTOR < group_cost(best).cycles:
-            return other
+    for _, other in _by_algorithm(state, prices, group_cost(best).cycles / ALGORITHM_FACTOR):
+        return other
     return best
 
 
 def group_sketches(state: Scheduler) -> list[Scheduler]:
     """The sketches that a search starts from, by predicted time: those without an algorithm, and the fastest with one."""
     prices = GroupPrices()
-    found = [*prices.cheapest(_generate(state, prices), MOST_SKETCHES), *prices.cheapest(_by_algorithm(state, prices), 1)]
+    found = [*prices.cheapest(_generate(state, prices), MOST_SKETCHES), *_by_algorithm(state, prices)]
     return [s for _, s in sorted(found, key=lambda one: one[0])]
 
 
@@ -101,10 +101,15 @@ PHASE = Choose(
 FLAT = Template("FLAT", Need(Apply("FLATTEN", lambda p: p.stage.stage.name)), MATRIX_TILES)
 
 
-def _by_algorithm(state: Scheduler, prices: GroupPrices) -> Iterator[Scheduler]:
-    """The fastest results of a convolution with fewer multiplications, with the fastest of its products."""
+def _by_algorithm(state: Scheduler, prices: GroupPrices, limit: float = inf) -> list[tuple[float, Scheduler]]:
+    """The fastest results of a convolution with fewer multiplications, with the fastest of its products: a list of one state with its
+    cycles, or of none if it would take more than `limit` cycles."""
+    found = list[tuple[float, Scheduler]]()
+    if least_cycles(state) > limit:
+        return found
     for _, start in prices.cheapest(schedule(WINOGRAD_PHASES, state), 1):
-        yield from [s for _, s in prices.cheapest(schedule(CONTRACTION, start, products_of(start.kernel)), 1)] or [start]
+        found += prices.cheapest([start, *schedule(CONTRACTION, start, products_of(start.kernel))], 1, limit=limit)
+    return found
 
 
 def _generate(state: Scheduler, prices: GroupPrices) -> Iterator[Scheduler]:

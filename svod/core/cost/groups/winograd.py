@@ -9,10 +9,14 @@ M is a matrix of outputs × tiles of all images, whatever the size of an image. 
 """
 from __future__ import annotations
 
+from math import inf
+
+from svod.core.cost.groups.device import Device, device_of
 from svod.core.cost.groups.spread import GROUP_SIZES, spread_outputs, stored_along
 from svod.core.cost.sketch_facts import try_opt
 from svod.core.cost.template import Apply, Do, Hole, Point, Template, fact
-from svod.core.kernel.algorithms.winograd import tile_sizes, window_axes
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.algorithms.winograd import elements_of_stages, tile_sizes, window_axes
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
@@ -20,6 +24,25 @@ from svod.core.kernel.scheduler import ROOT, Scheduler
 def products_of(kernel: Kernel) -> int:
     """The stage of the products of a rewritten kernel."""
     return next(s.index for s in reversed(kernel.stages) if s.has_reduce and not s.is_output)
+
+
+def least_cycles(state: Scheduler) -> float:
+    """A lower bound of the cycles of all sketches of WINOGRAD: those of its launches, of the products alone, and of the bytes that each
+    phase has to move. Infinite if there are no such sketches."""
+    name, device = state.kernel.stages[state.kernel.output].name, device_of(state.target)
+    for m in tile_sizes(state.kernel, name)[:1]:
+        taps, data, products, results, sums = elements_of_stages(state.kernel, name, m)
+        # one of the operands may be a constant, which is transformed at prepare
+        phases = ((0, min(taps, data)), (products * sums, taps + data + products), (0, products + results))
+        return sum([_least_of_phase(device, multiply_adds, elements) for multiply_adds, elements in phases])
+    return inf
+
+
+def _least_of_phase(device: Device, multiply_adds: int, elements: int) -> float:
+    """The least cycles of a phase with so many multiply-adds, in which so many elements of four bytes move from or to memory."""
+    arithmetic = multiply_adds / (device.units * device.arithmetic)
+    memory = elements * dtypes.float32.itemsize / (device.units * device.memory)
+    return device.launch_cycles + max(arithmetic, memory) + device.unhidden_share * min(arithmetic, memory)
 
 
 def _in_phases(p: Point) -> Scheduler:

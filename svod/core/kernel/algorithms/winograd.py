@@ -196,6 +196,30 @@ def tile_sizes(kernel: Kernel, name: str) -> tuple[int, ...]:
     return tuple([m for m in fitting if _share(found.windows, m, channels, results) < MOST_OPERATIONS])
 
 
+class StageElements(NamedTuple):
+    """Elements of the stages of a rewritten kernel: of U, V and M, and of the results; `sums`: products that each element of M adds."""
+
+    taps: int
+    data: int
+    products: int
+    results: int
+    sums: int
+
+
+def elements_of_stages(kernel: Kernel, name: str, m: int) -> StageElements:
+    """The sizes of the stages that WINOGRAD would make of an output. Raises KernelOptError if it is no correlation."""
+    store = kernel.stage_named(name).node
+    found = _match(store)
+    points, tiles = prod([m + w.taps - 1 for w in found.windows]), {w.out: -(-w.extent // m) for w in found.windows}
+    outs = store.src[2:]
+
+    def elements(read: UOp) -> int:
+        ranges = read.toposort(gate=lambda u: u.op is not Ops.STAGE)
+        return points * prod([tiles.get(r, sy.extent_of(r)) for r in (*outs, *found.channels) if r in ranges])
+    return StageElements(elements(found.taps), elements(found.data), points * prod([tiles.get(r, sy.extent_of(r)) for r in outs]),
+                 prod([sy.extent_of(r) for r in outs]), prod([sy.extent_of(r) for r in found.channels]))
+
+
 def window_axes(kernel: Kernel, name: str) -> tuple[int, ...]:
     """The axes of an output, by number, along which it has tiles. Raises KernelOptError if it is no correlation."""
     store = kernel.stage_named(name).node

@@ -1,13 +1,15 @@
 """The heuristic for groups computes a convolution by WINOGRAD where that is predicted to pay, and prices its products as other ones."""
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from math import inf, isfinite
 
 import pytest
 
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
-from svod.core.cost.groups.winograd import products_of
+from svod.core.cost.groups.winograd import least_cycles, products_of
 from svod.core.cost.sketch import ALGORITHM_FACTOR
 from svod.core.graph import graph
 from svod.core.graph.storage import base_of
@@ -19,8 +21,10 @@ from svod.core.machine.target import SAME
 from svod.core.schedule.schedule import create_schedule
 from tests.compile.cuda.target import card_target
 from tests.core.corpus import data, kernel_of
+from tests.core.cost.groups.test_group_cost import SOFTWARE
 
 H100 = card_target("sm_90")
+TARGETS = {"sm_90": H100, "sm_75": card_target("sm_75"), "software": replace(SOFTWARE, device="WEBGPU")}
 
 
 def convolution(batch: int, channels: int, side: int, stride: int = 1) -> Kernel:
@@ -38,6 +42,20 @@ def test_the_algorithm_is_chosen_where_it_is_predicted_to_pay(batch: int, channe
     direct = min(group_cost(s).cycles for s in found if not algorithm_of(s.applied_opts))
     by_algorithm = [group_cost(s).cycles for s in found if algorithm_of(s.applied_opts)]
     assert chosen == (min(by_algorithm, default=direct) * ALGORITHM_FACTOR < direct)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_sketch_takes_less_than_the_bound(target: str) -> None:
+    found, rng = 0, random.Random(target)
+    for _ in range(4):
+        batch, channels, outs, height, width = (rng.choice(n) for n in ((1, 3, 16), (8, 17, 96), (7, 48, 256), (5, 13, 28), (7, 20, 31)))
+        y = data(batch, channels, height, width).conv2d(data(outs, channels, 3, 3), padding=1)
+        base = Scheduler(Kernel(kernel_of(y)), TARGETS[target])
+        cycles = [group_cost(s).cycles for s in group_sketches(base) if algorithm_of(s.applied_opts)]
+        assert least_cycles(base) <= min(cycles, default=inf), (batch, channels, outs, height, width)
+        assert bool(cycles) == isfinite(least_cycles(base))
+        found += len(cycles)
+    assert found
 
 
 def test_weights_are_transformed_once() -> None:
