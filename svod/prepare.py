@@ -37,8 +37,9 @@ from svod.core.ir.variable import without_binds
 from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import DISK, FAST, HOST
+from svod.core.schedule.cut import BY_RULES, Choices
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
-from svod.core.schedule.schedule import Schedule, copies_to
+from svod.core.schedule.schedule import Schedule, copies_to, create_schedule
 from svod.core.schedule.schedule_cache import schedule_of
 from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ConfigError, DeviceError, ScheduleError
@@ -52,8 +53,10 @@ from svod.tune.fast.at_prepare import FastPlan, fast_plan
 from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
+from svod.tune.plans.alternatives import PlanGraph, alternatives_of, together
 from svod.tune.plans.convolutions import Rewritten, with_transforms
 from svod.tune.plans.forms import Forms
+from svod.tune.plans.plan_search import can_be_searched, chosen_alternatives, plan_record
 from svod.tune.resolved import Resolved, database, resolve
 
 Array = np.ndarray[Any, Any]
@@ -182,6 +185,10 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     places = Places(schedule, resolved.target.device)
     main = resolved.on(places.main)
     unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
+    is_open = config.capture_device is None and not config.noopt and can_be_searched(unbound, main)
+    if is_open and (choices := chosen_for(unbound, sink, constants, main)) is not BY_RULES:
+        schedule = create_schedule(sink, constants, choices, remember=not config.disable_schedule_cache)
+        unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
     native = unbound.native
     given = opts_by_key(resolved.opts, unbound)
     nodes, arrays, storages = memory_of(unbound, buffers, inputs, places)
@@ -214,7 +221,8 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
     if captures:
-        capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=main.target, plan=plan, forms=both)
+        capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=main.target, plan=plan, forms=both,
+                       graph=PlanGraph(sink, constants) if is_open else None)
     return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
 
 
@@ -249,6 +257,26 @@ def in_form(sink: UOp, constants: frozenset[UOp], resolved: Resolved, other: str
     schedule = schedule_of(turned, constants, remember=False, keeper=resolved.compiler)
     places = Places(schedule, resolved.target.device)
     return make_unbound_plan(schedule, constants, functions_of(turned), made_here=True, places=places)[0].native
+
+
+def chosen_for(by_rules: UnboundPlan, sink: UOp, constants: frozenset[UOp], resolved: Resolved) -> Choices:
+    """What the plan of a graph does otherwise than the plan by the rules, as records say; with BEAM, its alternatives are searched if there
+    is no record."""
+    record, beam = plan_record(by_rules, resolved), resolved.config.beam
+    if record is None and beam is not None and resolved.config.capture is None:
+        from svod.tune.at_prepare import search_plan_at_prepare  # imported here, as only searches need it
+        record = search_plan_at_prepare(by_rules, alternatives_of(sink, constants), partial(plan_with, sink, constants, resolved), resolved,
+                                        beam)
+    if record is None or not record.is_faster:
+        return BY_RULES
+    return together(chosen_alternatives(record, alternatives_of(sink, constants)))
+
+
+def plan_with(sink: UOp, constants: frozenset[UOp], resolved: Resolved, choices: Choices) -> UnboundPlan:
+    """The kernels of a graph's plan with some of its alternatives."""
+    schedule = create_schedule(sink, constants, choices)
+    places = Places(schedule, resolved.target.device)
+    return make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)[0].native
 
 
 def _for_others(fast: FastPlan | None, resolved: Resolved) -> Resolved:

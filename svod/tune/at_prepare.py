@@ -33,12 +33,14 @@ from svod.system.quantities import count
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each
 from svod.tune.checks import Proposed, chains_to_check
-from svod.tune.db import TuningDB
+from svod.tune.db import FormTimes, TuningDB
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
+from svod.tune.plans.alternatives import Alternative
 from svod.tune.plans.check import bytes_touched, check_plan
 from svod.tune.plans.form_check import MOST_TIMED, BothForms, time_forms
 from svod.tune.plans.forms import ConvolutionForm, decided_form, times_words
+from svod.tune.plans.plan_search import ALTERNATIVES_SHARE, PlanOf, PlanSearch, plan_record
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
@@ -75,10 +77,11 @@ class _Clock:
         return left if left > min(LEAST_SECONDS, budget / 2) else 0.0
 
 
-_searching, _checking = _Clock(), _Clock()
+_searching, _checking, _choosing = _Clock(), _Clock(), _Clock()
 # a forked child has budgets of its own
 remake_after_fork(sys.modules[__name__], "_searching", _Clock)
 remake_after_fork(sys.modules[__name__], "_checking", _Clock)
+remake_after_fork(sys.modules[__name__], "_choosing", _Clock)
 
 
 def seconds_searched() -> float:
@@ -89,7 +92,7 @@ def seconds_searched() -> float:
 def begin_budget() -> None:
     """Reset the time that this process has spent of `BeamConfig.budget` and `PrepareConfig.check_budget`."""
     with _lock:
-        for clock in (_searching, _checking):
+        for clock in (_searching, _checking, _choosing):
             clock.before, clock.told = clock.spent, False
 
 
@@ -228,6 +231,32 @@ def forms_at_prepare(forms: Sequence[ConvolutionForm], plan_in: Callable[[str], 
             if decided_form(form, resolved).times is None and not _record_times(both, resolved, beam):
                 break
     return has_searched
+
+
+def search_plan_at_prepare(by_rules: UnboundPlan, alternatives: Mapping[str, Alternative], plan_of: PlanOf, resolved: Resolved,
+                           beam: BeamConfig) -> FormTimes | None:
+    """Search the alternatives of a plan, and store what they took. Returns the record that decides about them; None where there is none.
+    Never raises for a plan that cannot be timed: the log says why."""
+    with _lock:
+        known = plan_record(by_rules, resolved)     # another thread may have searched the plan while this one waited for the lock
+        seconds = min(_choosing.left(ALTERNATIVES_SHARE * beam.budget), _searching.left(beam.budget))
+        if known is not None or not alternatives or seconds <= 0:
+            return known
+        started = time.monotonic()
+        try:
+            with optional(log, "the alternatives of a plan could not be timed", logging.INFO):
+                times = PlanSearch(alternatives, plan_of, resolved, seconds).run()
+                if times is not None:
+                    resolved.db.record([times])
+                    log.warning("BEAM=%d: %s: %s", beam.width, times.described, times_words(times))
+                return times
+        except KeyboardInterrupt:
+            log.warning("Ctrl-C: the alternatives of a plan are not searched any further")
+        finally:
+            spent = time.monotonic() - started
+            _searching.spent += spent
+            _choosing.spent += spent
+    return None
 
 
 def _record_times(both: BothForms, resolved: Resolved, beam: BeamConfig) -> bool:

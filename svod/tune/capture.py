@@ -4,13 +4,14 @@ With SVOD_CAPTURE=DIRECTORY (PrepareConfig.capture) every `prepare` calls `annou
 has a plan. Both add lines of JSON to this process's file in that directory. `read_capture` reads a file, or a directory with the files of
 several processes; `write_capture` writes all of it to one file.
 
-    {"format": "svod-capture", "version": 3, "svod": …, "python": …, "command": […]}       first line of every file
+    {"format": "svod-capture", "version": 4, "svod": …, "python": …, "command": […]}       first line of every file
     {"kernel": key, "target": …, "name": …, "structure": family, "ast": …}                 once per kernel, before the plans with it
     {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …],
                                               [[variable, min, max, [hint, …], bucket or null], …]], …],
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
     {"form": key, "of": digest, "target": …, "described": …, "lengths": [n, …], "is_transformed": …, "why": …, "is_open": …,
      "other": {"plan": digest, …} or null}                             a convolution of a plan, and that plan with its other form
+    {"graph": …, "of": digest, "constants": [position of a BUFFER, …]}     the graph of a plan, if it has alternatives
     {"runs": digest, "count": n}                                       how often the plan was run so far; the last line of a file counts
 
 A capture is data: JSON, never a pickle. Its fields are checked, its kernels rebuilt through `svod.core.ir.serialize`, and their keys
@@ -49,6 +50,7 @@ from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, call_sizes, named_kernels
 from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.ir.serialize import ast_to_data, data_to_ast
+from svod.core.ir.uop import Ops
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.core.schedule.family import family_key
@@ -58,11 +60,12 @@ from svod.system.files import write_text
 from svod.system.forksafe import remake_after_fork
 from svod.system.process import program
 from svod.system.process.streams import tell
+from svod.tune.plans.alternatives import PlanGraph
 from svod.tune.plans.forms import ConvolutionForm, Forms, key_of
 
 log = logging.getLogger("svod")
 
-FORMAT, VERSION = "svod-capture", 3
+FORMAT, VERSION = "svod-capture", 4
 RECORDS_FORMAT = "svod-tune-db"     # the format of tuning records, which users may give by mistake
 STOP_FILE = "stop"
 FLUSH_SECONDS = 0.5         # seconds between writes of the numbers of runs
@@ -150,6 +153,16 @@ class FormLine:
 
 
 @dataclass(frozen=True)
+class GraphLine:
+    """A line that describes the graph of the plan with the digest `of` (`PlanGraph`). `constants`: positions of its weights among its
+    BUFFERs."""
+
+    graph: dict[str, Any]
+    of: str
+    constants: list[Number]
+
+
+@dataclass(frozen=True)
 class RunsLine:
     """A line that counts the runs so far (`count`) of the plan with the digest `runs`."""
 
@@ -160,13 +173,13 @@ class RunsLine:
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 def append(directory: str | os.PathLike[str], unbound: UnboundPlan, seconds: Mapping[str, float], *, target: Target,
-           plan: Counted | None = None, forms: Forms = ()) -> None:
+           plan: Counted | None = None, forms: Forms = (), graph: PlanGraph | None = None) -> None:
     """Add a prepared plan to this process's file in `directory`, which is created if need be.
 
     `seconds`: the seconds of one call, by key, of the kernels that were timed. `target`: the plan's target. `plan`: an object whose `runs`
-    are counted, as at least one; None counts as one run. `forms`: the forms of its convolutions. Raises TuneError when nothing can be
-    written, StopCapture when the capture has ended."""
-    _recorder_for(Path(directory)).append(unbound, seconds, target, plan, forms)
+    are counted, as at least one; None counts as one run. `forms`: the forms of its convolutions; `graph`: its graph, if it may have
+    alternatives. Raises TuneError when nothing can be written, StopCapture when the capture has ended."""
+    _recorder_for(Path(directory)).append(unbound, seconds, target, plan, forms, graph)
     check_stop(directory)
 
 
@@ -240,14 +253,15 @@ class _Recorder:
         with self._lock:
             self._write([*kernel_lines(unbound, target.key, self._kernels)])
 
-    def append(self, unbound: UnboundPlan, seconds: Mapping[str, float], target: Target, plan: Counted | None, forms: Forms) -> None:
+    def append(self, unbound: UnboundPlan, seconds: Mapping[str, float], target: Target, plan: Counted | None, forms: Forms,
+               graph: PlanGraph | None) -> None:
         with self._lock:
             digest = plan_digest(unbound, target.key)
             new = digest not in self._runs
             self._runs.setdefault(digest, _Runs()).add(plan)
             if new:
                 self._write([*kernel_lines(unbound, target.key, self._kernels), plan_line(unbound, seconds, target.key),
-                             *form_lines(forms, digest, target.key, self._kernels, self._only_in_forms)])
+                             *form_lines(forms, digest, target.key, self._kernels, self._only_in_forms), *graph_lines(graph, digest)])
 
     def flush(self) -> None:
         """Write the numbers of runs that have changed. Never raises, as it runs at exit and in a thread of the captured script."""
@@ -352,6 +366,17 @@ def form_lines(forms: Forms, plan: str, target: str, kernels: Collection[tuple[s
                "other": None if other is None else plan_line(other, {}, target)}
 
 
+def graph_lines(graph: PlanGraph | None, plan: str) -> Iterator[dict[str, Any]]:
+    """The line that describes the graph of the plan with the digest `plan`; none if the graph has no form as data."""
+    try:
+        data = None if graph is None else ast_to_data(graph.sink)
+    except FormatError as e:
+        log.debug("the graph of a plan is not captured: %s", e)
+        return
+    if graph is not None and data is not None:
+        yield {"graph": data, "of": plan, "constants": [i for i, b in enumerate(graph.buffers) if b in graph.constants]}
+
+
 def _variables(call: Call) -> list[Any]:
     return [[v.name, v.min, v.max, list(v.hints), v.bucket and list(v.bucket)] for v in call.variables]
 
@@ -386,12 +411,14 @@ class CapturedForm(NamedTuple):
 
 @dataclass
 class Capture:
-    """The content of a capture. `problems`: the lines that were skipped, and why. `forms`: the forms of the plans' convolutions."""
+    """The content of a capture. `problems`: the lines that were skipped, and why. `forms`: the forms of the plans' convolutions;
+    `graphs`: the graphs of plans that may have alternatives, by the digests of the plans."""
 
     plans: list[CapturedPlan] = field(default_factory=list)
     forms: list[CapturedForm] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     commands: list[list[str]] = field(default_factory=list)
+    graphs: dict[str, PlanGraph] = field(default_factory=dict)
 
     @property
     def kernels(self) -> dict[str, Kernel]:
@@ -403,6 +430,13 @@ class Capture:
         """The plans with other forms of convolutions, each with the runs of the plan that it stands for."""
         runs = {plan.digest: plan.runs for plan in self.plans}
         return [replace(f.other, runs=runs[f.plan]) for f in self.forms if f.other is not None and f.plan in runs]
+
+    def with_plans(self, new: Mapping[str, CapturedPlan]) -> Capture:
+        """The capture with other plans, by the digests of those whose place they take."""
+        digests = {old: plan.digest for old, plan in new.items()}
+        forms = [f._replace(plan=digests.get(f.plan, f.plan)) for f in self.forms]
+        graphs = {digests.get(digest, digest): graph for digest, graph in self.graphs.items()}
+        return replace(self, plans=[new.get(p.digest, p) for p in self.plans], forms=forms, graphs=graphs)
 
     def with_other_forms(self, keys: Collection[str]) -> Capture:
         """The capture with plans in which the convolutions with these keys have their other form. A plan with several of them has the other
@@ -438,7 +472,8 @@ def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
     for plan in capture.plans:
         forms = [(f.form, None if f.other is None else f.other.unbound) for f in capture.forms if f.plan == plan.digest]
         lines += [*kernel_lines(plan.unbound, plan.target, written), plan_line(plan.unbound, plan.seconds, plan.target),
-                  *form_lines(forms, plan.digest, plan.target, written, only_in_forms), {"runs": plan.digest, "count": plan.runs}]
+                  *form_lines(forms, plan.digest, plan.target, written, only_in_forms),
+                  *graph_lines(capture.graphs.get(plan.digest), plan.digest), {"runs": plan.digest, "count": plan.runs}]
     write_text(Path(path), to_text(lines))
 
 
@@ -501,11 +536,19 @@ class _Reader:
             self.runs.setdefault(plan.digest, RunsLine(plan.digest, 1))
         elif "form" in line:
             self._form(_checked(line, FormLine))
+        elif "graph" in line:
+            self._graph(_checked(line, GraphLine))
         elif "runs" in line:
             counted = _checked(line, RunsLine)
             self.runs[counted.runs] = replace(counted, count=max(1, counted.count))
         else:
-            raise FormatError(f"it is neither a kernel nor a plan, nor a form: {sorted(map(str, line))[:4]}")
+            raise FormatError(f"it is neither a kernel nor a plan, nor a form, nor a graph: {sorted(map(str, line))[:4]}")
+
+    def _graph(self, line: GraphLine) -> None:
+        graph = PlanGraph(data_to_ast(line.graph))
+        if graph.sink.op is not Ops.SINK or any(i >= len(graph.buffers) for i in line.constants):
+            raise FormatError("the graph of a plan is a SINK, and its constants are positions of its BUFFERs")
+        self.capture.graphs[line.of] = graph._replace(constants=frozenset(graph.buffers[i] for i in line.constants))
 
     def _kernel(self, line: KernelLine) -> None:
         kernel = Kernel(data_to_ast(line.ast))

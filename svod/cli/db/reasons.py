@@ -23,7 +23,7 @@ from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import HOW_TO_CHOOSE, by_plan, rounding_words
 from svod.tune.lock import Lock, locked_lines, read_lock
-from svod.tune.plans.forms import ConvolutionForm, decided_form, decided_words, fault, form_words, times_words
+from svod.tune.plans.forms import ConvolutionForm, chosen_words, decided_form, decided_words, fault, times_words
 from svod.tune.resolved import Resolved
 
 
@@ -65,7 +65,7 @@ def convolution_lines(db: TuningDB, key: str, target: str | None, lock: Lock) ->
     for r, where in (*locked, *sorted(stored, key=lambda pair: -pair[0].taken_at)):
         lines += [f"{key[:SHOWN_KEY]} {r.described}"] if not lines else []
         reason = fault(r, revision, db.barred(key, r.target))
-        lines += [f"    {r.target}", f"    {where}{form_words(r.lengths if r.is_faster else None)}, {times_words(r)}"
+        lines += [f"    {r.target}", f"    {where}{chosen_words(r)}, {times_words(r)}"
                   + (f"; this is not used: {reason}" if reason else "")]
     return lines
 

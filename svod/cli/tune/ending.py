@@ -16,6 +16,7 @@ from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
 from svod.cli.tune.plan_checks import ChosenRoundings
+from svod.cli.tune.plan_choices import choice_lines
 from svod.cli.tune.report import (
     dry_table,
     form_lines,
@@ -147,9 +148,12 @@ def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
     forms = [LockedForm(f.times) for w in works for f in w.forms if f.times is not None]
-    convolutions = {w.target.key: {(f.form.key, w.resolved.compiler.pair.revision) for f in w.forms} for w in works if w.here}
+    plans = [LockedForm(c.times) for w in works for c in w.plans]
+    keys = {w.target.key: [*(f.form.key for f in w.forms), *(c.times.kernel for c in w.plans)] for w in works if w.here}
+    of_model = {w.target.key: {(key, w.resolved.compiler.pair.revision) for key in keys[w.target.key]} for w in works if w.here}
     try:
-        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, forms, convolutions)
+        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, [*forms, *plans],
+                             of_model)
     except FileError as e:
         say(f"svod-tune: {e}")
         return False
@@ -196,7 +200,7 @@ class CommandReport:
             for number, (plan, check) in enumerate(w.checks, 1):
                 name = f" {number} of {len(w.checks)}" if len(w.checks) > 1 else ""
                 lines += plan_lines(check, name, len(plan.unbound.calls))
-            lines += form_lines(w.forms)
+            lines += [*form_lines(w.forms), *choice_lines(w.plans)]
         named = named_kernels(c for plan in self.captured.content.plans for c in plan.unbound.calls)
         for records in self.roundings.records:
             lines += ["", *rounding_lines(records, named, output.width)]
@@ -240,6 +244,7 @@ class CommandReport:
             "kernels": [{"target": w.target.key, **kernel} for w in self.works for kernel in _kernels_json(w)],
             "plans": [plan_json(check, plan.digest, plan.unbound) for w in self.works for plan, check in w.checks],
             "forms": [f.to_data() for w in self.works for f in w.forms],
+            "alternatives": [c.to_data() for w in self.works for c in w.plans],
             "roundings": [to_data(records) for records in self.roundings.records], "rounding_failure": self.roundings.failure,
             "search": None if r is None else {"executor": self.workers, "proposed": r.candidates, "timed": r.timed,
                                               "searches": r.searches, "seconds": r.seconds,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.ending import CommandReport, ReportOutput, ResultsPlace, end_dry_run, keep_lock
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.plan_checks import ChosenRoundings, check_forms, check_plans, choose_roundings, outcomes_of
+from svod.cli.tune.plan_choices import PlanChoices, choose_plans
 from svod.cli.tune.report import work_lines
 from svod.cli.tune.searching import Searches, decide_for
 from svod.cli.tune.setting import EXIT_FAILED, EXIT_NOT_STORED, EXIT_OK, EXIT_SCRIPT, Setting, TargetWork
@@ -46,6 +47,7 @@ from svod.system.process.signals import handled
 from svod.system.quantities import count
 from svod.tune.capture import Capture
 from svod.tune.lock import check_replaceable
+from svod.tune.plans.plan_search import ChosenPlan
 from svod.tune.resolved import Resolved
 from svod.tune.workers.start import check_reachable
 
@@ -153,7 +155,11 @@ class _TuneRun:
         if options.compile_only:
             return self._compile_only(captured)
 
-        self._survey(captured.content)
+        own = self._own_target(captured.content)
+        choices = self._choose_plans(captured.content, own)
+        captured = replace(captured, content=choices.capture)
+        clock.end_phase("alternatives")
+        self._survey(captured.content, own, choices.chosen)
         if options.only and not any(w.of_interest for w in self._works):
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(options.only)}; "
                 f"--dry-run lists the {count(sum(len(w.rows) for w in self._works), 'kernel')} there are")
@@ -202,18 +208,30 @@ class _TuneRun:
         if options.address is not None and (options.target or not options.dry_run):
             check_reachable(options.address)
 
-    def _survey(self, captured: Capture) -> None:
-        """Decide for each target which kernels are searched. Their shares of the time are those on this machine, for all targets."""
+    def _own_target(self, captured: Capture) -> Target:
+        """This machine's target, or that of the capture."""
+        own = pick_target(captured, self.setting.config.device)
+        if self.setting.config.numerics is None:
+            return own
+        return replace(own, numerics=self.setting.config.numerics)      # a capture may have been made under another policy
+
+    def _choose_plans(self, captured: Capture, own: Target) -> PlanChoices:
+        """Choose the alternatives of the plans, if this machine can time them."""
+        if self.setting.options.address is not None or any(p.target != own.key for p in captured.plans):
+            return PlanChoices(captured)
+        return choose_plans(captured, Resolved.of(self.setting.config, own, self.setting.db), self.setting)
+
+    def _survey(self, captured: Capture, own: Target, plans: Sequence[ChosenPlan]) -> None:
+        """Decide for each target which kernels are searched. Their shares of the time are those on this machine, for all targets. `plans`:
+        the choices that made the plans of this machine's target."""
         setting = self.setting
-        own = pick_target(captured, setting.config.device)
-        if setting.config.numerics is not None:     # a capture may have been made under another policy
-            own = replace(own, numerics=setting.config.numerics)
         targets = self._targets(own)
         with waiting("looking at the kernels"):
             rows = survey(captured, own, compiler_for(own, setting.config))
             for target in targets:
                 work = TargetWork(Resolved.of(setting.config, target, setting.db), target.key == own.key,
                                   f"{target.key}: " if len(targets) > 1 else "", [replace(r) for r in rows])
+                work.plans = plans if work.here else ()
                 decide_for(work, setting)
                 self._works.append(work)
 

@@ -15,6 +15,7 @@ from svod.tune.capture import CapturedPlan
 from svod.tune.db import TuningDB
 from svod.tune.plans.check import PlanCheck
 from svod.tune.plans.form_check import TimedForm
+from svod.tune.plans.plan_search import ChosenPlan
 from svod.tune.resolved import Resolved
 from svod.tune.session import SessionResult
 from svod.tune.unfinished import left_to_search
@@ -119,6 +120,7 @@ class TargetWork:
     checks: Sequence[tuple[CapturedPlan, PlanCheck]] = ()
     ceilings: Ceilings | None = None
     forms: Sequence[TimedForm] = ()
+    plans: Sequence[ChosenPlan] = ()
 
     @property
     def target(self) -> Target:

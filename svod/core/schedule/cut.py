@@ -18,6 +18,8 @@ everything below it greedily, by fixed rules that know no target:
 * a reduction that a broadcast, WINDOW, PAD or GATHER would repeat is cut at that node. So elementwise work after a GEMM stays with the
   GEMM, and a layer norm and the GEMM that reads it are two kernels.
 
+A plan may decide otherwise where both ways are right (`Choices`): which way is faster depends on the kernels on both sides of a buffer.
+
 The cut visits nodes from the outputs to the leaves and tracks, for each node, *which* ranges its coordinates depend on, not how. A node
 that breaks a rule names the node that needs a buffer. That may be a node visited before; the visit then restarts from it.
 """
@@ -27,6 +29,7 @@ import hashlib
 import math
 from collections import defaultdict, deque
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from svod.core.graph.shapes import axis_groups, shape_of, size_of
@@ -45,6 +48,8 @@ MAX_READS = 8             # largest number of places at which one kernel compute
 MOST_RECOMPUTED = 32
 COSTLIEST = 6 * MAX_DEPTH  # operations of a value beyond which costs are not compared
 MAX_POSITIONS = 64        # MAX_READS for a value that reads no memory, such as a mask or a table of angles
+
+SECOND_CONTRACTION = "a second contraction in one kernel"
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
 _CAN_END = ELEMENTWISE | {Ops.GATHER, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD}      # operations that may end a deep expression
@@ -306,18 +311,31 @@ class _Cost(NamedTuple):
     has_reduction: bool
 
 
+class Choices(NamedTuple):
+    """What a plan does otherwise than the rules say, by nodes of its normalised graph. `kept`: values that get a buffer; `recomputed`:
+    values that every kernel which reads them computes anew; `orders`: realised value → its axes in the order in which they are stored."""
+
+    kept: frozenset[UOp] = frozenset()
+    recomputed: frozenset[UOp] = frozenset()
+    orders: Mapping[UOp, tuple[int, ...]] = MappingProxyType({})
+
+
+BY_RULES = Choices()
+
+
 # -- the cut --------------------------------------------------------------------------------------------------------------
 class Cut:
     """Finds the nodes of one graph that need a buffer. `roots`: nodes that need one in any case, with the reason."""
 
-    def __init__(self, sink: UOp, roots: dict[UOp, str]):
+    def __init__(self, sink: UOp, roots: dict[UOp, str], choices: Choices = BY_RULES):
+        self.choices = choices
         self.order = sink.toposort(gate=lambda n: n.op is not Ops.BUFFER)
         self.position = {u: i for i, u in enumerate(self.order)}
         self.consumers: dict[UOp, list[UOp]] = {}
         for u in self.order:
             for s in dict.fromkeys(u.src):
                 self.consumers.setdefault(s, []).append(u)
-        self.hard: dict[UOp, str] = dict(roots)
+        self.hard: dict[UOp, str] = {**dict.fromkeys(choices.kept, "kept by a choice of the plan"), **roots}
 
     def run(self) -> dict[UOp, str]:
         """The nodes that get a buffer, with the reason of each, in topological order."""
@@ -458,7 +476,7 @@ class Cut:
                 problem = u, "read at shifted positions, and costly to compute at each"
             elif self.is_gathered_often(u, uses):
                 problem = u, "read through a gather more often than it has elements, and costly to compute at each read"
-            elif len(kernels) > 1:
+            elif len(kernels) > 1 and u not in self.choices.recomputed:
                 reason = self.expensive(u, self.why)
                 if reason:
                     self.why[u] = f"read by several kernels and {reason}"
@@ -567,7 +585,7 @@ class Cut:
             return target, problems[target]
         if contraction:
             if kernel in self.contraction_of:
-                return self.lift(u), "a second contraction in one kernel"
+                return self.lift(u), SECOND_CONTRACTION
             self.claim(kernel, u)
         return None
 

@@ -15,7 +15,7 @@ the joined one, and other kernels read it there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from svod.core.graph.callback import call_of, callback_ast, is_callback
 from svod.core.graph.devices import device_of, is_transfer, readers_devices
-from svod.core.graph.graph import is_memory, part_of_memory, storage_view
+from svod.core.graph.graph import is_memory, part_of_memory, permute, storage_view
 from svod.core.graph.shapes import shape_of, size_of, storage_size
 from svod.core.graph.storage import base_of, storage_of
 from svod.core.ir.dtype import DType, dtypes
@@ -36,7 +36,7 @@ from svod.core.machine.target import HOST
 from svod.core.schedule.axes import merge_ranges, split_ranges
 from svod.core.schedule.calls import Invocation, arguments_of, call_under, kernel_of_call, programs_of, unroll, written_slots
 from svod.core.schedule.canonical import canonicalize
-from svod.core.schedule.cut import Cut, is_contraction, is_reduction
+from svod.core.schedule.cut import BY_RULES, Choices, Cut, is_contraction, is_reduction
 from svod.core.schedule.kernel_variables import rename_variables
 from svod.core.schedule.levels import levels_of, order_of
 from svod.core.schedule.normalize import Normalized, normalize
@@ -164,43 +164,47 @@ def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bo
     return made._replace(offsets=offsets)
 
 
-def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> Schedule:
+def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), choices: Choices = BY_RULES, *, remember: bool = True) -> Schedule:
     """The kernels that compute the sources of `sink`, a SINK of graph nodes. BUFFERs in `constants` are weights of the plan.
-    `remember`: reuse kernels that this process has already cut, and cache new ones.
+    `choices`: what is done otherwise than by the rules. `remember`: reuse kernels that this process has already cut, and cache new ones.
 
     New BUFFERs are numbered from 0 (LUNIQUE), so equal graphs give equal schedules. Raises ScheduleError."""
     if sink.op is not Ops.SINK:
         raise ScheduleError(f"a schedule is made of a SINK of graph nodes, found {sink!r}; wrap the outputs in svod.core.graph.graph.sink")
-    return _Builder(normalize(sink), constants, remember).run()
+    return _Builder(normalize(sink), constants, choices, remember).run()
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A schedule with the intermediate results of its passes. `graph`: the normalised graph. `roots`: for each call the node that it
-    stores, None for a kernel written by hand and for a copy that the order needs. `passes`: kernel AST → the results of rangeify, axes and
-    canonical."""
+    """A schedule with the intermediate results of its passes. `graph`: the normalised graph. `cut`: its cut into kernels. `roots`: for each
+    call the node that it stores, None for a kernel written by hand and for a copy that the order needs. `passes`: kernel AST → the results
+    of rangeify, axes and canonical. `movable`: the realised nodes that may be stored in any order of their axes."""
 
     graph: Normalized
+    cut: Cut
     schedule: Schedule
     roots: tuple[UOp | None, ...]
     passes: dict[UOp, dict[str, UOp]]
+    movable: frozenset[UOp]
 
 
-def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Explained:
+def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), choices: Choices = BY_RULES) -> Explained:
     """Like `create_schedule`, but returns the intermediate results of its passes as well. Uses no cache. Raises ScheduleError."""
-    builder = _Builder(normalize(sink), constants, False)
+    builder = _Builder(normalize(sink), constants, choices, False)
     passes: dict[UOp, dict[str, UOp]] = {}
     token = _observer.set(passes.__setitem__)
     try:
         schedule = builder.run()
     finally:
         _observer.reset(token)
-    return Explained(builder.graph, schedule, tuple(builder.pending[i].root for i in builder.sequence), passes)
+    return Explained(builder.graph, builder.cut, schedule, tuple(builder.pending[i].root for i in builder.sequence), passes,
+                     builder.movable)
 
 
 class _Builder:
-    def __init__(self, graph: Normalized, constants: frozenset[UOp], remember: bool):
-        self.graph, self.constants, self.remember = graph, constants, remember
+    def __init__(self, graph: Normalized, constants: frozenset[UOp], choices: Choices, remember: bool):
+        self.graph, self.constants, self.choices, self.remember = graph, constants, choices, remember
+        self.cut = Cut(graph.sink, graph.roots, choices)
         devices = {u.src[1]: None for u in graph.sink.toposort() if u.op is Ops.BUFFER or u.op is Ops.COPY}
         self.host = UOp(Ops.DEVICE, dtypes.void, (), HOST)
         self.device = next(iter(devices), self.host)        # the device of all values, unless there are several
@@ -214,6 +218,7 @@ class _Builder:
         parts = [part_of_memory(s, lambda n: is_memory(n) or n in graph.roots) for s in operands]
         self.stored = {*[base_of(s) for s in operands], *[part[0] for part in parts if part is not None]}
         self.stored.update(a for u in graph.roots if u.op is Ops.CALL for a in arguments_of(u))
+        self.movable: frozenset[UOp] = frozenset()         # realised nodes that may be stored in any order of their axes
         self.placed: set[UOp] = set()              # ASSIGNs of values that are computed in their place
         self.version_of: dict[UOp, Version] = {}   # AFTER → the version it denotes; ASSIGN → the version it writes a part of
         self.versions: set[Version] = set()
@@ -242,8 +247,7 @@ class _Builder:
         return UOp(Ops.DEVICE, dtypes.void, (), read_on[0])
 
     def run(self) -> Schedule:
-        cut = Cut(self.graph.sink, self.graph.roots)
-        roots = cut.run()
+        roots = self.cut.run()
         layouts: dict[UOp, UOp] = {}
         for u in roots:
             if u.op is Ops.AFTER:
@@ -253,11 +257,12 @@ class _Builder:
             elif u.op in (Ops.ASSIGN, Ops.CALL, Ops.END):
                 continue
             elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
-                layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
+                layouts[u] = u if u in self.graph.roots or u in self.choices.orders else self.cut.layout_of(u)
                 self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, storage_size(u), u)
                 if is_callback(u):
                     self.callbacks.setdefault(call_of(u), []).append(u)
         self.place_parts(roots, layouts)
+        self.movable = frozenset(u for u in layouts if self.can_move(u, layouts) and self.buffer_of[u] not in self.parts)
         for u, why in roots.items():
             if u.op is Ops.ASSIGN:
                 self.add_assign(u, why)
@@ -272,7 +277,7 @@ class _Builder:
             elif u in layouts:
                 layout = layouts[u]
                 self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, Version(self.buffer_of[layout], 0), why,
-                                None if layout is u else partial(unmoved, layout, u))
+                                partial(self.stored_view, u) if layout is u else partial(unmoved, layout, u))
         outputs = tuple(self.output(u) for u in self.graph.outputs)
         return Schedule(tuple(self.order()), outputs)
 
@@ -306,13 +311,15 @@ class _Builder:
             for assign in (s for s in after.src[1:] if s.op is Ops.ASSIGN):
                 value = base_of(assign.src[1])
                 part, own = part_of_memory(assign.src[0]), self.buffer_of.get(value)
-                if (part is not None and part[1] * storage.dtype.itemsize % CACHE_LINE_BYTES == 0 and self.can_move(value, layouts)
-                        and own is not None and own not in self.parts and (own.dtype, own.arg) == (storage.dtype, size_of(assign))):
+                if (part is not None and part[1] * storage.dtype.itemsize % CACHE_LINE_BYTES == 0 and value not in self.choices.orders
+                        and self.can_move(value, layouts) and own is not None and own not in self.parts
+                        and (own.dtype, own.arg) == (storage.dtype, size_of(assign))):
                     self.parts[own] = _PartOfBuffer(Version(storage, version), part[1])
                     self.placed.add(assign)
 
     def can_move(self, value: UOp, layouts: dict[UOp, UOp]) -> bool:
-        """Whether a value may be computed in a part of a buffer: nothing needs a buffer of its own, in its own order."""
+        """Whether a value may be stored elsewhere, in a part of a buffer or in another order: nothing needs a buffer of its own, in its own
+        order."""
         return (layouts.get(value) is value and value.op not in (Ops.COPY, Ops.CUSTOM_FUNCTION) and value not in self.stored
                 and value not in self.graph.outputs)
 
@@ -391,11 +398,19 @@ class _Builder:
             if n.op is Ops.BUFFER or n.op is Ops.AFTER:
                 done[n] = leaf(self.version(n))
             elif self.ends(n, root):
-                done[n] = storage_view(leaf(Version(self.buffer_of[n], 0)), shape_of(n))
+                done[n] = self.stored_view(n, leaf(Version(self.buffer_of[n], 0)))
             else:
                 src = tuple([done[s] for s in n.src])
                 done[n] = n if src == n.src else n.replace(src=src)
         return done[value], {b: v for v, b in stand_ins.items()}
+
+    def stored_view(self, u: UOp, buffer: UOp) -> UOp:
+        """The value of the realised node u in its buffer, in the order of its axes that the plan chooses."""
+        order = self.choices.orders.get(u)
+        if order is None:
+            return storage_view(buffer, shape_of(u))
+        stored = storage_view(buffer, tuple([shape_of(u)[a] for a in order]))
+        return permute(stored, inverse_order(order))
 
     def add_kernel(self, root: UOp, value: UOp, out: Version, why: str, view: Callable[[UOp], UOp] | None = None) -> None:
         """Add the kernel that stores `value` into the buffer of `out`, through the view that `view(buffer)` returns, if given."""
@@ -614,12 +629,14 @@ def unmoved(layout: UOp, u: UOp, buffer: UOp) -> UOp:
     `layout`."""
     result, node = storage_view(buffer, shape_of(layout)), layout
     while node is not u:
-        if node.op is Ops.PERMUTE:
-            result = UOp(Ops.PERMUTE, result.dtype, (result,), tuple(sorted(range(len(node.arg)), key=node.arg.__getitem__)))
-        else:
-            result = reshaped(result, shape_of(node.src[0]))
+        result = permute(result, inverse_order(node.arg)) if node.op is Ops.PERMUTE else reshaped(result, shape_of(node.src[0]))
         node = node.src[0]
     return result
+
+
+def inverse_order(order: Sequence[int]) -> list[int]:
+    """The order of axes that takes `order` back."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def reshaped(u: UOp, shape: tuple[int, ...]) -> UOp:

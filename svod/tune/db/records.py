@@ -446,18 +446,20 @@ class Rounding(Record):
 
 @dataclass(frozen=True)
 class FormTimes(Record):
-    """The times of the two forms of a convolution inside a plan: directly, and by Fourier transforms (`svod.tune.plans.convolutions`).
+    """The times of two forms inside a plan: of a convolution directly, and by Fourier transforms (`svod.tune.plans.convolutions`); or of
+    the whole plan by the rules of the cut, and with some of its alternatives (`svod.tune.plans.alternatives`), its transformed form.
 
-    `kernel`: the key of the convolution, as it needs several kernels in one of its forms and has no kernel's key; `described`: the
-    convolution in words. `plan`: the digest of the plan inside which both were timed, in its direct form. `lengths`: the positions of a
-    block along each window axis. `direct`, `transformed`: seconds of a run of the plan with each form. `ratio` is transformed ÷ direct,
-    paired within the same rounds, with its 95 % interval. `codegen`, `compiler`, `protocol` and `noisy` are those of a `Measurement`."""
+    `kernel`: the key of the convolution, as it needs several kernels in one of its forms and has no kernel's key, or the digest of the plan
+    by the rules; `described`: the convolution or the plan in words. `plan`: the digest of the plan inside which both were timed, in its
+    direct form. `lengths`: the positions of a block along each window axis. `alternatives`: what a plan does otherwise than by the rules,
+    each with its key first. `direct`, `transformed`: seconds of a run of the plan with each form. `ratio` is transformed ÷ direct, paired
+    within the same rounds, with its 95 % interval. `codegen`, `compiler`, `protocol` and `noisy` are those of a `Measurement`."""
 
     kernel: Name
     target: Name
     plan: Text
     described: Text
-    lengths: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
+    lengths: Annotated[tuple[Count, ...], Meta(max_length=8)]
     codegen: Count
     compiler: Text
     protocol: Count
@@ -468,10 +470,11 @@ class FormTimes(Record):
     ratio_high: Positive
     noisy: bool = False
     taken_at: Number = 0.0
+    alternatives: Annotated[tuple[Name, ...], Meta(max_length=10_000)] = ()
 
     kind: ClassVar[str] = "form_times"
     table: ClassVar[str] = "form_times"
-    json_fields: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    json_fields: ClassVar[frozenset[str]] = frozenset({"lengths", "alternatives"})
 
     def _check(self, values: dict[str, Any]) -> None:
         super()._check(values)
@@ -481,7 +484,19 @@ class FormTimes(Record):
     @property
     def linear(self) -> str:
         """The transformed form, as a verdict names it in the place of a LINEAR digest."""
+        if self.is_of_plan:
+            return f"alternatives {' '.join(sorted(self.chosen))}"
         return f"transforms of {'×'.join(map(str, self.lengths))}"
+
+    @property
+    def is_of_plan(self) -> bool:
+        """Whether it is the record of a plan, and not of a convolution."""
+        return not self.lengths
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The keys of the alternatives."""
+        return frozenset(a.partition(" ")[0] for a in self.alternatives)
 
     @property
     def is_faster(self) -> bool:

@@ -19,6 +19,7 @@ from svod.core.graph.channels import Convolution
 from svod.core.graph.shapes import shape_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import SAME
+from svod.system.quantities import count
 from svod.system.quantities import seconds as duration
 from svod.tune.db import OWN, FormTimes
 from svod.tune.resolved import Resolved
@@ -52,11 +53,22 @@ def form_words(lengths: Lengths | None) -> str:
     return "directly" if lengths is None else f"by transforms of blocks of {'×'.join(map(str, lengths))}"
 
 
+def chosen_words(r: FormTimes) -> str:
+    """The faster one of the two forms of a record, in words."""
+    if r.is_of_plan:
+        return f"with {count(len(r.alternatives), 'alternative')}" if r.is_faster else "by the rules"
+    return form_words(r.lengths if r.is_faster else None)
+
+
 def times_words(r: FormTimes) -> str:
     """What the two forms took, in words."""
+    with_others = f"with {count(len(r.alternatives), 'alternative')}"
+    direct, other = ("by the rules", with_others) if r.is_of_plan else ("directly", form_words(r.lengths))
     interval = f"95 % interval {r.ratio_low:.2f}–{r.ratio_high:.2f}×{', on a busy machine' * r.noisy}"
-    return (f"measured in a plan: directly {duration(r.direct)}, {form_words(r.lengths)} {duration(r.transformed)} ({r.ratio:.2f}×, "
-            f"{interval})")
+    if r.is_of_plan and not r.alternatives:
+        return f"measured: by the rules {duration(r.direct)}, and no alternative was faster"
+    return f"measured{' in a plan' * (not r.is_of_plan)}: {direct} {duration(r.direct)}, {other} {duration(r.transformed)} " \
+           f"({r.ratio:.2f}×, {interval})"
 
 
 def describe(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool) -> str:

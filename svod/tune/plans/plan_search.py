@@ -1,0 +1,206 @@
+"""The search over the alternatives of a plan (`svod.tune.plans.alternatives`), by the times of whole plans.
+
+    the plan by the rules → all images with channels last → one alternative after the other, those first whose kernels take most of the time
+    each: the plan with it and without it, in interleaved rounds → it is taken where it is faster beyond noise
+    at the end: the plan by the rules and the one that was chosen → `FormTimes`, from which `prepare` makes the plan from then on
+
+A kernel's time by itself does not decide: another order of axes changes the kernels that write and that read a buffer, and all alternatives
+change what is in the caches. Each kernel has its best known chain.
+"""
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from svod.bench.race import confirm
+from svod.bench.timer import Contestant, protocol_of, time_calls
+from svod.compile.plan.compiler import compile_all
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.unbound_plan import BufferSpec, UnboundPlan, build_plan, synthetic_arrays
+from svod.config import BenchConfig
+from svod.core.graph.buffer import aligned_empty
+from svod.core.machine.target import SAME
+from svod.core.schedule.cut import BY_RULES, Choices
+from svod.system.quantities import count
+from svod.tune.capture import plan_digest
+from svod.tune.chains import choose_each
+from svod.tune.db import FormTimes
+from svod.tune.plans.alternatives import Alternative, together
+from svod.tune.plans.check import MIN_ROUNDS, bytes_touched
+from svod.tune.plans.forms import deciding_record, times_words
+from svod.tune.plans.transformed import within_limit
+from svod.tune.resolved import Resolved
+
+MOST_SEARCHED = 1 << 30     # A plan whose buffers have more bytes is not searched, as two plans are in memory at a time.
+LEAST_SHARE = 0.01          # An alternative is tried if its kernels take at least this share of the plan's time.
+TRIAL_SECONDS = 1.0         # most seconds for the rounds of one alternative
+TRIAL_PRECISION = 0.003     # half of the interval of a ratio that ends these rounds
+FINAL_SECONDS = 3.0         # most seconds for the last rounds
+PROFILE_RUNS = 5
+ALTERNATIVES_SHARE = 0.2    # largest share of a budget for the alternatives of plans
+
+PlanOf = Callable[[Choices], UnboundPlan]
+
+
+def can_be_searched(plan: UnboundPlan, resolved: Resolved) -> bool:
+    """Whether the alternatives of a plan may be chosen: it runs on one device without calls of functions, at fixed sizes, and the policy
+    does not fix the order of its sums."""
+    return (resolved.target.numerics != SAME and len(plan.calls) > 1 and not (plan.functions or plan.copies)
+            and not any(c.variables or c.device for c in plan.calls) and bytes_touched(plan) <= MOST_SEARCHED)
+
+
+def plan_record(plan: UnboundPlan, resolved: Resolved, timed: FormTimes | None = None) -> FormTimes | None:
+    """The record that decides about the alternatives of a plan that is made by the rules; None where there is none."""
+    return deciding_record(plan_digest(plan, resolved.target.key), None, resolved, lambda: True, timed)
+
+
+def chosen_alternatives(record: FormTimes | None, alternatives: Mapping[str, Alternative]) -> list[Alternative]:
+    """The alternatives that a record chooses; none if the plan has them no longer, or the rules are as fast."""
+    if record is None or not record.is_faster or not record.chosen <= alternatives.keys():
+        return []
+    return [alternatives[key] for key in alternatives if key in record.chosen]
+
+
+class ChosenPlan(NamedTuple):
+    """A captured plan for which alternatives were considered. `plan`: the digest of the plan that is used from now on; `times`: the record
+    that decides about it."""
+
+    plan: str
+    times: FormTimes
+
+    @property
+    def lines(self) -> list[str]:
+        """The choice in words: its effect on the whole plan, and what is done otherwise."""
+        t = self.times
+        return [f"  {t.described}: {times_words(t)}", *(f"    {a.partition(' ')[2]}" for a in t.alternatives if t.is_faster)]
+
+    def to_data(self) -> dict[str, Any]:
+        """The choice as plain data for JSON."""
+        t = self.times
+        return {"plan": self.plan, "by_rules": t.kernel, "described": t.described, "is_faster": t.is_faster,
+                "alternatives": list(t.alternatives), "by_rules_seconds": t.direct, "chosen_seconds": t.transformed, "ratio": t.ratio,
+                "ratio_low": t.ratio_low, "ratio_high": t.ratio_high, "noisy": t.noisy}
+
+
+class _Tried(NamedTuple):
+    """A plan with some of its alternatives, ready to run. `chosen`: their keys."""
+
+    chosen: frozenset[str]
+    digest: str
+    plan: ExecutionPlan
+
+
+class PlanSearch:
+    """A search over the alternatives of one plan. `plan_of`: makes the plan with choices; `seconds`: wall time of the search."""
+
+    def __init__(self, alternatives: Mapping[str, Alternative], plan_of: PlanOf, resolved: Resolved, seconds: float,
+                 bench: BenchConfig | None = None) -> None:
+        self.alternatives, self.plan_of, self.resolved = alternatives, plan_of, resolved.exact
+        self.bench = bench or BenchConfig()
+        self.ends = time.monotonic() + seconds
+        self.rng = random.Random(0)
+        self.by_rules = plan_of(BY_RULES)
+        self.memory = _Memory(self.by_rules)
+        self.tried: set[frozenset[str]] = set()
+
+    @property
+    def left(self) -> float:
+        return self.ends - time.monotonic()
+
+    def run(self) -> FormTimes | None:
+        """The times of the plan by the rules and of the best one that was found, which is the former where none is faster. None if there
+        was no time to compare any. Raises CompileError, LaunchError."""
+        best = first = self.made(frozenset())
+        if self.left < 2 * MIN_ROUNDS * time_calls(Contestant(first.plan.repeat, "rules"), 1):
+            return None
+        took_part = True
+        while took_part and self.left > 0:
+            took_part = False
+            for toggled in self.neighbours(first):
+                if self.left <= 0:
+                    break
+                chosen = best.chosen ^ toggled
+                if chosen in self.tried:
+                    continue
+                found = self.made(chosen)
+                if found.digest != best.digest and self.is_faster(found, best):
+                    best, took_part = found, True
+        return self.times_of(first, best)
+
+    def neighbours(self, first: _Tried) -> Iterator[frozenset[str]]:
+        """The alternatives that are exchanged together: all images at first, then one after the other, by the time of their kernels."""
+        seconds: dict[str, float] = {}
+        for call, taken in zip(self.by_rules.calls, first.plan.profile(PROFILE_RUNS), strict=True):
+            seconds[call.kernel] = seconds.get(call.kernel, 0.0) + taken
+        images = frozenset(key for key, a in self.alternatives.items() if a.is_image)
+        if len(images) > 1:
+            yield images
+        share = {key: sum(seconds.get(k, 0.0) for k in a.kernels) / sum(seconds.values()) for key, a in self.alternatives.items()}
+        for key in sorted(share, key=lambda k: (not self.alternatives[k].is_image, -share[k])):
+            if share[key] >= LEAST_SHARE:
+                yield frozenset([key])
+
+    def made(self, chosen: frozenset[str]) -> _Tried:
+        """The plan with some alternatives."""
+        self.tried.add(chosen)
+        unbound = self.plan_of(together(self.alternatives[key] for key in chosen))
+        target, compiler = self.resolved.target, self.resolved.compiler
+        choices = within_limit(unbound, choose_each(unbound.kernels, self.resolved), self.resolved)
+        code = compile_all(unbound.kernels, choices, compiler)
+        plan = build_plan(unbound, code, self.memory.arrays_for(unbound), threads=target.threads, device=target.device)
+        return _Tried(chosen, plan_digest(unbound, target.key), plan)
+
+    def is_faster(self, found: _Tried, best: _Tried) -> bool:
+        """Whether a plan is faster than the best one so far, beyond noise."""
+        race = confirm([Contestant(best.plan.repeat, "best"), Contestant(found.plan.repeat, "found")], min_rounds=MIN_ROUNDS,
+                       precision=TRIAL_PRECISION, budget_seconds=min(TRIAL_SECONDS, max(0.0, self.left)), rng=self.rng,
+                       min_sample=self.bench.min_sample * 1e-6)
+        return race.ratios[1].high < 1.0
+
+    def times_of(self, first: _Tried, best: _Tried) -> FormTimes:
+        """The record of a plan. Rules that no alternative beats are timed against nothing: the ratio is 1."""
+        race = confirm([Contestant(first.plan.repeat, "rules"), *[Contestant(best.plan.repeat, "best")] * (best is not first)],
+                       min_rounds=MIN_ROUNDS, precision=self.bench.precision, budget_seconds=FINAL_SECONDS, rng=self.rng,
+                       min_sample=self.bench.min_sample * 1e-6)
+        last, pair, target = len(race.ratios) - 1, self.resolved.compiler.pair, self.resolved.target
+        ratio = race.ratios[last]
+        described = f"plan of {count(len(self.by_rules.calls), 'call')}, which has {count(len(self.alternatives), 'alternative')}"
+        return FormTimes(first.digest, target.key, first.digest, described, (), pair.revision, pair.key,
+                         protocol_of(target), race.seconds(0), race.seconds(last), ratio.median, ratio.low, ratio.high,
+                         race.noisy is not None, time.time(),
+                         tuple(f"{key} {self.alternatives[key].described}" for key in sorted(best.chosen)))
+
+
+def zeros(spec: BufferSpec) -> np.ndarray[Any, Any]:
+    """New memory for a buffer, filled with zeros."""
+    made = aligned_empty(spec.size, spec.dtype)
+    made.view(np.uint8)[:] = 0
+    return made
+
+
+class _Memory:
+    """The memory of the plans of one search: equal buffers of all plans share it, so that weights are at the same addresses in each."""
+
+    def __init__(self, plan: UnboundPlan) -> None:
+        self.arrays: dict[BufferSpec, list[np.ndarray[Any, Any] | None]] = {}
+        for spec, array in zip(plan.buffers, synthetic_arrays(plan), strict=True):
+            self.arrays.setdefault(spec, []).append(array)
+
+    def arrays_for(self, plan: UnboundPlan) -> list[np.ndarray[Any, Any] | None]:
+        """An array for each buffer of a plan; None for intermediate ones."""
+        used: dict[BufferSpec, int] = {}
+        arrays: list[np.ndarray[Any, Any] | None] = []
+        for spec in plan.buffers:
+            if spec.kind == "intermediate":
+                arrays.append(None)
+                continue
+            known, n = self.arrays.setdefault(spec, []), used.get(spec, 0)
+            if n == len(known):
+                known.append(zeros(spec))
+            arrays.append(known[n])
+            used[spec] = n + 1
+        return arrays
