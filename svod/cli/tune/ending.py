@@ -15,8 +15,8 @@ from svod.cli.tune.capturing import CapturedPlans
 from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
-from svod.cli.tune.plan_checks import ChosenRoundings
-from svod.cli.tune.plan_choices import choice_lines
+from svod.cli.tune.plans.checks import ChosenRoundings
+from svod.cli.tune.plans.choices import choice_lines
 from svod.cli.tune.report import (
     dry_table,
     form_lines,
@@ -147,20 +147,23 @@ def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence
     roundings = [LockedRounding(r, names.get(r.kernel, "")) for records in choices for r in records]
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
-    forms = [LockedForm(f.times) for w in works for f in w.forms if f.times is not None]
-    plans = [LockedForm(c.times) for w in works for c in w.plans]
-    keys = {w.target.key: [*(f.form.key for f in w.forms), *(c.times.kernel for c in w.plans)] for w in works if w.here}
-    of_model = {w.target.key: {(key, w.resolved.compiler.pair.revision) for key in keys[w.target.key]} for w in works if w.here}
+    forms = [LockedForm(times) for w in works for times in w.form_times]
+    of_model = {w.target.key: {(key, w.resolved.compiler.pair.revision) for key in w.form_keys} for w in works if w.here}
     try:
-        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, [*forms, *plans],
-                             of_model)
+        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, forms, of_model)
     except FileError as e:
         say(f"svod-tune: {e}")
         return False
     rounded = f", and which of them are rounded in {count(len(choices), 'plan')}," if choices else ""
-    timed = f", and the forms of {count(len(forms), 'convolution')}," if forms else ""
-    say(f"svod-tune: the chains of {written} kernels{rounded}{timed} are in {path}; SVOD_LOCK={path} uses them")
+    say(f"svod-tune: the chains of {written} kernels{rounded}{_forms_words(forms)} are in {path}; SVOD_LOCK={path} uses them")
     return True
+
+
+def _forms_words(forms: Sequence[LockedForm]) -> str:
+    """The lines of a lock file about convolutions and plans, in words; "" if there are none."""
+    plans = sum(f.record.is_of_plan for f in forms)
+    convolutions = f", and the forms of {count(len(forms) - plans, 'convolution')}," if len(forms) > plans else ""
+    return convolutions + (f", and the alternatives of {count(plans, 'plan')}," if plans else "")
 
 
 def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: MachineCeilings, output: ReportOutput, status: int) -> int:

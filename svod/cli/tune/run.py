@@ -30,8 +30,8 @@ from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.ending import CommandReport, ReportOutput, ResultsPlace, end_dry_run, keep_lock
 from svod.cli.tune.options import TuneOptions
-from svod.cli.tune.plan_checks import ChosenRoundings, check_forms, check_plans, choose_roundings, outcomes_of
-from svod.cli.tune.plan_choices import PlanChoices, choose_plans
+from svod.cli.tune.plans.checks import ChosenRoundings, check_forms, check_plans, choose_roundings, outcomes_of
+from svod.cli.tune.plans.choices import PlanChoices, choose_plans
 from svod.cli.tune.report import work_lines
 from svod.cli.tune.searching import Searches, decide_for
 from svod.cli.tune.setting import EXIT_FAILED, EXIT_NOT_STORED, EXIT_OK, EXIT_SCRIPT, Setting, TargetWork

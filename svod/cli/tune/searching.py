@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.event_log import EventLog
-from svod.cli.tune.plan_checks import PLAN_CHECK_SECONDS
+from svod.cli.tune.plans.checks import PLAN_CHECK_SECONDS
 from svod.cli.tune.progress import make_progress
 from svod.cli.tune.setting import Setting, TargetWork
 from svod.cli.tune.survey import SurveyRow, decide

@@ -123,7 +123,7 @@ def _defaults_or_none(kind: str) -> tuple[tuple[str, Any], ...]:
 @dataclass(frozen=True)
 class Record:
     """Base of all records. The fields of a subclass, in order, are the fields of its JSON form. `json_fields`: the fields that are stored
-    as JSON text in a row. `extra`: fields that another version of svod wrote and this one does not know."""
+    as JSON text where they have a column. `extra`: fields that another version of svod wrote and this one does not know."""
 
     extra: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
@@ -207,7 +207,7 @@ class Record:
         """The record in a database row. Raises RecordError for an invalid field. The id is not checked; for untrusted rows `check_id` does
         that."""
         values: dict[str, Any] = {name: row[name] for name in RECORD_COLUMNS[cls.kind]}
-        for name in cls.json_fields:
+        for name in cls.json_fields & values.keys():
             text = values[name]
             values[name] = parse_json(text if isinstance(text, str) else checked(text, str, RecordError, name), name)
         for name in cls.switches:
@@ -478,6 +478,8 @@ class FormTimes(Record):
 
     def _check(self, values: dict[str, Any]) -> None:
         super()._check(values)
+        if not self.lengths and self.kernel != self.plan:
+            raise RecordError("it is neither of a convolution, as it has no lengths, nor of a plan, as its key is not the plan's digest")
         if not self.ratio_low <= self.ratio <= self.ratio_high:
             raise RecordError(f"the ratio {self.ratio:g} of two forms is not in its interval {self.ratio_low:g} to {self.ratio_high:g}")
 

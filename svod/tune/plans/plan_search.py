@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -36,11 +37,10 @@ from svod.tune.plans.transformed import within_limit
 from svod.tune.resolved import Resolved
 
 MOST_SEARCHED = 1 << 30     # A plan whose buffers have more bytes is not searched, as two plans are in memory at a time.
-LEAST_SHARE = 0.01          # An alternative is tried if its kernels take at least this share of the plan's time.
+LEAST_KERNELS_SHARE = 0.01          # An alternative is tried if its kernels take at least this share of the plan's time.
 TRIAL_SECONDS = 1.0         # most seconds for the rounds of one alternative
 TRIAL_PRECISION = 0.003     # half of the interval of a ratio that ends these rounds
 FINAL_SECONDS = 3.0         # most seconds for the last rounds
-PROFILE_RUNS = 5
 ALTERNATIVES_SHARE = 0.2    # largest share of a budget for the alternatives of plans
 
 PlanOf = Callable[[Choices], UnboundPlan]
@@ -76,7 +76,8 @@ class ChosenPlan(NamedTuple):
     def lines(self) -> list[str]:
         """The choice in words: its effect on the whole plan, and what is done otherwise."""
         t = self.times
-        return [f"  {t.described}: {times_words(t)}", *(f"    {a.partition(' ')[2]}" for a in t.alternatives if t.is_faster)]
+        done = Counter(a.partition(" ")[2] for a in t.alternatives if t.is_faster)
+        return [f"  {t.described}: {times_words(t)}", *(f"    {words}{f', {n} times' * (n > 1)}" for words, n in sorted(done.items()))]
 
     def to_data(self) -> dict[str, Any]:
         """The choice as plain data for JSON."""
@@ -104,7 +105,7 @@ class PlanSearch:
         self.ends = time.monotonic() + seconds
         self.rng = random.Random(0)
         self.by_rules = plan_of(BY_RULES)
-        self.memory = _Memory(self.by_rules)
+        self.memory = _PlanMemory(self.by_rules)
         self.tried: set[frozenset[str]] = set()
 
     @property
@@ -134,14 +135,14 @@ class PlanSearch:
     def neighbours(self, first: _Tried) -> Iterator[frozenset[str]]:
         """The alternatives that are exchanged together: all images at first, then one after the other, by the time of their kernels."""
         seconds: dict[str, float] = {}
-        for call, taken in zip(self.by_rules.calls, first.plan.profile(PROFILE_RUNS), strict=True):
+        for call, taken in zip(self.by_rules.calls, first.plan.profile(), strict=True):
             seconds[call.kernel] = seconds.get(call.kernel, 0.0) + taken
         images = frozenset(key for key, a in self.alternatives.items() if a.is_image)
         if len(images) > 1:
             yield images
         share = {key: sum(seconds.get(k, 0.0) for k in a.kernels) / sum(seconds.values()) for key, a in self.alternatives.items()}
         for key in sorted(share, key=lambda k: (not self.alternatives[k].is_image, -share[k])):
-            if share[key] >= LEAST_SHARE:
+            if share[key] >= LEAST_KERNELS_SHARE:
                 yield frozenset([key])
 
     def made(self, chosen: frozenset[str]) -> _Tried:
@@ -182,7 +183,7 @@ def zeros(spec: BufferSpec) -> np.ndarray[Any, Any]:
     return made
 
 
-class _Memory:
+class _PlanMemory:
     """The memory of the plans of one search: equal buffers of all plans share it, so that weights are at the same addresses in each."""
 
     def __init__(self, plan: UnboundPlan) -> None:

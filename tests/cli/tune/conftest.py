@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from svod.bench.race import Ratio
-from svod.cli.tune import ceilings, plan_checks, searching, workers
+from svod.cli.tune import ceilings, searching, workers
+from svod.cli.tune.plans import checks
 from svod.tune.db import layers
 from svod.tune.plans.check import PlanCheck
 from tests.cli.tune.commands import CEILINGS, FakeSession, NoExecutor
@@ -30,7 +31,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
     monkeypatch.setattr(workers, "ExecutorStart", NoExecutor)
     for name, value in (("interrupted", False), ("begun", []), ("checked", []), ("lost", 0)):
         monkeypatch.setattr(FakeSession, name, value, raising=False)
-    actual = plan_checks.check_plan
+    actual = checks.check_plan
 
     def check(*a: Any, seconds: float) -> PlanCheck:
         """Check a plan in a short time. It counts as twice as fast, and its kernels are not timed, so that the empty chain, which is
@@ -38,6 +39,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
         FakeSession.checked.append(seconds)
         found = actual(*a, seconds=0.01)
         return replace(found, kernels=(), ratio=Ratio(0.5, 0.49, 0.51) if found.changed else found.ratio)
-    monkeypatch.setattr(plan_checks, "check_plan", check)
+    monkeypatch.setattr(checks, "check_plan", check)
     NoExecutor.started = 0
     return FakeSession

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from svod.cli.tune import plan_checks
+from svod.cli.tune.plans import checks
 from svod.cli.tune.survey import survey
 from svod.tune.capture import write_capture
 from svod.tune.db import FormTimes, TuningDB
@@ -36,7 +36,7 @@ def test_the_faster_form_is_reported_recorded_and_locked(ratio: float, form: str
     def time_forms(both: BothForms, *_: Any) -> FormTimes:
         timed.append(both)
         return case.times(ratio)
-    monkeypatch.setattr(plan_checks, "time_forms", time_forms)
+    monkeypatch.setattr(checks, "time_forms", time_forms)
     write_capture(tmp_path / "c.jsonl", case.capture)
     db, lock, report = tmp_path / "t.db", tmp_path / "m.lock.jsonl", tmp_path / "r.json"
     done = run("--from", str(tmp_path / "c.jsonl"), "--db", str(db), "-o", str(lock), "--json", str(report))
@@ -54,7 +54,7 @@ def test_the_faster_form_is_reported_recorded_and_locked(ratio: float, form: str
 def test_a_form_that_is_not_timed_is_reported_by_its_record_or_its_prediction(tmp_path: Path, fake: type[FakeSession],
                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     case, db = predicted(True), tmp_path / "t.db"
-    monkeypatch.setattr(plan_checks, "time_forms", lambda *_: None)
+    monkeypatch.setattr(checks, "time_forms", lambda *_: None)
     write_capture(tmp_path / "c.jsonl", case.capture)
     assert f"{case.found.form.words}\n" in run("--from", str(tmp_path / "c.jsonl"), "--db", str(db)).output
     with TuningDB.open(db) as opened:
@@ -66,7 +66,7 @@ def test_a_form_that_is_not_timed_is_reported_by_its_record_or_its_prediction(tm
 def test_new_times_go_before_those_of_the_lock_file_in_use(db: str, tmp_path: Path, fake: type[FakeSession],
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     case, lock = predicted(True), tmp_path / "m.lock.jsonl"
-    monkeypatch.setattr(plan_checks, "time_forms", lambda *_: case.times(1.5))
+    monkeypatch.setattr(checks, "time_forms", lambda *_: case.times(1.5))
     write_capture(tmp_path / "c.jsonl", case.capture)
     write_lock(lock, [], None, forms=[LockedForm(case.times(0.5))])
     monkeypatch.setenv("SVOD_LOCK", str(lock))
@@ -78,7 +78,7 @@ def test_new_times_go_before_those_of_the_lock_file_in_use(db: str, tmp_path: Pa
 
 def test_under_the_policy_same_no_forms_are_timed(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
     case, timed = predicted(True), []
-    monkeypatch.setattr(plan_checks, "time_forms", lambda *given: timed.append(given))
+    monkeypatch.setattr(checks, "time_forms", lambda *given: timed.append(given))
     write_capture(tmp_path / "c.jsonl", case.capture)
     done = run("--from", str(tmp_path / "c.jsonl"), "--db", str(tmp_path / "t.db"), "--numerics", "same")
     assert done.exit_code == 0 and not timed and case.found.form.described not in done.output

@@ -11,9 +11,9 @@ import click
 import pytest
 
 from svod import config
-from svod.cli.tune import plan_checks
 from svod.cli.tune.command import check
 from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.plans import checks
 from svod.cli.tune.setting import EXIT_SCRIPT
 from svod.compile.cpu.host import host_target
 from svod.tune.db import TuningDB
@@ -58,17 +58,17 @@ def run_tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
      "m.py was ended by Ctrl-C in the run that chooses the kernels to round"),
     ("import time; time.sleep(99)", "m.py was ended after 1 s in the run that chooses the kernels to round")])
 def test_the_end_of_the_run_that_chooses_is_told(code: str, failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "CHOICE_SECONDS", 0.5 if "sleep" in code else 60.0)
+    monkeypatch.setattr(checks, "CHOICE_SECONDS", 0.5 if "sleep" in code else 60.0)
     options = SimpleNamespace(started=("-c", code), subject="m.py", device=None, max_error=0.05, json_path=None, is_onnx=False)
     with TuningDB.open(":none:") as db:
         setting, captured = SimpleNamespace(options=options, db=db), SimpleNamespace(kernels={})
-        assert plan_checks.choose_roundings(captured, setting, 0.2) == ((), failure)       # type: ignore[arg-type]
+        assert checks.choose_roundings(captured, setting, 0.2) == ((), failure)       # type: ignore[arg-type]
 
 
 def test_sample_inputs_are_described_alike_everywhere() -> None:
-    assert plan_checks._samples(TuneOptions("m.py")) == OF_FIRST_RUN == "those of the program's first run"
-    assert plan_checks._samples(TuneOptions("m.onnx")) == f"{OF_FIRST_RUN}, which are made up, of the types that m.onnx declares"
-    assert plan_checks._samples(TuneOptions("m.onnx", inputs="x.npz")) == f"{OF_FIRST_RUN}, which are in x.npz"
+    assert checks._samples(TuneOptions("m.py")) == OF_FIRST_RUN == "those of the program's first run"
+    assert checks._samples(TuneOptions("m.onnx")) == f"{OF_FIRST_RUN}, which are made up, of the types that m.onnx declares"
+    assert checks._samples(TuneOptions("m.onnx", inputs="x.npz")) == f"{OF_FIRST_RUN}, which are in x.npz"
 
 
 def test_a_program_that_fails_in_the_run_that_chooses(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from svod.cli.tune.plan_checks import gain_in
+from svod.cli.tune.plans.checks import gain_in
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
 from svod.compile.plan.plan_parts import VariableSpec

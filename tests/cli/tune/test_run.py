@@ -17,9 +17,10 @@ import pytest
 
 from svod.bench.race import Ratio
 from svod.cli.installation import program
-from svod.cli.tune import capturing, ending, plan_checks, setting, workers
+from svod.cli.tune import capturing, ending, setting, workers
 from svod.cli.tune import script as script_module
 from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.plans import checks
 from svod.errors import ConfigError, FileError, TuneError
 from svod.system.quantities import seconds as in_words
 from svod.tune.db import Measurement, TuningDB, files
@@ -92,13 +93,13 @@ def test_the_plan_check_is_kept_back_from_the_budget(tmp_path: Path, fake: type[
 def test_chains_that_lose_inside_the_plan_are_given_up_and_said(tmp_path: Path, fake: type[FakeSession],
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     file, db, report = captured(tmp_path), str(tmp_path / "t.db"), tmp_path / "r.json"
-    actual = plan_checks.check_plan
+    actual = checks.check_plan
 
     def check(unbound: Any, heuristic: Any, tuned: Any, *a: Any, **k: Any) -> Any:
         slower = tuple(InPlan(key, 1, None, Gain(1e-6, 2e-6), 0.0, 0.0, ratio=Ratio(2.0, 1.9, 2.1)) for key in unbound.kernels
                        if "gemm" in name_of(unbound, key) and heuristic[key].chain != tuned[key].chain)
         return replace(actual(unbound, heuristic, tuned, *a, **k), kernels=slower, noisy=None)
-    monkeypatch.setattr(plan_checks, "check_plan", check)
+    monkeypatch.setattr(checks, "check_plan", check)
     done = run("--from", file, "--db", db, "--json", str(report))
     assert done.exit_code == 0 and "given up, as they lose here what they gain alone" in done.output
     assert "gemm (block.linear): inside the plan its chain takes 2.00 µs, the heuristic's 1.00 µs" in done.output

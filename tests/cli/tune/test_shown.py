@@ -24,7 +24,7 @@ from svod.cli.tune.command import cli
 from svod.cli.tune.ending import CommandReport
 from svod.cli.tune.event_log import EventLog, event_data
 from svod.cli.tune.options import TuneOptions
-from svod.cli.tune.plan_checks import ChosenRoundings
+from svod.cli.tune.plans.checks import ChosenRoundings
 from svod.cli.tune.progress import LineProgress, LiveProgress, ProgressListener, make_progress, worker_rows, workers_in_words
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, size_lines, work_lines
 from svod.cli.tune.script import ScriptEnd

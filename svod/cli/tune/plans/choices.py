@@ -21,8 +21,8 @@ from svod.tune.plans.plan_search import (
 )
 from svod.tune.resolved import Resolved
 
-MOST_PLANS = 3          # most plans whose alternatives are searched; those that take most of the time are
-PLAN_SHARE = 0.05       # plans below this share of the time are not searched, except the first
+MOST_CHOSEN_PLANS = 3          # most plans whose alternatives are searched; those that take most of the time are
+LEAST_PLAN_SHARE = 0.05       # plans below this share of the time are not searched, except the first
 
 
 class PlanChoices(NamedTuple):
@@ -38,9 +38,9 @@ def choose_plans(captured: Capture, resolved: Resolved, setting: Setting) -> Pla
     times = {p.digest: p.runs * sum(n * p.seconds.get(k, 0.0) for k, n in p.unbound.counts.items()) for p in captured.plans}
     total, rest = sum(times.values()) or 1.0, ALTERNATIVES_SHARE * setting.clock.budget
     new, chosen = dict[str, CapturedPlan](), list[ChosenPlan]()
-    for number, plan in enumerate(sorted(captured.plans, key=lambda p: -times[p.digest])[:MOST_PLANS]):
+    for number, plan in enumerate(sorted(captured.plans, key=lambda p: -times[p.digest])[:MOST_CHOSEN_PLANS]):
         graph = captured.graphs.get(plan.digest)
-        if graph is None or (number and times[plan.digest] < PLAN_SHARE * total):
+        if graph is None or (number and times[plan.digest] < LEAST_PLAN_SHARE * total):
             continue
         seconds = 0.0 if setting.options.dry_run else rest * times[plan.digest] / total
         try:
