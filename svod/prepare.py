@@ -181,14 +181,8 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     both = both_forms(sink, constants, resolved, transforms)
     sink, constants = with_constants_turned(transforms.sink, constants | transforms.tables, lambda nodes: computed_now(nodes, resolved),
                                             transforms.weights)
-    schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache, keeper=resolved.compiler)
-    places = Places(schedule, resolved.target.device)
+    unbound, buffers, numbers, places, plan_graph = scheduled(sink, constants, resolved)
     main = resolved.on(places.main)
-    unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
-    is_open = config.capture_device is None and not config.noopt and can_be_searched(unbound, main)
-    if is_open and (choices := chosen_for(unbound, sink, constants, main)) is not BY_RULES:
-        schedule = create_schedule(sink, constants, choices, remember=not config.disable_schedule_cache)
-        unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
     native = unbound.native
     given = opts_by_key(resolved.opts, unbound)
     nodes, arrays, storages = memory_of(unbound, buffers, inputs, places)
@@ -222,7 +216,7 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
     if captures:
         capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=main.target, plan=plan, forms=both,
-                       graph=PlanGraph(sink, constants) if is_open else None)
+                       graph=plan_graph)
     return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
 
 
@@ -259,24 +253,49 @@ def in_form(sink: UOp, constants: frozenset[UOp], resolved: Resolved, other: str
     return make_unbound_plan(schedule, constants, functions_of(turned), made_here=True, places=places)[0].native
 
 
-def chosen_for(by_rules: UnboundPlan, sink: UOp, constants: frozenset[UOp], resolved: Resolved) -> Choices:
+class Scheduled(NamedTuple):
+    """The unbound plan of a graph, the BUFFER of each buffer number, the number of each BUFFER, and the devices of its values. `graph`: the
+    graph, if the plan may have alternatives."""
+
+    unbound: UnboundPlan
+    buffers: list[UOp]
+    numbers: dict[UOp, int]
+    places: Places
+    graph: PlanGraph | None
+
+
+def scheduled(sink: UOp, constants: frozenset[UOp], resolved: Resolved) -> Scheduled:
+    """The plan of a graph with the alternatives that records choose. Raises ScheduleError."""
+    remember = not resolved.config.disable_schedule_cache
+    schedule = schedule_of(sink, constants, remember=remember, keeper=resolved.compiler)
+    places = Places(schedule, resolved.target.device)
+    by_rules = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
+    main = resolved.on(places.main)
+    if not can_be_searched(by_rules[0], main):
+        return Scheduled(*by_rules, places, None)
+    g = PlanGraph(sink, constants)
+    choices = chosen_for(by_rules[0], g, main)
+    if choices is BY_RULES:
+        return Scheduled(*by_rules, places, g)
+    schedule = create_schedule(sink, constants, choices, remember=remember)
+    return Scheduled(*make_unbound_plan(schedule, constants, made_here=True, places=places), places, g)
+
+
+def chosen_for(by_rules: UnboundPlan, g: PlanGraph, resolved: Resolved) -> Choices:
     """What the plan of a graph does otherwise than the plan by the rules, as records say; with BEAM, its alternatives are searched if there
     is no record."""
     record, beam = plan_record(by_rules, resolved), resolved.config.beam
-    if record is None and beam is not None and resolved.config.capture is None:
+    if record is None and beam is not None:
         from svod.tune.at_prepare import search_plan_at_prepare  # imported here, as only searches need it
-        record = search_plan_at_prepare(by_rules, alternatives_of(sink, constants), partial(plan_with, sink, constants, resolved), resolved,
-                                        beam)
-    if record is None or not record.is_faster:
-        return BY_RULES
-    return together(chosen_alternatives(record, alternatives_of(sink, constants)))
+        record = search_plan_at_prepare(by_rules, alternatives_of(g), partial(plan_with, g, resolved), resolved, beam)
+    return together(chosen_alternatives(record, alternatives_of(g))) if record is not None and record.is_faster else BY_RULES
 
 
-def plan_with(sink: UOp, constants: frozenset[UOp], resolved: Resolved, choices: Choices) -> UnboundPlan:
+def plan_with(g: PlanGraph, resolved: Resolved, choices: Choices) -> UnboundPlan:
     """The kernels of a graph's plan with some of its alternatives."""
-    schedule = create_schedule(sink, constants, choices)
+    schedule = create_schedule(g.sink, g.constants, choices)
     places = Places(schedule, resolved.target.device)
-    return make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)[0].native
+    return make_unbound_plan(schedule, g.constants, functions_of(g.sink), made_here=True, places=places)[0].native
 
 
 def _for_others(fast: FastPlan | None, resolved: Resolved) -> Resolved:

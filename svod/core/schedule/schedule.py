@@ -262,7 +262,7 @@ class _Builder:
                 if is_callback(u):
                     self.callbacks.setdefault(call_of(u), []).append(u)
         self.place_parts(roots, layouts)
-        self.movable = frozenset(u for u in layouts if self.can_move(u, layouts) and self.buffer_of[u] not in self.parts)
+        self.movable = self.find_movable(layouts)
         for u, why in roots.items():
             if u.op is Ops.ASSIGN:
                 self.add_assign(u, why)
@@ -322,6 +322,10 @@ class _Builder:
         order."""
         return (layouts.get(value) is value and value.op not in (Ops.COPY, Ops.CUSTOM_FUNCTION) and value not in self.stored
                 and value not in self.graph.outputs)
+
+    def find_movable(self, layouts: dict[UOp, UOp]) -> frozenset[UOp]:
+        """The realised nodes with a buffer of their own that may be stored in any order of their axes."""
+        return frozenset(u for u in layouts if self.can_move(u, layouts) and self.buffer_of[u] not in self.parts)
 
     def add_versions(self, head: UOp) -> None:
         """Number the versions that each invocation of a call or loop creates of the buffers that it writes."""

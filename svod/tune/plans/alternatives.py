@@ -54,10 +54,10 @@ def together(alternatives: Iterable[Alternative]) -> Choices:
     return Choices(frozenset().union(*(c.kept for c in chosen)), frozenset().union(*(c.recomputed for c in chosen)), orders)
 
 
-def alternatives_of(sink: UOp, constants: frozenset[UOp] = frozenset()) -> dict[str, Alternative]:
-    """The alternatives of the plan of a graph, by their keys. `constants`: its BUFFERs that are weights. Raises ScheduleError."""
+def alternatives_of(g: PlanGraph) -> dict[str, Alternative]:
+    """The alternatives of the plan of a graph, by their keys. Raises ScheduleError."""
     found: dict[str, Alternative] = {}
-    for a in _Finder(explain_schedule(sink, constants)).all():
+    for a in _Finder(explain_schedule(g.sink, g.constants)).all():
         known = found.get(a.key)
         found[a.key] = a if known is None else known._replace(choices=together([known, a]), kernels=known.kernels | a.kernels)
     return found

@@ -48,8 +48,9 @@ PlanOf = Callable[[Choices], UnboundPlan]
 
 def can_be_searched(plan: UnboundPlan, resolved: Resolved) -> bool:
     """Whether the alternatives of a plan may be chosen: it runs on one device without calls of functions, at fixed sizes, and the policy
-    does not fix the order of its sums."""
-    return (resolved.target.numerics != SAME and len(plan.calls) > 1 and not (plan.functions or plan.copies)
+    does not fix the order of its sums. Kernels that are captured for another device are those of the plan by the rules."""
+    config = resolved.config
+    return (resolved.target.numerics != SAME and not config.noopt and config.capture_device is None and len(plan.calls) > 1 and not (plan.functions or plan.copies)
             and not any(c.variables or c.device for c in plan.calls) and bytes_touched(plan) <= MOST_SEARCHED)
 
 

@@ -62,13 +62,13 @@ def _choose(graph: PlanGraph, plan: CapturedPlan, resolved: Resolved, setting: S
             seconds: float) -> tuple[CapturedPlan, ChosenPlan] | None:
     """The plan of a graph that is used from now on; None if nothing is known about its alternatives. `seconds`: for searching them, if no
     record decides."""
-    plan_of, alternatives = partial(plan_with, graph.sink, graph.constants, resolved), dict[str, Alternative]()
+    plan_of, alternatives = partial(plan_with, graph, resolved), dict[str, Alternative]()
     by_rules = plan_of(together([]))
     if not can_be_searched(by_rules, resolved):
         return None
     record = plan_record(by_rules, resolved)
     if record is None or record.is_faster:
-        alternatives = alternatives_of(graph.sink, graph.constants)
+        alternatives = alternatives_of(graph)
     if record is None and alternatives and seconds > 0:
         timed = PlanSearch(alternatives, plan_of, resolved, seconds).run()
         setting.db.record([timed] if timed is not None else [])
