@@ -41,7 +41,7 @@ LEAST_KERNELS_SHARE = 0.01          # An alternative is tried if its kernels tak
 TRIAL_SECONDS = 1.0         # most seconds for the rounds of one alternative
 TRIAL_PRECISION = 0.003     # half of the interval of a ratio that ends these rounds
 FINAL_SECONDS = 3.0         # most seconds for the last rounds
-ALTERNATIVES_SHARE = 0.2    # largest share of a budget for the alternatives of plans
+ALTERNATIVES_SHARE = 0.33   # largest share of a budget for the alternatives of plans
 
 PlanOf = Callable[[Choices], UnboundPlan]
 
