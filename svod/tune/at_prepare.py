@@ -54,6 +54,7 @@ log = logging.getLogger("svod")
 LEAST_SECONDS = 1.0     # With fewer seconds left of a budget no workers are started.
 CHAIN_CHECK_SECONDS = 0.3    # seconds within which the checked chains of one kernel are confirmed
 PLAN_TIMING_SECONDS = 2.0    # most seconds for timing a whole plan with the heuristic's and with the tuned chains
+FORMS_SHARE = 0.33      # largest share of the search budget for the forms of convolutions
 SETTLE_SHARE = 0.05     # largest share of the search budget for timing a whole plan
 MOST_SETTLED = 1 << 30  # A plan whose buffers have more bytes is not timed as a whole, as that copies its buffers.
 
@@ -210,6 +211,7 @@ def forms_at_prepare(forms: Sequence[ConvolutionForm], plan_in: Callable[[str], 
     other form of the convolution with a key; "": with no other form. Returns whether any kernel was searched: the chains are not settled,
     as of two plans that are compared one does not run. Never raises for forms that cannot be timed: the log says why."""
     has_searched, interrupted, exact = False, _interrupted, resolved.exact
+    beam = replace(beam, budget=FORMS_SHARE * beam.budget)
     if _searching.left(beam.budget) <= 0:
         return False
     plan = plan_in("")
@@ -223,6 +225,8 @@ def forms_at_prepare(forms: Sequence[ConvolutionForm], plan_in: Callable[[str], 
             continue
         in_order = (both.transformed, both.direct) if form.is_transformed else (both.direct, both.transformed)
         for unbound in in_order:        # first the form that is predicted to be faster
+            if _searching.left(beam.budget) <= 0:
+                break
             has_searched |= search_at_prepare(unbound, unbound.kernels, exact, beam).ran
             if _interrupted > interrupted:
                 return has_searched
