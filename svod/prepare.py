@@ -282,10 +282,10 @@ def scheduled(sink: UOp, constants: frozenset[UOp], resolved: Resolved) -> Sched
 
 
 def chosen_for(by_rules: UnboundPlan, g: PlanGraph, resolved: Resolved) -> Choices:
-    """What the plan of a graph does otherwise than the plan by the rules, as records say; with BEAM, its alternatives are searched if there
-    is no record."""
+    """What the plan of a graph does otherwise than the plan by the rules, as records say; with BEAM, its alternatives are searched as far
+    as they have not been."""
     record, beam = plan_record(by_rules, resolved), resolved.config.beam
-    if record is None and beam is not None:
+    if beam is not None and (record is None or record.untried):
         from svod.tune.at_prepare import search_plan_at_prepare  # imported here, as only searches need it
         record = search_plan_at_prepare(by_rules, alternatives_of(g), partial(plan_with, g, resolved), resolved, beam)
     return together(chosen_alternatives(record, alternatives_of(g))) if record is not None and record.is_faster else BY_RULES

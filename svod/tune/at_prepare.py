@@ -244,23 +244,23 @@ def search_plan_at_prepare(by_rules: UnboundPlan, alternatives: Mapping[str, Alt
     with _lock:
         known = plan_record(by_rules, resolved)     # another thread may have searched the plan while this one waited for the lock
         seconds = min(_choosing.left(ALTERNATIVES_SHARE * beam.budget), _searching.left(beam.budget))
-        if known is not None or not alternatives or seconds <= 0:
+        if (known is not None and not known.untried) or not alternatives or seconds <= 0:
             return known
         started = time.monotonic()
         try:
             with optional(log, "the alternatives of a plan could not be timed", logging.INFO):
-                times = PlanSearch(alternatives, plan_of, resolved, seconds).run()
+                times = PlanSearch(alternatives, plan_of, resolved, seconds, known).run()
                 if times is not None:
                     resolved.db.record([times])
                     log.warning("BEAM=%d: %s: %s", beam.width, times.described, times_words(times))
-                return times
+                return plan_record(by_rules, resolved, times)
         except KeyboardInterrupt:
             log.warning("Ctrl-C: the alternatives of a plan are not searched any further")
         finally:
             spent = time.monotonic() - started
             _searching.spent += spent
             _choosing.spent += spent
-    return None
+    return known
 
 
 def _record_times(both: BothForms, resolved: Resolved, beam: BeamConfig) -> bool:

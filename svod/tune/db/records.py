@@ -452,8 +452,9 @@ class FormTimes(Record):
     `kernel`: the key of the convolution, as it needs several kernels in one of its forms and has no kernel's key, or the digest of the plan
     by the rules; `described`: the convolution or the plan in words. `plan`: the digest of the plan inside which both were timed, in its
     direct form. `lengths`: the positions of a block along each window axis. `alternatives`: what a plan does otherwise than by the rules,
-    each with its key first. `direct`, `transformed`: seconds of a run of the plan with each form. `ratio` is transformed ÷ direct, paired
-    within the same rounds, with its 95 % interval. `codegen`, `compiler`, `protocol` and `noisy` are those of a `Measurement`."""
+    each with its key first; `untried`: how many alternatives the search had no time for. `direct`, `transformed`: seconds of a run of the
+    plan with each form. `ratio` is transformed ÷ direct, paired within the same rounds, with its 95 % interval. `codegen`, `compiler`,
+    `protocol` and `noisy` are those of a `Measurement`."""
 
     kernel: Name
     target: Name
@@ -471,6 +472,7 @@ class FormTimes(Record):
     noisy: bool = False
     taken_at: Number = 0.0
     alternatives: Annotated[tuple[Name, ...], Meta(max_length=10_000)] = ()
+    untried: Count = 0
 
     kind: ClassVar[str] = "form_times"
     table: ClassVar[str] = "form_times"

@@ -62,13 +62,14 @@ def chosen_words(r: FormTimes) -> str:
 
 def times_words(r: FormTimes) -> str:
     """What the two forms took, in words."""
+    untried = f"; {r.untried} were not tried, as the budget was spent" if r.untried else ""
     with_others = f"with {count(len(r.alternatives), 'alternative')}"
     direct, other = ("by the rules", with_others) if r.is_of_plan else ("directly", form_words(r.lengths))
     interval = f"95 % interval {r.ratio_low:.2f}–{r.ratio_high:.2f}×{', on a busy machine' * r.noisy}"
     if r.is_of_plan and not r.alternatives:
-        return f"measured: by the rules {duration(r.direct)}, and no alternative was faster"
+        return f"measured: by the rules {duration(r.direct)}, and no alternative was faster" + untried
     return f"measured{' in a plan' * (not r.is_of_plan)}: {direct} {duration(r.direct)}, {other} {duration(r.transformed)} " \
-           f"({r.ratio:.2f}×, {interval})"
+           f"({r.ratio:.2f}×, {interval})" + untried
 
 
 def describe(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool) -> str:

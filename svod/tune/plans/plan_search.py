@@ -9,10 +9,11 @@ change what is in the caches. Each kernel has its best known chain.
 """
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from svod.config import BenchConfig
 from svod.core.graph.buffer import aligned_empty
 from svod.core.machine.target import SAME
 from svod.core.schedule.cut import BY_RULES, Choices
+from svod.errors import SvodError
 from svod.system.quantities import count
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each
@@ -43,6 +45,8 @@ TRIAL_PRECISION = 0.003     # half of the interval of a ratio that ends these ro
 FINAL_SECONDS = 3.0         # most seconds for the last rounds
 ALTERNATIVES_SHARE = 0.33   # largest share of a budget for the alternatives of plans
 
+log = logging.getLogger("svod.tune")
+
 PlanOf = Callable[[Choices], UnboundPlan]
 
 
@@ -50,8 +54,9 @@ def can_be_searched(plan: UnboundPlan, resolved: Resolved) -> bool:
     """Whether the alternatives of a plan may be chosen: it runs on one device without calls of functions, at fixed sizes, and the policy
     does not fix the order of its sums. Kernels that are captured for another device are those of the plan by the rules."""
     config = resolved.config
-    return (resolved.target.numerics != SAME and not config.noopt and config.capture_device is None and len(plan.calls) > 1 and not (plan.functions or plan.copies)
-            and not any(c.variables or c.device for c in plan.calls) and bytes_touched(plan) <= MOST_SEARCHED)
+    return (resolved.target.numerics != SAME and not config.noopt and config.capture_device is None and len(plan.calls) > 1
+            and not (plan.functions or plan.copies) and not any(c.variables or c.device for c in plan.calls)
+            and bytes_touched(plan) <= MOST_SEARCHED)
 
 
 def plan_record(plan: UnboundPlan, resolved: Resolved, timed: FormTimes | None = None) -> FormTimes | None:
@@ -97,13 +102,15 @@ class _Tried(NamedTuple):
 
 
 class PlanSearch:
-    """A search over the alternatives of one plan. `plan_of`: makes the plan with choices; `seconds`: wall time of the search."""
+    """A search over the alternatives of one plan. `plan_of`: makes the plan with choices; `seconds`: wall time of the search; `begun`: the
+    record of an earlier search, with which it goes on."""
 
     def __init__(self, alternatives: Mapping[str, Alternative], plan_of: PlanOf, resolved: Resolved, seconds: float,
-                 bench: BenchConfig | None = None) -> None:
+                 begun: FormTimes | None = None, bench: BenchConfig | None = None) -> None:
         self.alternatives, self.plan_of, self.resolved = alternatives, plan_of, resolved.exact
         self.bench = bench or BenchConfig()
         self.ends = time.monotonic() + seconds
+        self.begun = frozenset(a.key for a in chosen_alternatives(begun, alternatives))
         self.rng = random.Random(0)
         self.by_rules = plan_of(BY_RULES)
         self.memory = _PlanMemory(self.by_rules)
@@ -116,35 +123,38 @@ class PlanSearch:
     def run(self) -> FormTimes | None:
         """The times of the plan by the rules and of the best one that was found, which is the former where none is faster. None if there
         was no time to compare any. Raises CompileError, LaunchError."""
-        best = first = self.made(frozenset())
+        first = self.made(frozenset())
         if self.left < 2 * MIN_ROUNDS * time_calls(Contestant(first.plan.repeat, "rules"), 1):
             return None
-        took_part = True
-        while took_part and self.left > 0:
-            took_part = False
-            for toggled in self.neighbours(first):
-                if self.left <= 0:
-                    break
-                chosen = best.chosen ^ toggled
-                if chosen in self.tried:
-                    continue
-                found = self.made(chosen)
-                if found.digest != best.digest and self.is_faster(found, best):
-                    best, took_part = found, True
-        return self.times_of(first, best)
+        best = self.made(self.begun) if self.begun else first
+        moves, changed = self.moves(first), True
+        while changed and self.left > 0:
+            changed = False
+            for toggled in moves:
+                if self.left > 0 and (found := self.new(best.chosen ^ toggled)) is not None and found.digest != best.digest \
+                        and self.is_faster(found, best):
+                    best, changed = found, True
+        return self.times_of(first, best, sum(best.chosen ^ toggled not in self.tried for toggled in moves))
 
-    def neighbours(self, first: _Tried) -> Iterator[frozenset[str]]:
+    def moves(self, first: _Tried) -> list[frozenset[str]]:
         """The alternatives that are exchanged together: all images at first, then one after the other, by the time of their kernels."""
         seconds: dict[str, float] = {}
         for call, taken in zip(self.by_rules.calls, first.plan.profile(), strict=True):
             seconds[call.kernel] = seconds.get(call.kernel, 0.0) + taken
         images = frozenset(key for key, a in self.alternatives.items() if a.is_image)
-        if len(images) > 1:
-            yield images
         share = {key: sum(seconds.get(k, 0.0) for k in a.kernels) / sum(seconds.values()) for key, a in self.alternatives.items()}
-        for key in sorted(share, key=lambda k: (not self.alternatives[k].is_image, -share[k])):
-            if share[key] >= LEAST_KERNELS_SHARE:
-                yield frozenset([key])
+        in_order = sorted(share, key=lambda k: (k not in images, -share[k]))
+        return [*[images] * (len(images) > 1), *(frozenset([key]) for key in in_order if share[key] >= LEAST_KERNELS_SHARE)]
+
+    def new(self, chosen: frozenset[str]) -> _Tried | None:
+        """The plan with some alternatives; None if it has been tried, or its kernels cannot be compiled."""
+        if chosen in self.tried:
+            return None
+        try:
+            return self.made(chosen)
+        except SvodError as e:
+            log.info("a plan with %s is not tried: %s", count(len(chosen), "alternative"), e)
+            return None
 
     def made(self, chosen: frozenset[str]) -> _Tried:
         """The plan with some alternatives."""
@@ -163,7 +173,7 @@ class PlanSearch:
                        min_sample=self.bench.min_sample * 1e-6)
         return race.ratios[1].high < 1.0
 
-    def times_of(self, first: _Tried, best: _Tried) -> FormTimes:
+    def times_of(self, first: _Tried, best: _Tried, untried: int) -> FormTimes:
         """The record of a plan. Rules that no alternative beats are timed against nothing: the ratio is 1."""
         race = confirm([Contestant(first.plan.repeat, "rules"), *[Contestant(best.plan.repeat, "best")] * (best is not first)],
                        min_rounds=MIN_ROUNDS, precision=self.bench.precision, budget_seconds=FINAL_SECONDS, rng=self.rng,
@@ -174,7 +184,7 @@ class PlanSearch:
         return FormTimes(first.digest, target.key, first.digest, described, (), pair.revision, pair.key,
                          protocol_of(target), race.seconds(0), race.seconds(last), ratio.median, ratio.low, ratio.high,
                          race.noisy is not None, time.time(),
-                         tuple(f"{key} {self.alternatives[key].described}" for key in sorted(best.chosen)))
+                         tuple(f"{key} {self.alternatives[key].described}" for key in sorted(best.chosen)), untried)
 
 
 def zeros(spec: BufferSpec) -> np.ndarray[Any, Any]:

@@ -67,10 +67,10 @@ def _choose(graph: PlanGraph, plan: CapturedPlan, resolved: Resolved, setting: S
     if not can_be_searched(by_rules, resolved):
         return None
     record = plan_record(by_rules, resolved)
-    if record is None or record.is_faster:
+    if record is None or record.is_faster or record.untried:
         alternatives = alternatives_of(graph)
-    if record is None and alternatives and seconds > 0:
-        timed = PlanSearch(alternatives, plan_of, resolved, seconds).run()
+    if (record is None or record.untried) and alternatives and seconds > 0:
+        timed = PlanSearch(alternatives, plan_of, resolved, seconds, record).run()
         setting.db.record([timed] if timed is not None else [])
         record = plan_record(by_rules, resolved, timed)
     if record is None:
