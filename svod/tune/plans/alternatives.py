@@ -26,7 +26,8 @@ _STORED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.RESHAPE, Ops.PERMUTE, Ops.GEP}
 
 class Alternative(NamedTuple):
     """One alternative of a plan. `key`: identifies it among those of the plan; `described`: what is done otherwise, in words; `kernels`:
-    the keys of the kernels of the plan by the rules that it changes; `is_image`: it stores an image of a convolution with channels last."""
+    the keys of the kernels of the plan by the rules that it changes; `is_image`: it stores an image with channels last
+    that kernels of images alone read."""
 
     key: str
     described: str
@@ -75,6 +76,7 @@ class _Finder:
         self.keys = [key_of_canonical(call.ast) for call in explained.schedule.calls]
         self.names = [call.name_hint for call in explained.schedule.calls]
         self.makers = {u: self.kernels_of(u) for u in self.cut.order if u not in self.why and self.cut.uses.get(u)}
+        self.rank_of = self.find_windows()
         self.images = self.find_images()
 
     def kernels_of(self, u: UOp) -> frozenset[UOp]:
@@ -103,9 +105,9 @@ class _Finder:
         around = self.kernels_of(u) | {u}
         order = self.other_order(u)
         if order is not None:
-            last = order[-1]
-            kind = "stored with channels last" if u in self.images else f"stored with axis {last} last"
-            yield self.made(kind, u, around, Choices(orders={u: order}), is_image=u in self.images)
+            moved = [a for a, b in enumerate(order) if a != b]
+            kind = "stored with channels last" if u in self.images else f"stored with axes {moved[0]} and {moved[1]} exchanged"
+            yield self.made(kind, u, around, Choices(orders={u: order}), is_image=u in self.images and self.is_between_images(u))
         if u in self.fixed:
             return
         if u in self.cut.shared and not self.cut.holds_reduction(u):
@@ -144,17 +146,30 @@ class _Finder:
         order[wide[-2]], order[wide[-1]] = wide[-1], wide[-2]
         return tuple(order)
 
+    def find_windows(self) -> dict[UOp, int]:
+        """Kernel → the rank of the image whose windows over all axes after (N, C) it reads."""
+        rank_of: dict[UOp, int] = {}
+        for u in self.cut.order:
+            if u.op is Ops.WINDOW and [axis for axis, *_ in u.arg] == list(range(2, len(shape_of(u.src[0])))):
+                rank_of.update(dict.fromkeys(self.kernels_of(u) if u not in self.why else {u}, len(shape_of(u.src[0]))))
+        return rank_of
+
+    def is_between_images(self, u: UOp) -> bool:
+        """Whether kernels that make images, or read windows of them, alone read an image. A matrix product of flattened images would read
+        channels that are last with large steps."""
+        return all(k in self.images or self.reads_windows(k, u) for k in self.kernels_of(u))
+
+    def reads_windows(self, kernel: UOp, u: UOp) -> bool:
+        """Whether a kernel reads or makes windows of images of the shape of u, which may have axes of extent 1 at its end."""
+        rank, shape = self.rank_of.get(kernel), shape_of(u)
+        return rank is not None and len(shape) >= rank and all(n == 1 for n in shape[rank:])
+
     def find_images(self) -> frozenset[UOp]:
         """The realised values of shape (N, C, …) that windows over all axes after C read or make, and values of that rank that kernels
         compute from them or that they are computed from."""
-        rank_of: dict[UOp, int] = {}        # kernel → the rank of the image under its windows
-        for u in self.cut.order:
-            if u.op is Ops.WINDOW and [axis for axis, *_ in u.arg] == list(range(2, len(shape_of(u.src[0])))):
-                for kernel in self.kernels_of(u) if u not in self.why else {u}:
-                    rank_of[kernel] = len(shape_of(u.src[0]))
         candidates = [u for u in self.why if u in self.movable and is_image_shape(shape_of(u))]
         readers = {u: self.kernels_of(u) for u in candidates}
-        found = {u for u in candidates if any(rank_of.get(k) == len(shape_of(u)) for k in (u, *readers[u]))}
+        found = {u for u in candidates if any(self.reads_windows(k, u) for k in (u, *readers[u]))}
         while True:
             more = {u for u in candidates if u not in found and any(
                 len(shape_of(v)) == len(shape_of(u)) and (v in readers[u] or u in readers[v]) for v in found)}
