@@ -27,7 +27,7 @@ _STORED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.RESHAPE, Ops.PERMUTE, Ops.GEP}
 class Alternative(NamedTuple):
     """One alternative of a plan. `key`: identifies it among those of the plan; `described`: what is done otherwise, in words; `kernels`:
     the keys of the kernels of the plan by the rules that it changes; `is_image`: it stores an image with channels last
-    that kernels of images alone read."""
+    that no matrix product reads as rows."""
 
     key: str
     described: str
@@ -107,7 +107,7 @@ class _Finder:
         if order is not None:
             moved = [a for a, b in enumerate(order) if a != b]
             kind = "stored with channels last" if u in self.images else f"stored with axes {moved[0]} and {moved[1]} exchanged"
-            yield self.made(kind, u, around, Choices(orders={u: order}), is_image=u in self.images and self.is_between_images(u))
+            yield self.made(kind, u, around, Choices(orders={u: order}), is_image=u in self.images and not self.is_flattened(u))
         if u in self.fixed:
             return
         if u in self.cut.shared and not self.cut.holds_reduction(u):
@@ -154,10 +154,10 @@ class _Finder:
                 rank_of.update(dict.fromkeys(self.kernels_of(u) if u not in self.why else {u}, len(shape_of(u.src[0]))))
         return rank_of
 
-    def is_between_images(self, u: UOp) -> bool:
-        """Whether kernels that make images, or read windows of them, alone read an image. A matrix product of flattened images would read
-        channels that are last with large steps."""
-        return all(k in self.images or self.reads_windows(k, u) for k in self.kernels_of(u))
+    def is_flattened(self, u: UOp) -> bool:
+        """Whether a contraction reads an image whose result is none, such as a matrix product of flattened images: it would read channels
+        that are last with large steps."""
+        return any(k in self.cut.contraction_of and k not in self.images and not self.reads_windows(k, u) for k in self.kernels_of(u))
 
     def reads_windows(self, kernel: UOp, u: UOp) -> bool:
         """Whether a kernel reads or makes windows of images of the shape of u, which may have axes of extent 1 at its end."""
