@@ -41,7 +41,7 @@ MOST_SEARCHED = 1 << 30     # A plan whose buffers have more bytes is not search
 LEAST_KERNELS_SHARE = 0.01          # An alternative is tried if its kernels take at least this share of the plan's time.
 TRIAL_SECONDS = 1.0         # most seconds for the rounds of one alternative
 TRIAL_PRECISION = 0.003     # half of the interval of a ratio that ends these rounds
-SAMPLE_SECONDS = 0.02       # least time of a sample: the runs of one plan that follow each other, as those of a program do
+PLAN_SAMPLE_SECONDS = 0.02       # least time of a sample: the runs of one plan that follow each other, as those of a program do
 FINAL_SECONDS = 3.0         # most seconds for the last rounds
 FINAL_PRECISION = 0.005     # half of the interval that ends these
 ALTERNATIVES_SHARE = 0.33   # largest share of a budget for the alternatives of plans
@@ -170,14 +170,14 @@ class PlanSearch:
         """Whether a plan is faster than the best one so far, beyond noise."""
         race = confirm([Contestant(best.plan.repeat, "best"), Contestant(found.plan.repeat, "found")], min_rounds=MIN_ROUNDS,
                        precision=TRIAL_PRECISION, budget_seconds=min(TRIAL_SECONDS, max(0.0, self.left)), rng=self.rng,
-                       min_sample=SAMPLE_SECONDS)
+                       min_sample=PLAN_SAMPLE_SECONDS)
         return race.ratios[1].high < 1.0
 
     def times_of(self, first: _Tried, best: _Tried, untried: int) -> FormTimes:
         """The record of a plan. Rules that no alternative beats are timed against nothing: the ratio is 1."""
         race = confirm([Contestant(first.plan.repeat, "rules"), *[Contestant(best.plan.repeat, "best")] * (best is not first)],
                        min_rounds=MIN_ROUNDS, precision=FINAL_PRECISION, budget_seconds=FINAL_SECONDS, rng=self.rng,
-                       min_sample=SAMPLE_SECONDS)
+                       min_sample=PLAN_SAMPLE_SECONDS)
         last, pair, target = len(race.ratios) - 1, self.resolved.compiler.pair, self.resolved.target
         ratio = race.ratios[last]
         described = f"plan of {count(len(self.by_rules.calls), 'call')}, which has {count(len(self.alternatives), 'alternative')}"
