@@ -45,6 +45,7 @@ from svod.steps.steps import PassStep
 from svod.system.pages import write_page
 from svod.tensor import Tensor
 from svod.tracing import Jit
+from svod.tune.plans.alternatives import PlanGraph, deviations_of
 from svod.tune.resolved import database, resolve
 
 _HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK, Ops.RANGE, Ops.BIND, Ops.DEFINE_VAR})
@@ -131,14 +132,18 @@ def _explain_tensors(tensors: Sequence[Tensor]) -> Told:
     nodes = [t.uop for t in tensors]
     sink, _, _ = without_binds(graph.sink(*nodes))
     resolved = resolve(replace(complete_config(None), beam=None, capture=None))
-    explained = explain_schedule(arranged(sink, resolved))
+    sink = arranged(sink, resolved)
+    explained = explain_schedule(sink)
     numbers = {u: i for i, u in enumerate(n for n in explained.graph.sink.toposort() if n.op not in _HIDDEN)}
     if not explained.schedule.calls:
         nodes_alone = _graph_lines(explained, numbers, {})
         step = _graph_step(nodes_alone)
         return ("\n".join([*nodes_alone, "", "kernels: none; the tensors are buffers, views of them or constants"]),
                 lambda: [PlanPart("graph", (), (), (step,), ())])
-    plan = prepare_graph(nodes, resolved).plan
+    prepared = prepare_graph(nodes, resolved)
+    plan = prepared.plan
+    if prepared.chosen:
+        explained = explain_schedule(sink, deviations=deviations_of(PlanGraph(sink), prepared.chosen))
     order = _plan_order(explained)
     kernels = {explained.roots[i]: position for position, i in enumerate(order)}
     calls = {call_of(u): position for u, position in kernels.items() if u is not None and is_callback(u)}

@@ -37,7 +37,7 @@ from svod.core.ir.variable import without_binds
 from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import DISK, FAST, HOST
-from svod.core.schedule.cut import BY_RULES, Choices
+from svod.core.schedule.cut import BY_RULES, Deviations
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
 from svod.core.schedule.schedule import Schedule, copies_to, create_schedule
 from svod.core.schedule.schedule_cache import schedule_of
@@ -53,10 +53,10 @@ from svod.tune.fast.at_prepare import FastPlan, fast_plan
 from svod.tune.first_forms import has_first_forms
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.plan_chains import compile_unbound_plan
-from svod.tune.plans.alternatives import PlanGraph, alternatives_of, together
+from svod.tune.plans.alternatives import PlanGraph, deviations_of
 from svod.tune.plans.convolutions import Rewritten, with_transforms
 from svod.tune.plans.forms import Forms
-from svod.tune.plans.plan_search import can_be_searched, chosen_alternatives, plan_record
+from svod.tune.plans.plan_search import can_be_searched, plan_record
 from svod.tune.resolved import Resolved, database, resolve
 
 Array = np.ndarray[Any, Any]
@@ -124,11 +124,12 @@ class Prepared:
     """A plan, with the BUFFER node of each of its buffer numbers."""
 
     def __init__(self, plan: ExecutionPlan, unbound: UnboundPlan, nodes: tuple[UOp, ...], numbers: Mapping[UOp, int],
-                 overwritten: frozenset[int]):
+                 overwritten: frozenset[int], chosen: frozenset[str] = frozenset()):
         self.plan, self.unbound = plan, unbound
         self.nodes = nodes               # the BUFFER of each buffer number; keeps alive the BUFFERs that the plan created
         self.numbers = numbers           # BUFFER of the graph → buffer number
         self.overwritten = overwritten   # numbers of the BUFFERs of the graph that the plan writes
+        self.chosen = chosen             # the keys of the alternatives that the plan has
 
     @property
     def outputs(self) -> tuple[UOp, ...]:
@@ -181,7 +182,8 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     both = both_forms(sink, constants, resolved, transforms)
     sink, constants = with_constants_turned(transforms.sink, constants | transforms.tables, lambda nodes: computed_now(nodes, resolved),
                                             transforms.weights)
-    unbound, buffers, numbers, places, plan_graph = scheduled(sink, constants, resolved)
+    made = scheduled(sink, constants, resolved)
+    unbound, buffers, numbers, places = made[:4]
     main = resolved.on(places.main)
     native = unbound.native
     given = opts_by_key(resolved.opts, unbound)
@@ -210,14 +212,14 @@ def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozens
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if config.debug or config.dump_after is not None:
         from svod.compile.plan.dump import dump  # imported late: the module imports the renderers of all passes, and few programs dump any
-        dump(config, sink, constants, plan)
+        dump(config, sink, constants, plan, made.deviations)
     observe(plan, config, main.compiler.pair)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
     if captures:
         capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=main.target, plan=plan, forms=both,
-                       graph=plan_graph)
-    return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
+                       graph=made.graph)
+    return Prepared(plan, unbound, tuple(nodes), numbers, overwritten, made.chosen)
 
 
 def with_chosen_forms(sink: UOp, constants: frozenset[UOp], resolved: Resolved) -> Rewritten:
@@ -255,47 +257,54 @@ def in_form(sink: UOp, constants: frozenset[UOp], resolved: Resolved, other: str
 
 class Scheduled(NamedTuple):
     """The unbound plan of a graph, the BUFFER of each buffer number, the number of each BUFFER, and the devices of its values. `graph`: the
-    graph, if the plan may have alternatives."""
+    graph, if the plan may have alternatives; `chosen`: the keys of those that it has."""
 
     unbound: UnboundPlan
     buffers: list[UOp]
     numbers: dict[UOp, int]
     places: Places
-    graph: PlanGraph | None
+    graph: PlanGraph | None = None
+    chosen: frozenset[str] = frozenset()
+
+    @property
+    def deviations(self) -> Deviations:
+        """What the plan does otherwise than by the rules."""
+        return deviations_of(self.graph, self.chosen) if self.graph is not None else BY_RULES
 
 
 def scheduled(sink: UOp, constants: frozenset[UOp], resolved: Resolved) -> Scheduled:
     """The plan of a graph with the alternatives that records choose. Raises ScheduleError."""
-    remember = not resolved.config.disable_schedule_cache
+    remember, functions = not resolved.config.disable_schedule_cache, functions_of(sink)
     schedule = schedule_of(sink, constants, remember=remember, keeper=resolved.compiler)
     places = Places(schedule, resolved.target.device)
-    by_rules = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
+    made = make_unbound_plan(schedule, constants, functions, made_here=True, places=places)
     main = resolved.on(places.main)
-    if not can_be_searched(by_rules[0], main):
-        return Scheduled(*by_rules, places, None)
-    g = PlanGraph(sink, constants)
-    choices = chosen_for(by_rules[0], g, main)
-    if choices is BY_RULES:
-        return Scheduled(*by_rules, places, g)
-    schedule = create_schedule(sink, constants, choices, remember=remember)
-    return Scheduled(*make_unbound_plan(schedule, constants, made_here=True, places=places), places, g)
+    if not can_be_searched(made[0], main):
+        return Scheduled(*made, places)
+    graph = PlanGraph(sink, constants)
+    chosen = chosen_for(made[0], graph, main)
+    if chosen:
+        schedule = schedule_of(sink, constants, " ".join(sorted(chosen)), partial(deviations_of, graph, chosen), remember=remember,
+                               keeper=resolved.compiler)
+        made = make_unbound_plan(schedule, constants, functions, made_here=True, places=places)
+    return Scheduled(*made, places, graph, chosen)
 
 
-def chosen_for(by_rules: UnboundPlan, g: PlanGraph, resolved: Resolved) -> Choices:
-    """What the plan of a graph does otherwise than the plan by the rules, as records say; with BEAM, its alternatives are searched as far
-    as they have not been."""
+def chosen_for(by_rules: UnboundPlan, graph: PlanGraph, resolved: Resolved) -> frozenset[str]:
+    """The keys of the alternatives that the plan of a graph has, as records say; with BEAM, they are searched as far as they have not
+    been."""
     record, beam = plan_record(by_rules, resolved), resolved.config.beam
     if beam is not None and (record is None or record.untried):
         from svod.tune.at_prepare import search_plan_at_prepare  # imported here, as only searches need it
-        record = search_plan_at_prepare(by_rules, alternatives_of(g), partial(plan_with, g, resolved), resolved, beam)
-    return together(chosen_alternatives(record, alternatives_of(g))) if record is not None and record.is_faster else BY_RULES
+        record = search_plan_at_prepare(by_rules, graph, partial(plan_with, graph, resolved), resolved, beam)
+    return record.chosen if record is not None and record.is_faster else frozenset()
 
 
-def plan_with(g: PlanGraph, resolved: Resolved, choices: Choices) -> UnboundPlan:
+def plan_with(graph: PlanGraph, resolved: Resolved, deviations: Deviations) -> UnboundPlan:
     """The kernels of a graph's plan with some of its alternatives."""
-    schedule = create_schedule(g.sink, g.constants, choices)
+    schedule = create_schedule(graph.sink, graph.constants, deviations)
     places = Places(schedule, resolved.target.device)
-    return make_unbound_plan(schedule, g.constants, functions_of(g.sink), made_here=True, places=places)[0].native
+    return make_unbound_plan(schedule, graph.constants, functions_of(graph.sink), made_here=True, places=places)[0].native
 
 
 def _for_others(fast: FastPlan | None, resolved: Resolved) -> Resolved:

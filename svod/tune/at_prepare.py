@@ -36,7 +36,7 @@ from svod.tune.checks import Proposed, chains_to_check
 from svod.tune.db import FormTimes, TuningDB
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
-from svod.tune.plans.alternatives import Alternative
+from svod.tune.plans.alternatives import PlanGraph, alternatives_of
 from svod.tune.plans.check import bytes_touched, check_plan
 from svod.tune.plans.form_check import MOST_TIMED, BothForms, time_forms
 from svod.tune.plans.forms import ConvolutionForm, decided_form, times_words
@@ -78,11 +78,11 @@ class _Clock:
         return left if left > min(LEAST_SECONDS, budget / 2) else 0.0
 
 
-_searching, _checking, _choosing = _Clock(), _Clock(), _Clock()
+_searching, _checking, _deviating = _Clock(), _Clock(), _Clock()
 # a forked child has budgets of its own
 remake_after_fork(sys.modules[__name__], "_searching", _Clock)
 remake_after_fork(sys.modules[__name__], "_checking", _Clock)
-remake_after_fork(sys.modules[__name__], "_choosing", _Clock)
+remake_after_fork(sys.modules[__name__], "_deviating", _Clock)
 
 
 def seconds_searched() -> float:
@@ -93,7 +93,7 @@ def seconds_searched() -> float:
 def begin_budget() -> None:
     """Reset the time that this process has spent of `BeamConfig.budget` and `PrepareConfig.check_budget`."""
     with _lock:
-        for clock in (_searching, _checking, _choosing):
+        for clock in (_searching, _checking, _deviating):
             clock.before, clock.told = clock.spent, False
 
 
@@ -237,30 +237,35 @@ def forms_at_prepare(forms: Sequence[ConvolutionForm], plan_in: Callable[[str], 
     return has_searched
 
 
-def search_plan_at_prepare(by_rules: UnboundPlan, alternatives: Mapping[str, Alternative], plan_of: PlanOf, resolved: Resolved,
+def search_plan_at_prepare(by_rules: UnboundPlan, graph: PlanGraph, plan_of: PlanOf, resolved: Resolved,
                            beam: BeamConfig) -> FormTimes | None:
-    """Search the alternatives of a plan, and store what they took. Returns the record that decides about them; None where there is none.
-    Never raises for a plan that cannot be timed: the log says why."""
+    """Search the alternatives of a graph's plan, and store what they took. Returns the record that decides about them; None where there is
+    none. Never raises for a plan that cannot be timed: the log says why."""
+    global _interrupted
     with _lock:
         known = plan_record(by_rules, resolved)     # another thread may have searched the plan while this one waited for the lock
-        seconds = min(_choosing.left(ALTERNATIVES_SHARE * beam.budget), _searching.left(beam.budget))
-        if (known is not None and not known.untried) or not alternatives or seconds <= 0:
+        seconds = min(_deviating.left(ALTERNATIVES_SHARE * beam.budget), _searching.left(beam.budget))
+        if (known is not None and not known.untried) or seconds <= 0 or not (alternatives := alternatives_of(graph)):
             return known
-        started = time.monotonic()
+        log.warning("BEAM=%d: trying %s of a plan, for at most %.0f s; Ctrl-C stops and keeps what was found", beam.width,
+                    count(len(alternatives), "alternative"), seconds)
+        started, times = time.monotonic(), None
         try:
             with optional(log, "the alternatives of a plan could not be timed", logging.INFO):
-                times = PlanSearch(alternatives, plan_of, resolved, seconds, known).run()
+                search = PlanSearch(alternatives, plan_of, resolved, seconds, known)
+                times = search.run()
+                _interrupted += search.is_interrupted
                 if times is not None:
                     resolved.db.record([times])
                     log.warning("BEAM=%d: %s: %s", beam.width, times.described, times_words(times))
-                return plan_record(by_rules, resolved, times)
         except KeyboardInterrupt:
-            log.warning("Ctrl-C: the alternatives of a plan are not searched any further")
+            _interrupted += 1
+            log.warning("Ctrl-C: the alternatives of a plan are not searched")
         finally:
             spent = time.monotonic() - started
             _searching.spent += spent
-            _choosing.spent += spent
-    return known
+            _deviating.spent += spent
+        return plan_record(by_rules, resolved, times)
 
 
 def _record_times(both: BothForms, resolved: Resolved, beam: BeamConfig) -> bool:

@@ -15,8 +15,8 @@ from svod.cli.tune.capturing import CapturedPlans
 from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
+from svod.cli.tune.plans.alternatives import choice_lines
 from svod.cli.tune.plans.checks import ChosenRoundings
-from svod.cli.tune.plans.choices import choice_lines
 from svod.cli.tune.report import (
     dry_table,
     form_lines,

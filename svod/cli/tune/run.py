@@ -30,8 +30,8 @@ from svod.cli.tune.ceilings import MachineCeilings
 from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.ending import CommandReport, ReportOutput, ResultsPlace, end_dry_run, keep_lock
 from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.plans.alternatives import PlansToTune, with_alternatives
 from svod.cli.tune.plans.checks import ChosenRoundings, check_forms, check_plans, choose_roundings, outcomes_of
-from svod.cli.tune.plans.choices import PlanChoices, choose_plans
 from svod.cli.tune.report import work_lines
 from svod.cli.tune.searching import Searches, decide_for
 from svod.cli.tune.setting import EXIT_FAILED, EXIT_NOT_STORED, EXIT_OK, EXIT_SCRIPT, Setting, TargetWork
@@ -156,10 +156,11 @@ class _TuneRun:
             return self._compile_only(captured)
 
         own = self._own_target(captured.content)
-        choices = self._choose_plans(captured.content, own)
-        captured = replace(captured, content=choices.capture)
+        by_rules = captured.content
+        plans = self._with_alternatives(by_rules, own)
+        captured = replace(captured, content=plans.capture)
         clock.end_phase("alternatives")
-        self._survey(captured.content, own, choices.chosen)
+        self._survey(captured.content, own, by_rules, plans.chosen)
         if options.only and not any(w.of_interest for w in self._works):
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(options.only)}; "
                 f"--dry-run lists the {count(sum(len(w.rows) for w in self._works), 'kernel')} there are")
@@ -215,15 +216,15 @@ class _TuneRun:
             return own
         return replace(own, numerics=self.setting.config.numerics)      # a capture may have been made under another policy
 
-    def _choose_plans(self, captured: Capture, own: Target) -> PlanChoices:
+    def _with_alternatives(self, captured: Capture, own: Target) -> PlansToTune:
         """Choose the alternatives of the plans, if this machine can time them."""
         if self.setting.options.address is not None or any(p.target != own.key for p in captured.plans):
-            return PlanChoices(captured)
-        return choose_plans(captured, Resolved.of(self.setting.config, own, self.setting.db), self.setting)
+            return PlansToTune(captured)
+        return with_alternatives(captured, Resolved.of(self.setting.config, own, self.setting.db), self.setting)
 
-    def _survey(self, captured: Capture, own: Target, plans: Sequence[ChosenPlan]) -> None:
+    def _survey(self, captured: Capture, own: Target, by_rules: Capture, plans: Sequence[ChosenPlan]) -> None:
         """Decide for each target which kernels are searched. Their shares of the time are those on this machine, for all targets. `plans`:
-        the choices that made the plans of this machine's target."""
+        the records that chose the alternatives of this machine's plans, which `by_rules` has without any."""
         setting = self.setting
         targets = self._targets(own)
         with waiting("looking at the kernels"):
@@ -231,7 +232,7 @@ class _TuneRun:
             for target in targets:
                 work = TargetWork(Resolved.of(setting.config, target, setting.db), target.key == own.key,
                                   f"{target.key}: " if len(targets) > 1 else "", [replace(r) for r in rows])
-                work.plans = plans if work.here else ()
+                work.plans, work.by_rules = (plans, by_rules) if work.here else ((), by_rules)
                 decide_for(work, setting)
                 self._works.append(work)
 
@@ -269,7 +270,7 @@ class _TuneRun:
         with waiting("timing convolutions directly and by transforms"):
             for w in self._works:
                 if w.here:
-                    w.forms = check_forms(captured, w, self.setting)
+                    w.forms = check_forms(w.by_rules, w, self.setting)
         with waiting("timing the whole plan with the heuristic's and with the tuned chains"):
             for w in self._works:
                 if w.here:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from svod.bench.roofline import Ceilings
 from svod.cli.tune.options import TuneOptions
@@ -11,7 +11,7 @@ from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.machine.target import Target
-from svod.tune.capture import CapturedPlan
+from svod.tune.capture import Capture, CapturedPlan
 from svod.tune.db import FormTimes, TuningDB
 from svod.tune.plans.check import PlanCheck
 from svod.tune.plans.form_check import TimedForm
@@ -109,7 +109,8 @@ class Setting:
 @dataclass
 class TargetWork:
     """The kernels to tune for one target, with their results. `here`: the target is this machine's, so that whole plans can be timed.
-    `label`: the beginning of a line about the target if there are several, else ""."""
+    `label`: the beginning of a line about the target if there are several, else "". `plans`: the records that chose alternatives of the
+    plans, which `by_rules` has without any."""
 
     resolved: Resolved
     here: bool
@@ -121,6 +122,7 @@ class TargetWork:
     ceilings: Ceilings | None = None
     forms: Sequence[TimedForm] = ()
     plans: Sequence[ChosenPlan] = ()
+    by_rules: Capture = field(default_factory=Capture)
 
     @property
     def target(self) -> Target:
@@ -146,8 +148,8 @@ class TargetWork:
 
     @property
     def form_keys(self) -> set[str]:
-        """The keys of the convolutions and of the plans whose forms were considered."""
-        return {*(f.form.key for f in self.forms), *(p.times.kernel for p in self.plans)}
+        """The keys of the convolutions whose forms were considered, and of the plans."""
+        return {*(f.form.key for f in self.forms), *(p.digest for p in self.by_rules.plans)}
 
     @property
     def title(self) -> list[str]:

@@ -24,6 +24,7 @@ from svod.core.graph.callback import without_functions
 from svod.core.ir.text import format_ast
 from svod.core.ir.uop import UOp
 from svod.core.kernel.chain_text import AS_IT_IS
+from svod.core.schedule.cut import BY_RULES, Deviations
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ConfigError, UnsupportedError
 from svod.system.process.streams import errors
@@ -72,9 +73,11 @@ class Pass:
     reads_graph: bool = False
 
 
-def dump(config: PrepareConfig, sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, file: TextIO | None = None) -> None:
-    """Print the output of the passes that a configuration asks for, for the graph under `sink`, to `file` (default: standard error)."""
-    subject = DumpedPlan(explain_schedule(sink, constants), plan)
+def dump(config: PrepareConfig, sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, deviations: Deviations = BY_RULES,
+         file: TextIO | None = None) -> None:
+    """Print the output of the passes that a configuration asks for, for the graph under `sink`, to `file` (default: standard error).
+    `deviations`: what the plan does otherwise than by the rules."""
+    subject = DumpedPlan(explain_schedule(sink, constants, deviations), plan)
     out = errors() if file is None else file
     for p in passes_of(config):
         for section in p.show(subject):

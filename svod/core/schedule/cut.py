@@ -18,7 +18,7 @@ everything below it greedily, by fixed rules that know no target:
 * a reduction that a broadcast, WINDOW, PAD or GATHER would repeat is cut at that node. So elementwise work after a GEMM stays with the
   GEMM, and a layer norm and the GEMM that reads it are two kernels.
 
-A plan may decide otherwise where both ways are right (`Choices`): which way is faster depends on the kernels on both sides of a buffer.
+A plan may decide otherwise where both ways are right (`Deviations`): which way is faster depends on the kernels on both sides of a buffer.
 
 The cut visits nodes from the outputs to the leaves and tracks, for each node, *which* ranges its coordinates depend on, not how. A node
 that breaks a rule names the node that needs a buffer. That may be a node visited before; the visit then restarts from it.
@@ -311,7 +311,7 @@ class _Cost(NamedTuple):
     has_reduction: bool
 
 
-class Choices(NamedTuple):
+class Deviations(NamedTuple):
     """What a plan does otherwise than the rules say, by nodes of its normalised graph. `kept`: values that get a buffer; `recomputed`:
     values that every kernel which reads them computes anew; `orders`: realised value → its axes in the order in which they are stored."""
 
@@ -320,22 +320,22 @@ class Choices(NamedTuple):
     orders: Mapping[UOp, tuple[int, ...]] = MappingProxyType({})
 
 
-BY_RULES = Choices()
+BY_RULES = Deviations()
 
 
 # -- the cut --------------------------------------------------------------------------------------------------------------
 class Cut:
     """Finds the nodes of one graph that need a buffer. `roots`: nodes that need one in any case, with the reason."""
 
-    def __init__(self, sink: UOp, roots: dict[UOp, str], choices: Choices = BY_RULES):
-        self.choices = choices
+    def __init__(self, sink: UOp, roots: dict[UOp, str], deviations: Deviations = BY_RULES):
+        self.deviations = deviations
         self.order = sink.toposort(gate=lambda n: n.op is not Ops.BUFFER)
         self.position = {u: i for i, u in enumerate(self.order)}
         self.consumers: dict[UOp, list[UOp]] = {}
         for u in self.order:
             for s in dict.fromkeys(u.src):
                 self.consumers.setdefault(s, []).append(u)
-        self.hard: dict[UOp, str] = {**dict.fromkeys(choices.kept, "kept by a choice of the plan"), **roots}
+        self.hard: dict[UOp, str] = {**dict.fromkeys(deviations.kept, "kept by a choice of the plan"), **roots}
 
     def run(self) -> dict[UOp, str]:
         """The nodes that get a buffer, with the reason of each, in topological order."""
@@ -364,9 +364,12 @@ class Cut:
         return deep
 
     def settle(self) -> None:
-        """Repeat the visit until the decision on each shared value has been made with the final set of buffers below it."""
+        """Repeat the visit until the decision on each shared value has been made with the final set of buffers below it. Sets
+        `recomputable`, the values with a buffer that are only too expensive to recompute in several kernels."""
+        shared: set[UOp] = set()
         for _ in range(MAX_WALKS):
             self.walk()
+            shared |= self.shared
             # shared values were judged before the nodes below them, so judge them again from the sources up
             settled = {u: why for u, why in self.why.items() if u not in self.shared}
             for u in sorted(self.shared, key=self.position.__getitem__):
@@ -375,6 +378,7 @@ class Cut:
             if len(settled) == len(self.why):
                 break
             self.hard = settled
+        self.recomputable = shared & self.why.keys()        # a later walk finds shared values of an earlier one in `hard`
 
     def layout_of(self, u: UOp) -> UOp:
         """The layout in which a realised node is best stored: the RESHAPE at the end of u's only path of PERMUTEs and RESHAPEs, if it
@@ -402,6 +406,7 @@ class Cut:
         self.given: dict[UOp, list[tuple[UOp, Use]]] = {}
         self.extents: list[int] = []
         self.contraction_of: dict[UOp, UOp] = {}      # kernel → its contraction
+        self.anew: set[UOp] = set()                   # values that all readers compute anew, and those that only these read
         self.exempt: dict[UOp, tuple[UOp, UOp]] = {}  # reduction of an attention → (kernel, the contraction that reads it)
         i = len(self.order) - 1
         while i >= 0:
@@ -463,6 +468,8 @@ class Cut:
         """Pass the uses of u on to its sources. If a rule needs a buffer for u, or for a node visited before, return that node with the
         reason instead."""
         problem: tuple[UOp, str] | None = None
+        if u in self.deviations.recomputed or (self.anew and self.anew.issuperset(self.consumers[u])):
+            self.anew.add(u)
         if is_reduction(u):
             problem = self.check_reduction(u, uses)
             if problem is not None:
@@ -476,7 +483,7 @@ class Cut:
                 problem = u, "read at shifted positions, and costly to compute at each"
             elif self.is_gathered_often(u, uses):
                 problem = u, "read through a gather more often than it has elements, and costly to compute at each read"
-            elif len(kernels) > 1 and u not in self.choices.recomputed:
+            elif len(kernels) > 1 and u not in self.anew:
                 reason = self.expensive(u, self.why)
                 if reason:
                     self.why[u] = f"read by several kernels and {reason}"

@@ -36,7 +36,7 @@ from svod.core.machine.target import HOST
 from svod.core.schedule.axes import merge_ranges, split_ranges
 from svod.core.schedule.calls import Invocation, arguments_of, call_under, kernel_of_call, programs_of, unroll, written_slots
 from svod.core.schedule.canonical import canonicalize
-from svod.core.schedule.cut import BY_RULES, Choices, Cut, is_contraction, is_reduction
+from svod.core.schedule.cut import BY_RULES, Cut, Deviations, is_contraction, is_reduction
 from svod.core.schedule.kernel_variables import rename_variables
 from svod.core.schedule.levels import levels_of, order_of
 from svod.core.schedule.normalize import Normalized, normalize
@@ -164,14 +164,15 @@ def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bo
     return made._replace(offsets=offsets)
 
 
-def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), choices: Choices = BY_RULES, *, remember: bool = True) -> Schedule:
+def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), deviations: Deviations = BY_RULES, *,
+                    remember: bool = True) -> Schedule:
     """The kernels that compute the sources of `sink`, a SINK of graph nodes. BUFFERs in `constants` are weights of the plan.
-    `choices`: what is done otherwise than by the rules. `remember`: reuse kernels that this process has already cut, and cache new ones.
+    `deviations`: what is done otherwise than by the rules. `remember`: reuse kernels that this process has already cut, and cache new ones.
 
     New BUFFERs are numbered from 0 (LUNIQUE), so equal graphs give equal schedules. Raises ScheduleError."""
     if sink.op is not Ops.SINK:
         raise ScheduleError(f"a schedule is made of a SINK of graph nodes, found {sink!r}; wrap the outputs in svod.core.graph.graph.sink")
-    return _Builder(normalize(sink), constants, choices, remember).run()
+    return _Builder(normalize(sink), constants, deviations, remember).run()
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,9 @@ class Explained:
     movable: frozenset[UOp]
 
 
-def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), choices: Choices = BY_RULES) -> Explained:
+def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), deviations: Deviations = BY_RULES) -> Explained:
     """Like `create_schedule`, but returns the intermediate results of its passes as well. Uses no cache. Raises ScheduleError."""
-    builder = _Builder(normalize(sink), constants, choices, False)
+    builder = _Builder(normalize(sink), constants, deviations, False)
     passes: dict[UOp, dict[str, UOp]] = {}
     token = _observer.set(passes.__setitem__)
     try:
@@ -202,9 +203,9 @@ def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), choices
 
 
 class _Builder:
-    def __init__(self, graph: Normalized, constants: frozenset[UOp], choices: Choices, remember: bool):
-        self.graph, self.constants, self.choices, self.remember = graph, constants, choices, remember
-        self.cut = Cut(graph.sink, graph.roots, choices)
+    def __init__(self, graph: Normalized, constants: frozenset[UOp], deviations: Deviations, remember: bool):
+        self.graph, self.constants, self.deviations, self.remember = graph, constants, deviations, remember
+        self.cut = Cut(graph.sink, graph.roots, deviations)
         devices = {u.src[1]: None for u in graph.sink.toposort() if u.op is Ops.BUFFER or u.op is Ops.COPY}
         self.host = UOp(Ops.DEVICE, dtypes.void, (), HOST)
         self.device = next(iter(devices), self.host)        # the device of all values, unless there are several
@@ -257,7 +258,7 @@ class _Builder:
             elif u.op in (Ops.ASSIGN, Ops.CALL, Ops.END):
                 continue
             elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
-                layouts[u] = u if u in self.graph.roots or u in self.choices.orders else self.cut.layout_of(u)
+                layouts[u] = u if u in self.graph.roots or u in self.deviations.orders else self.cut.layout_of(u)
                 self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, storage_size(u), u)
                 if is_callback(u):
                     self.callbacks.setdefault(call_of(u), []).append(u)
@@ -311,7 +312,7 @@ class _Builder:
             for assign in (s for s in after.src[1:] if s.op is Ops.ASSIGN):
                 value = base_of(assign.src[1])
                 part, own = part_of_memory(assign.src[0]), self.buffer_of.get(value)
-                if (part is not None and part[1] * storage.dtype.itemsize % CACHE_LINE_BYTES == 0 and value not in self.choices.orders
+                if (part is not None and part[1] * storage.dtype.itemsize % CACHE_LINE_BYTES == 0 and value not in self.deviations.orders
                         and self.can_move(value, layouts) and own is not None and own not in self.parts
                         and (own.dtype, own.arg) == (storage.dtype, size_of(assign))):
                     self.parts[own] = _PartOfBuffer(Version(storage, version), part[1])
@@ -410,7 +411,7 @@ class _Builder:
 
     def stored_view(self, u: UOp, buffer: UOp) -> UOp:
         """The value of the realised node u in its buffer, in the order of its axes that the plan chooses."""
-        order = self.choices.orders.get(u)
+        order = self.deviations.orders.get(u)
         if order is None:
             return storage_view(buffer, shape_of(u))
         stored = storage_view(buffer, tuple([shape_of(u)[a] for a in order]))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +29,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import origin_of
 from svod.core.ir.serialize import ast_to_data, data_to_ast
 from svod.core.ir.uop import Ops, UOp, encode
+from svod.core.schedule.cut import BY_RULES, Deviations
 from svod.core.schedule.schedule import KernelCall, Schedule, create_schedule
 from svod.errors import FormatError
 from svod.system.forksafe import remake_after_fork
@@ -75,14 +77,23 @@ _lock = Lock()
 remake_after_fork(sys.modules[__name__], "_lock", Lock)
 
 
-def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True, keeper: Keeper | None = None) -> Schedule:
-    """Like `create_schedule`, but reuses the schedule of a graph that differs only in its buffers. `remember` False: the cache is not used.
-    `keeper`: has the schedules of earlier processes.
+def by_rules() -> Deviations:
+    """No deviations."""
+    return BY_RULES
+
+
+def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), deviating: str = "", deviations: Callable[[], Deviations] = by_rules, *,
+                remember: bool = True, keeper: Keeper | None = None) -> Schedule:
+    """Like `create_schedule`, but reuses the schedule of a graph that differs only in its buffers. `deviating` identifies what the schedule
+    does otherwise than by the rules, which `deviations` finds if it is not cached. `remember` False: the cache is not used. `keeper`: has
+    the schedules of earlier processes.
 
     Raises ScheduleError as that does; failures are not cached."""
     if not remember:
-        return create_schedule(sink, constants, remember=False)
+        return create_schedule(sink, constants, deviations(), remember=False)
     form = normal_form(sink, constants)
+    if deviating:
+        form = form._replace(digest=hashlib.blake2b(form.digest + deviating.encode(), digest_size=16).digest())
     if len(form.buffers) < LEAST_BUFFERS or (keeper is not None and functions_of(sink)):
         keeper = None
     with _lock:
@@ -91,7 +102,7 @@ def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember:
         if keeper is not None and keeper.lacks(form.digest.hex()):      # it was made for another keeper, or for none
             keeper.keep(form.digest.hex(), _to_data(known))
     else:
-        known = _made_or_kept(sink, constants, form, keeper)
+        known = _made_or_kept(sink, constants, form, deviations, keeper)
         with _lock:
             _schedules[form.digest] = known
             while len(_schedules) > MOST_SCHEDULES:
@@ -99,7 +110,8 @@ def schedule_of(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remember:
     return _restored(known, form)
 
 
-def _made_or_kept(sink: UOp, constants: frozenset[UOp], form: NormalForm, keeper: Keeper | None) -> _Known:
+def _made_or_kept(sink: UOp, constants: frozenset[UOp], form: NormalForm, deviations: Callable[[], Deviations],
+                  keeper: Keeper | None) -> _Known:
     """The schedule that `keeper` has, or a new one, which it then keeps."""
     name = form.digest.hex()
     if keeper is not None and (data := keeper.kept(name)) is not None:
@@ -110,7 +122,7 @@ def _made_or_kept(sink: UOp, constants: frozenset[UOp], form: NormalForm, keeper
             pass        # the data of an entry that another program wrote: the schedule is made, and the entry is replaced
         else:
             return known
-    known = _taken_apart(create_schedule(sink, constants), form)
+    known = _taken_apart(create_schedule(sink, constants, deviations()), form)
     if keeper is not None:
         keeper.keep(name, _to_data(known))
     return known

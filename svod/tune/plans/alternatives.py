@@ -1,4 +1,4 @@
-"""The alternatives of a plan: what it may do otherwise than the rules of the cut say (`svod.core.schedule.cut.Choices`).
+"""The alternatives of a plan: what it may do otherwise than the rules of the cut say (`svod.core.schedule.cut.Deviations`).
 
     a value between kernels         stored in another order of its axes
     a value read by several         stored once            ↔   computed anew by each reader
@@ -18,7 +18,7 @@ from svod.core.graph.shapes import shape_of
 from svod.core.ir.uop import ELEMENTWISE, Ops, UOp
 from svod.core.ir.variable import is_symbolic
 from svod.core.schedule.canonical import key_of_canonical
-from svod.core.schedule.cut import SECOND_CONTRACTION, Choices, Cut, is_reduction
+from svod.core.schedule.cut import BY_RULES, SECOND_CONTRACTION, Cut, Deviations, is_reduction
 from svod.core.schedule.schedule import Explained, explain_schedule
 
 _STORED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.RESHAPE, Ops.PERMUTE, Ops.GEP}
@@ -26,12 +26,12 @@ _STORED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.RESHAPE, Ops.PERMUTE, Ops.GEP}
 
 class Alternative(NamedTuple):
     """One alternative of a plan. `key`: identifies it among those of the plan; `described`: what is done otherwise, in words; `kernels`:
-    the keys of the kernels of the plan by the rules that it changes; `is_image`: it stores an image with channels last
-    that no matrix product reads as rows."""
+    the keys of the kernels of the plan by the rules that it changes; `is_image`: it stores an image with channels last,
+    and no matrix product reads the flattened image."""
 
     key: str
     described: str
-    choices: Choices
+    deviations: Deviations
     kernels: frozenset[str]
     is_image: bool = False
 
@@ -48,19 +48,25 @@ class PlanGraph(NamedTuple):
         return [u for u in self.sink.toposort() if u.op is Ops.BUFFER]
 
 
-def together(alternatives: Iterable[Alternative]) -> Choices:
-    """The choices of several alternatives."""
-    chosen = [a.choices for a in alternatives]
+def together(alternatives: Iterable[Alternative]) -> Deviations:
+    """The deviations of several alternatives."""
+    chosen = [a.deviations for a in alternatives]
     orders = {u: order for c in chosen for u, order in c.orders.items()}
-    return Choices(frozenset().union(*(c.kept for c in chosen)), frozenset().union(*(c.recomputed for c in chosen)), orders)
+    return Deviations(frozenset().union(*(c.kept for c in chosen)), frozenset().union(*(c.recomputed for c in chosen)), orders)
 
 
-def alternatives_of(g: PlanGraph) -> dict[str, Alternative]:
+def deviations_of(graph: PlanGraph, chosen: frozenset[str]) -> Deviations:
+    """What the plan of a graph does otherwise with the alternatives that have these keys; nothing if it does not have all of them."""
+    known = alternatives_of(graph) if chosen else {}
+    return together(known[key] for key in chosen) if chosen <= known.keys() else BY_RULES
+
+
+def alternatives_of(graph: PlanGraph) -> dict[str, Alternative]:
     """The alternatives of the plan of a graph, by their keys. Raises ScheduleError."""
     found: dict[str, Alternative] = {}
-    for a in _Finder(explain_schedule(g.sink, g.constants)).all():
+    for a in _Finder(explain_schedule(graph.sink, graph.constants)).all():
         known = found.get(a.key)
-        found[a.key] = a if known is None else known._replace(choices=together([known, a]), kernels=known.kernels | a.kernels)
+        found[a.key] = a if known is None else known._replace(deviations=together([known, a]), kernels=known.kernels | a.kernels)
     return found
 
 
@@ -80,10 +86,10 @@ class _Finder:
         self.images = self.find_images()
 
     def kernels_of(self, u: UOp) -> frozenset[UOp]:
-        """The stored nodes of the kernels that read a realised node, or compute another one."""
+        """The nodes stored by the kernels that read u, or that compute u if it has no buffer."""
         return frozenset(use.kernel for use in self.cut.uses.get(u, ()))
 
-    def made(self, kind: str, u: UOp, kernels: Iterable[UOp], choices: Choices, *, is_image: bool = False) -> Alternative:
+    def alternative(self, kind: str, u: UOp, kernels: Iterable[UOp], deviations: Deviations, *, is_image: bool = False) -> Alternative:
         calls = [self.call[k] for k in kernels if k in self.call]
         shape = "×".join(map(str, shape_of(u)))
         h = hashlib.blake2b(digest_size=8)
@@ -91,7 +97,7 @@ class _Finder:
             h.update(part.encode() + b"\n")
         names = ", ".join(sorted({self.names[i] for i in calls}))
         changed = frozenset(self.keys[i] for i in calls)
-        return Alternative(h.hexdigest(), f"{u.dtype.name} {shape} {kind} ({names})", choices, changed, is_image)
+        return Alternative(h.hexdigest(), f"{u.dtype.name} {shape} {kind} ({names})", deviations, changed, is_image)
 
     def all(self) -> Iterator[Alternative]:
         for u in self.cut.order:
@@ -107,26 +113,26 @@ class _Finder:
         if order is not None:
             moved = [a for a, b in enumerate(order) if a != b]
             kind = "stored with channels last" if u in self.images else f"stored with axes {moved[0]} and {moved[1]} exchanged"
-            yield self.made(kind, u, around, Choices(orders={u: order}), is_image=u in self.images and not self.is_flattened(u))
+            yield self.alternative(kind, u, around, Deviations(orders={u: order}), is_image=u in self.images and not self.is_flattened(u))
         if u in self.fixed:
             return
-        if u in self.cut.shared and not self.cut.holds_reduction(u):
-            yield self.made("computed anew by each reader", u, around, Choices(recomputed=frozenset([u])))
+        if u in self.cut.recomputable and not self.cut.holds_reduction(u):
+            yield self.alternative("computed anew by each reader", u, around, Deviations(recomputed=frozenset([u])))
         inner = [r for r, kernels in self.makers.items() if kernels == {u} and is_reduction(r)]
         if inner and u.op in ELEMENTWISE:
             before = max(inner, key=self.cut.position.__getitem__)
-            yield self.made("with the epilogue of its reduction in its readers", u, around, Choices(kept=frozenset([before])))
+            yield self.alternative("with the epilogue of its reduction in its readers", u, around, Deviations(kept=frozenset([before])))
         claimed = self.cut.contraction_of.get(u)
         if claimed is not None and any(why == SECOND_CONTRACTION and self.kernels_of(s) == {u} for s, why in self.why.items()):
             kept = frozenset([self.cut.lift(claimed)])
-            yield self.made("summed in the kernel of its other contraction", u, around, Choices(kept=kept))
+            yield self.alternative("summed in the kernel of its other contraction", u, around, Deviations(kept=kept))
 
     def of_recomputed(self, u: UOp) -> Iterator[Alternative]:
         """The alternative of a value that several kernels compute, if it is the last one that all of them do."""
         makers = self.makers[u]
         if len(makers) > 1 and u.op in ELEMENTWISE and u.op is not Ops.CAST and not any(
                 self.makers.get(c) == makers and c.op in ELEMENTWISE for c in self.cut.consumers.get(u, ())) and self.reads_memory(u):
-            yield self.made("stored once for all readers", u, makers, Choices(kept=frozenset([u])))
+            yield self.alternative("stored once for all readers", u, makers, Deviations(kept=frozenset([u])))
 
     def reads_memory(self, u: UOp) -> bool:
         return any(n.op is Ops.BUFFER or n in self.why for n in self.cut.cone(u, self.why))

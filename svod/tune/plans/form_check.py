@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from svod.bench.race import confirm
 from svod.bench.timer import Contestant, protocol_of, time_calls
@@ -80,7 +83,7 @@ def time_forms(both: BothForms, resolved: Resolved, seconds: float, bench: Bench
     `seconds`. Under the policy "fast" no kernel is rounded. Returns None if there is no time for enough rounds to know an interval. Raises
     CompileError, LaunchError."""
     bench, exact, target, pair = bench or BenchConfig(), resolved.exact, resolved.target, resolved.compiler.pair
-    plans = [_built(unbound, exact) for unbound in (both.direct, both.transformed)]
+    plans = [built_for_timing(unbound, exact, synthetic_arrays(unbound)) for unbound in (both.direct, both.transformed)]
     contestants = [Contestant(plan.repeat, name) for plan, name in zip(plans, ("direct", "transformed"), strict=True)]
     run = sum(time_calls(c, 1) for c in contestants)        # these runs also touch the intermediate buffers for the first time
     if run * MIN_ROUNDS > MOST_OVER * seconds:
@@ -93,9 +96,10 @@ def time_forms(both: BothForms, resolved: Resolved, seconds: float, bench: Bench
                      race.noisy is not None, time.time())
 
 
-def _built(unbound: UnboundPlan, resolved: Resolved) -> ExecutionPlan:
+def built_for_timing(unbound: UnboundPlan, resolved: Resolved, arrays: Sequence[np.ndarray[Any, Any] | None]) -> ExecutionPlan:
+    """A plan over synthetic arrays, each kernel with the chain that `prepare` would choose now. Raises CompileError, LaunchError."""
     choices = within_limit(unbound, choose_each(unbound.kernels, resolved), resolved)
     code = compile_all(unbound.kernels, choices, resolved.compiler)
-    made = build_plan(unbound, code, synthetic_arrays(unbound), threads=resolved.target.threads, device=resolved.target.device)
+    made = build_plan(unbound, code, arrays, threads=resolved.target.threads, device=resolved.target.device)
     made.set_variables(check_values(unbound))
     return made

@@ -20,21 +20,19 @@ import numpy as np
 
 from svod.bench.race import confirm
 from svod.bench.timer import Contestant, protocol_of, time_calls
-from svod.compile.plan.compiler import compile_all
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.unbound_plan import BufferSpec, UnboundPlan, build_plan, synthetic_arrays
+from svod.compile.plan.unbound_plan import BufferSpec, UnboundPlan, synthetic_arrays
 from svod.core.graph.buffer import aligned_empty
 from svod.core.machine.target import SAME
-from svod.core.schedule.cut import BY_RULES, Choices
+from svod.core.schedule.cut import BY_RULES, Deviations
 from svod.errors import SvodError
 from svod.system.quantities import count
 from svod.tune.capture import plan_digest
-from svod.tune.chains import choose_each
 from svod.tune.db import FormTimes
 from svod.tune.plans.alternatives import Alternative, together
 from svod.tune.plans.check import MIN_ROUNDS, bytes_touched
+from svod.tune.plans.form_check import built_for_timing
 from svod.tune.plans.forms import deciding_record, times_words
-from svod.tune.plans.transformed import within_limit
 from svod.tune.resolved import Resolved
 
 MOST_SEARCHED = 1 << 30     # A plan whose buffers have more bytes is not searched, as two plans are in memory at a time.
@@ -48,28 +46,21 @@ ALTERNATIVES_SHARE = 0.33   # largest share of a budget for the alternatives of 
 
 log = logging.getLogger("svod.tune")
 
-PlanOf = Callable[[Choices], UnboundPlan]
+PlanOf = Callable[[Deviations], UnboundPlan]
 
 
 def can_be_searched(plan: UnboundPlan, resolved: Resolved) -> bool:
     """Whether the alternatives of a plan may be chosen: it runs on one device without calls of functions, at fixed sizes, and the policy
-    does not fix the order of its sums. Kernels that are captured for another device are those of the plan by the rules."""
+    does not fix the order of its sums. Kernels that are captured for another device, or have given chains, are those by the rules."""
     config = resolved.config
-    return (resolved.target.numerics != SAME and not config.noopt and config.capture_device is None and len(plan.calls) > 1
-            and not (plan.functions or plan.copies) and not any(c.variables or c.device for c in plan.calls)
+    return (resolved.target.numerics != SAME and not (config.noopt or resolved.opts or config.capture_device)
+            and len(plan.calls) > 1 and not (plan.functions or plan.copies) and not any(c.variables or c.device for c in plan.calls)
             and bytes_touched(plan) <= MOST_SEARCHED)
 
 
 def plan_record(plan: UnboundPlan, resolved: Resolved, timed: FormTimes | None = None) -> FormTimes | None:
     """The record that decides about the alternatives of a plan that is made by the rules; None where there is none."""
     return deciding_record(plan_digest(plan, resolved.target.key), None, resolved, lambda: True, timed)
-
-
-def chosen_alternatives(record: FormTimes | None, alternatives: Mapping[str, Alternative]) -> list[Alternative]:
-    """The alternatives that a record chooses; none if the plan has them no longer, or the rules are as fast."""
-    if record is None or not record.is_faster or not record.chosen <= alternatives.keys():
-        return []
-    return [alternatives[key] for key in alternatives if key in record.chosen]
 
 
 class ChosenPlan(NamedTuple):
@@ -108,9 +99,11 @@ class PlanSearch:
 
     def __init__(self, alternatives: Mapping[str, Alternative], plan_of: PlanOf, resolved: Resolved, seconds: float,
                  begun: FormTimes | None = None) -> None:
-        self.alternatives, self.plan_of, self.resolved = alternatives, plan_of, resolved.exact
-        self.ends = time.monotonic() + seconds
-        self.begun = frozenset(a.key for a in chosen_alternatives(begun, alternatives))
+        self.alternatives, self.plan_of, self.resolved = alternatives, plan_of, resolved
+        self.final_seconds = min(FINAL_SECONDS, 0.25 * seconds)
+        self.ends = time.monotonic() + seconds - self.final_seconds
+        self.begun = begun.chosen & alternatives.keys() if begun is not None and begun.is_faster else frozenset()
+        self.is_interrupted = False         # whether Ctrl-C has ended it
         self.rng = random.Random(0)
         self.by_rules = plan_of(BY_RULES)
         self.memory = _PlanMemory(self.by_rules)
@@ -122,29 +115,36 @@ class PlanSearch:
 
     def run(self) -> FormTimes | None:
         """The times of the plan by the rules and of the best one that was found, which is the former where none is faster. None if there
-        was no time to compare any. Raises CompileError, LaunchError."""
+        was no time to compare any. Ctrl-C ends the search. Raises CompileError, LaunchError."""
         first = self.made(frozenset())
         if self.left < 2 * MIN_ROUNDS * time_calls(Contestant(first.plan.repeat, "rules"), 1):
             return None
         best = self.made(self.begun) if self.begun else first
-        moves, changed = self.moves(first), True
-        while changed and self.left > 0:
-            changed = False
-            for toggled in moves:
-                if self.left > 0 and (found := self.new(best.chosen ^ toggled)) is not None and found.digest != best.digest \
-                        and self.is_faster(found, best):
-                    best, changed = found, True
-        return self.times_of(first, best, sum(best.chosen ^ toggled not in self.tried for toggled in moves))
+        singles, images, changed = self.in_order(first), self.images, True
+        try:
+            if len(images) > 1 and (found := self.new(best.chosen | images)) is not None and self.is_faster(found, best):
+                best = found
+            while changed and self.left > 0:
+                changed = False
+                for key in singles:
+                    if self.left > 0 and (found := self.new(best.chosen ^ {key})) is not None and self.is_faster(found, best):
+                        best, changed = found, True
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+        return self.times_of(first, best, sum(best.chosen ^ {key} not in self.tried for key in singles))
 
-    def moves(self, first: _Tried) -> list[frozenset[str]]:
-        """The alternatives that are exchanged together: all images at first, then one after the other, by the time of their kernels."""
+    @property
+    def images(self) -> frozenset[str]:
+        """The alternatives that are tried together at first: all images with channels last."""
+        return frozenset(key for key, a in self.alternatives.items() if a.is_image)
+
+    def in_order(self, first: _Tried) -> list[str]:
+        """The alternatives that are tried one after the other: images first, and by the time of the kernels that they change."""
         seconds: dict[str, float] = {}
         for call, taken in zip(self.by_rules.calls, first.plan.profile(), strict=True):
             seconds[call.kernel] = seconds.get(call.kernel, 0.0) + taken
-        images = frozenset(key for key, a in self.alternatives.items() if a.is_image)
         share = {key: sum(seconds.get(k, 0.0) for k in a.kernels) / sum(seconds.values()) for key, a in self.alternatives.items()}
-        in_order = sorted(share, key=lambda k: (k not in images, -share[k]))
-        return [*[images] * (len(images) > 1), *(frozenset([key]) for key in in_order if share[key] >= LEAST_KERNELS_SHARE)]
+        return sorted([k for k in share if share[k] >= LEAST_KERNELS_SHARE], key=lambda k: (k not in self.images, -share[k]))
 
     def new(self, chosen: frozenset[str]) -> _Tried | None:
         """The plan with some alternatives; None if it has been tried, or its kernels cannot be compiled."""
@@ -160,23 +160,22 @@ class PlanSearch:
         """The plan with some alternatives."""
         self.tried.add(chosen)
         unbound = self.plan_of(together(self.alternatives[key] for key in chosen))
-        target, compiler = self.resolved.target, self.resolved.compiler
-        choices = within_limit(unbound, choose_each(unbound.kernels, self.resolved), self.resolved)
-        code = compile_all(unbound.kernels, choices, compiler)
-        plan = build_plan(unbound, code, self.memory.arrays_for(unbound), threads=target.threads, device=target.device)
-        return _Tried(chosen, plan_digest(unbound, target.key), plan)
+        plan = built_for_timing(unbound, self.resolved.exact, self.memory.arrays_for(unbound))
+        return _Tried(chosen, plan_digest(unbound, self.resolved.target.key), plan)
 
     def is_faster(self, found: _Tried, best: _Tried) -> bool:
-        """Whether a plan is faster than the best one so far, beyond noise."""
+        """Whether a plan is another one than the best one so far, and faster beyond noise."""
+        if found.digest == best.digest:
+            return False
         race = confirm([Contestant(best.plan.repeat, "best"), Contestant(found.plan.repeat, "found")], min_rounds=MIN_ROUNDS,
                        precision=TRIAL_PRECISION, budget_seconds=min(TRIAL_SECONDS, max(0.0, self.left)), rng=self.rng,
                        min_sample=PLAN_SAMPLE_SECONDS)
         return race.ratios[1].high < 1.0
 
     def times_of(self, first: _Tried, best: _Tried, untried: int) -> FormTimes:
-        """The record of a plan. Rules that no alternative beats are timed against nothing: the ratio is 1."""
+        """The record of a plan. Without a faster alternative the plan by the rules is timed alone, and the ratio is 1."""
         race = confirm([Contestant(first.plan.repeat, "rules"), *[Contestant(best.plan.repeat, "best")] * (best is not first)],
-                       min_rounds=MIN_ROUNDS, precision=FINAL_PRECISION, budget_seconds=FINAL_SECONDS, rng=self.rng,
+                       min_rounds=MIN_ROUNDS, precision=FINAL_PRECISION, budget_seconds=self.final_seconds, rng=self.rng,
                        min_sample=PLAN_SAMPLE_SECONDS)
         last, pair, target = len(race.ratios) - 1, self.resolved.compiler.pair, self.resolved.target
         ratio = race.ratios[last]
@@ -187,15 +186,8 @@ class PlanSearch:
                          tuple(f"{key} {self.alternatives[key].described}" for key in sorted(best.chosen)), untried)
 
 
-def zeros(spec: BufferSpec) -> np.ndarray[Any, Any]:
-    """New memory for a buffer, filled with zeros."""
-    made = aligned_empty(spec.size, spec.dtype)
-    made.view(np.uint8)[:] = 0
-    return made
-
-
 class _PlanMemory:
-    """The memory of the plans of one search: equal buffers of all plans share it, so that weights are at the same addresses in each."""
+    """The host memory of the plans of one search, which share it, so that weights are at the same addresses in each."""
 
     def __init__(self, plan: UnboundPlan) -> None:
         self.arrays: dict[BufferSpec, list[np.ndarray[Any, Any] | None]] = {}
@@ -212,7 +204,9 @@ class _PlanMemory:
                 continue
             known, n = self.arrays.setdefault(spec, []), used.get(spec, 0)
             if n == len(known):
-                known.append(zeros(spec))
+                made = aligned_empty(spec.size, spec.dtype)
+                made.view(np.uint8)[:] = 0
+                known.append(made)
             arrays.append(known[n])
             used[spec] = n + 1
         return arrays
