@@ -102,7 +102,7 @@ class PlanSearch:
         self.alternatives, self.plan_of, self.resolved = alternatives, plan_of, resolved
         self.final_seconds = min(FINAL_SECONDS, 0.25 * seconds)
         self.ends = time.monotonic() + seconds - self.final_seconds
-        self.begun = begun.chosen & alternatives.keys() if begun is not None and begun.is_faster else frozenset()
+        self.begun = begun.chosen.intersection(alternatives) if begun is not None and begun.is_faster else frozenset()
         self.is_interrupted = False         # whether Ctrl-C has ended it
         self.rng = random.Random(0)
         self.by_rules = plan_of(BY_RULES)
