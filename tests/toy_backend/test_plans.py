@@ -7,6 +7,7 @@ import random
 import sqlite3
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,13 +25,18 @@ from svod.compile.resources import PhaseResources
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.graph.buffer import Array
+from svod.core.graph.graph import sink
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import HOST
 from svod.errors import CompileError, UnsupportedError
+from svod.prepare import plan_with
 from svod.tune.capture import Capture
 from svod.tune.measure.candidate import Candidate, Origin
+from svod.tune.plans.alternatives import PlanGraph, alternatives_of
+from svod.tune.plans.plan_search import PlanSearch
+from svod.tune.resolved import resolve
 from svod.tune.search.strategies.beam import Beam
 from svod.tune.workers.executor import InlineExecutor
 from tests.call_trees import Loop, do, interpret, random_arrays, random_tree
@@ -276,3 +282,20 @@ def test_a_pytorch_model_on_a_device() -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-6)
     assert {plan.device for plan in compiled.plans} == {TOY.device}
+
+
+def test_the_alternatives_of_a_plan_are_timed_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that does not read host memory, every plan of the search has buffers of its own."""
+    config = replace(CONFIG, db=str(tmp_path / "t.db"))
+    y, resolved = (Tensor(X) @ Tensor(W)).relu() @ Tensor(V), resolve(config)
+    graph = PlanGraph(sink(y.uop))
+    search = PlanSearch(alternatives_of(graph), partial(plan_with, graph, resolved), resolved, 60.0)
+    monkeypatch.setattr(search, "is_faster", lambda found, best: len(found.chosen) > len(best.chosen))
+    times = search.run()
+    assert times is not None and times.target == TOY.key and times.alternatives
+    resolved.db.record([replace(times, ratio=0.5, ratio_low=0.5, ratio_high=0.5)])
+    plan = ((Tensor(X) @ Tensor(W)).relu() @ Tensor(V)).prepare(config)
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(11, 7), np.maximum(X @ W, 0) @ V, rtol=1e-4, atol=1e-5)
+    by_rules = ((Tensor(X) @ Tensor(W)).relu() @ Tensor(V)).prepare(CONFIG)
+    assert [k.key for k in plan.kernels] != [k.key for k in by_rules.kernels]

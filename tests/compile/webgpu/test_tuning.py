@@ -15,8 +15,10 @@ from svod.config import BeamConfig, PrepareConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.machine.target import Target
 from svod.errors import LaunchError
+from svod.tune.db import FormTimes, TuningDB
 from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.work import compile_candidate, screen_candidate, verify_candidate
+from tests.tune.test_plan_search import kernels
 
 RNG = np.random.default_rng(0)
 X, W = (RNG.standard_normal(6).astype(np.float32) for _ in range(2))        # few chains differ
@@ -36,6 +38,18 @@ def test_a_search_measures_and_verifies_on_the_adapter(webgpu: Target, tmp_path:
     np.testing.assert_array_equal(plan.outputs[0], X * W)
     kernel, = plan.kernels
     assert kernel.opts_source == "database"
+
+
+@pytest.mark.slow
+def test_the_alternatives_of_a_plan_are_timed_on_the_adapter(webgpu: Target, tmp_path: Path) -> None:
+    db = str(tmp_path / "tune.db")
+    beam = BeamConfig(width=1, executor="inline", budget=20.0, kernel_budget=1.0, patience=1)
+    kernels(device="WEBGPU", db=db, beam=beam)
+    with TuningDB.open(db) as opened:
+        ((times, _),) = opened.select(FormTimes)
+    assert times.target == webgpu.key and times.is_of_plan
+    used, by_rules = kernels(device="WEBGPU", db=db), kernels(device="WEBGPU", db=":none:")
+    assert (used != by_rules) == times.is_faster
 
 
 def test_a_worker_whose_device_is_lost_goes_on(webgpu: Target) -> None:
