@@ -187,6 +187,7 @@ def test_a_choice_that_lost_a_line_is_not_used_and_said(tmp_path: Path, caplog: 
     assert read_lock(path) == ({("k", "t"): Locked("k", "t", ())}, tuple(other), ())
     said = "2 of 3 lines are there of the choice of kernels to round for plan 7a7a7a7a7a7a, which is not used"
     assert said in caplog.text
+    assert "choose again with svod-tune --numerics fast --max-error E" in caplog.text
     with pytest.raises(ConfigError, match=said):
         check_whole(path)
     path.write_text("".join(line.replace('"of": 3, ', "") + "\n" for line in path.read_text().splitlines()))

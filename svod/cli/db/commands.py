@@ -32,7 +32,7 @@ from svod.core.kernel.chain_text import chain_of, chain_words
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.tree.show import print_nest
-from svod.errors import DatabaseError, SvodError
+from svod.errors import ConfigError, DatabaseError, SvodError
 from svod.system.quantities import count, seconds
 from svod.system.tables import printable
 from svod.tune.db import (
@@ -349,13 +349,12 @@ def _lock_option() -> Callable[[Any], Any]:
     return click.option("--lock", metavar="FILE", type=click.Path(path_type=Path), help="A lock file of svod-tune -o instead of SVOD_LOCK.")
 
 
-def _whole_lock(given: Path | None) -> str | None:
-    """The lock file that `given` or else SVOD_LOCK names, or None. Raises ConfigError if it, or a line of it, cannot be used."""
+def _lock_in_use(given: Path | None) -> str | None:
+    """The lock file that `given` or else SVOD_LOCK names, or None. Raises ConfigError if `given` does not exist."""
+    if given is not None and not given.exists():
+        raise ConfigError(f"the lock file {given} does not exist")
     lock = given or config.PrepareConfig.env_value("lock")
-    if lock is None:
-        return None
-    check_whole(lock)
-    return str(lock)
+    return None if lock is None else str(lock)
 
 
 @_runs_programs()
@@ -370,7 +369,7 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
     that differs; and why convolutions are computed directly or by transforms. The KERNEL may be a convolution.
 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
-    db, used = _open(context), _whole_lock(lock)
+    db, used = _open(context), _lock_in_use(lock)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
         options = TuneOptions(what, args, **program)
         check_program(options)
@@ -411,7 +410,8 @@ def bake(context: click.Context, /, output: Path, lock: Path | None, **given: An
         _open(context, missing=False)
     options = options_of(**given)
     check_program(options)
-    _whole_lock(lock)
+    if (used := _lock_in_use(lock)) is not None:
+        check_whole(used)       # what is shipped has all of its lines
     variables = {name: str(value) for name, value in (("SVOD_LOCK", lock and lock.absolute()), ("SVOD_TUNE_DB", context.obj)) if value}
     baked = bake_objects(options, output, **variables)
     _say("\n".join(described_objects(object_rows([output.absolute()]))))
