@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from svod import Tensor
 from svod.cli import _run
 from svod.cli.db import verify
 from svod.cli.db.commands import cli
-from svod.cli.db.reasons import predicted_algorithms
+from svod.cli.db.reasons import LIBRARY_KERNEL, predicted_algorithms, reason_lines
+from svod.cli.db.scripts import CapturedKernel
 from svod.compile.cpu.host import host_target
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.object_cache import Build, CachedObject, ObjectCache, ObjectKey
@@ -292,6 +295,17 @@ def test_why_goes_on_with_what_can_be_read_of_a_lock_file(path: Path, tmp_path: 
     done = run(path, "why", GEMM)
     assert done.exit_code == 0 and said in caplog.text
     assert ("has its chain, which goes before" if "KEY" in content else "has no chain for it") in done.output
+
+
+@pytest.mark.parametrize("made", [lambda: data(3, 17).sort()[0], lambda: data(1, 7).cumsum(1)], ids=["sort", "scan"])
+def test_why_says_that_library_kernels_have_no_chain_to_choose(path: Path, made: Callable[[], Tensor]) -> None:
+    kernel = Kernel(kernel_of(made()))
+    with TuningDB.open(path) as db:
+        asked = CapturedKernel(kernel.key, host_target().key, "by_hand", "", ast_to_data(kernel.ast))
+        assert reason_lines(db, asked, None)[2:] == [f"    {LIBRARY_KERNEL}"]
+        other = Kernel(kernel_of(data(3, 17).exp()))
+        lines = reason_lines(db, asked._replace(kernel=other.key, ast=ast_to_data(other.ast)), None)
+        assert "the kernel is not known" in lines[2] and LIBRARY_KERNEL not in "".join(lines)
 
 
 def test_choices_of_kernels_to_round_are_shown(path: Path, tmp_path: Path) -> None:

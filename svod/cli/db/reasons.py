@@ -27,10 +27,15 @@ from svod.tune.plans.forms import ConvolutionForm, chosen_words, decided_form, d
 from svod.tune.resolved import Resolved
 
 
+LIBRARY_KERNEL = "a library kernel, whose loops are written by hand: it has one form, and no chain to choose"
+
+
 def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[str]:
     """The lines about a kernel: its key and name, its target, and the reason for its chain. `lock`: the lock file, if one is used."""
     known = described(db, asked.kernel, shipped=True).get(asked.kernel)
     lines = [f"{asked.kernel[:SHOWN_KEY]} {asked.name or (known.name if known is not None else '')}", f"    {asked.target}"]
+    if _is_library_kernel(asked, known):
+        return [*lines, f"    {LIBRARY_KERNEL}"]
     if lock is not None:
         decides, text = _locked(db, asked if asked.ast is not None or known is None else asked._replace(ast=known.ast), lock)
         here = [x.record for x in read_lock(lock).roundings if (x.kernel, x.target) == (asked.kernel, asked.target)]
@@ -92,6 +97,15 @@ def _without_roundings(asked: CapturedKernel, known: KernelRecord | None) -> lis
 def _ast_of(asked: CapturedKernel, known: KernelRecord | None) -> Any:
     """A kernel's AST as data, of its own capture or of the database; None if neither has one."""
     return asked.ast if asked.ast is not None or known is None else known.ast
+
+
+def _is_library_kernel(asked: CapturedKernel, known: KernelRecord | None) -> bool:
+    """Whether a kernel's loops are written by hand; False for an AST of another svod."""
+    ast = _ast_of(asked, known)
+    try:
+        return ast is not None and Kernel(data_to_ast(ast)).library_kernel is not None
+    except SvodError:
+        return False
 
 
 def _algorithms(db: TuningDB, asked: CapturedKernel, known: KernelRecord | None) -> tuple[str, str]:
