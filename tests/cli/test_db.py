@@ -44,7 +44,7 @@ from svod.tune.lock import Locked, LockedForm, LockedRounding, write_lock
 from svod.tune.plans.forms import key_of
 from svod.tune.resolved import resolve
 from tests.compile.native import AVX512
-from tests.core.corpus import data, kernel_of
+from tests.core.corpus import data, gemm, kernel_of
 from tests.draws import a_half
 from tests.patience import NEVER, wait_until
 from tests.plans import canonical
@@ -327,6 +327,24 @@ def test_choices_of_kernels_to_round_are_shown(path: Path, tmp_path: Path) -> No
     write_lock(lock, [], None, [LockedRounding(r, "of_the_lock") for r in choice("e5" * 16)])
     out = run(path, "why", "of_the_lock", "--lock", str(lock)).output
     assert "of_the_lock\n" in out and f"by the lock file, {rounded}" in out
+
+
+def test_why_under_the_policy_fast_with_a_lock_file_that_has_no_chain_of_a_kernel(path: Path, tmp_path: Path) -> None:
+    """A choice of kernels to round has the chains of those that it rounds."""
+    kernel, other = Kernel(kernel_of(gemm(64, 64, 256))), Kernel(kernel_of(gemm(32, 64, 256)))
+    target, lock = replace(host_target(), numerics="fast").key, tmp_path / "m.lock.jsonl"
+    write_lock(lock, [], None, [LockedRounding(r) for r in choice(kernel.key, other.key, target=target)])
+    with TuningDB.open(path) as db:
+        def why(asked: Kernel, lock: Path | None) -> str:
+            return "\n".join(reason_lines(db, CapturedKernel(asked.key, target, "gemm", "", ast_to_data(asked.ast)),
+                                          None if lock is None else str(lock)))
+        not_chosen = why(kernel, None).splitlines()[-1]
+        assert "stays in float32, as no plan has chosen" in not_chosen or "stays in float32, as it has no product" in not_chosen
+        rounded, kept = why(kernel, lock), why(other, lock)
+        assert "has its chain in a choice of kernels to round" in rounded and ": ROUND(out, bfloat16) UPCAST(o0, 8)\n" in rounded
+        assert "its factors are rounded" in rounded
+        assert why(other, None).endswith(not_chosen) and not_chosen not in rounded + kept and "not known" not in rounded and "no chain for it" not in rounded
+        assert "has no chain for it" in kept and "it stays in float32, as the kernels" in kept
 
 
 def test_the_forms_of_convolutions_are_shown(path: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from svod.compile.backend import backend_named, device_named, target_with
 from svod.config import PrepareConfig
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import is_rounded
-from svod.core.kernel.chain_text import AS_IT_IS, NO_ALGORITHM, algorithm_words, chain_text
+from svod.core.kernel.chain_text import AS_IT_IS, NO_ALGORITHM, algorithm_words, chain_text, chain_words
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import FAST, HOST
@@ -33,12 +33,12 @@ LIBRARY_KERNEL = "a library kernel, whose loops are written by hand: it has one 
 def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[str]:
     """The lines about a kernel: its key and name, its target, and the reason for its chain. `lock`: the lock file, if one is used."""
     known = described(db, asked.kernel, shipped=True).get(asked.kernel)
-    lines = [f"{asked.kernel[:SHOWN_KEY]} {asked.name or (known.name if known is not None else '')}", f"    {asked.target}"]
+    lines, here = [f"{asked.kernel[:SHOWN_KEY]} {asked.name or (known.name if known is not None else '')}", f"    {asked.target}"], list[Rounding]()
     if _is_library_kernel(asked, known):
         return [*lines, f"    {LIBRARY_KERNEL}"]
     if lock is not None:
-        decides, text = _locked(db, asked if asked.ast is not None or known is None else asked._replace(ast=known.ast), lock)
         here = [x.record for x in read_lock(lock).roundings if (x.kernel, x.target) == (asked.kernel, asked.target)]
+        decides, text = _locked(db, asked if asked.ast is not None or known is None else asked._replace(ast=known.ast), lock, here)
         lines += [f"    {text}", *(f"    by the lock file, {line}" for line in _rounding_lines(here))]
         if decides:
             return lines
@@ -46,7 +46,7 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
     lines.append(f"    {reason.text}")
     lines += [f"    algorithms {text}" for text in _algorithms(db, asked, known) if text]
     stored = [r for r, _ in db.select(Rounding, asked.kernel, asked.target, shipped=True)]
-    lines += [f"    {line}" for line in _rounding_lines(stored) or _without_roundings(asked, known)]
+    lines += [f"    {line}" for line in _rounding_lines(stored) or ([] if here else _without_roundings(asked, known))]
     if reason.field and reason.stored and reason.field != "verdict":
         lines.append(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
     return lines
@@ -132,10 +132,14 @@ def predicted_algorithms(base: Scheduler) -> str:
     return "predicted: " + ", ".join(f"{name} {digits(c)}" for name, c in sorted(cycles.items(), key=lambda item: item[1])) + " cycles"
 
 
-def _locked(db: TuningDB, asked: CapturedKernel, lock: str) -> tuple[bool, str]:
-    """Whether the lock file gives the kernel its chain, and a sentence that says so, or why not."""
+def _locked(db: TuningDB, asked: CapturedKernel, lock: str, roundings: Sequence[Rounding]) -> tuple[bool, str]:
+    """Whether the lock file gives the kernel its chain, and a sentence that says so, or why not. `roundings`: the file's choices whether to
+    round the kernel."""
     lines = locked_lines(lock)
     line = lines.get((asked.kernel, asked.target))
+    if line is None and (rounded := [r for r in roundings if r.used]):
+        chains = " or ".join(dict.fromkeys(chain_words(r.chain) for r in rounded))
+        return True, f"the lock file {lock} has its chain in a choice of kernels to round, which goes before the tuning database: {chains}"
     if line is None:
         others = sorted(target for kernel, target in lines if kernel == asked.kernel)
         return False, f"the lock file {lock} has no chain for it" + (f" on this target, but on {', '.join(others)}" if others else "")
