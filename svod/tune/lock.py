@@ -233,7 +233,8 @@ def _whole_choices(roundings: Sequence[LockedRounding]) -> tuple[list[LockedRoun
     for x in roundings:
         told[x.record.choice] = max(told.get(x.record.choice, 0), x.of)
     gaps = [f"{have[choice]} of {of} lines are there of the choice of kernels to round for plan {choice[1][:12]}, which is not used; "
-            "restore the file, or choose again with svod-tune --numerics fast --max-error E" for choice, of in told.items() if have[choice] < of]
+            "restore the file, or choose again with svod-tune --numerics fast --max-error E"
+            for choice, of in told.items() if have[choice] < of]
     return [x for x in roundings if have[x.record.choice] >= told[x.record.choice]], gaps
 
 

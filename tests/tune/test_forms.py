@@ -23,7 +23,7 @@ from svod.tune.db import OWN, TEAM, FormTimes, RecordError, TuningDB
 from svod.tune.db.moving import export, import_file, merge
 from svod.tune.lock import LockedForm, check_whole, read_lock, write_lock
 from svod.tune.plans.form_check import BothForms, time_forms
-from svod.tune.plans.forms import decided_form
+from svod.tune.plans.forms import decided_form, decided_words
 from svod.tune.plans.predicted_forms import Predicted
 from svod.tune.resolved import resolve
 from tests.core.convolution.test_by_fourier import convolved, direct
@@ -178,6 +178,17 @@ def test_the_form_of_a_captured_convolution_is_said_as_prepare_decides_it(change
     same = resolve(PrepareConfig(numerics="same")).target.key
     given = replace(stored(tmp_path / "t.db", [case.times(0.5), case.times(0.5, target=same)], layer), **config)
     assert decided_form(case.found.form._replace(**changes), resolve(given)).form.is_transformed == is_transformed
+
+
+def test_a_capture_under_the_policy_same_says_why_a_convolution_is_direct(tmp_path: Path) -> None:
+    case = predicted(True)
+    config = stored(tmp_path / "t.db", [case.times(0.5, target=resolve(PrepareConfig(numerics="same")).target.key)])
+    config = replace(config, numerics="same")
+    assert not case.run(replace(config, capture=str(tmp_path / "c")))
+    (found,) = read_capture(tmp_path / "c").forms
+    assert found.form.key == case.found.form.key and found.other is None
+    assert decided_words(found.form, decided_form(found.form, resolve(config))) == \
+        f"{case.found.form.described}: directly, numerics=same, and transforms round otherwise"
 
 
 def test_policies_and_limits_go_before_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

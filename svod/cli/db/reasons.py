@@ -26,14 +26,14 @@ from svod.tune.lock import Lock, locked_lines, read_lock
 from svod.tune.plans.forms import ConvolutionForm, chosen_words, decided_form, decided_words, fault, times_words
 from svod.tune.resolved import Resolved
 
-
 LIBRARY_KERNEL = "a library kernel, whose loops are written by hand: it has one form, and no chain to choose"
 
 
 def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[str]:
     """The lines about a kernel: its key and name, its target, and the reason for its chain. `lock`: the lock file, if one is used."""
     known = described(db, asked.kernel, shipped=True).get(asked.kernel)
-    lines, here = [f"{asked.kernel[:SHOWN_KEY]} {asked.name or (known.name if known is not None else '')}", f"    {asked.target}"], list[Rounding]()
+    lines = [f"{asked.kernel[:SHOWN_KEY]} {asked.name or (known.name if known is not None else '')}", f"    {asked.target}"]
+    here: list[Rounding] = []
     if _is_library_kernel(asked, known):
         return [*lines, f"    {LIBRARY_KERNEL}"]
     if lock is not None:

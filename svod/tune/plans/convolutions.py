@@ -2,8 +2,8 @@
 
     conv → times of both forms inside a plan (`svod.tune.plans.forms`), else predictions (`svod.tune.plans.predicted_forms`) → its form
 
-The transformed form rounds otherwise, so the policy "same" has none, and it adds transformed weights to the constants of a plan, which
-`PrepareConfig.transformed_mb` limits.
+The transformed form rounds otherwise, so the policy "same" has none; a capture says so of each convolution that has one under other
+policies. It adds transformed weights to the constants of a plan, which `PrepareConfig.transformed_mb` limits.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import HOST, SAME
 from svod.system.quantities import count, digits
-from svod.tune.plans.forms import ConvolutionForm, deciding_record, describe, form_words, key_of, measured_form
+from svod.tune.plans.forms import ROUNDS_OTHERWISE, ConvolutionForm, deciding_record, describe, form_words, key_of, measured_form
 from svod.tune.plans.predicted_forms import Predicted, predicted_forms, rough_forms
 from svod.tune.plans.transformed import MEGABYTE
 from svod.tune.resolved import Resolved
@@ -51,7 +51,7 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, o
     """Rewrite the convolutions of a graph for which transforms are faster, by measurements or else by prediction. `constants`: BUFFERs
     that are weights. `other`: the key of a convolution whose other form is taken."""
     config, target = resolved.config, resolved.target
-    if target.has_groups or target.numerics == SAME or config.noopt or config.capture_device is not None:
+    if target.has_groups or (target.numerics == SAME and config.capture is None) or config.noopt or config.capture_device is not None:
         return Rewritten(graph)
     found: dict[str, list[_Considered]] = {}
     lengths: dict[UOp, tuple[ConvolutionSizes, Lengths]] = {}
@@ -105,6 +105,9 @@ def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolv
     def may_be_faster() -> bool:
         found = predicted(True)
         return found is not None and not found.is_far_slower
+    if resolved.target.numerics == SAME:
+        p = predicted(True)
+        return None if p is None else ConvolutionForm(key, described, p.lengths, False, ROUNDS_OTHERWISE, False)
     record = deciding_record(key, rough.cycles, resolved, may_be_faster)
     if record is not None:
         return measured_form(key, described, record, resolved)

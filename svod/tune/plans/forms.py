@@ -44,6 +44,8 @@ class ConvolutionForm(NamedTuple):
         return f"{self.described}: {form_words(self.lengths if self.is_transformed else None)}, {self.why}"
 
 
+ROUNDS_OTHERWISE = f"numerics={SAME}, and transforms round otherwise"
+
 #: The forms of the convolutions of a plan, each with the plan that has its other form, or None.
 Forms = Sequence[tuple[ConvolutionForm, UnboundPlan | None]]
 
@@ -99,7 +101,7 @@ def decided_form(form: ConvolutionForm, resolved: Resolved, timed: FormTimes | N
     """The form of a convolution whose predicted form is known, as that of a captured plan is. `timed`: an own record that was just made,
     which counts also where it could not be stored."""
     if resolved.target.numerics == SAME:
-        return Decided(form._replace(is_transformed=False, is_open=False, why=f"numerics={SAME}, and transforms round otherwise"))
+        return Decided(form._replace(is_transformed=False, is_open=False, why=ROUNDS_OTHERWISE))
     is_kept = not form.is_open and not form.is_transformed      # transforms are predicted to be far slower, or the limit forbids them
     if is_kept and resolved.config.transformed_mb is not None:
         return Decided(form)
