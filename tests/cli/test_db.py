@@ -23,7 +23,7 @@ from svod import Tensor
 from svod.cli import _run
 from svod.cli.db import verify
 from svod.cli.db.commands import cli
-from svod.cli.db.reasons import LIBRARY_KERNEL, predicted_algorithms, reason_lines
+from svod.cli.db.reasons import LIBRARY_KERNEL, plan_lines, predicted_algorithms, reason_lines
 from svod.cli.db.scripts import CapturedKernel
 from svod.compile.cpu.host import host_target
 from svod.compile.lower.program import ProgramSpec
@@ -41,8 +41,9 @@ from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, la
 from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
 from svod.tune.lock import Locked, LockedForm, LockedRounding, write_lock
-from svod.tune.plans.forms import key_of
+from svod.tune.plans.forms import ConvolutionForm, key_of
 from svod.tune.resolved import resolve
+from tests.cli.tune.test_alternatives import Captured
 from tests.compile.native import AVX512
 from tests.core.corpus import data, gemm, kernel_of
 from tests.draws import a_half
@@ -383,6 +384,47 @@ def test_why_of_a_script_names_the_forms_of_its_convolutions(path: Path, tmp_pat
     with TuningDB.open(path) as db:
         db.record([form_times(1.5, key_of(described), target, codegen=resolved.compiler.pair.revision)])
     assert f"{described}: directly, measured in a plan: directly 100 µs" in run(path, "why", str(script)).output
+
+
+def test_why_of_a_script_names_the_alternatives_of_its_plans(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, script, lock = Captured(tmp_path), tmp_path / "model.py", tmp_path / "m.lock.jsonl"
+    script.write_text("import os, shutil\n"
+                      f"shutil.copy({str(captured.path)!r}, os.environ['SVOD_CAPTURE'] + '/1.jsonl')\n")
+    revision, digest = resolve(PrepareConfig(db=":none:")).compiler.pair.revision, captured.plan.digest
+
+    def why(*options: str) -> list[str]:
+        out = run(path, "why", str(script), *options).output
+        return out[out.find(digest[:12]):].splitlines() if digest[:12] in out else []
+    assert why() == [], "without a record nothing is to be said"
+    newest = replace(captured.times(0.8, revision), taken_at=2e9)
+    with TuningDB.open(path) as db:
+        db.record([newest, captured.times(0.7, revision), captured.times(0.6, 0)])
+    said = why()
+    assert said[0].endswith("plan of 3 calls") and f"    {captured.plan.target}" == said[1]
+    assert said[2].startswith("    with 2 alternatives, measured: by the rules 100 µs, with 2 alternatives 80.0 µs (0.80×")
+    assert "not used" not in said[2] and "stored with channels last" in said[3]
+    unused = [line.rpartition("; this is not used: ")[2] for line in said if "not used" in line]
+    assert sorted(unused) == ["another record goes before it", f"it was measured with code generator 0, now {revision}"]
+    assert why("--target", TARGET) == []
+
+    write_lock(lock, [], None, forms=[LockedForm(replace(captured.times(1.1, revision), described="of the lock"))])
+    said = why("--lock", str(lock))
+    assert said[2].startswith("    by the lock file, by the rules, measured: by the rules") and "not used" not in said[2]
+    assert "\n".join(said).count("another record goes before it") == 2
+    monkeypatch.setenv("SVOD_NOOPT", "1")
+    assert "\n".join(why("--lock", str(lock))).count("SVOD_IMPORTED=ignore or SVOD_NOOPT leaves it out") == 3
+
+
+def test_a_record_of_a_plan_is_not_used_where_a_convolution_has_another_form(tmp_path: Path, path: Path) -> None:
+    plan, here = "7b" * 16, resolve(PrepareConfig(db=":none:"))
+    form = ConvolutionForm("c" * 32, "a convolution", (1024,), True, "predicted: all of it", True)
+    times = form_times(1.5, form.key, here.target.key, codegen=here.compiler.pair.revision)
+    with TuningDB.open(path) as db:
+        db.record([replace(times, kernel=plan, plan=plan, lengths=())])
+        assert "another form" not in "".join(plan_lines(db, plan, here.target.key, [form], None))
+        db.record([times])
+        assert "another form" in plan_lines(db, plan, here.target.key, [form], None)[-1]
+        assert "another form" not in "".join(plan_lines(db, plan, here.target.key, [], None))
 
 
 def test_a_kernel_that_was_searched_in_vain_is_shown(path: Path) -> None:

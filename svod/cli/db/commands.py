@@ -19,7 +19,7 @@ from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.db.objects import bake as bake_objects
 from svod.cli.db.objects import described_objects, object_rows, problems_of
-from svod.cli.db.reasons import convolution_lines, form_line, reason_lines
+from svod.cli.db.reasons import form_line, plan_lines, reason_lines, times_lines
 from svod.cli.db.scripts import CapturedKernel, captured_program
 from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
 from svod.cli.tune.command import check_program, options_of
@@ -286,7 +286,7 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
         _show_target(db, row, [(m, layer) for m, layer in found if m.target == row.target], [v for v in verdicts if v.target == row.target])
     for line in describe_searches(searches):
         _say(line.replace("searched", "searched ", 1))
-    for line in convolution_lines(db, key, None, Lock()):
+    for line in times_lines(db, key, None, Lock()):
         _say(line)
     for r in (r for choice in by_plan(roundings) for r in choice):
         _say(f"\nrounding  {r.target}\n          {rounding_words(r)}\n          {chain_words(r.chain)}")
@@ -366,24 +366,28 @@ def _lock_in_use(given: Path | None) -> str | None:
 @click.pass_context
 def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str | None, lock: Path | None, **program: Any) -> None:
     """Explain why kernels have their chains, or none: by the lock file, if there is one, else by the nearest record and the first field
-    that differs; and why convolutions are computed directly or by transforms. The KERNEL may be a convolution.
+    that differs; why convolutions are computed directly or by transforms; and what whole plans do otherwise than by the rules. The KERNEL
+    may be a convolution or a plan.
 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
     db, used = _open(context), _lock_in_use(lock)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
         options = TuneOptions(what, args, **program)
         check_program(options)
-        wanted, forms, failure = captured_program(options)
+        wanted, plans, forms, failure = captured_program(options)
         if failure:
             _say(f"{what}: {failure}; these are the kernels up to there", err=True)
-        for form, at in forms:
-            _say(form_line(db, form, target or at, used))
+        for form in {(form.form, form.target): form for form in forms}.values():
+            _say(form_line(db, form.content, target or form.target, used))
+        for plan, at in plans.items():
+            if target in (None, at) and (lines := plan_lines(db, plan, at, [form.content for form in forms if form.of == plan], used)):
+                _say("\n".join(lines))
     elif args or any(program.values()):
         raise click.UsageError(f"{what} is no script; arguments and {', '.join(OF_PROGRAMS.values())} are for scripts")
     else:
         lock_lines = read_lock(used) if used else Lock()
         key = _resolve_kernel(db, what, shipped=True, locked=lock_lines.lines)
-        told = convolution_lines(db, key, target, lock_lines)
+        told = times_lines(db, key, target, lock_lines)
         for text in told:
             _say(text)
         names = {line.target: line.name for line in lock_lines.lines if line.kernel == key}

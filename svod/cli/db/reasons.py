@@ -23,7 +23,16 @@ from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import HOW_TO_CHOOSE, by_plan, rounding_words
 from svod.tune.lock import Lock, locked_lines, read_lock
-from svod.tune.plans.forms import ConvolutionForm, chosen_words, decided_form, decided_words, fault, times_words
+from svod.tune.plans.forms import (
+    ConvolutionForm,
+    alternative_lines,
+    chosen_words,
+    decided_form,
+    decided_words,
+    deciding_record,
+    fault,
+    times_words,
+)
 from svod.tune.resolved import Resolved
 
 LIBRARY_KERNEL = "a library kernel, whose loops are written by hand: it has one form, and no chain to choose"
@@ -61,17 +70,34 @@ def form_line(db: TuningDB, form: ConvolutionForm, target: str, lock: str | None
     return f"{form.key[:SHOWN_KEY]} {decided_words(form, decided)}"
 
 
-def convolution_lines(db: TuningDB, key: str, target: str | None, lock: Lock) -> list[str]:
-    """The lines about a convolution: what its forms took on each target, or on `target`, and which form has been the faster one; [] for the
-    key of a kernel."""
+def plan_lines(db: TuningDB, plan: str, target: str, forms: Sequence[ConvolutionForm], lock: str | None) -> list[str]:
+    """The lines about a plan of a program: what it does otherwise than by the rules, and which of its records decides; [] without records.
+    `plan`: the digest of the plan by the rules; `forms`: the predicted forms of its convolutions."""
+    here, lines_of_lock = target_with(target), Lock() if lock is None else read_lock(lock)
+    if here is None:
+        return times_lines(db, plan, target, lines_of_lock)
+    resolved = Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db)
+    lines = times_lines(db, plan, target, lines_of_lock, [deciding_record(plan, None, resolved, lambda: True)])
+    if lines and any(decided_form(form, resolved).form.is_transformed != form.is_transformed for form in forms):
+        lines.append("    no record of this plan is used: a convolution has another form than the predicted one, which makes another plan")
+    return lines
+
+
+def times_lines(db: TuningDB, key: str, target: str | None, lock: Lock,
+                deciding: Sequence[FormTimes | None] | None = None) -> list[str]:
+    """The lines about a convolution or a plan: what its forms took on each target, or on `target`, and which form has been the faster one;
+    [] for the key of a kernel. `deciding`: the record that decides, or None if none of them does; None: that is not known."""
     locked = [(x.record, "by the lock file, ") for x in lock.forms if x.kernel == key and target in (None, x.target)]
-    stored = [(f, "") for f, _ in db.select(FormTimes, key, target, shipped=True)]
+    known = [r for r, _ in locked]
+    stored = [(f, "") for f, _ in db.select(FormTimes, key, target, shipped=True) if f not in known]
     revision, lines = device_named(HOST)[1].revision, list[str]()
     for r, where in (*locked, *sorted(stored, key=lambda pair: -pair[0].taken_at)):
         lines += [f"{key[:SHOWN_KEY]} {r.described}"] if not lines else []
         reason = fault(r, revision, db.barred(key, r.target))
+        if reason is None and deciding is not None and r not in deciding:
+            reason = "another record goes before it" if any(deciding) else "SVOD_IMPORTED=ignore or SVOD_NOOPT leaves it out"
         lines += [f"    {r.target}", f"    {where}{chosen_words(r)}, {times_words(r)}"
-                  + (f"; this is not used: {reason}" if reason else "")]
+                  + (f"; this is not used: {reason}" if reason else ""), *(f"      {line}" for line in alternative_lines(r))]
     return lines
 
 

@@ -17,7 +17,6 @@ from svod.system.process.program import python
 from svod.tune.capture import FormLine
 from svod.tune.db import RecordError
 from svod.tune.db.records import parse_json
-from svod.tune.plans.forms import ConvolutionForm
 
 SCRIPT_SECONDS = 600.0  # seconds after which a script is ended
 
@@ -47,10 +46,12 @@ def run_script(options: TuneOptions, command: Sequence[str], *, shown: bool = Fa
 
 
 class CapturedProgram(NamedTuple):
-    """The kernels that a program prepared, the forms of its convolutions with their targets, and its failure in words, or ""."""
+    """The kernels that a program prepared, the digests of its plans with their targets, the forms of their convolutions, and its failure in
+    words, or ""."""
 
     kernels: list[CapturedKernel]
-    forms: list[tuple[ConvolutionForm, str]]
+    plans: dict[str, str]
+    forms: list[FormLine]
     failure: str
 
 
@@ -59,7 +60,8 @@ def captured_program(options: TuneOptions) -> CapturedProgram:
     with temporary_folder("svod-why-") as directory:
         failure = run_script(options, ["why"], SVOD_CAPTURE=str(directory))
         kernels: dict[tuple[str, str], CapturedKernel] = {}
-        forms: dict[tuple[str, str], tuple[ConvolutionForm, str]] = {}
+        plans: dict[str, str] = {}
+        forms: list[FormLine] = []
         for path in sorted(Path(directory).rglob("*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
@@ -69,12 +71,13 @@ def captured_program(options: TuneOptions) -> CapturedProgram:
                 if not isinstance(data, dict) or "only_in_form" in data:
                     continue
                 if "form" in data:
-                    found = checked(data, FormLine, DatabaseError)
-                    forms[found.form, found.target] = found.content, found.target
+                    forms.append(checked(data, FormLine, DatabaseError))
+                if isinstance(data.get("plan"), str) and isinstance(data.get("target"), str):
+                    plans[data["plan"]] = data["target"]
                 if isinstance(data.get("kernel"), str) and isinstance(data.get("target"), str):
                     c = CapturedKernel(data["kernel"], data["target"], str(data.get("name", "")), str(data.get("structure", "")),
                                        data.get("ast"))
                     kernels[c.kernel, c.target] = c
     if not kernels:
         raise DatabaseError(f"{options.subject} prepared no kernel" + (f"; {failure}" if failure else ""))
-    return CapturedProgram(list(kernels.values()), list(forms.values()), failure)
+    return CapturedProgram(list(kernels.values()), plans, forms, failure)

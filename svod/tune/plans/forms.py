@@ -10,6 +10,7 @@ the ratio does not include 1; without one, the forms tie. Ties go to the direct 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -72,6 +73,12 @@ def times_words(r: FormTimes) -> str:
         return f"measured: by the rules {duration(r.direct)}, and no alternative was faster" + untried
     return f"measured{' in a plan' * (not r.is_of_plan)}: {direct} {duration(r.direct)}, {other} {duration(r.transformed)} " \
            f"({r.ratio:.2f}×, {interval})" + untried
+
+
+def alternative_lines(r: FormTimes) -> list[str]:
+    """What a plan does otherwise than by the rules, by the record about it, in words, a line for each kind."""
+    done = Counter(a.partition(" ")[2] for a in r.alternatives if r.is_faster)
+    return [f"{words}{f', {n} times' * (n > 1)}" for words, n in sorted(done.items())]
 
 
 def describe(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from svod.tune.db import FormTimes
 from svod.tune.plans.alternatives import Alternative, together
 from svod.tune.plans.check import MIN_ROUNDS, bytes_touched
 from svod.tune.plans.form_check import built_for_timing
-from svod.tune.plans.forms import deciding_record, times_words
+from svod.tune.plans.forms import alternative_lines, deciding_record, times_words
 from svod.tune.resolved import Resolved
 
 MOST_SEARCHED = 1 << 30     # A plan whose buffers have more bytes is not searched, as two plans are in memory at a time.
@@ -73,9 +72,7 @@ class ChosenPlan(NamedTuple):
     @property
     def lines(self) -> list[str]:
         """The choice in words: its effect on the whole plan, and what is done otherwise."""
-        t = self.times
-        done = Counter(a.partition(" ")[2] for a in t.alternatives if t.is_faster)
-        return [f"  {t.described}: {times_words(t)}", *(f"    {words}{f', {n} times' * (n > 1)}" for words, n in sorted(done.items()))]
+        return [f"  {self.times.described}: {times_words(self.times)}", *(f"    {line}" for line in alternative_lines(self.times))]
 
     def to_data(self) -> dict[str, Any]:
         """The choice as plain data for JSON."""
