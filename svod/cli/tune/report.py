@@ -177,7 +177,8 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
     predicted = f"{in_words(check.predicted):>8}   {check.heuristic / check.predicted:.2f}×   the sum of what its kernels gained" \
         if check.predicted > 0 else f"{'–':>8}           more than it takes now: its kernels were tuned on a slower machine"
     at = ", ".join(f"{name}={value}" for name, value in check.at.items())
-    lines = [f"whole plan{name} ({count(kernels, 'kernel')}{f', at {at}' * bool(at)})", f"  heuristic  {in_words(check.heuristic):>8}"]
+    lines = [f"whole plan{name} ({count(kernels, 'kernel')}{f', at {at}' * bool(at)}): tuned chains over the heuristic's",
+             f"  heuristic  {in_words(check.heuristic):>8}"]
     if not check.changed and not check.given_up:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
     rounds = count(check.rounds, "interleaved round")
@@ -207,7 +208,7 @@ def rounding_lines(records: Sequence[Rounding], names: Mapping[str, Named], widt
         "the same: no rounded kernel saves time within that error"
     return [f"numerics=fast: an error of at most {first.max_error:g} of the largest output is allowed; sample inputs: {first.samples}", "",
             *text_table(header, rows, right=header[2:], shrink=header[:1], width=width), "",
-            "whole plan", f"  float32    {in_words(first.plan_before):>8}", f"  as chosen  {end}",
+            "whole plan: rounded kernels over float32, each with its best known chain", f"  float32    {in_words(first.plan_before):>8}", f"  as chosen  {end}",
             f"  error      {first.plan_error:>8.1e}   measured, all outputs, over the sample inputs"]
 
 
