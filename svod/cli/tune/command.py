@@ -39,11 +39,11 @@ SECONDS = Number("seconds", min=0.0, min_open=True, max=1e7)
 
 
 @click.command(cls=_TuneCommand, context_settings={"help_option_names": ["-h", "--help"]},
-               epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input; 3 the script "
-                      "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results, or "
-                      "a file that was asked for could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what "
-                      "can be read of it was tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM, 129 by SIGHUP. The first Ctrl-C ends "
-                      "the script, the next one the tuning.")
+               epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out, or the budget was over "
+                      "before it; 2 bad input; 3 the script failed, and what it had prepared was tuned; 4 tuned, but the database could "
+                      "not take the results, or a file that was asked for could not be written; 5 there is no kernel to tune; 6 the "
+                      "capture is damaged, and what can be read of it was tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM, 129 by "
+                      "SIGHUP. The first Ctrl-C ends the script, the next one the tuning.")
 @click.argument("script", required=False, type=click.Path())
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does, instead of a script.")

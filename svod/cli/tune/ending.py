@@ -218,6 +218,8 @@ class CommandReport:
         long = f", {script.seconds:.0f} of them the script" if script is not None and script.seconds > self.setting.clock.budget / 2 else ""
         if r is None:
             return f"nothing was left to search with beam {self.setting.options.beam} ({elapsed:.1f} s{long})"
+        if self.searches.had_no_time:
+            return f"nothing was searched: {self.setting.clock.words_before_search}"
         rate = f", {r.timed / r.seconds:.0f} per second" if r.seconds > 0 else ""
         text = f"{count(r.timed, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.workers}; {elapsed:.0f} s in all{long}"
         return text + (", ended early by Ctrl-C" if r.interrupted else "")
@@ -226,7 +228,7 @@ class CommandReport:
         setting = self.setting
         ended = Ended(result is not None and result.interrupted, self.kept.is_missing(result), self.kept.saved,
                       setting.db.plan.write is not None, any(w.here for w in self.works), has_wider(setting, self.works),
-                      any(c.fell_short for w in self.works for _, c in w.checks))
+                      any(c.fell_short for w in self.works for _, c in w.checks), self.searches.had_no_time)
         return next_steps(setting.options, [o for w in self.works for o in w.outcomes], ended)
 
     def say_failures(self) -> None:

@@ -10,6 +10,7 @@ from svod.cli.installation import interpreter, program
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
+from svod.cli.tune.workers import kind_of
 from svod.config import PrepareConfig
 from svod.core.machine.target import FAST
 from svod.system.process.directories import working_directory
@@ -24,7 +25,8 @@ MAX_REASONS = 3     # most kernels for which the last line of --dry-run gives th
 class Ended:
     """Facts about the end of a command. `not_stored`: the database could not take the results; `saved`: the file that has them instead.
     `stored`: there is a database that keeps results. `here`: this machine's target was among the targets that were tuned for. `wider`: a
-    beam of twice the width has something left to search. `fell_short`: a whole plan gained less than its kernels promised."""
+    beam of twice the width has something left to search. `fell_short`: a whole plan gained less than its kernels promised. `had_no_time`:
+    the budget was over before the first search."""
 
     interrupted: bool
     not_stored: bool
@@ -33,6 +35,7 @@ class Ended:
     here: bool
     wider: bool
     fell_short: bool
+    had_no_time: bool = False
 
 
 def after_dry_run(options: TuneOptions, rows: Sequence[SurveyRow], wider: bool) -> str:
@@ -85,7 +88,9 @@ def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) 
     cut_short = [x for x in outcomes if BUDGET_SPENT in x.why]
     if cut_short:
         remark = f"goes on with {count(len(cut_short), 'kernel')} for which the budget was too short"
-        return [(options.command_line(budget=f"{2 * options.budget:g}"), remark)]
+        with_ray = ended.had_no_time and options.address is None and kind_of(options).startswith("ray")
+        sooner = [(options.command_line(workers="local"), "workers that start sooner than Ray")] if with_ray else []
+        return [(options.command_line(budget=f"{2 * options.budget:g}"), remark), *sooner]
     if ended.wider and (ended.fell_short or not options.program):
         return [(options.command_line(beam=2 * options.beam), "a wider beam searches on")]
     if not outcomes:

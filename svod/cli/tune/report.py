@@ -208,7 +208,8 @@ def rounding_lines(records: Sequence[Rounding], names: Mapping[str, Named], widt
         "the same: no rounded kernel saves time within that error"
     return [f"numerics=fast: an error of at most {first.max_error:g} of the largest output is allowed; sample inputs: {first.samples}", "",
             *text_table(header, rows, right=header[2:], shrink=header[:1], width=width), "",
-            "whole plan: rounded kernels over float32, each with its best known chain", f"  float32    {in_words(first.plan_before):>8}", f"  as chosen  {end}",
+            "whole plan: rounded kernels over float32, each with its best known chain",
+            f"  float32    {in_words(first.plan_before):>8}", f"  as chosen  {end}",
             f"  error      {first.plan_error:>8.1e}   measured, all outputs, over the sample inputs"]
 
 

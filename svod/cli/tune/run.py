@@ -297,7 +297,7 @@ class _TuneRun:
             return EXIT_INTERRUPTED
         if self._is_unwritten or self._kept.is_missing(result):
             return EXIT_NOT_STORED
-        if self.searches.has_failed or any(w.failure for w in self._works):
+        if self.searches.has_failed or self.searches.had_no_time or any(w.failure for w in self._works):
             return EXIT_FAILED
         return EXIT_SCRIPT if self._roundings.failure else captured.status
 

@@ -44,6 +44,12 @@ class Searches:
                              sum(r.searches for r in results), sum(r.seconds for r in results), sum(r.rows for r in results),
                              sum(r.expected_gain for r in results))
 
+    @property
+    def had_no_time(self) -> bool:
+        """Whether the budget was over before any kernel's search began."""
+        results = [w.result for w in self._works if w.result is not None]
+        return bool(results) and all(r.unbegun and not r.timed and not r.interrupted for r in results)
+
     def check_others(self) -> None:
         """Measure chains from other machines, and decide again which kernels are searched. Raises TuneError where no worker starts,
         KeyboardInterrupt."""

@@ -28,6 +28,8 @@ START_SECONDS = 5.0         # seconds beyond the budget by which workers have to
 WRITE_SECONDS = 2.0         # seconds that are reserved for writing the results
 CHECK_PART = 0.15           # the largest share of the budget for a plan check
 CHECK_LEAST = 0.5           # the shortest plan check in seconds, however small the budget
+BEFORE_SEARCH = {"capture": "the capture", "alternatives": "the alternatives of plans", "survey": "looking at the kernels",
+                 "workers": "waiting for the workers"}      # the phases before the search, in their order, in words
 
 
 class CommandClock:
@@ -67,6 +69,15 @@ class CommandClock:
     def left_for_ending(self) -> float:
         """Seconds that the last steps of the command may take."""
         return max(0.0, self.left + GRACE_SECONDS - WRITE_SECONDS)
+
+    @property
+    def words_before_search(self) -> str:
+        """What used up the budget before the search began, by the ends of the phases before it."""
+        ends = {name: self.phases[name] for name in BEFORE_SEARCH if name in self.phases}
+        begins = [0.0, *ends.values()]
+        taken = [f"{BEFORE_SEARCH[name]} took {end - begin:.1f} s" for begin, (name, end) in zip(begins, ends.items(), strict=False)
+                 if end - begin >= self.budget / 100]
+        return f"the budget of {self.budget:g} s was over before the first search ({', '.join(taken)})"
 
     def leave_half(self) -> None:
         """Extend the end, if necessary, so that at least half of the budget is left from now on."""

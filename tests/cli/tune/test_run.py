@@ -81,6 +81,28 @@ def test_small_budgets_are_not_spent_on_starting_ray(given: dict[str, Any], kind
     assert workers.kind_of(replace(TuneOptions("m.py"), **given)) == kind
 
 
+def _leave_all(self: FakeSession) -> SessionResult:
+    """A session whose budget is over when it begins."""
+    self.result.unbegun = tuple(t.key for t in self.tasks)
+    return self.result
+
+
+@pytest.mark.parametrize("kind", ["ray", "local"])
+def test_a_budget_that_was_over_before_the_search_is_status_1(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch,
+                                                              kind: str) -> None:
+    monkeypatch.setattr(fake, "run", _leave_all)
+    begun = time.monotonic() - 15.0
+    monkeypatch.setattr(workers.Workers, "ready", lambda self: setattr(self._clock, "_started", begun) or InlineExecutor())
+    done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--budget", "20", "--workers", kind)
+    report = done.output.partition("\n\n")[2]
+    assert done.exit_code == 1, done.output
+    assert re.search(r"^nothing was searched: .* of 20 s was over before .*\(waiting for the workers took 1\d\.\d s\)$", report, re.M)
+    steps = re.findall(r"^(?:next|or): .*", report, re.M)
+    assert " --budget 40 " in steps[0] and "3 kernels for which the budget was too short" in steps[0]
+    assert [" --workers local " in s and " --budget 20 " in s for s in steps[1:]] == [True] * (kind == "ray")
+    assert report.rstrip().endswith(steps[-1])
+
+
 @pytest.mark.parametrize(("budget", "check"), a_half([(1.0, 0.5), (4.0, 0.6), (100.0, 4.0)]))
 def test_the_plan_check_is_kept_back_from_the_budget(tmp_path: Path, fake: type[FakeSession], budget: float, check: float) -> None:
     assert run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--budget", str(budget)).exit_code == 0
