@@ -160,8 +160,10 @@ class FastPlan:
                 log_once(log, logging.WARNING, f"numerics=fast: kernels are chosen after a plan's first run, as {self._passed_over}")
             plan.call_after_run(lambda: self._choose_for(of_plan(), exact, most))
         elif self._known is None and any(_may_be_rounded(k, self._resolved) for k in self._kernels.values()):
-            why = self._passed_over or "no kernels are chosen to be rounded yet"
-            log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, as {why}; {HOW_TO_CHOOSE}")
+            reason = f"as {self._passed_over or 'no kernels are chosen to be rounded yet'}; {HOW_TO_CHOOSE}"
+            if self._resolved.config.capture is not None and not self._passed_over:
+                reason = "as it is captured, and captures read no choice of the database"
+            log_once(log, logging.WARNING, f"numerics=fast: a plan runs in float32, {reason}")
 
     def _choose_for(self, plan: ExecutionPlan | None, exact: Mapping[str, Compiled], most: float) -> None:
         if plan is not None:

@@ -117,6 +117,21 @@ def test_a_choice_is_for_its_weights(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.usefixtures("candidates")
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_capture_is_not_told_to_choose(is_captured: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A capture runs inside svod-tune, and reads no choice of the database, whether or not it has one."""
+    config = of(tmp_path / "t.db")
+    if is_captured:
+        plan_of(of(tmp_path / "t.db", 1e-2))[1].execute()
+        config = replace(config, capture=str(tmp_path / "captured"))
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert rounded(plan_of(config)[1]) == 0
+    assert ("a plan runs in float32, as no kernels are chosen" in caplog.text) is not is_captured
+    assert ("a plan runs in float32, as it is captured" in caplog.text) is is_captured
+    assert ("choose them with svod-tune" in caplog.text) is not is_captured
+
+
+@pytest.mark.usefixtures("candidates")
 @pytest.mark.parametrize(("weights", "options", "reason"), [
     (W + 1, {}, "a plan runs in float32, as the choice of the lock file {} is for other weights"),
     (W, {"max_error": 1e-9}, "kernels are chosen after a plan's first run, as the choice of the lock file {} has an error of")])
