@@ -142,11 +142,14 @@ class ResultsPlace:
 
 def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence[Rounding]]) -> bool:
     """Write to a lock file the chains, the choices of kernels to round and the times of convolutions' forms that the next `prepare` then
-    uses. Returns False if the file cannot be written."""
+    uses. A kernel whose chain was not confirmed gets no line, which would pin a chain that nobody has measured; chains of the lock file in
+    use are written as they are. Returns False if the file cannot be written."""
     names = {r.key: r.name for w in works for r in w.rows}
     roundings = [LockedRounding(r, names.get(r.kernel, "")) for records in choices for r in records]
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
-                    o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
+                    o.heuristic / o.tuned if o.heuristic and o.tuned else None)
+             for w in works for o in w.outcomes if o.confirmed or o.source == "lock"]
+    unknown = sum(len(w.outcomes) for w in works) - len(lines)
     forms = [LockedForm(times) for w in works for times in w.form_times]
     of_model = {w.target.key: {(key, w.resolved.compiler.pair.revision) for key in w.form_keys} for w in works if w.here}
     try:
@@ -155,7 +158,8 @@ def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence
         say(f"svod-tune: {e}")
         return False
     rounded = f", and which of them are rounded in {count(len(choices), 'plan')}," if choices else ""
-    say(f"svod-tune: the chains of {written} kernels{rounded}{_forms_words(forms)} are in {path}; SVOD_LOCK={path} uses them")
+    say(f"svod-tune: the chains of {count(written, 'kernel')}{rounded}{_forms_words(forms)} are in {path}; SVOD_LOCK={path} uses them"
+        + (f"; {count(unknown, 'kernel')} without a confirmed chain {'has' if unknown == 1 else 'have'} no new line" if unknown else ""))
     return True
 
 

@@ -181,6 +181,27 @@ def test_a_lock_keeps_the_lines_of_what_was_left_out(tmp_path: Path, fake: type[
     assert lock.read_text() == newer and not (tmp_path / "ran").exists()
 
 
+def test_a_lock_pins_no_chain_that_was_not_measured(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heuristic's chains of kernels whose turn did not come are not written, and lines that they had stay."""
+    file, lock, complete = captured(tmp_path), tmp_path / "l.jsonl", fake.run
+
+    def search_one(self: FakeSession) -> SessionResult:
+        self.result.unbegun = tuple(t.key for t in self.tasks[1:])
+        self.tasks = self.tasks[:1]
+        return complete(self)
+    monkeypatch.setattr(fake, "run", search_one)
+    done = run("--from", file, "--db", str(tmp_path / "t.db"), "-o", str(lock))
+    assert "the chains of 1 kernel are in" in done.output and "; 2 kernels without a confirmed chain have no new line" in done.output
+    [line] = locked_lines(lock).values()
+    assert line.gain == pytest.approx(2.0)
+    run("--from", file, "--dry-run", "--json", str(tmp_path / "dry.json"))
+    keys = {k["kernel"] for k in json.loads((tmp_path / "dry.json").read_text())["kernels"]} - {line.kernel}
+    earlier = Locked(min(keys), line.target, ())
+    write_lock(lock, [earlier])
+    run("--from", file, "--db", str(tmp_path / "u.db"), "-o", str(lock))
+    assert set(locked_lines(lock).values()) == {line, earlier}
+
+
 def test_kernels_without_a_search_are_not_resumed(tmp_path: Path, fake: type[FakeSession]) -> None:
     done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--resume", "--dry-run")
     assert "its search has not begun; it does without --resume" in " ".join(done.output.split()), done.output
