@@ -24,7 +24,7 @@ from svod.tune.db.moving import export, import_file, merge
 from svod.tune.lock import LockedForm, check_whole, read_lock, write_lock
 from svod.tune.plans.form_check import BothForms, time_forms
 from svod.tune.plans.forms import decided_form, decided_words
-from svod.tune.plans.predicted_forms import Predicted
+from svod.tune.plans.predicted_forms import Predicted, rough_forms
 from svod.tune.resolved import resolve
 from tests.core.convolution.test_by_fourier import convolved, direct
 from tests.tune.db.samples import form_times
@@ -167,6 +167,29 @@ def test_a_lock_line_that_is_not_believed_leaves_the_choice_to_own_records(tmp_p
     write_lock(tmp_path / "l.jsonl", [], None, forms=[LockedForm(case.times(0.4))])
     assert not case.run(PrepareConfig(db=":none:", lock=str(tmp_path / "l.jsonl")))
     assert case.run(replace(stored(tmp_path / "own.db", [case.times(0.5)]), lock=str(tmp_path / "l.jsonl")))
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({}, "transforms, which it found faster, are predicted to be far slower"), ({"ratio": 1.5}, None), ({"target": "x86_64/other"}, None),
+    ({"codegen": 0}, "it was measured with code generator 0"), ({"lengths": (4, 4)}, "its block lengths are none")], ids=str)
+@pytest.mark.parametrize("is_plausible", [True, False])
+def test_lines_of_a_lock_file_that_do_not_count_are_said_once(changes: dict[str, Any], reason: str | None, is_plausible: bool,
+                                                              tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              caplog: pytest.LogCaptureFixture) -> None:
+    """`is_plausible`: whether rough cycles let transforms be considered at all."""
+    case, far = predicted(False), Predicted((40, 40), 1.0, 3.5, False)
+    if is_plausible:
+        monkeypatch.setattr("svod.tune.plans.convolutions.predicted_forms", lambda *_, **__: far)
+    else:
+        for module in ("convolutions", "predicted_forms"):
+            monkeypatch.setattr(f"svod.tune.plans.{module}.rough_forms", lambda *given: rough_forms(*given)._replace(most_direct=1e-9))
+        monkeypatch.setattr("svod.tune.plans.predicted_forms._predicted", {})
+    write_lock(tmp_path / "l.jsonl", [], None, forms=[LockedForm(case.times(**{"ratio": 0.4, **changes}))])
+    for _ in range(2):
+        assert not case.run(PrepareConfig(db=":none:", lock=str(tmp_path / "l.jsonl")))
+    said = "\n".join(r.getMessage() for r in caplog.records if "the times of a convolution's forms" in r.getMessage())
+    assert said.count("is not used: ") == (reason is not None)
+    assert reason is None or (f"{tmp_path / 'l.jsonl'}: a line with" in said and f"is not used: {reason}" in said)
 
 
 @pytest.mark.parametrize(("changes", "layer", "config", "is_transformed"), [

@@ -94,7 +94,7 @@ def _within(nodes: Sequence[_Considered], transformed: Container[UOp], room: flo
 def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolved: Resolved) -> ConvolutionForm | None:
     """The form of a convolution; None if transforms are not considered for it."""
     rough = rough_forms(z, u.dtype, is_constant, resolved.target)
-    if not rough.is_plausible:
+    if not (rough.is_plausible or resolved.forms):
         return None
     described = describe(u, c, z, is_constant)
     key, is_searched = key_of(described), resolved.config.capture is not None or resolved.config.beam is not None
@@ -109,6 +109,8 @@ def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolv
         p = predicted(True)
         return None if p is None else ConvolutionForm(key, described, p.lengths, False, ROUNDS_OTHERWISE, False)
     record = deciding_record(key, rough.cycles, resolved, may_be_faster)
+    if not rough.is_plausible:      # lines of the lock file that say otherwise have been reported
+        return None
     if record is not None:
         return measured_form(key, described, record, resolved)
     p = predicted(is_searched)

@@ -10,11 +10,13 @@ the ratio does not include 1; without one, the forms tie. Ties go to the direct 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.config import log_once
 from svod.core.convolution.by_fourier import ConvolutionSizes, Lengths
 from svod.core.graph.channels import Convolution
 from svod.core.graph.shapes import shape_of
@@ -24,6 +26,8 @@ from svod.system.quantities import count
 from svod.system.quantities import seconds as duration
 from svod.tune.db import OWN, FormTimes
 from svod.tune.resolved import Resolved
+
+log = logging.getLogger("svod.tune")
 
 
 class ConvolutionForm(NamedTuple):
@@ -130,7 +134,8 @@ def measured_form(key: str, described: str, record: FormTimes, resolved: Resolve
 def deciding_record(key: str, known: Collection[Lengths] | None, resolved: Resolved, may_be_faster: Callable[[], bool],
                     timed: FormTimes | None = None) -> FormTimes | None:
     """The record that decides about a convolution; None where there is none. `known`: the block lengths that it may have; None: any.
-    `may_be_faster`: whether transforms that others found faster are believed. `timed`: an own record beside those of the database."""
+    `may_be_faster`: whether transforms that others found faster are believed. `timed`: an own record beside those of the database. Where
+    none of the lock file's lines counts, one warning says why."""
     config, target, revision = resolved.config, resolved.target.key, resolved.compiler.pair.revision
     lines = resolved.forms if config.capture is None else ()        # a capture has predicted forms
     locked = [line.record for line in lines if (line.kernel, line.target) == (key, target)]
@@ -143,13 +148,29 @@ def deciding_record(key: str, known: Collection[Lengths] | None, resolved: Resol
         return None
     own, barred = {r.id for r, layer in pairs if layer == OWN}, resolved.db.barred(key, target)
 
-    def counting(records: Sequence[FormTimes]) -> list[FormTimes]:
-        return [r for r in records if fault(r, revision, barred) is None and (known is None or r.lengths in known)
-                and (not r.is_faster or r.id in own or may_be_faster())]
-    if by_lock := counting(locked[::-1]):
+    def objection(r: FormTimes) -> str | None:
+        reason = fault(r, revision, barred)
+        return reason if reason is not None else _disbelief(r, known, lambda: r.id in own or may_be_faster())
+    of_lock = [(r, objection(r)) for r in reversed(locked)]
+    if by_lock := [r for r, reason in of_lock if reason is None]:
         return by_lock[0]
-    by_database = counting(stored)
+    _say_unused(of_lock, config.lock)
+    by_database = [r for r in stored if objection(r) is None]
     return next((r for r in by_database if r.is_decided or not r.noisy), by_database[0] if by_database else None)
+
+
+def _say_unused(records: Sequence[tuple[FormTimes, str | None]], path: str | None) -> None:
+    """Warn once of each reason for which records of a lock file do not count."""
+    for r, reason in records:
+        of = "a plan's alternatives" if r.is_of_plan else "a convolution's forms"
+        log_once(log, logging.WARNING, f"the lock file {path}: a line with the times of {of} is not used: {reason}")
+
+
+def _disbelief(r: FormTimes, known: Collection[Lengths] | None, may_be_faster: Callable[[], bool]) -> str | None:
+    """Why a record without a fault does not count for a convolution that may have the block lengths `known`; None if it does."""
+    if known is not None and r.lengths not in known:
+        return "its block lengths are none that svod tries"
+    return "transforms, which it found faster, are predicted to be far slower" if r.is_faster and not may_be_faster() else None
 
 
 def fault(r: FormTimes, revision: int, barred: Mapping[str, int]) -> str | None:
