@@ -50,12 +50,12 @@ class Rewritten(NamedTuple):
 def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, other: str = "") -> Rewritten:
     """Rewrite the convolutions of a graph for which transforms are faster, by measurements or else by prediction. `constants`: BUFFERs
     that are weights. `other`: the key of a convolution whose other form is taken."""
-    config, target = resolved.config, resolved.target
-    if target.has_groups or (target.numerics == SAME and config.capture is None) or config.noopt or config.capture_device is not None:
+    if not _are_considered(resolved):
         return Rewritten(graph)
     found: dict[str, list[_Considered]] = {}
     lengths: dict[UOp, tuple[ConvolutionSizes, Lengths]] = {}
-    room, left = math.inf if config.transformed_mb is None else config.transformed_mb * MEGABYTE, 0
+    limit = resolved.config.transformed_mb
+    room, left = math.inf if limit is None else limit * MEGABYTE, 0
     for u in graph.toposort():
         c = convolution_of(u)
         sizes = None if c is None or device_of(u) not in (None, HOST) else sizes_of(u, c)
@@ -77,6 +77,13 @@ def with_transforms(graph: UOp, constants: frozenset[UOp], resolved: Resolved, o
         changed = {x.node: (x.sizes, x.form.lengths) for x in found[other]}
         lengths = {u: x for u, x in lengths.items() if u not in changed} if forms[other].is_transformed else {**lengths, **changed}
     return (_rewritten(graph, lengths) if lengths else Rewritten(graph))._replace(forms=tuple(forms.values()))
+
+
+def _are_considered(resolved: Resolved) -> bool:
+    """Whether transforms are considered at all, if only to say why a convolution is direct."""
+    config, target = resolved.config, resolved.target
+    is_said = target.numerics != SAME or config.capture is not None
+    return is_said and not (target.has_groups or config.noopt or config.capture_device is not None)
 
 
 def _within(nodes: Sequence[_Considered], transformed: Container[UOp], room: float) -> ConvolutionForm:
