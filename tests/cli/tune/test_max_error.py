@@ -46,7 +46,7 @@ def test_what_it_needs(given: dict[str, object], reason: str, tmp_path: Path, mo
 
 
 def run_tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "svod", "tune", "m.py", "--numerics", "fast", "--max-error", "0.05", "--budget", "4",
+    return subprocess.run([sys.executable, "-m", "svod", "tune", "m.py", "--numerics", "fast", "--max-error", "0.05", "--budget", "15",
                            "--workers", "inline", "--db", "t.db", "--json", "out.json", *options], cwd=folder, capture_output=True,
                           text=True, env=config.environment_with_svod(BEAM=None, SVOD_TUNE_DB=":none:"), check=False)
 
