@@ -170,10 +170,15 @@ def locked_lines(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Locke
 
 def read_lock(path: str | os.PathLike[str]) -> Lock:
     """The lines of a lock file. Raises nothing: a file or line that cannot be used is reported once, as a warning."""
+    if problem := problem_of_lock(path):
+        config.log_once(log, logging.WARNING, problem)
+    return _lock_and_problem(path)[0]
+
+
+def problem_of_lock(path: str | os.PathLike[str]) -> str:
+    """What is wrong with a lock file, in words, and whether what can be read of it is used; "" if nothing is."""
     lock, problem = _lock_and_problem(path)
-    if problem:
-        config.log_once(log, logging.WARNING, f"{problem}; what can be read of it is used" if lock.lines else problem)
-    return lock
+    return f"{problem}; what can be read of it is used" if problem and lock.lines else problem
 
 
 def check_whole(path: str | os.PathLike[str]) -> None:

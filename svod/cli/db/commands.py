@@ -19,7 +19,7 @@ from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.db.objects import bake as bake_objects
 from svod.cli.db.objects import described_objects, object_rows, problems_of
-from svod.cli.db.reasons import form_line, plan_lines, reason_lines, times_lines
+from svod.cli.db.reasons import program_lines, reason_lines, times_lines
 from svod.cli.db.scripts import CapturedKernel, captured_program
 from svod.cli.outputs import Number, check_is_there, check_output, how_to_fill
 from svod.cli.tune.command import check_program, options_of
@@ -55,7 +55,7 @@ from svod.tune.db import (
 from svod.tune.db.transfer import EXPORT_FORMAT
 from svod.tune.db.why import describe_searches
 from svod.tune.fast.report import by_plan, rounding_words
-from svod.tune.lock import Lock, Locked, LockedForm, LockedRounding, check_whole, read_lock
+from svod.tune.lock import Lock, Locked, LockedForm, LockedRounding, check_whole, problem_of_lock, read_lock
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
 # the options of svod-tune that say how a program is run, by parameter
@@ -371,17 +371,17 @@ def why(context: click.Context, /, what: str, args: tuple[str, ...], target: str
 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
     db, used = _open(context), _lock_in_use(lock)
+    if used is not None and (problem := problem_of_lock(used)):
+        _say(problem, err=True)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
         options = TuneOptions(what, args, **program)
         check_program(options)
-        wanted, plans, forms, failure = captured_program(options)
-        if failure:
-            _say(f"{what}: {failure}; these are the kernels up to there", err=True)
-        for form in {(form.form, form.target): form for form in forms}.values():
-            _say(form_line(db, form.content, target or form.target, used))
-        for plan, at in plans.items():
-            if target in (None, at) and (lines := plan_lines(db, plan, at, [form.content for form in forms if form.of == plan], used)):
-                _say("\n".join(lines))
+        captured = captured_program(options)
+        wanted = captured.kernels
+        if captured.failure:
+            _say(f"{what}: {captured.failure}; these are the kernels up to there", err=True)
+        for text in program_lines(db, captured, target, used):
+            _say(text)
     elif args or any(program.values()):
         raise click.UsageError(f"{what} is no script; arguments and {', '.join(OF_PROGRAMS.values())} are for scripts")
     else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from svod.cli.db.listing import SHOWN_KEY
-from svod.cli.db.scripts import CapturedKernel
+from svod.cli.db.scripts import CapturedKernel, CapturedProgram
 from svod.compile.backend import backend_named, device_named, target_with
 from svod.config import PrepareConfig
 from svod.core.ir.serialize import data_to_ast
@@ -58,6 +58,16 @@ def reason_lines(db: TuningDB, asked: CapturedKernel, lock: str | None) -> list[
     lines += [f"    {line}" for line in _rounding_lines(stored) or ([] if here else _without_roundings(asked, known))]
     if reason.field and reason.stored and reason.field != "verdict":
         lines.append(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
+    return lines
+
+
+def program_lines(db: TuningDB, captured: CapturedProgram, target: str | None, lock: str | None) -> list[str]:
+    """The lines about a program's convolutions and plans. `target`: the target that is asked for instead of the program's own."""
+    forms = {(f.form, f.target): f for f in captured.forms}
+    lines = [form_line(db, f.content, target or f.target, lock) for f in forms.values()]
+    for plan, at in captured.plans.items():
+        if target in (None, at):
+            lines += plan_lines(db, plan, at, [f.content for f in captured.forms if f.of == plan], lock)
     return lines
 
 
