@@ -23,7 +23,7 @@ from svod import Tensor
 from svod.cli import _run
 from svod.cli.db import verify
 from svod.cli.db.commands import cli
-from svod.cli.db.reasons import LIBRARY_KERNEL, plan_lines, predicted_algorithms, reason_lines
+from svod.cli.db.reasons import LIBRARY_KERNEL, form_line, plan_lines, predicted_algorithms, reason_lines
 from svod.cli.db.scripts import CapturedKernel
 from svod.compile.cpu.host import host_target
 from svod.compile.lower.program import ProgramSpec
@@ -414,6 +414,21 @@ def test_why_of_a_script_names_the_alternatives_of_its_plans(path: Path, tmp_pat
     assert "\n".join(said).count("another record goes before it") == 2
     monkeypatch.setenv("SVOD_NOOPT", "1")
     assert "\n".join(why("--lock", str(lock))).count("SVOD_IMPORTED=ignore or SVOD_NOOPT leaves it out") == 3
+
+
+@pytest.mark.parametrize(("is_open", "age", "ratio", "said"), [
+    (True, 0, 0.5, ""), (False, 0, 1.5, ""), (False, 0, 0.5, "transforms, which it found faster, are predicted to be far slower"),
+    (True, 1, 1.5, "it was measured with code generator ")])
+def test_why_says_that_lines_of_the_lock_file_about_a_convolution_do_not_count(is_open: bool, age: int, ratio: float, said: str,
+                                                                               tmp_path: Path, path: Path) -> None:
+    here, lock = resolve(PrepareConfig(db=":none:")), tmp_path / "m.lock.jsonl"
+    form = ConvolutionForm("c" * 32, "a convolution", (1024,), False, "predicted: all of it", is_open)
+    times = form_times(ratio, form.key, here.target.key, codegen=here.compiler.pair.revision - age)
+    write_lock(lock, [], None, forms=[LockedForm(times)])
+    with TuningDB.open(path) as db:
+        line = form_line(db, form, here.target.key, str(lock))
+    assert ("the lock file's times are not used: " in line) == bool(said) and said in line
+    assert ("directly, predicted" in line) == bool(said)
 
 
 def test_a_record_of_a_plan_is_not_used_where_a_convolution_has_another_form(tmp_path: Path, path: Path) -> None:

@@ -30,6 +30,7 @@ from svod.tune.plans.forms import (
     decided_form,
     decided_words,
     deciding_record,
+    disbelief,
     fault,
     times_words,
 )
@@ -76,8 +77,13 @@ def form_line(db: TuningDB, form: ConvolutionForm, target: str, lock: str | None
     here = target_with(target)
     if here is None:
         return f"{form.key[:SHOWN_KEY]} {form.words}"
-    decided = decided_form(form, Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db))
-    return f"{form.key[:SHOWN_KEY]} {decided_words(form, decided)}"
+    resolved = Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db)
+    decided, barred = decided_form(form, resolved), db.barred(form.key, target)
+    locked = [x.record for x in resolved.forms if (x.kernel, x.target) == (form.key, target)]
+    reasons = [fault(r, resolved.compiler.pair.revision, barred) or disbelief(r, None, lambda: form.is_open or form.is_transformed)
+               for r in locked if decided.times not in locked]
+    unused = [f"; the lock file's times are not used: {reason}" for reason in dict.fromkeys(filter(None, reasons))]
+    return f"{form.key[:SHOWN_KEY]} {decided_words(form, decided)}{''.join(unused)}"
 
 
 def plan_lines(db: TuningDB, plan: str, target: str, forms: Sequence[ConvolutionForm], lock: str | None) -> list[str]:

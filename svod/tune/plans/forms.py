@@ -150,7 +150,7 @@ def deciding_record(key: str, known: Collection[Lengths] | None, resolved: Resol
 
     def objection(r: FormTimes) -> str | None:
         reason = fault(r, revision, barred)
-        return reason if reason is not None else _disbelief(r, known, lambda: r.id in own or may_be_faster())
+        return reason if reason is not None else disbelief(r, known, lambda: r.id in own or may_be_faster())
     of_lock = [(r, objection(r)) for r in reversed(locked)]
     if by_lock := [r for r, reason in of_lock if reason is None]:
         return by_lock[0]
@@ -166,7 +166,7 @@ def _say_unused(records: Sequence[tuple[FormTimes, str | None]], path: str | Non
         log_once(log, logging.WARNING, f"the lock file {path}: a line with the times of {of} is not used: {reason}")
 
 
-def _disbelief(r: FormTimes, known: Collection[Lengths] | None, may_be_faster: Callable[[], bool]) -> str | None:
+def disbelief(r: FormTimes, known: Collection[Lengths] | None, may_be_faster: Callable[[], bool]) -> str | None:
     """Why a record without a fault does not count for a convolution that may have the block lengths `known`; None if it does."""
     if known is not None and r.lengths not in known:
         return "its block lengths are none that svod tries"
