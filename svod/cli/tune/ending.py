@@ -170,8 +170,10 @@ def _forms_words(forms: Sequence[LockedForm]) -> str:
     return convolutions + (f", and the alternatives of {count(plans, 'plan')}," if plans else "")
 
 
-def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: MachineCeilings, output: ReportOutput, status: int) -> int:
-    """Print the kernels that a search would tune, and write the file of --json. Returns the exit status."""
+def end_dry_run(setting: Setting, works: Sequence[TargetWork], untried: int, ceilings: MachineCeilings, output: ReportOutput,
+                status: int) -> int:
+    """Print the kernels that a search would tune, and write the file of --json. `untried`: the number of alternatives of plans that it
+    would try. Returns the exit status."""
     lines, kernels = [], []
     for w in works:
         known = None
@@ -183,6 +185,8 @@ def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: Machine
         lines += ["", *w.title, *dry_table(w.rows, bounds, output.width)]
         kernels += [{**row_json(r), "target": w.target.key, "bound_seconds": bounds.get(r.key)} for r in w.rows]
     rows = [r for w in works for r in w.rows]
+    if untried:
+        lines += ["", f"a search would first try {count(untried, 'alternative')} of whole plans, as far as its budget reaches"]
     output.print([*lines, "", after_dry_run(setting.options, rows, has_wider(setting, works))])
     return output.dump(status, {"target": works[0].target.key, "kernels": kernels})
 
@@ -203,11 +207,12 @@ class CommandReport:
     def print(self, output: ReportOutput) -> None:
         lines = []
         for w in self.works:
-            lines += ["", *w.title, *kernel_table(w.outcomes, w.target, w.ceilings, output.width), *size_lines(w.outcomes), ""]
+            lines += ["", *w.title, *kernel_table(w.outcomes, w.target, w.ceilings, output.width), *size_lines(w.outcomes), "",
+                      *choice_lines(w.plans)]
             for number, (plan, check) in enumerate(w.checks, 1):
                 name = f" {number} of {len(w.checks)}" if len(w.checks) > 1 else ""
                 lines += plan_lines(check, name, len(plan.unbound.calls))
-            lines += [*form_lines(w.forms), *choice_lines(w.plans)]
+            lines += form_lines(w.forms)
         named = named_kernels(c for plan in self.captured.content.plans for c in plan.unbound.calls)
         for records in self.roundings.records:
             lines += ["", *rounding_lines(records, named, output.width)]

@@ -170,7 +170,7 @@ class _TuneRun:
             for line in work_lines(w.rows, options.beam):
                 say(f"svod-tune: {w.label}{line}")
         if options.dry_run:
-            return end_dry_run(self.setting, self._works, self._ceilings, self._output, self._status(captured))
+            return end_dry_run(self.setting, self._works, plans.untried, self._ceilings, self._output, self._status(captured))
         self.searches.check_others()
         self.searches.search_all()
         self._judge(captured.content)

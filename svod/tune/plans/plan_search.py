@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from svod.tune.db import FormTimes
 from svod.tune.plans.alternatives import Alternative, together
 from svod.tune.plans.check import MIN_ROUNDS, bytes_touched
 from svod.tune.plans.form_check import built_for_timing
-from svod.tune.plans.forms import alternative_lines, deciding_record, times_words
+from svod.tune.plans.forms import deciding_record, times_words
 from svod.tune.resolved import Resolved
 
 MOST_SEARCHED = 1 << 30     # A plan whose buffers have more bytes is not searched, as two plans are in memory at a time.
@@ -71,8 +72,10 @@ class ChosenPlan(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The choice in words: its effect on the whole plan, and what is done otherwise."""
-        return [f"  {self.times.described}: {times_words(self.times)}", *(f"    {line}" for line in alternative_lines(self.times))]
+        """The choice in words: its effect on the whole plan, and how many values are treated otherwise in which way."""
+        done = Counter(kind_of(a) for a in self.times.alternatives if self.times.is_faster)
+        return [f"  {self.times.described}: {times_words(self.times)}",
+                *(f"    {count(n, 'value')} {kind}" for kind, n in done.most_common())]
 
     def to_data(self) -> dict[str, Any]:
         """The choice as plain data for JSON."""
@@ -80,6 +83,11 @@ class ChosenPlan(NamedTuple):
         return {"plan": self.plan, "by_rules": t.kernel, "described": t.described, "is_faster": t.is_faster,
                 "alternatives": list(t.alternatives), "by_rules_seconds": t.direct, "chosen_seconds": t.transformed, "ratio": t.ratio,
                 "ratio_low": t.ratio_low, "ratio_high": t.ratio_high, "noisy": t.noisy}
+
+
+def kind_of(alternative: str) -> str:
+    """What an alternative of a record does, without its key, its value and its kernels."""
+    return alternative.split(" ", 3)[-1].partition(" (")[0]
 
 
 class _Tried(NamedTuple):

@@ -64,7 +64,7 @@ def test_the_plan_with_alternatives_is_tuned_reported_recorded_and_locked(captur
     db, lock, report = tmp_path / "t.db", tmp_path / "m.lock.jsonl", tmp_path / "r.json"
     done = run("--from", str(captured.path), "--db", str(db), "-o", str(lock), "--json", str(report), "--budget", "30")
     assert done.exit_code == 0 and searched == [pytest.approx(0.33 * 30)]
-    assert "with 2 alternatives" in done.output and "(0.80×" in done.output and "stored with channels last" in done.output
+    assert "with 2 alternatives" in done.output and "(0.80×" in done.output and "2 values stored with channels last\n" in done.output
     assert "the alternatives of 1 plan, are in" in done.output
     data = json.loads(report.read_text())
     (choice,) = data["alternatives"]
@@ -79,8 +79,8 @@ def test_the_plan_with_alternatives_is_tuned_reported_recorded_and_locked(captur
 def test_a_dry_run_searches_nothing_and_shows_the_kernels_by_the_record(captured: Captured, searched: list[float], tmp_path: Path,
                                                                         fake: type[FakeSession]) -> None:
     report = tmp_path / "r.json"
-    run("--from", str(captured.path), "--db", ":none:", "--dry-run", "--json", str(report))
-    assert not searched
+    done = run("--from", str(captured.path), "--db", ":none:", "--dry-run", "--json", str(report))
+    assert not searched and f"would first try {len(captured.known)} alternatives of whole plans" in done.output
     assert {k["kernel"] for k in json.loads(report.read_text())["kernels"]} == set(captured.plan.unbound.kernels)
 
 

@@ -21,10 +21,12 @@ LEAST_PLAN_SHARE = 0.05     # plans below this share of the time are not searche
 
 
 class PlansToTune(NamedTuple):
-    """A capture with the plans that are used from now on, and the records that chose them."""
+    """A capture with the plans that are used from now on, and the records that chose them. `untried`: the number of alternatives that no
+    search has tried."""
 
     capture: Capture
     chosen: Sequence[ChosenPlan] = ()
+    untried: int = 0
 
 
 def with_alternatives(captured: Capture, resolved: Resolved, setting: Setting) -> PlansToTune:
@@ -32,7 +34,7 @@ def with_alternatives(captured: Capture, resolved: Resolved, setting: Setting) -
     first, as far as they have not been; a dry run searches nothing."""
     times = {p.digest: p.runs * _seconds(p, resolved) for p in captured.plans if p.digest in captured.graphs}
     budgets = _budgets(times, ALTERNATIVES_SHARE * setting.clock.budget) if not setting.options.dry_run else {}
-    new, chosen = dict[str, CapturedPlan](), list[ChosenPlan]()
+    new, chosen, untried = dict[str, CapturedPlan](), list[ChosenPlan](), 0
     for plan in sorted((p for p in captured.plans if _is_as_used(p, captured, resolved)), key=lambda p: -times[p.digest]):
         graph, found = captured.graphs[plan.digest], None
         by_rules = plan_with(graph, resolved, deviations_of(graph, frozenset()))
@@ -51,10 +53,11 @@ def with_alternatives(captured: Capture, resolved: Resolved, setting: Setting) -
             budgets = {}
         except (SvodError, MemoryError) as e:
             say(f"svod-tune: the alternatives of a plan could not be searched: {e}")
+        untried += len(alternatives_of(graph)) if found is None else found.untried
         if found is not None:
             new[plan.digest] = used = _used(plan, graph, found.chosen if found.is_faster else frozenset(), resolved)
             chosen.append(ChosenPlan(used.digest, found))
-    return PlansToTune(captured.with_plans(new), chosen)
+    return PlansToTune(captured.with_plans(new), chosen, untried)
 
 
 def _seconds(plan: CapturedPlan, resolved: Resolved) -> float:
@@ -86,4 +89,4 @@ def _used(plan: CapturedPlan, graph: PlanGraph, chosen: frozenset[str], resolved
 
 def choice_lines(chosen: Sequence[ChosenPlan]) -> list[str]:
     """The lines of the report about the alternatives of plans."""
-    return ["whole plans by the rules, and with alternatives", *(line for c in chosen for line in c.lines)] if chosen else []
+    return ["whole plans by the rules, and with alternatives", *(line for c in chosen for line in c.lines), ""] if chosen else []
