@@ -15,6 +15,7 @@ from svod.config import BeamConfig, PrepareConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.machine.target import Target
 from svod.errors import LaunchError
+from svod.tune.at_prepare import begin_budget
 from svod.tune.db import FormTimes, TuningDB
 from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.work import compile_candidate, screen_candidate, verify_candidate
@@ -44,6 +45,7 @@ def test_a_search_measures_and_verifies_on_the_adapter(webgpu: Target, tmp_path:
 def test_the_alternatives_of_a_plan_are_timed_on_the_adapter(webgpu: Target, tmp_path: Path) -> None:
     db = str(tmp_path / "tune.db")
     beam = BeamConfig(width=1, executor="inline", budget=20.0, kernel_budget=1.0, patience=1)
+    begin_budget()
     kernels(device="WEBGPU", db=db, beam=beam)
     with TuningDB.open(db) as opened:
         ((times, _),) = opened.select(FormTimes)
