@@ -99,13 +99,14 @@ def recommended(output: str) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_a_budget_that_was_too_short_is_doubled(shell: Shell) -> None:
-    said = shell("svod-tune model.py --db t.db --workers inline --beam 1 --budget 0.001")
-    longer, goes_on = recommended(said)[-1]
-    assert goes_on == "goes on with 1 kernel for which the budget was too short"
-    assert shell.searches[-1].outcome == BUDGET_SPENT and shell.searches[-1].config["budget"] == 0.001
-    before = len(shell.searches)
-    assert "1 kernel to search" in shell(longer) and len(shell.searches) == before + 1
-    assert shell.searches[-1].config["budget"] == 0.002
+    """The longer budget is also twice as long as the steps before the search took, which a busy machine makes longer."""
+    command, budgets = "svod-tune model.py --db t.db --workers inline --beam 1 --budget 0.001", [0.001]
+    while "nothing was searched" in (said := shell(f"{command} || true")):
+        command, goes_on = recommended(said)[-1]
+        assert goes_on == "goes on with 1 kernel for which the budget was too short"
+        budgets.append(float(re.findall(r"--budget (\S+)", command)[0]))
+        assert budgets[-1] >= 2 * max(1.0, budgets[-2])
+    assert len(budgets) > 1 and [s.config["budget"] for s in shell.searches] == budgets
 
 
 @pytest.mark.slow
@@ -141,7 +142,7 @@ def test_what_a_dry_run_recommends_is_so(shell: Shell) -> None:
 def test_what_svod_db_recommends_is_so(shell: Shell) -> None:
     said = shell("! svod-db --db t.db list")
     [command] = re.findall(r"tune something: (.*)$", said, re.M)
-    command = command.replace("SCRIPT", "model.py --workers inline --budget 1")
+    command = command.replace("SCRIPT", "model.py --workers inline --budget 200")
     assert "stored in" in shell(command) and shell.searches
 
 

@@ -237,7 +237,7 @@ class CommandReport:
         setting = self.setting
         ended = Ended(result is not None and result.interrupted, self.kept.is_missing(result), self.kept.saved,
                       setting.db.plan.write is not None, any(w.here for w in self.works), has_wider(setting, self.works),
-                      any(c.fell_short for w in self.works for _, c in w.checks), self.searches.had_no_time)
+                      any(c.fell_short for w in self.works for _, c in w.checks), self.searches.had_no_time, setting.clock.seconds_before_search)
         return next_steps(setting.options, [o for w in self.works for o in w.outcomes], ended)
 
     def say_failures(self) -> None:

@@ -1,6 +1,7 @@
 """The commands that svod-tune recommends at its end, each with a remark about its effect. A test runs them."""
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Ended:
     """Facts about the end of a command. `not_stored`: the database could not take the results; `saved`: the file that has them instead.
     `stored`: there is a database that keeps results. `here`: this machine's target was among the targets that were tuned for. `wider`: a
     beam of twice the width has something left to search. `fell_short`: a whole plan gained less than its kernels promised. `had_no_time`:
-    the budget was over before the first search."""
+    the budget was over before the first search, which began after `seconds_before_search`."""
 
     interrupted: bool
     not_stored: bool
@@ -36,6 +37,7 @@ class Ended:
     wider: bool
     fell_short: bool
     had_no_time: bool = False
+    seconds_before_search: float = 0.0
 
 
 def after_dry_run(options: TuneOptions, rows: Sequence[SurveyRow], wider: bool) -> str:
@@ -90,7 +92,8 @@ def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) 
         remark = f"goes on with {count(len(cut_short), 'kernel')} for which the budget was too short"
         with_ray = ended.had_no_time and options.address is None and kind_of(options).startswith("ray")
         sooner = [(options.command_line(workers="local"), "workers that start sooner than Ray")] if with_ray else []
-        return [(options.command_line(budget=f"{2 * options.budget:g}"), remark), *sooner]
+        budget = 2 * max(options.budget, math.ceil(ended.seconds_before_search))
+        return [(options.command_line(budget=f"{budget:g}"), remark), *sooner]
     if ended.wider and (ended.fell_short or not options.program):
         return [(options.command_line(beam=2 * options.beam), "a wider beam searches on")]
     if not outcomes:

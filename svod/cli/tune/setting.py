@@ -71,6 +71,11 @@ class CommandClock:
         return max(0.0, self.left + GRACE_SECONDS - WRITE_SECONDS)
 
     @property
+    def seconds_before_search(self) -> float:
+        """Seconds that the phases before the search have taken."""
+        return max((self.phases[name] for name in BEFORE_SEARCH if name in self.phases), default=0.0)
+
+    @property
     def words_before_search(self) -> str:
         """What used up the budget before the search began, by the ends of the phases before it."""
         ends = {name: self.phases[name] for name in BEFORE_SEARCH if name in self.phases}
