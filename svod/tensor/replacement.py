@@ -21,11 +21,12 @@ from svod.core.graph.traits import EFFECTS, traits_of
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.system.forksafe import remake_after_fork
+from svod.system.monitor import Monitor
 from svod.tensor.base import TensorBase, pending_tensors
 
-_replacing = threading.Condition(threading.Lock())      # notified when a record ends
+_replacing = Monitor(threading.Lock())      # notified when a record ends
 _computing: dict[int, Computing] = {}       # records of values that threads compute now, by id; read and written under the lock
-remake_after_fork(sys.modules[__name__], "_replacing", lambda: threading.Condition(threading.Lock()))
+remake_after_fork(sys.modules[__name__], "_replacing", lambda: Monitor(threading.Lock()))
 remake_after_fork(sys.modules[__name__], "_computing", dict)    # the other threads do not exist in the child
 
 
@@ -43,7 +44,7 @@ class Computing:
         self._given, self._only_pending, self._thread = tensors, only_pending, threading.get_ident()
 
     def __enter__(self) -> Self:
-        with _replacing:
+        with _replacing.lock:
             _replacing.wait_for(self._may_begin)
             self._now = {u: u for u in (*map(base_of, self.roots), *self._contents)}
             _computing[id(self)] = self
@@ -59,7 +60,7 @@ class Computing:
         return not self._contents or all(c._thread == self._thread or self._contents.isdisjoint(c._contents) for c in _computing.values())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with _replacing:
+        with _replacing.lock:
             _computing.pop(id(self), None)
             _replacing.notify_all()
 
@@ -67,7 +68,7 @@ class Computing:
         """Replace nodes in every live tensor. `computed`: bases of the roots, and AFTERs under them, to views of memory. What another
         thread has computed meanwhile stays; with `takes_over` the tensors of this record read the views even then. A tensor that was
         assigned to keeps its new node."""
-        with _replacing:
+        with _replacing.lock:
             now = {self._now[u]: value for u, value in computed.items()}
             if pending := {u: value for u, value in now.items() if base_of(u).op is not Ops.BUFFER}:
                 _replace(pending)
@@ -89,7 +90,7 @@ def replace_nodes(mapping: Mapping[UOp, UOp]) -> None:
     """Replace nodes in every live tensor. Each value must have the shape and dtype of its key. The replacement does not descend into
     values."""
     if mapping:
-        with _replacing:
+        with _replacing.lock:
             _replace(mapping)
 
 

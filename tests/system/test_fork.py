@@ -69,8 +69,8 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
         return bool(np.array_equal((Tensor(numbers) * 3 + 1).sum(1).numpy(), (numbers * 3 + 1).sum(1)))
     assert work()
     db = TuningDB.open(tmp_path / "tune.db")
-    locks: list[Any] = [runtime._load_lock, compiler_module._compilers_lock, prepare._lock, replacement._replacing, random._stream._lock,
-                        db.storage.lock, db.claims.heartbeat.lock]
+    locks: list[Any] = [runtime._load_lock, compiler_module._compilers_lock, prepare._lock, replacement._replacing.lock,
+                        random._stream._lock, db.storage.lock, db.claims.heartbeat.lock]
     for compiler in compiler_module._compilers.values():
         locks += [compiler._lock, *compiler._flights]
     with held_elsewhere(*locks):

@@ -9,7 +9,6 @@ use it.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
@@ -24,6 +23,7 @@ from svod.core.machine.isa import llvm_features
 from svod.core.machine.target import Target
 from svod.errors import CompileError
 from svod.system.forksafe import remake_after_fork
+from svod.system.monitor import Monitor
 
 CODEGEN_REVISION = 21
 """Version of the generated code, increased when lowering, renderer, passes or attributes change it: older objects are not used again."""
@@ -58,24 +58,26 @@ class _Reduction:
     setting generate code at the same time; a thread that needs the other one waits until they have finished."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._is_on: bool | None = None     # the current setting; None: unknown, as after a fork
         self._running = 0
 
-    @contextmanager
-    def switched(self, on: bool) -> Iterator[None]:
-        """Keep loop strength reduction on or off inside the context; first wait for threads that need the other setting."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_on == on or not self._running)
-            if self._is_on != on:
-                llvm.set_option("svod", f"-disable-lsr={'false' if on else 'true'}")
-                self._is_on = on
-            self._running += 1
+    def switched(self, on: bool, generate: Callable[[], bytes]) -> bytes:
+        """The result of `generate`, which runs with loop strength reduction on or off; first waits for threads that need the other one.
+        It is no context: a Ctrl-C between the body and the end of one would leave the others waiting."""
+        mine = 0
         try:
-            yield
+            with self._changed.lock:
+                self._changed.wait_for(lambda: self._is_on == on or not self._running)
+                if self._is_on != on:
+                    llvm.set_option("svod", f"-disable-lsr={'false' if on else 'true'}")
+                    self._is_on = on
+                mine = 1
+                self._running += mine
+            return generate()
         finally:
-            with self._changed:
-                self._running -= 1
+            with self._changed.lock:
+                self._running -= mine
                 self._changed.notify_all()
 
 
@@ -112,8 +114,7 @@ def module_of(ir: str, make_machine: Callable[[], Any], kind: tuple[Any, ...], w
 
 def emit(module: LlvmModule, generator: CodeGenerator, reduction: bool, assembly: bool = False) -> bytes:
     """Generate the object of a module, or the text of its assembly. `reduction`: with loop strength reduction."""
-    with _reduction.switched(on=reduction):
-        return module.emit(generator, assembly)
+    return _reduction.switched(reduction, lambda: module.emit(generator, assembly))
 
 
 def _module_for(ir: str, target: Target, final: bool) -> AbstractContextManager[tuple[LlvmModule, CodeGenerator]]:

@@ -15,6 +15,7 @@ from typing import Any
 from svod import config
 from svod.core.machine.target import Target
 from svod.errors import TuneError
+from svod.system.monitor import Monitor
 from svod.system.optional import reason
 from svod.tune.workers.executor import Activity, Batch, Executor, Kind
 from svod.tune.workers.fleet import Carrier, Fleet, WorkerLost
@@ -33,7 +34,7 @@ class DispatchingExecutor(Executor):
     def __init__(self, description: str, shared_cores: bool | None) -> None:
         self.description = description
         self.yields = shared_cores is not False         # compilers pause on a machine of few cores while another process times there
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._fleet = Fleet()
         self._items = Items(self._changed, self._fleet, shared_cores)
         self.abandoned = False                  # whether all carriers are set aside, and `close` waits for none of them
@@ -47,14 +48,14 @@ class DispatchingExecutor(Executor):
         threading.Thread(target=self._limit_end, name="svod-executor-end", daemon=True).start()
 
     def _add(self, carrier: Carrier) -> None:
-        with self._changed:
+        with self._changed.lock:
             self._fleet.add(carrier)
         thread = threading.Thread(target=self._drive, args=(carrier,), name=f"svod-{carrier.name}", daemon=True)
         self._threads.append((thread, carrier))
         thread.start()
 
     def activity(self) -> list[Activity]:
-        with self._changed:
+        with self._changed.lock:
             return self._fleet.activity()
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
@@ -69,18 +70,18 @@ class DispatchingExecutor(Executor):
         return new
 
     def _queue(self, batch: Batch, indices: Iterable[int]) -> None:
-        with self._changed:
+        with self._changed.lock:
             if self.closing:
                 raise TuneError("the executor is closed")
             self._items.put(batch, indices)
 
     def workers(self, kind: Kind) -> int:
-        with self._changed:
+        with self._changed.lock:
             return len(self._fleet.left(kind))
 
     def without_worker(self, kind: Kind) -> float:
         """The seconds since the last worker of a kind was lost; 0 while one is up."""
-        with self._changed:
+        with self._changed.lock:
             return self._fleet.without_worker(kind)
 
     # -- a carrier's thread -------------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class DispatchingExecutor(Executor):
         while self._brought_up(carrier) and (tasks := self._take(carrier)):
             host = carrier.host
             outcomes, retry = self._run(carrier, tasks)
-            with self._changed:
+            with self._changed.lock:
                 self._items.take_back(carrier, tasks, outcomes, retry, self.closing)
                 last = not self._items.wait_for(carrier)
             if last:
@@ -97,7 +98,7 @@ class DispatchingExecutor(Executor):
                     carrier.idle()
                 except Exception as e:  # any error of a carrier ends this carrier only
                     self._set_aside(carrier, reason(e))
-            with self._changed:
+            with self._changed.lock:
                 self._items.active[carrier.kind][host] -= 1
                 if self._fleet.is_busy(carrier):
                     self._fleet.note(carrier, "idle")
@@ -106,7 +107,7 @@ class DispatchingExecutor(Executor):
 
     def _take(self, carrier: Carrier) -> list[Task]:
         """Wait for items that a carrier may run, and return them; [] when the executor closes."""
-        with self._changed:
+        with self._changed.lock:
             while not self.closing:
                 if tasks := self._items.next_for(carrier):
                     return tasks
@@ -144,19 +145,19 @@ class DispatchingExecutor(Executor):
             except Exception as e:  # any error of a carrier ends this carrier only
                 self._set_aside(carrier, reason(e))
             else:
-                with self._changed:
+                with self._changed.lock:
                     self._fleet.has_started(carrier)
                     self._items.drop_hopeless(carrier.kind)       # the carrier's target is known now, and waiting items may not fit it
                     self._changed.notify_all()
         return False
 
     def _lose(self, carrier: Carrier) -> None:
-        with self._changed:
+        with self._changed.lock:
             self._fleet.lose(carrier)
 
     def _set_aside(self, carrier: Carrier, why: str) -> None:
         """Give a carrier no further items. `why`: the reason, in words."""
-        with self._changed:
+        with self._changed.lock:
             self._fleet.lose(carrier)
             if self.closing:
                 return
@@ -169,7 +170,7 @@ class DispatchingExecutor(Executor):
 
     def _abandon(self, why: str) -> None:
         """Give up all carriers at once, even if their threads hang: their items end as `lost`, and `close` does not wait for them."""
-        with self._changed:
+        with self._changed.lock:
             self.abandoned = True
             for carrier in self._fleet.carriers:
                 self._fleet.set_aside(carrier, why)
@@ -179,7 +180,7 @@ class DispatchingExecutor(Executor):
 
     # -- the end ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        with self._changed:
+        with self._changed.lock:
             if not self.closing:
                 sys.setswitchinterval(self._switch_seconds)
             self.closing = True
@@ -192,7 +193,7 @@ class DispatchingExecutor(Executor):
                 thread.join(0.05)
         self._ended.set()
         self._threads.clear()
-        with self._changed:
+        with self._changed.lock:
             self._fleet.clear()
         self._shut_down()
         atexit.unregister(self.close)

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from svod.errors import TuneError
+from svod.system.monitor import Monitor
 from svod.tune.workers.executor import SHARED_BELOW, Batch, Kind, function_of
 from svod.tune.workers.fleet import Carrier, Fleet, fits
 from svod.tune.workers.jobs import Outcome
@@ -43,7 +43,7 @@ class Items:
     """The items of an executor. `changed`: the executor's lock, which the callers of all methods hold. `shared_cores`: whether compilers
     and kernels share the cores of a machine; None: they do if its bench worker has fewer than SHARED_BELOW cores."""
 
-    def __init__(self, changed: threading.Condition, fleet: Fleet, shared_cores: bool | None) -> None:
+    def __init__(self, changed: Monitor, fleet: Fleet, shared_cores: bool | None) -> None:
         self._changed, self._fleet, self._shared_cores = changed, fleet, shared_cores
         self._queues: dict[Kind, Waiting[Task]] = {"compile": Waiting(), "bench": Waiting()}
         self.active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}      # machine → number of its busy carriers

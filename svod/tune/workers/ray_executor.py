@@ -531,7 +531,7 @@ class RayExecutor(DispatchingExecutor):
         """Wait for all workers of an embedded Ray, which start within two seconds and would disturb timings until then. In a cluster, which
         may take long to start all workers, wait only for the first compile worker."""
         end = time.monotonic() + seconds
-        with self._changed:
+        with self._changed.lock:
             while not self.closing and time.monotonic() < end:
                 settled = self._fleet.up | self._fleet.aside.keys()
                 if all(c.name in settled for c in self._carriers if self.embedded or c.kind == "compile"):
