@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,12 +17,14 @@ import pytest
 from svod import PrepareConfig, Tensor
 from svod.compile.plan.compiler import compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan, build_plan
+from svod.core.convolution.by_fourier import ConvolutionSizes
+from svod.core.convolution.price import block_lengths
 from svod.tune import at_prepare
 from svod.tune.capture import Capture, CapturedForm, plan_digest, read_capture, write_capture
 from svod.tune.chains import choose_each
 from svod.tune.db import OWN, TEAM, FormTimes, RecordError, TuningDB
 from svod.tune.db.moving import export, import_file, merge
-from svod.tune.lock import LockedForm, check_whole, read_lock, write_lock
+from svod.tune.lock import LockedTimes, check_whole, read_lock, write_lock
 from svod.tune.plans.form_check import BothForms, time_forms
 from svod.tune.plans.forms import decided_form, decided_words
 from svod.tune.plans.predicted_forms import Predicted, rough_forms
@@ -31,15 +34,16 @@ from tests.tune.db.samples import form_times
 from tests.tune.test_convolutions import is_close, transforms
 
 RNG = np.random.default_rng(0)
-IMAGE = RNG.standard_normal((1, 6, 37, 41)).astype(np.float32)
-TAPS = RNG.standard_normal((6, 1, 31, 31)).astype(np.float32)
+IMAGES = [RNG.standard_normal((1, 6, *size)).astype(np.float32) for size in ((37, 41), (90, 97))]
+TAPS = RNG.standard_normal((6, 1, 41, 41)).astype(np.float32)
 PADDING = 2
 
 
 class Case:
-    """A convolution of each channel of IMAGE with the first `count` of TAPS along each axis, and its form as it was captured."""
+    """A convolution of each channel of an image with the first `count` of TAPS along each axis, and its form as it was captured."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, image: np.ndarray[Any, Any], count: int) -> None:
+        self.image = image
         self.taps = np.ascontiguousarray(TAPS[..., :count, :count])
         with TemporaryDirectory() as directory:
             self.run(PrepareConfig(capture=directory))
@@ -48,7 +52,7 @@ class Case:
     def run(self, config: PrepareConfig) -> int:
         """Prepare and run it, check its numbers, and return the number of its kernels that transform."""
         w = Tensor(self.taps)
-        y = convolved(Tensor(IMAGE), w, PADDING, 6).relu()
+        y = convolved(Tensor(self.image), w, PADDING, 6).relu()
         plan = y.prepare(config, constants=[w])
         plan.execute()
         assert is_close(y.numpy(), self.want)
@@ -56,7 +60,7 @@ class Case:
 
     @property
     def want(self) -> np.ndarray[Any, Any]:
-        return np.asarray(np.maximum(direct(IMAGE, self.taps, PADDING, 6), 0))
+        return np.asarray(np.maximum(direct(self.image, self.taps, PADDING, 6), 0))
 
     @property
     def found(self) -> CapturedForm:
@@ -77,8 +81,8 @@ class Case:
 @cache
 def predicted(transformed: bool) -> Case:
     """A convolution whose forms are close, of which this one is predicted to be the faster one."""
-    for count in range(7, 32, 2):
-        case = Case(count)
+    for image, count in product(IMAGES, range(7, TAPS.shape[-1], 2)):
+        case = Case(image, count)
         if case.capture.forms and case.found.form.is_open and case.found.form.is_transformed == transformed:
             return case
     raise AssertionError("the forms of no convolution are predicted to be close")
@@ -108,7 +112,9 @@ def test_the_block_lengths_of_the_record_are_used(tmp_path: Path, monkeypatch: p
         return by_fourier(*given)
     monkeypatch.setattr("svod.tune.plans.convolutions.by_fourier", spy)
     case = predicted(True)
-    other = next(n for n in ((40, 40), (40, 48)) if n != case.found.form.lengths)
+    results = [side + 2 * PADDING - case.taps.shape[-1] + 1 for side in case.image.shape[2:]]
+    sizes = ConvolutionSizes(1, 6, 1, 1, case.taps.shape[2:], tuple(results))
+    other = next(n for n in block_lengths(sizes) if n != case.found.form.lengths)
     case.run(stored(tmp_path / "t.db", [case.times(0.5, lengths=other)]))
     assert used == [other]
 
@@ -164,7 +170,7 @@ def test_transforms_of_others_that_cannot_be_faster_are_not_believed(tmp_path: P
 def test_a_lock_line_that_is_not_believed_leaves_the_choice_to_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, far = predicted(False), Predicted((40, 40), 1.0, 3.5, False)
     monkeypatch.setattr("svod.tune.plans.convolutions.predicted_forms", lambda *_, **__: far)
-    write_lock(tmp_path / "l.jsonl", [], None, forms=[LockedForm(case.times(0.4))])
+    write_lock(tmp_path / "l.jsonl", [], None, times=[LockedTimes(case.times(0.4))])
     assert not case.run(PrepareConfig(db=":none:", lock=str(tmp_path / "l.jsonl")))
     assert case.run(replace(stored(tmp_path / "own.db", [case.times(0.5)]), lock=str(tmp_path / "l.jsonl")))
 
@@ -184,7 +190,7 @@ def test_lines_of_a_lock_file_that_do_not_count_are_said_once(changes: dict[str,
         for module in ("convolutions", "predicted_forms"):
             monkeypatch.setattr(f"svod.tune.plans.{module}.rough_forms", lambda *given: rough_forms(*given)._replace(most_direct=1e-9))
         monkeypatch.setattr("svod.tune.plans.predicted_forms._predicted", {})
-    write_lock(tmp_path / "l.jsonl", [], None, forms=[LockedForm(case.times(**{"ratio": 0.4, **changes}))])
+    write_lock(tmp_path / "l.jsonl", [], None, times=[LockedTimes(case.times(**{"ratio": 0.4, **changes}))])
     for _ in range(2):
         assert not case.run(PrepareConfig(db=":none:", lock=str(tmp_path / "l.jsonl")))
     said = "\n".join(r.getMessage() for r in caplog.records if "the times of a convolution's forms" in r.getMessage())
@@ -255,30 +261,30 @@ def test_a_record_is_retracted_and_restored(tmp_path: Path) -> None:
 def test_a_lock_file_goes_before_the_database(tmp_path: Path) -> None:
     case, path = predicted(True), tmp_path / "m.lock.jsonl"
     config = stored(tmp_path / "t.db", [case.times(0.5)])
-    write_lock(path, [], None, forms=[LockedForm(case.times(1.5))])
+    write_lock(path, [], None, times=[LockedTimes(case.times(1.5))])
     check_whole(path)
     assert not case.run(replace(config, lock=str(path)))
-    write_lock(path, [], None, forms=[LockedForm(case.times(1.5, codegen=0))])
+    write_lock(path, [], None, times=[LockedTimes(case.times(1.5, codegen=0))])
     assert case.run(replace(config, lock=str(path))), "a line that does not count leaves the choice to the database"
 
 
 def test_lines_of_a_lock_file_are_kept_until_they_are_made_anew(tmp_path: Path) -> None:
-    path, other = tmp_path / "m.lock.jsonl", LockedForm(form_times(0.4, "d" * 32))
-    write_lock(path, [], None, forms=[LockedForm(form_times(0.5)), other])
+    path, other = tmp_path / "m.lock.jsonl", LockedTimes(form_times(0.4, "d" * 32))
+    write_lock(path, [], None, times=[LockedTimes(form_times(0.5)), other])
     assert json.loads(path.read_text().splitlines()[0])["version"] == 2
-    write_lock(path, [], {}, forms=[LockedForm(form_times(0.6))])
-    assert [x.record.ratio for x in read_lock(path).forms] == [0.6, 0.4]
+    write_lock(path, [], {}, times=[LockedTimes(form_times(0.6))])
+    assert [x.record.ratio for x in read_lock(path).times] == [0.6, 0.4]
     target = other.record.target
     told: list[tuple[dict[str, set[tuple[str, int]]], int]] = [
         ({}, 2), ({"elsewhere": set()}, 2), ({target: {("d" * 32, 1)}}, 2), ({target: {("d" * 32, 2)}}, 1), ({target: set()}, 1)]
     for convolutions, kept in told:
-        write_lock(path, [], None, forms=[LockedForm(form_times(0.6)), other])
-        write_lock(path, [], {}, forms=[LockedForm(form_times(0.6))], convolutions=convolutions)
-        assert len(read_lock(path).forms) == kept
-    write_lock(path, [], None, forms=[LockedForm(form_times(0.6)), other])
+        write_lock(path, [], None, times=[LockedTimes(form_times(0.6)), other])
+        write_lock(path, [], {}, times=[LockedTimes(form_times(0.6))], timed=convolutions)
+        assert len(read_lock(path).times) == kept
+    write_lock(path, [], None, times=[LockedTimes(form_times(0.6)), other])
     with path.open("a") as f:
         f.write(json.dumps({**other.to_json(), "lengths": "many"}) + "\n")
-    assert len(read_lock(path).forms) == 2
+    assert len(read_lock(path).times) == 2
 
 
 def run_of(unbound: UnboundPlan, image: np.ndarray[Any, Any], taps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -300,7 +306,7 @@ def test_the_direct_form_of_a_captured_plan_computes_the_same() -> None:
     both = case.both()
     transforming = [any(k.library_kernel is not None for k in unbound.kernels.values()) for unbound in (both.direct, both.transformed)]
     assert transforming == [False, True]
-    assert is_close(run_of(both.direct, IMAGE, case.taps).reshape(case.want.shape), case.want)
+    assert is_close(run_of(both.direct, case.image, case.taps).reshape(case.want.shape), case.want)
 
 
 @pytest.mark.parametrize("transformed", [False, True])

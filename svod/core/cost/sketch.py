@@ -152,15 +152,17 @@ def starts(state: Scheduler) -> list[Scheduler]:
 
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
     """The axes along which vectors of a stage may run. The first is the best one, or -1 if there is none. A stage without reductions
-    adds the axis along which it stores contiguously. If the best axis is shorter than a vector, another one is added: of a stage with
-    reductions the best output axis if the first is a reduce axis (the columns of a window), else the best of the axes that are long
-    enough. If the accesses speak against all of these, it is the best of those that are long enough, as vectors gain in arithmetic too."""
+    adds the axis along which it stores contiguously. If the best one is a reduce axis, the best output axis is added (the columns of a
+    window); if another axis is shorter than a vector, the best of the axes that are long enough. If the accesses speak against all axes
+    that are long enough, it is the best of those, as vectors gain in arithmetic too."""
     scores, width, outs = _vector_scores(state, r), vector_width(state, r), len(r.stage.outs)
     best = _best(scores)
     found = [best]
     if not r.reductions:
         found += [a for a in range(outs) if r.store is not None and r.store.coef(a) == 1 and extent_of(state, r, a) >= width]
-    if best < 0 or extent_of(state, r, best) < width:
+    if best >= outs and extent_of(state, r, best) >= width:
+        found.append(_best({a: v for a, v in scores.items() if a < outs and v.positions >= width}))
+    elif best < 0 or extent_of(state, r, best) < width:
         others = {a: v for a, v in scores.items() if (a < outs if best >= outs else extent_of(state, r, a) >= width)}
         other = _best(others)
         found.append(other if other >= 0 else _best({a: v for a, v in others.items() if v.positions >= width}, -math.inf))

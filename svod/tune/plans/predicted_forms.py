@@ -47,8 +47,8 @@ class Predicted(NamedTuple):
 
     @property
     def is_close(self) -> bool:
-        """Whether either form may be the faster one."""
-        return self.direct < PLAUSIBLE * self.transformed and not self.is_far_slower
+        """Whether the form that is not taken may be the faster one."""
+        return not (self.is_far_slower or (self.is_faster and self.direct >= PLAUSIBLE * self.transformed))
 
     @property
     def is_far_slower(self) -> bool:
