@@ -33,13 +33,14 @@ from svod.system.quantities import count
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose_each
 from svod.tune.checks import Proposed, chains_to_check
-from svod.tune.db import FormTimes, TuningDB
+from svod.tune.db import PlanTimes, TuningDB
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.plans.alternatives import PlanGraph, alternatives_of
 from svod.tune.plans.check import bytes_touched, check_plan
+from svod.tune.plans.comparisons import times_words
 from svod.tune.plans.form_check import MOST_TIMED, BothForms, time_forms
-from svod.tune.plans.forms import ConvolutionForm, decided_form, times_words
+from svod.tune.plans.forms import ConvolutionForm, decided_form
 from svod.tune.plans.plan_search import ALTERNATIVES_SHARE, PlanOf, PlanSearch, plan_record
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.resolved import Resolved
@@ -238,7 +239,7 @@ def forms_at_prepare(forms: Sequence[ConvolutionForm], plan_in: Callable[[str], 
 
 
 def search_plan_at_prepare(by_rules: UnboundPlan, graph: PlanGraph, plan_of: PlanOf, resolved: Resolved,
-                           beam: BeamConfig) -> FormTimes | None:
+                           beam: BeamConfig) -> PlanTimes | None:
     """Search the alternatives of a graph's plan, and store what they took. Returns the record that decides about them; None where there is
     none. Never raises for a plan that cannot be timed: the log says why."""
     global _interrupted

@@ -7,7 +7,8 @@
 
 A line without a kind is a kernel's chain. One of the kind "rounding" belongs to a choice of kernels to round, under the policy "fast"; it
 has the fields of the record `Rounding`, with its chain as text, and as `of` the number of lines of its choice: a choice that lost some is
-not used. One of the kind "form_times" is the record `FormTimes` of a convolution. Files without such lines have version 1.
+not used. One of the kind "form_times" is the record `FormTimes` of a convolution, one of the kind "plan_times" the record `PlanTimes` of a
+plan. Files without such lines have version 1.
 
 `svod-tune -o model.lock.jsonl` writes a lock file; SVOD_LOCK and `PrepareConfig(lock=…)` name the file to use. A file may have lines of
 several targets. It is data, never executed: a malformed line is skipped with a warning, and so is a whole file that is missing or not a
@@ -32,7 +33,8 @@ from svod.core.kernel.chain_text import chain_text, parse_chain
 from svod.core.kernel.scheduler import Opt
 from svod.errors import ConfigError, SvodError
 from svod.system.files import write_text
-from svod.tune.db import FormTimes, Rounding
+from svod.tune.db import Comparison, Rounding
+from svod.tune.db.records import COMPARISONS
 
 log = logging.getLogger("svod.tune")
 
@@ -84,10 +86,10 @@ class LockedRounding:
 
 
 @dataclass(frozen=True)
-class LockedForm:
-    """A line of a lock file: the times of a convolution's forms."""
+class LockedTimes:
+    """A line of a lock file: the times of a convolution's forms, or of a plan with its alternatives."""
 
-    record: FormTimes
+    record: Comparison
 
     @property
     def kernel(self) -> str:
@@ -102,54 +104,54 @@ class LockedForm:
         return self.record.described
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.record.content(), "kind": FormTimes.kind}
+        return {**self.record.content(), "kind": self.record.kind}
 
 
 class Lock(NamedTuple):
-    """The lines of a lock file: chains by (kernel, target), the choices of kernels to round, and the times of convolutions' forms."""
+    """The lines of a lock file: chains by (kernel, target), the choices of kernels to round, and the times of convolutions and of plans."""
 
     chains: Mapping[tuple[str, str], Locked] = MappingProxyType({})
     roundings: Sequence[LockedRounding] = ()
-    forms: Sequence[LockedForm] = ()
+    times: Sequence[LockedTimes] = ()
 
     @property
-    def lines(self) -> tuple[Locked | LockedRounding | LockedForm, ...]:
-        return *self.chains.values(), *self.roundings, *self.forms
+    def lines(self) -> tuple[Locked | LockedRounding | LockedTimes, ...]:
+        return *self.chains.values(), *self.roundings, *self.times
 
 
 def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None,
-               roundings: Iterable[LockedRounding] = (), forms: Iterable[LockedForm] = (),
-               convolutions: Mapping[str, Collection[tuple[str, int]]] = MappingProxyType({})) -> int:
+               roundings: Iterable[LockedRounding] = (), times: Iterable[LockedTimes] = (),
+               timed: Mapping[str, Collection[tuple[str, int]]] = MappingProxyType({})) -> int:
     """Write a lock file in a stable order, so that a diff shows only changes. `searched`: target → keys of the kernels that were to be
     tuned for it. A line of an existing file is kept if its target is not in `searched`, or if its kernel was to be tuned and has no new
-    line; a choice of kernels to round, if all of its kernels were and its plan has no new choice; the times of a convolution's forms, if
-    it has no new ones and is one of `convolutions`, (key, code generator) of those of the model by target, or its target has none. With
-    `searched` None no old line is kept. Returns the number of lines with chains. Raises OSError."""
-    lines, roundings, forms = list(lines), list(roundings), list(forms)
+    line; a choice of kernels to round, if all of its kernels were and its plan has no new choice; the times of a convolution or
+    of a plan, if it has no new ones and is one of `timed`, (key, code generator) of those of the model by target, or its target has none.
+    With `searched` None no old line is kept. Returns the number of lines with chains. Raises OSError."""
+    lines, roundings, times = list(lines), list(roundings), list(times)
     if searched is not None and path.is_file():
-        kept = _kept(read_lock(path), lines, roundings, forms, searched, convolutions)
-        lines, roundings, forms = [*lines, *kept.chains.values()], [*roundings, *kept.roundings], [*forms, *kept.forms]
+        kept = _kept(read_lock(path), lines, roundings, times, searched, timed)
+        lines, roundings, times = [*lines, *kept.chains.values()], [*roundings, *kept.roundings], [*times, *kept.times]
     ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
     rounded = sorted(roundings, key=lambda x: (x.name, x.kernel, x.record.choice))
     counts = Counter(x.record.choice for x in rounded)
     rounded = [replace(x, of=counts[x.record.choice]) for x in rounded]
-    timed = sorted(forms, key=lambda x: (x.name, x.kernel, x.target))
-    header = {"format": LOCK_FORMAT, "version": LOCK_VERSION if rounded or timed else 1}
-    text = [header, *(x.to_json() for x in ordered), *(x.to_json() for x in rounded), *(x.to_json() for x in timed)]
+    times = sorted(times, key=lambda x: (x.name, x.kernel, x.target))
+    header = {"format": LOCK_FORMAT, "version": LOCK_VERSION if rounded or times else 1}
+    text = [header, *(x.to_json() for x in ordered), *(x.to_json() for x in rounded), *(x.to_json() for x in times)]
     write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
     return len(ordered)
 
 
-def _kept(old: Lock, lines: Sequence[Locked], roundings: Sequence[LockedRounding], forms: Sequence[LockedForm],
-          searched: Mapping[str, Collection[str]], convolutions: Mapping[str, Collection[tuple[str, int]]]) -> Lock:
+def _kept(old: Lock, lines: Sequence[Locked], roundings: Sequence[LockedRounding], times: Sequence[LockedTimes],
+          searched: Mapping[str, Collection[str]], timed: Mapping[str, Collection[tuple[str, int]]]) -> Lock:
     """The lines of an existing file that `write_lock` keeps beside the new ones."""
-    new, timed = ({(x.kernel, x.target) for x in group} for group in (lines, forms))
+    new, again = ({(x.kernel, x.target) for x in group} for group in (lines, times))
     chosen = {(x.target, x.record.plan) for x in roundings}
     gone = {x.record.choice for x in old.roundings if x.target in searched and x.kernel not in searched[x.target]}
     return Lock({at: x for at, x in old.chains.items() if at not in new and (x.target not in searched or x.kernel in searched[x.target])},
                 [x for x in old.roundings if (x.target, x.record.plan) not in chosen and x.record.choice not in gone],
-                [x for x in old.forms if (x.kernel, x.target) not in timed
-                 and (x.target not in convolutions or (x.kernel, x.record.codegen) in convolutions[x.target])])
+                [x for x in old.times if (x.kernel, x.target) not in again
+                 and (x.target not in timed or (x.kernel, x.record.codegen) in timed[x.target])])
 
 
 def check_replaceable(path: Path) -> None:
@@ -211,7 +213,7 @@ def _read(path: str, changed: int, size: int) -> tuple[Lock, str]:
         return Lock(), f"the lock file {path} is not used: {e}"
     lines: dict[tuple[str, str], Locked] = {}
     roundings: list[LockedRounding] = []
-    forms: list[LockedForm] = []
+    times: list[LockedTimes] = []
     problems: list[str] = []
     for number, text in enumerate(rest, 2):
         try:
@@ -219,8 +221,8 @@ def _read(path: str, changed: int, size: int) -> tuple[Lock, str]:
                 line = _parsed(json.loads(text))
                 if isinstance(line, LockedRounding):
                     roundings.append(line)
-                elif isinstance(line, LockedForm):
-                    forms.append(line)
+                elif isinstance(line, LockedTimes):
+                    times.append(line)
                 else:
                     lines[line.kernel, line.target] = line
         except (ValueError, RecursionError, SvodError) as e:
@@ -228,7 +230,7 @@ def _read(path: str, changed: int, size: int) -> tuple[Lock, str]:
     whole, gaps = _whole_choices(roundings)
     problems += gaps
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return Lock(lines, tuple(whole), tuple(forms)), f"the lock file {path}: {problems[0]}{more}" if problems else ""
+    return Lock(lines, tuple(whole), tuple(times)), f"the lock file {path}: {problems[0]}{more}" if problems else ""
 
 
 def _whole_choices(roundings: Sequence[LockedRounding]) -> tuple[list[LockedRounding], list[str]]:
@@ -243,10 +245,11 @@ def _whole_choices(roundings: Sequence[LockedRounding]) -> tuple[list[LockedRoun
     return [x for x in roundings if have[x.record.choice] >= told[x.record.choice]], gaps
 
 
-def _parsed(data: Any) -> Locked | LockedRounding | LockedForm:
+def _parsed(data: Any) -> Locked | LockedRounding | LockedTimes:
     """Check the parsed JSON of a line and return it. Raises ValueError, SvodError."""
-    if isinstance(data, dict) and data.get("kind") == FormTimes.kind:
-        return LockedForm(FormTimes.from_json(data))
+    for record in COMPARISONS:
+        if isinstance(data, dict) and data.get("kind") == record.kind:
+            return LockedTimes(record.from_json(data))
     chain, gain = parse_chain(_text(data, "chain")), data.get("gain")
     name, origin = (x if isinstance(x := data.get(field), str) else "" for field in ("name", "from"))
     kind = data.get("kind")

@@ -24,7 +24,7 @@ from svod.core.machine.target import FAST, FLOAT32, HOST, SAME, Target
 from svod.errors import ConfigError, UnsupportedError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import TuningDB
-from svod.tune.lock import Lock, Locked, LockedForm, LockedRounding, read_lock
+from svod.tune.lock import Lock, Locked, LockedRounding, LockedTimes, read_lock
 
 log = logging.getLogger("svod")
 
@@ -43,7 +43,7 @@ class Resolved:
     locked       the chains of the lock file by (kernel, target); none without a lock file
     opts         the chains of the option `opts`, by the names that it gives kernels
     roundings    the choices of kernels to round of the lock file
-    forms        the times of convolutions' forms of the lock file
+    times        the times of convolutions and of plans of the lock file
     """
 
     config: PrepareConfig
@@ -52,7 +52,7 @@ class Resolved:
     locked: Mapping[tuple[str, str], Locked]
     opts: Mapping[str, Chain] = field(default_factory=dict)
     roundings: Sequence[LockedRounding] = ()
-    forms: Sequence[LockedForm] = ()
+    times: Sequence[LockedTimes] = ()
 
     @classmethod
     def of(cls, config: PrepareConfig, target: Target, db: TuningDB) -> Resolved:
@@ -63,7 +63,7 @@ class Resolved:
             passes_of(config)
         lock = Lock() if config.lock is None or config.noopt else read_lock(config.lock)
         opts = {name: chain_of(given) for name, given in config.opts.items()}
-        return cls(config, compiler_for(target, config), db, lock.chains, opts, lock.roundings, lock.forms)
+        return cls(config, compiler_for(target, config), db, lock.chains, opts, lock.roundings, lock.times)
 
     @property
     def target(self) -> Target:

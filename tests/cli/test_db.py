@@ -40,7 +40,7 @@ from svod.system.quantities import seconds
 from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, layers
 from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
-from svod.tune.lock import Locked, LockedForm, LockedRounding, write_lock
+from svod.tune.lock import Locked, LockedRounding, LockedTimes, write_lock
 from svod.tune.plans.forms import ConvolutionForm, key_of
 from svod.tune.resolved import resolve
 from tests.cli.tune.test_alternatives import Captured
@@ -49,7 +49,7 @@ from tests.core.corpus import data, gemm, kernel_of
 from tests.draws import a_half
 from tests.patience import NEVER, wait_until
 from tests.plans import canonical
-from tests.tune.db.samples import OTHER, TARGET, choice, form_times, screened, verdict, winning
+from tests.tune.db.samples import OTHER, TARGET, choice, form_times, plan_times, screened, verdict, winning
 from tests.tune.search_kernels import elementwise
 from tests.tune.workers.test_child import is_gone
 
@@ -366,7 +366,7 @@ def test_the_forms_of_convolutions_are_shown(path: Path, tmp_path: Path) -> None
     assert "1 chain of" in run(path, "retract", fast.kernel, "--linear", fast.linear).output
     assert "this is not used: it was retracted" in run(path, "why", fast.kernel).output
 
-    write_lock(tmp_path / "m.lock.jsonl", [], None, forms=[LockedForm(form_times(0.5, "e5" * 16, codegen=revision))])
+    write_lock(tmp_path / "m.lock.jsonl", [], None, times=[LockedTimes(form_times(0.5, "e5" * 16, codegen=revision))])
     assert f"by the lock file, {taken}" in run(path, "why", "e5" * 16, "--lock", str(tmp_path / "m.lock.jsonl")).output
 
 
@@ -408,7 +408,7 @@ def test_why_of_a_script_names_the_alternatives_of_its_plans(path: Path, tmp_pat
     assert sorted(unused) == ["another record goes before it", f"it was measured with code generator 0, now {revision}"]
     assert why("--target", TARGET) == []
 
-    write_lock(lock, [], None, forms=[LockedForm(replace(captured.times(1.1, revision), described="of the lock"))])
+    write_lock(lock, [], None, times=[LockedTimes(replace(captured.times(1.1, revision), described="of the lock"))])
     said = why("--lock", str(lock))
     assert said[2].startswith("    by the lock file, by the rules, measured: by the rules") and "not used" not in said[2]
     assert "\n".join(said).count("another record goes before it") == 2
@@ -424,7 +424,7 @@ def test_why_says_that_lines_of_the_lock_file_about_a_convolution_do_not_count(i
     here, lock = resolve(PrepareConfig(db=":none:")), tmp_path / "m.lock.jsonl"
     form = ConvolutionForm("c" * 32, "a convolution", (1024,), False, "predicted: all of it", is_open)
     times = form_times(ratio, form.key, here.target.key, codegen=here.compiler.pair.revision - age)
-    write_lock(lock, [], None, forms=[LockedForm(times)])
+    write_lock(lock, [], None, times=[LockedTimes(times)])
     with TuningDB.open(path) as db:
         line = form_line(db, form, here.target.key, str(lock))
     assert ("the lock file's times are not used: " in line) == bool(said) and said in line
@@ -436,7 +436,7 @@ def test_a_record_of_a_plan_is_not_used_where_a_convolution_has_another_form(tmp
     form = ConvolutionForm("c" * 32, "a convolution", (1024,), True, "predicted: all of it", True)
     times = form_times(1.5, form.key, here.target.key, codegen=here.compiler.pair.revision)
     with TuningDB.open(path) as db:
-        db.record([replace(times, kernel=plan, plan=plan, lengths=())])
+        db.record([plan_times(1.5, plan, here.target.key, codegen=times.codegen)])
         assert "another form" not in "".join(plan_lines(db, plan, here.target.key, [form], None))
         db.record([times])
         assert "another form" in plan_lines(db, plan, here.target.key, [form], None)[-1]

@@ -20,9 +20,9 @@ from svod.prepare import plan_with, prepare_tensors
 from svod.tune import capture
 from svod.tune.at_prepare import begin_budget
 from svod.tune.capture import plan_digest, read_capture, write_capture
-from svod.tune.db import FormTimes, RecordError, TuningDB
+from svod.tune.db import PlanTimes, TuningDB
 from svod.tune.db.moving import export, import_file
-from svod.tune.lock import LockedForm, read_lock, write_lock
+from svod.tune.lock import LockedTimes, read_lock, write_lock
 from svod.tune.plans import plan_search
 from svod.tune.plans.alternatives import Alternative, PlanGraph, alternatives_of
 from svod.tune.plans.plan_search import PlanSearch, can_be_searched, plan_record
@@ -64,7 +64,7 @@ def keys_with(chosen: frozenset[str]) -> list[str]:
 
 
 def searching(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, speed: Callable[[frozenset[str]], float], *, seconds: float = 60.0,
-              begun: FormTimes | None = None) -> PlanSearch:
+              begun: PlanTimes | None = None) -> PlanSearch:
     """A search in which a plan takes `speed(chosen)` times the time of the plan by the rules."""
     search = PlanSearch(ALTERNATIVES, partial(plan_with, GRAPH, resolved), resolved, seconds, begun)
     monkeypatch.setattr(search, "is_faster", lambda found, best: speed(found.chosen) < speed(best.chosen))
@@ -75,7 +75,7 @@ def searching(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, speed: Callab
         return SimpleNamespace(ratios=ratios, seconds=lambda i: 1e-3 * ratios[i].median, noisy=None)
     times_of = search.times_of
 
-    def final(first: Any, best: Any, untried: int) -> FormTimes:
+    def final(first: Any, best: Any, untried: int) -> PlanTimes:
         search.best_chosen = best.chosen        # type: ignore[attr-defined]
         monkeypatch.setattr(plan_search, "confirm", confirm)
         return times_of(first, best, untried)
@@ -84,7 +84,7 @@ def searching(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, speed: Callab
     return search
 
 
-def found(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, speed: Callable[[frozenset[str]], float], **named: Any) -> FormTimes:
+def found(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, speed: Callable[[frozenset[str]], float], **named: Any) -> PlanTimes:
     times = searching(resolved, monkeypatch, speed, **named).run()
     assert times is not None
     return times
@@ -197,18 +197,13 @@ def test_a_record_travels_and_is_retracted(resolved: Resolved, tmp_path: Path, m
     export(resolved.db, tmp_path / "e.jsonl")
     with TuningDB.open(str(tmp_path / "other.db")) as other:
         import_file(other, tmp_path / "e.jsonl")
-        assert [r for r, _ in other.select(FormTimes)] == [times]
+        assert [r for r, _ in other.select(PlanTimes)] == [times]
     assert kernels(db=str(tmp_path / "other.db")) == keys_with(IMAGES)
-    write_lock(tmp_path / "m.lock.jsonl", [], None, forms=[LockedForm(times)])
-    assert [x.record for x in read_lock(tmp_path / "m.lock.jsonl").forms] == [times]
+    write_lock(tmp_path / "m.lock.jsonl", [], None, times=[LockedTimes(times)])
+    assert [x.record for x in read_lock(tmp_path / "m.lock.jsonl").times] == [times]
     assert kernels(db=":none:", lock=str(tmp_path / "m.lock.jsonl")) == keys_with(IMAGES)
     resolved.db.retract(times.kernel, None, None, "a test")
     assert kernels(db=str(resolved.db.path)) == BY_RULES
-
-
-def test_a_record_of_neither_a_convolution_nor_a_plan_is_refused(resolved: Resolved, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RecordError, match="neither"):
-        replace(found(resolved, monkeypatch, with_images), kernel="c" * 32)
 
 
 def test_beam_searches_the_alternatives_and_keeps_the_record(db: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,7 +213,7 @@ def test_beam_searches_the_alternatives_and_keeps_the_record(db: Path, caplog: p
         used = kernels(db=str(db), beam=beam)
     assert f"trying {len(ALTERNATIVES)} alternatives of a plan" in caplog.text
     with TuningDB.open(str(db)) as opened:
-        ((times, _),) = opened.select(FormTimes)
+        ((times, _),) = opened.select(PlanTimes)
     assert used == (keys_with(times.chosen) if times.is_faster else BY_RULES) == kernels(db=str(db))
 
 

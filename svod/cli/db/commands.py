@@ -41,6 +41,7 @@ from svod.tune.db import (
     KernelRecord,
     Measurement,
     Merged,
+    PlanTimes,
     Rounding,
     Search,
     Skipped,
@@ -55,7 +56,7 @@ from svod.tune.db import (
 from svod.tune.db.transfer import EXPORT_FORMAT
 from svod.tune.db.why import describe_searches
 from svod.tune.fast.report import by_plan, rounding_words
-from svod.tune.lock import Lock, Locked, LockedForm, LockedRounding, check_whole, problem_of_lock, read_lock
+from svod.tune.lock import Lock, Locked, LockedRounding, LockedTimes, check_whole, problem_of_lock, read_lock
 
 EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
 # the options of svod-tune that say how a program is run, by parameter
@@ -140,7 +141,7 @@ def _check_whole(path: Path) -> None:
         raise DatabaseError(files.complaint(path, e)) from e
 
 
-def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: Iterable[Locked | LockedRounding | LockedForm] = ()) -> str:
+def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: Iterable[Locked | LockedRounding | LockedTimes] = ()) -> str:
     """The key of the single kernel, or convolution, that `text` means: a key or its beginning, else a name or an origin, else a part of
     one. A number at the end is ignored if nothing else fits, as plans number their kernels: gemm_0 is a kernel called gemm. `shipped`: if
     the user's records have no such kernel, also look for the key among kernels that ship with svod. `locked`: lines of a lock file, whose
@@ -150,12 +151,12 @@ def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: I
         names.setdefault(line.kernel, set()).add(line.name)
     for k, _ in db.select(KernelRecord):
         names.setdefault(k.kernel, set()).add(k.name)
-    for f, _ in db.select(FormTimes):
-        names.setdefault(f.kernel, set()).add(f.described)
+    for c, _ in db.comparisons():
+        names.setdefault(c.kernel, set()).add(c.described)
     if (key := _only_match(text, names, origins_of(db))) is not None:
         return key
     elsewhere = {k.kernel: {k.name} for k, _ in db.select(KernelRecord, shipped=True) if k.kernel.startswith(text)} if shipped else {}
-    elsewhere |= {f.kernel: {f.described} for f, _ in db.select(FormTimes, shipped=True) if f.kernel.startswith(text)} if shipped else {}
+    elsewhere |= {c.kernel: {c.described} for c, _ in db.comparisons(shipped=True) if c.kernel.startswith(text)} if shipped else {}
     if (key := _only_match(text, elsewhere, {})) is not None:
         return key
     if not names:
@@ -268,13 +269,14 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     verdicts = [v for v, _ in db.select(Verdict, key, shipped=True)]
     searches = [s for s, _ in db.select(Search, key)]
     roundings = [r for r, _ in db.select(Rounding, key, shipped=True)]
-    forms = [f for f, _ in db.select(FormTimes, key, shipped=True)]
+    forms, plans = ([x for x, _ in db.select(kind, key, shipped=True)] for kind in (FormTimes, PlanTimes))
     if as_json:
         measurements = [m for m, _ in found]
         _print_json({"kernel": key, "winners": [r._asdict() for r in winner_rows(db, key)], "origins": origins_of(db, key)[key],
                      **{name: [r.to_json() for r in some] for name, some in (("descriptions", descriptions), ("measurements", measurements),
                                                                              ("verdicts", verdicts), ("searches", searches),
-                                                                             ("roundings", roundings), ("form_times", forms))}})
+                                                                             ("roundings", roundings), ("form_times", forms),
+                                                                             ("plan_times", plans))}})
         return
     newest = described(db, key, shipped=True).get(key)
     _say(f"kernel    {key}")
@@ -449,6 +451,7 @@ def stats(context: click.Context, as_json: bool) -> None:
         "verdicts": {verdict: n for (verdict,), n in db.tally(Verdict, "verdict").items()}, "searches": len(searches),
         "roundings": db.tally(Rounding).total(), "plans_that_chose_roundings": len(db.tally(Rounding, "target", "plan")),
         "form_times": db.tally(FormTimes).total(), "convolutions_timed": len(db.tally(FormTimes, "kernel", "target")),
+        "plan_times": db.tally(PlanTimes).total(), "plans_timed": len(db.tally(PlanTimes, "kernel", "target")),
         "searched_without_a_winner": len(searched.keys() - {(w.kernel, w.target) for w in winners}),
         "skipped": len(db.skipped)}
     _say_empty(db, bool(pairs))

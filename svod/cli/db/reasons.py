@@ -18,22 +18,13 @@ from svod.core.machine.target import FAST, HOST
 from svod.errors import SvodError
 from svod.system.quantities import digits, times
 from svod.tune.chains import foreign_fault
-from svod.tune.db import FormTimes, Rounding, TuningDB, described
+from svod.tune.db import Comparison, FormTimes, PlanTimes, Rounding, TuningDB, described
 from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import HOW_TO_CHOOSE, by_plan, rounding_words
 from svod.tune.lock import Lock, locked_lines, read_lock
-from svod.tune.plans.forms import (
-    ConvolutionForm,
-    alternative_lines,
-    chosen_words,
-    decided_form,
-    decided_words,
-    deciding_record,
-    disbelief,
-    fault,
-    times_words,
-)
+from svod.tune.plans.comparisons import alternative_lines, chosen_words, deciding_record, fault, locked_records, times_words
+from svod.tune.plans.forms import ConvolutionForm, decided_form, decided_words, disbelief
 from svod.tune.resolved import Resolved
 
 LIBRARY_KERNEL = "a library kernel, whose loops are written by hand: it has one form, and no chain to choose"
@@ -79,7 +70,7 @@ def form_line(db: TuningDB, form: ConvolutionForm, target: str, lock: str | None
         return f"{form.key[:SHOWN_KEY]} {form.words}"
     resolved = Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db)
     decided, barred = decided_form(form, resolved), db.barred(form.key, target)
-    locked = [x.record for x in resolved.forms if (x.kernel, x.target) == (form.key, target)]
+    locked = locked_records(FormTimes, form.key, resolved)
     reasons = [fault(r, resolved.compiler.pair.revision, barred) or disbelief(r, None, lambda: form.is_open or form.is_transformed)
                for r in locked if decided.times not in locked]
     unused = [f"; the lock file's times are not used: {reason}" for reason in dict.fromkeys(filter(None, reasons))]
@@ -93,19 +84,19 @@ def plan_lines(db: TuningDB, plan: str, target: str, forms: Sequence[Convolution
     if here is None:
         return times_lines(db, plan, target, lines_of_lock)
     resolved = Resolved.of(PrepareConfig.from_env(beam=None, capture=None, lock=lock), here, db)
-    lines = times_lines(db, plan, target, lines_of_lock, [deciding_record(plan, None, resolved, lambda: True)])
+    lines = times_lines(db, plan, target, lines_of_lock, [deciding_record(PlanTimes, plan, resolved)])
     if lines and any(decided_form(form, resolved).form.is_transformed != form.is_transformed for form in forms):
         lines.append("    no record of this plan is used: a convolution has another form than the predicted one, which makes another plan")
     return lines
 
 
 def times_lines(db: TuningDB, key: str, target: str | None, lock: Lock,
-                deciding: Sequence[FormTimes | None] | None = None) -> list[str]:
-    """The lines about a convolution or a plan: what its forms took on each target, or on `target`, and which form has been the faster one;
+                deciding: Sequence[Comparison | None] | None = None) -> list[str]:
+    """The lines about a convolution or a plan: what its two ways took on each target, or on `target`, and which has been the faster one;
     [] for the key of a kernel. `deciding`: the record that decides, or None if none of them does; None: that is not known."""
-    locked = [(x.record, "by the lock file, ") for x in lock.forms if x.kernel == key and target in (None, x.target)]
+    locked = [(x.record, "by the lock file, ") for x in lock.times if x.kernel == key and target in (None, x.target)]
     known = [r for r, _ in locked]
-    stored = [(f, "") for f, _ in db.select(FormTimes, key, target, shipped=True) if f not in known]
+    stored = [(f, "") for f, _ in db.comparisons(key, target, shipped=True) if f not in known]
     revision, lines = device_named(HOST)[1].revision, list[str]()
     for r, where in (*locked, *sorted(stored, key=lambda pair: -pair[0].taken_at)):
         lines += [f"{key[:SHOWN_KEY]} {r.described}"] if not lines else []

@@ -38,10 +38,10 @@ from svod.system.files import write_text
 from svod.system.process.directories import temporary, working_directory
 from svod.system.process.streams import columns, drop, was_closed
 from svod.system.quantities import count
-from svod.tune.db import Rounding
+from svod.tune.db import PlanTimes, Rounding
 from svod.tune.db.moving import export_unstored
 from svod.tune.fast.report import to_data
-from svod.tune.lock import Locked, LockedForm, LockedRounding, write_lock
+from svod.tune.lock import Locked, LockedRounding, LockedTimes, write_lock
 from svod.tune.session import SessionResult, bound_at
 
 PIPE_WIDTH = 110            # width, in characters, of a table that does not go to a terminal
@@ -141,32 +141,32 @@ class ResultsPlace:
 
 
 def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence[Rounding]]) -> bool:
-    """Write to a lock file the chains, the choices of kernels to round and the times of convolutions' forms that the next `prepare` then
-    uses. A kernel whose chain was not confirmed gets no line, which would pin a chain that nobody has measured; chains of the lock file in
-    use are written as they are. Returns False if the file cannot be written."""
+    """Write to a lock file the chains, the choices of kernels to round and the times of convolutions and of plans that the next `prepare`
+    then uses. A kernel whose chain was not confirmed gets no line, which would pin a chain that nobody has measured; chains of the lock
+    file in use are written as they are. Returns False if the file cannot be written."""
     names = {r.key: r.name for w in works for r in w.rows}
     roundings = [LockedRounding(r, names.get(r.kernel, "")) for records in choices for r in records]
     lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None)
              for w in works for o in w.outcomes if o.confirmed or o.source == "lock"]
     unknown = sum(len(w.outcomes) for w in works) - len(lines)
-    forms = [LockedForm(times) for w in works for times in w.form_times]
-    of_model = {w.target.key: {(key, w.resolved.compiler.pair.revision) for key in w.form_keys} for w in works if w.here}
+    compared = [LockedTimes(times) for w in works for times in w.comparisons]
+    of_model = {w.target.key: {(key, w.resolved.compiler.pair.revision) for key in w.compared_keys} for w in works if w.here}
     try:
-        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, forms, of_model)
+        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, compared, of_model)
     except FileError as e:
         say(f"svod-tune: {e}")
         return False
     rounded = f", and which of them are rounded in {count(len(choices), 'plan')}," if choices else ""
-    say(f"svod-tune: the chains of {count(written, 'kernel')}{rounded}{_forms_words(forms)} are in {path}; SVOD_LOCK={path} uses them"
+    say(f"svod-tune: the chains of {count(written, 'kernel')}{rounded}{_compared_words(compared)} are in {path}; SVOD_LOCK={path} uses them"
         + (f"; {count(unknown, 'kernel')} without a confirmed chain {'has' if unknown == 1 else 'have'} no new line" if unknown else ""))
     return True
 
 
-def _forms_words(forms: Sequence[LockedForm]) -> str:
+def _compared_words(compared: Sequence[LockedTimes]) -> str:
     """The lines of a lock file about convolutions and plans, in words; "" if there are none."""
-    plans = sum(f.record.is_of_plan for f in forms)
-    convolutions = f", and the forms of {count(len(forms) - plans, 'convolution')}," if len(forms) > plans else ""
+    plans = sum(isinstance(x.record, PlanTimes) for x in compared)
+    convolutions = f", and the forms of {count(len(compared) - plans, 'convolution')}," if len(compared) > plans else ""
     return convolutions + (f", and the alternatives of {count(plans, 'plan')}," if plans else "")
 
 
@@ -237,7 +237,8 @@ class CommandReport:
         setting = self.setting
         ended = Ended(result is not None and result.interrupted, self.kept.is_missing(result), self.kept.saved,
                       setting.db.plan.write is not None, any(w.here for w in self.works), has_wider(setting, self.works),
-                      any(c.fell_short for w in self.works for _, c in w.checks), self.searches.had_no_time, setting.clock.seconds_before_search)
+                      any(c.fell_short for w in self.works for _, c in w.checks), self.searches.had_no_time,
+                      setting.clock.seconds_before_search)
         return next_steps(setting.options, [o for w in self.works for o in w.outcomes], ended)
 
     def say_failures(self) -> None:

@@ -101,6 +101,8 @@ RECORD_COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kin
     "rounding": "kernel target plan weights chain linear codegen samples max_error error before after used plan_error plan_before "
                 "plan_after taken_at",
     "form_times": "kernel target plan described lengths codegen compiler protocol direct transformed ratio ratio_low ratio_high "
+                  "noisy taken_at",
+    "plan_times": "kernel target described alternatives untried codegen compiler protocol by_rules otherwise ratio ratio_low ratio_high "
                   "noisy taken_at"}.items()}
 MAX_EXTRA = 64      # most unknown fields of one record; more can only be a mistake
 
@@ -444,23 +446,57 @@ class Rounding(Record):
         return self.target, self.plan, self.weights, self.taken_at
 
 
-@dataclass(frozen=True)
-class FormTimes(Record):
-    """The times of two forms inside a plan: of a convolution directly, and by Fourier transforms (`svod.tune.plans.convolutions`); or of
-    the whole plan by the rules of the cut, and with some of its alternatives (`svod.tune.plans.alternatives`), its transformed form.
+class Comparison(Record):
+    """Base of the records with the times of two ways to compute something, taken in the same rounds of whole plans. `kernel`: what is
+    computed, which is no kernel but has its key in the place of one; `described`: it in words. `ratio` is the time of the second way over
+    that of the first, with its 95 % interval. `codegen`, `compiler`, `protocol` and `noisy` are those of a `Measurement`."""
 
-    `kernel`: the key of the convolution, as it needs several kernels in one of its forms and has no kernel's key, or the digest of the plan
-    by the rules; `described`: the convolution or the plan in words. `plan`: the digest of the plan inside which both were timed, in its
-    direct form. `lengths`: the positions of a block along each window axis. `alternatives`: what a plan does otherwise than by the rules,
-    each with its key first; `untried`: how many alternatives the search had no time for. `direct`, `transformed`: seconds of a run of the
-    plan with each form. `ratio` is transformed ÷ direct, paired within the same rounds, with its 95 % interval. `codegen`, `compiler`,
-    `protocol` and `noisy` are those of a `Measurement`."""
+    kernel: Name
+    target: Name
+    described: Text
+    codegen: Count
+    compiler: Text
+    protocol: Count
+    ratio: Positive
+    ratio_low: Number
+    ratio_high: Positive
+    noisy: bool
+    taken_at: Number
+
+    def _check(self, values: dict[str, Any]) -> None:
+        super()._check(values)
+        if not self.ratio_low <= self.ratio <= self.ratio_high:
+            raise RecordError(f"the ratio {self.ratio:g} of two times is not in its interval {self.ratio_low:g} to {self.ratio_high:g}")
+
+    @property
+    def linear(self) -> str:
+        """The second way, as a verdict names it in the place of a LINEAR digest."""
+        raise NotImplementedError
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the second way is the faster one, beyond noise."""
+        return self.ratio_high < 1.0
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether one of the ways is the faster one, beyond noise."""
+        return not self.ratio_low <= 1.0 <= self.ratio_high
+
+
+@dataclass(frozen=True)
+class FormTimes(Comparison):
+    """The times of a convolution's two forms inside a plan: directly, and by Fourier transforms (`svod.tune.plans.convolutions`).
+
+    `kernel`: the key of the convolution, which needs several kernels in one of its forms. `plan`: the digest of the plan inside which both
+    were timed, in its direct form. `lengths`: the positions of a block along each window axis. `direct`, `transformed`: seconds of a run of
+    the plan with each form."""
 
     kernel: Name
     target: Name
     plan: Text
     described: Text
-    lengths: Annotated[tuple[Count, ...], Meta(max_length=8)]
+    lengths: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
     codegen: Count
     compiler: Text
     protocol: Count
@@ -471,46 +507,51 @@ class FormTimes(Record):
     ratio_high: Positive
     noisy: bool = False
     taken_at: Number = 0.0
-    alternatives: Annotated[tuple[Name, ...], Meta(max_length=10_000)] = ()
-    untried: Count = 0
 
     kind: ClassVar[str] = "form_times"
     table: ClassVar[str] = "form_times"
-    json_fields: ClassVar[frozenset[str]] = frozenset({"lengths", "alternatives"})
-
-    def _check(self, values: dict[str, Any]) -> None:
-        super()._check(values)
-        if not self.lengths and self.kernel != self.plan:
-            raise RecordError("it is neither of a convolution, as it has no lengths, nor of a plan, as its key is not the plan's digest")
-        if not self.ratio_low <= self.ratio <= self.ratio_high:
-            raise RecordError(f"the ratio {self.ratio:g} of two forms is not in its interval {self.ratio_low:g} to {self.ratio_high:g}")
+    json_fields: ClassVar[frozenset[str]] = frozenset({"lengths"})
 
     @property
     def linear(self) -> str:
-        """The transformed form, as a verdict names it in the place of a LINEAR digest."""
-        if self.is_of_plan:
-            return f"alternatives {' '.join(sorted(self.chosen))}"
         return f"transforms of {'×'.join(map(str, self.lengths))}"
 
+
+@dataclass(frozen=True)
+class PlanTimes(Comparison):
+    """The times of a plan by the rules of the cut, and with some of its alternatives (`svod.tune.plans.alternatives`).
+
+    `kernel`: the digest of the plan by the rules. `alternatives`: what the plan does otherwise, each with its key first; `untried`: how
+    many alternatives the search had no time for. `by_rules`, `otherwise`: seconds of a run of each plan."""
+
+    kernel: Name
+    target: Name
+    described: Text
+    alternatives: Annotated[tuple[Name, ...], Meta(max_length=10_000)]
+    untried: Count
+    codegen: Count
+    compiler: Text
+    protocol: Count
+    by_rules: Positive
+    otherwise: Positive
+    ratio: Positive
+    ratio_low: Number
+    ratio_high: Positive
+    noisy: bool = False
+    taken_at: Number = 0.0
+
+    kind: ClassVar[str] = "plan_times"
+    table: ClassVar[str] = "plan_times"
+    json_fields: ClassVar[frozenset[str]] = frozenset({"alternatives"})
+
     @property
-    def is_of_plan(self) -> bool:
-        """Whether it is the record of a plan, and not of a convolution."""
-        return not self.lengths
+    def linear(self) -> str:
+        return f"alternatives {' '.join(sorted(self.chosen))}"
 
     @property
     def chosen(self) -> frozenset[str]:
         """The keys of the alternatives."""
         return frozenset(a.partition(" ")[0] for a in self.alternatives)
-
-    @property
-    def is_faster(self) -> bool:
-        """Whether the transformed form is the faster one, beyond noise."""
-        return self.ratio_high < 1.0
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether one of the forms is the faster one, beyond noise."""
-        return not self.ratio_low <= 1.0 <= self.ratio_high
 
 
 def anonymised(record: Record) -> Record | None:
@@ -522,7 +563,7 @@ def anonymised(record: Record) -> Record | None:
         return replace(record, by="", search="", extra={})
     if isinstance(record, Rounding):
         return replace(record, samples="", extra={})
-    return replace(record, extra={}) if isinstance(record, (KernelRecord, FormTimes)) else None
+    return replace(record, extra={}) if isinstance(record, (KernelRecord, Comparison)) else None
 
 
 def changed(records: Iterable[Record], change: Callable[[Record], Record | None]) -> list[Record]:
@@ -534,7 +575,8 @@ def changed(records: Iterable[Record], change: Callable[[Record], Record | None]
             for _, new in pairs]
 
 
-RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict, Rounding, FormTimes)
+RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict, Rounding, FormTimes, PlanTimes)
+COMPARISONS: tuple[type[Comparison], ...] = (FormTimes, PlanTimes)
 BY_KIND: dict[str, type[Record]] = {r.kind: r for r in RECORDS}
 
 

@@ -1,6 +1,6 @@
 """The tables, their version, and the upgrades from older versions.
 
-Eight tables hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that records had in
+Nine tables hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that records had in
 format 1, nested values are JSON text, and later fields are in the JSON object `extra`: a new field needs no new schema. Rows of records
 are only inserted, so merging two databases is set union. The column `layer` is local and no part of the content: 0 for records of this
 database's own searches, 1 for records that were merged or imported.
@@ -13,6 +13,7 @@ database's own searches, 1 for records that were merged or imported.
     verdicts      judgements on LINEARs: verified, wrong, retracted, restored
     roundings     the kernels of plans that may be rounded under the policy "fast", and whether they are
     form_times    the times of convolutions inside plans, directly and by transforms
+    plan_times    the times of plans by the rules of the cut, and with alternatives
 
 Two tables are local, and are never exported or merged:
 
@@ -30,15 +31,15 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from svod.errors import DatabaseError
-from svod.tune.db.records import RECORD_COLUMNS, RECORDS, FormTimes, Record, RecordError, Rounding
+from svod.tune.db.records import RECORD_COLUMNS, RECORDS, Comparison, FormTimes, PlanTimes, Record, RecordError, Rounding
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID = 0x53564F44  # "SVOD" in ASCII
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
-FIRST_RECORDS = tuple([r for r in RECORDS if r not in (Rounding, FormTimes)])      # the records that version 1 had
+FIRST_RECORDS = tuple([r for r in RECORDS if r not in (Rounding, FormTimes, PlanTimes)])      # the records that version 1 had
 
 OWN, TEAM, SHIPPED = 0, 1, 2
 LAYER_NAMES = ("own", "team", "shipped")
@@ -105,17 +106,27 @@ def add_version_5(db: Database) -> None:
 
 def add_version_6(db: Database) -> None:
     """Add the table of the times of forms."""
-    reals = ("direct", "transformed", "ratio", "ratio_low", "ratio_high", "taken_at")
-    integers = ("codegen", "protocol", "noisy")
-    kinds = {c: float if c in reals else int if c in integers else str for c in ("id", *RECORD_COLUMNS[FormTimes.kind])}
+    _add_comparison(db, FormTimes, {"direct", "transformed"}, set())
+
+
+def add_version_7(db: Database) -> None:
+    """Add the table of the times of plans."""
+    _add_comparison(db, PlanTimes, {"by_rules", "otherwise"}, {"untried"})
+
+
+def _add_comparison(db: Database, record: type[Comparison], seconds: set[str], counts: set[str]) -> None:
+    """Add the table of a kind of comparison, with its columns of `seconds` and of `counts`."""
+    reals = seconds | {"ratio", "ratio_low", "ratio_high", "taken_at"}
+    integers = counts | {"codegen", "protocol", "noisy"}
+    kinds = {c: float if c in reals else int if c in integers else str for c in ("id", *RECORD_COLUMNS[record.kind])}
     columns = {**kinds, "layer": int, "extra": str}
-    db.table(FormTimes.table).create(columns, pk="id", not_null=columns.keys())
-    db.table(FormTimes.table).create_index(("target",), "form_times_target")
+    db.table(record.table).create(columns, pk="id", not_null=columns.keys())
+    db.table(record.table).create_index(("target",), f"{record.table}_target")
 
 
 #: UPGRADES[v] turns a database of version v into one of version v + 1. 0 is an empty file.
 UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2, add_version_3, add_version_4, add_version_5,
-                                                      add_version_6)
+                                                      add_version_6, add_version_7)
 
 
 def read_version(conn: sqlite3.Connection) -> int:

@@ -1,6 +1,6 @@
 """The choice which convolutions of a graph are computed by Fourier transforms (`svod.core.convolution.by_fourier`), before it is scheduled.
 
-    conv → times of both forms inside a plan (`svod.tune.plans.forms`), else predictions (`svod.tune.plans.predicted_forms`) → its form
+    conv → times of both forms in a plan (`svod.tune.plans.comparisons`), else predictions (`svod.tune.plans.predicted_forms`) → its form
 
 The transformed form rounds otherwise, so the policy "same" has none; a capture says so of each convolution that has one under other
 policies. It adds transformed weights to the constants of a plan, which `PrepareConfig.transformed_mb` limits.
@@ -20,7 +20,8 @@ from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import HOST, SAME
 from svod.system.quantities import count, digits
-from svod.tune.plans.forms import ROUNDS_OTHERWISE, ConvolutionForm, deciding_record, describe, form_words, key_of, measured_form
+from svod.tune.plans.comparisons import form_words
+from svod.tune.plans.forms import ROUNDS_OTHERWISE, ConvolutionForm, describe, form_record, key_of, measured_form
 from svod.tune.plans.predicted_forms import Predicted, predicted_forms, rough_forms
 from svod.tune.plans.transformed import MEGABYTE
 from svod.tune.resolved import Resolved
@@ -101,7 +102,7 @@ def _within(nodes: Sequence[_Considered], transformed: Container[UOp], room: flo
 def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolved: Resolved) -> ConvolutionForm | None:
     """The form of a convolution; None if transforms are not considered for it."""
     rough = rough_forms(z, u.dtype, is_constant, resolved.target)
-    if not (rough.is_plausible or resolved.forms):
+    if not (rough.is_plausible or resolved.times):
         return None
     described = describe(u, c, z, is_constant)
     key, is_searched = key_of(described), resolved.config.capture is not None or resolved.config.beam is not None
@@ -115,7 +116,7 @@ def _form(u: UOp, c: Convolution, z: ConvolutionSizes, is_constant: bool, resolv
     if resolved.target.numerics == SAME:
         p = predicted(True)
         return None if p is None else ConvolutionForm(key, described, p.lengths, False, ROUNDS_OTHERWISE, False)
-    record = deciding_record(key, rough.cycles, resolved, may_be_faster)
+    record = form_record(key, rough.cycles, resolved, may_be_faster)
     if not rough.is_plausible:      # lines of the lock file that say otherwise have been reported
         return None
     if record is not None:

@@ -1,4 +1,4 @@
-"""The times of a convolution's two forms inside a plan, which decide about its form from then on (`svod.tune.plans.forms`).
+"""The times of a convolution's two forms inside a plan, which decide about its form from then on (`svod.tune.plans.comparisons`).
 
     the plan with each form → interleaved rounds of both → `FormTimes`
 

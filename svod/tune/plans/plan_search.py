@@ -2,7 +2,7 @@
 
     the plan by the rules → all images with channels last → one alternative after the other, those first whose kernels take most of the time
     each: the plan with it and without it, in interleaved rounds → it is taken where it is faster beyond noise
-    at the end: the plan by the rules and the one that was chosen → `FormTimes`, from which `prepare` makes the plan from then on
+    at the end: the plan by the rules and the one that was chosen → `PlanTimes`, from which `prepare` makes the plan from then on
 
 A kernel's time by itself does not decide: another order of axes changes the kernels that write and that read a buffer, and all alternatives
 change what is in the caches. Each kernel has its best known chain.
@@ -28,11 +28,11 @@ from svod.core.schedule.cut import BY_RULES, Deviations
 from svod.errors import SvodError
 from svod.system.quantities import count
 from svod.tune.capture import plan_digest
-from svod.tune.db import FormTimes
+from svod.tune.db import PlanTimes
 from svod.tune.plans.alternatives import Alternative, together
 from svod.tune.plans.check import MIN_ROUNDS, bytes_touched
+from svod.tune.plans.comparisons import deciding_record, times_words
 from svod.tune.plans.form_check import built_for_timing
-from svod.tune.plans.forms import deciding_record, times_words
 from svod.tune.resolved import Resolved
 
 MOST_SEARCHED = 1 << 30     # A plan whose buffers have more bytes is not searched, as two plans are in memory at a time.
@@ -58,9 +58,9 @@ def can_be_searched(plan: UnboundPlan, resolved: Resolved) -> bool:
             and bytes_touched(plan) <= MOST_SEARCHED)
 
 
-def plan_record(plan: UnboundPlan, resolved: Resolved, timed: FormTimes | None = None) -> FormTimes | None:
+def plan_record(plan: UnboundPlan, resolved: Resolved, timed: PlanTimes | None = None) -> PlanTimes | None:
     """The record that decides about the alternatives of a plan that is made by the rules; None where there is none."""
-    return deciding_record(plan_digest(plan, resolved.target.key), None, resolved, lambda: True, timed)
+    return deciding_record(PlanTimes, plan_digest(plan, resolved.target.key), resolved, timed)
 
 
 class ChosenPlan(NamedTuple):
@@ -68,7 +68,7 @@ class ChosenPlan(NamedTuple):
     that decides about it."""
 
     plan: str
-    times: FormTimes
+    times: PlanTimes
 
     @property
     def lines(self) -> list[str]:
@@ -81,7 +81,7 @@ class ChosenPlan(NamedTuple):
         """The choice as plain data for JSON."""
         t = self.times
         return {"plan": self.plan, "by_rules": t.kernel, "described": t.described, "is_faster": t.is_faster,
-                "alternatives": list(t.alternatives), "by_rules_seconds": t.direct, "chosen_seconds": t.transformed, "ratio": t.ratio,
+                "alternatives": list(t.alternatives), "by_rules_seconds": t.by_rules, "chosen_seconds": t.otherwise, "ratio": t.ratio,
                 "ratio_low": t.ratio_low, "ratio_high": t.ratio_high, "noisy": t.noisy}
 
 
@@ -103,7 +103,7 @@ class PlanSearch:
     record of an earlier search, with which it goes on."""
 
     def __init__(self, alternatives: Mapping[str, Alternative], plan_of: PlanOf, resolved: Resolved, seconds: float,
-                 begun: FormTimes | None = None) -> None:
+                 begun: PlanTimes | None = None) -> None:
         self.alternatives, self.plan_of, self.resolved = alternatives, plan_of, resolved
         self.final_seconds = min(FINAL_SECONDS, 0.25 * seconds)
         self.ends = time.monotonic() + seconds - self.final_seconds
@@ -118,7 +118,7 @@ class PlanSearch:
     def left(self) -> float:
         return self.ends - time.monotonic()
 
-    def run(self) -> FormTimes | None:
+    def run(self) -> PlanTimes | None:
         """The times of the plan by the rules and of the best one that was found, which is the former where none is faster. None if there
         was no time to compare any. Ctrl-C ends the search. Raises CompileError, LaunchError."""
         first = self.made(frozenset())
@@ -177,7 +177,7 @@ class PlanSearch:
                        min_sample=PLAN_SAMPLE_SECONDS)
         return race.ratios[1].high < 1.0
 
-    def times_of(self, first: _Tried, best: _Tried, untried: int) -> FormTimes:
+    def times_of(self, first: _Tried, best: _Tried, untried: int) -> PlanTimes:
         """The record of a plan. Without a faster alternative the plan by the rules is timed alone, and the ratio is 1."""
         race = confirm([Contestant(first.plan.repeat, "rules"), *[Contestant(best.plan.repeat, "best")] * (best is not first)],
                        min_rounds=MIN_ROUNDS, precision=FINAL_PRECISION, budget_seconds=self.final_seconds, rng=self.rng,
@@ -185,10 +185,9 @@ class PlanSearch:
         last, pair, target = len(race.ratios) - 1, self.resolved.compiler.pair, self.resolved.target
         ratio = race.ratios[last]
         described = f"plan of {count(len(self.by_rules.calls), 'call')}, which has {count(len(self.alternatives), 'alternative')}"
-        return FormTimes(first.digest, target.key, first.digest, described, (), pair.revision, pair.key,
-                         protocol_of(target), race.seconds(0), race.seconds(last), ratio.median, ratio.low, ratio.high,
-                         race.noisy is not None, time.time(),
-                         tuple(f"{key} {self.alternatives[key].described}" for key in sorted(best.chosen)), untried)
+        chosen = tuple(f"{key} {self.alternatives[key].described}" for key in sorted(best.chosen))
+        return PlanTimes(first.digest, target.key, described, chosen, untried, pair.revision, pair.key, protocol_of(target),
+                         race.seconds(0), race.seconds(last), ratio.median, ratio.low, ratio.high, race.noisy is not None, time.time())
 
 
 class _PlanMemory:

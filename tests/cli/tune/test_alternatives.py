@@ -10,12 +10,12 @@ import pytest
 from svod import PrepareConfig
 from svod.cli.tune.plans import alternatives
 from svod.tune.capture import read_capture, write_capture
-from svod.tune.db import FormTimes, TuningDB
-from svod.tune.lock import LockedForm, read_lock, write_lock
+from svod.tune.db import PlanTimes, TuningDB
+from svod.tune.lock import LockedTimes, read_lock, write_lock
 from svod.tune.plans.alternatives import alternatives_of
 from svod.tune.resolved import resolve
 from tests.cli.tune.commands import FakeSession, run
-from tests.tune.db.samples import form_times
+from tests.tune.db.samples import plan_times
 from tests.tune.test_plan_search import IMAGES, kernels, keys_with
 
 
@@ -30,10 +30,9 @@ class Captured:
         (self.plan,), (graph,) = content.plans, content.graphs.values()
         self.known = alternatives_of(graph)
 
-    def times(self, ratio: float, revision: int) -> FormTimes:
+    def times(self, ratio: float, revision: int) -> PlanTimes:
         words = tuple(f"{key} {self.known[key].described}" for key in sorted(IMAGES))
-        return form_times(ratio, self.plan.digest, self.plan.target, plan=self.plan.digest, lengths=(), alternatives=words,
-                          codegen=revision, described="plan of 3 calls")
+        return plan_times(ratio, self.plan.digest, self.plan.target, alternatives=words, untried=0, codegen=revision)
 
 
 @pytest.fixture
@@ -49,11 +48,11 @@ def searched(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> list[float]
     class Search:
         is_interrupted = False
 
-        def __init__(self, known: Any, plan_of: Any, resolved: Any, seconds: float, begun: FormTimes | None) -> None:
+        def __init__(self, known: Any, plan_of: Any, resolved: Any, seconds: float, begun: PlanTimes | None) -> None:
             budgets.append(seconds)
             self.times = captured.times(0.8, resolved.compiler.pair.revision)
 
-        def run(self) -> FormTimes:
+        def run(self) -> PlanTimes:
             return self.times
     monkeypatch.setattr(alternatives, "PlanSearch", Search)
     return budgets
@@ -71,7 +70,7 @@ def test_the_plan_with_alternatives_is_tuned_reported_recorded_and_locked(captur
     assert choice["is_faster"] and choice["by_rules"] == captured.plan.digest != choice["plan"] and len(choice["alternatives"]) == 2
     assert {k["kernel"] for k in data["kernels"]} == set(keys_with(IMAGES))
     with TuningDB.open(db) as opened:
-        assert [r for r, _ in opened.select(FormTimes)] == [x.record for x in read_lock(lock).forms]
+        assert [r for r, _ in opened.select(PlanTimes)] == [x.record for x in read_lock(lock).times]
     again = run("--from", str(captured.path), "--db", str(db))
     assert len(searched) == 1 and "with 2 alternatives" in again.output         # the record decides
 
@@ -90,7 +89,7 @@ def test_a_plan_that_is_not_searched_keeps_its_line_of_the_lock_file(captured: C
         raise MemoryError("no room")
     monkeypatch.setattr(alternatives, "PlanSearch", fails)
     revision = resolve(PrepareConfig(db=":none:")).compiler.pair.revision
-    lock, line = tmp_path / "m.lock.jsonl", LockedForm(captured.times(0.8, revision))
-    write_lock(lock, [], None, forms=[line])
+    lock, line = tmp_path / "m.lock.jsonl", LockedTimes(captured.times(0.8, revision))
+    write_lock(lock, [], None, times=[line])
     done = run("--from", str(captured.path), "--db", str(tmp_path / "t.db"), "-o", str(lock))
-    assert "could not be searched: no room" in done.output and read_lock(lock).forms == (line,)
+    assert "could not be searched: no room" in done.output and read_lock(lock).times == (line,)

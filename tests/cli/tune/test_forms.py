@@ -11,7 +11,7 @@ from svod.cli.tune.plans import checks
 from svod.cli.tune.survey import survey
 from svod.tune.capture import write_capture
 from svod.tune.db import FormTimes, TuningDB
-from svod.tune.lock import LockedForm, read_lock, write_lock
+from svod.tune.lock import LockedTimes, read_lock, write_lock
 from svod.tune.plans.form_check import BothForms
 from tests.cli.tune.commands import TARGET, FakeSession, compiler, run
 from tests.tune.test_forms import predicted
@@ -48,7 +48,7 @@ def test_the_faster_form_is_reported_recorded_and_locked(ratio: float, form: str
     (data,) = json.loads(report.read_text())["forms"]
     assert data["is_predicted_transformed"] and data["is_measured"] and data["is_transformed"] == (ratio < 1)
     with TuningDB.open(db) as opened:
-        assert [r for r, _ in opened.select(FormTimes)] == [x.record for x in read_lock(lock).forms] == [case.times(ratio)]
+        assert [r for r, _ in opened.select(FormTimes)] == [x.record for x in read_lock(lock).times] == [case.times(ratio)]
 
 
 def test_a_form_that_is_not_timed_is_reported_by_its_record_or_its_prediction(tmp_path: Path, fake: type[FakeSession],
@@ -68,12 +68,12 @@ def test_new_times_go_before_those_of_the_lock_file_in_use(db: str, tmp_path: Pa
     case, lock = predicted(True), tmp_path / "m.lock.jsonl"
     monkeypatch.setattr(checks, "time_forms", lambda *_: case.times(1.5))
     write_capture(tmp_path / "c.jsonl", case.capture)
-    write_lock(lock, [], None, forms=[LockedForm(case.times(0.5))])
+    write_lock(lock, [], None, times=[LockedTimes(case.times(0.5))])
     monkeypatch.setenv("SVOD_LOCK", str(lock))
     stored = db if db == ":none:" else str(tmp_path / db)
     done = run("--from", str(tmp_path / "c.jsonl"), "--db", stored, "-o", str(lock))
     assert f"{case.found.form.described}: directly, measured" in done.output
-    assert [x.record for x in read_lock(lock).forms] == [case.times(1.5)]
+    assert [x.record for x in read_lock(lock).times] == [case.times(1.5)]
 
 
 def test_under_the_policy_same_no_forms_are_timed(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from svod.core.ir.serialize import ast_to_data
 from svod.core.machine.target import Target
 from svod.errors import LaunchError
 from svod.tune.at_prepare import begin_budget
-from svod.tune.db import FormTimes, TuningDB
+from svod.tune.db import PlanTimes, TuningDB
 from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.work import compile_candidate, screen_candidate, verify_candidate
 from tests.tune.test_plan_search import kernels
@@ -48,8 +48,8 @@ def test_the_alternatives_of_a_plan_are_timed_on_the_adapter(webgpu: Target, tmp
     begin_budget()
     kernels(device="WEBGPU", db=db, beam=beam)
     with TuningDB.open(db) as opened:
-        ((times, _),) = opened.select(FormTimes)
-    assert times.target == webgpu.key and times.is_of_plan
+        ((times, _),) = opened.select(PlanTimes)
+    assert times.target == webgpu.key
     used, by_rules = kernels(device="WEBGPU", db=db), kernels(device="WEBGPU", db=":none:")
     assert (used != by_rules) == times.is_faster
 

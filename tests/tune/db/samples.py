@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svod.tune.db import FormTimes, KernelRecord, Measurement, Record, Rounding, Verdict
+from svod.tune.db import FormTimes, KernelRecord, Measurement, PlanTimes, Record, Rounding, Verdict
 
 TARGET = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t2"
 OTHER = "x86_64/znver5/avx2,avx512f/l1 48k/l2 1m/l3 32m/t8"
@@ -53,3 +53,12 @@ def form_times(ratio: float, kernel: str = "c" * 32, target: str = TARGET, **cha
         "compiler": "LLVM 22.1", "protocol": 1, "direct": 1e-4, "transformed": 1e-4 * ratio, "ratio": ratio, "ratio_low": ratio * 0.99,
         "ratio_high": ratio * 1.01, "taken_at": 1.0e9}
     return FormTimes(kernel, target, **{**fields, **changes})
+
+
+def plan_times(ratio: float, kernel: str = "7a" * 16, target: str = TARGET, **changes: Any) -> PlanTimes:
+    """The times of a plan by the rules, and with one alternative: `ratio` of the rules' 100 µs, with an interval of ± 1 %."""
+    fields: dict[str, Any] = {
+        "described": "plan of 3 calls", "alternatives": ("a1b2 float32 4×8 kept",), "untried": 2, "codegen": 1, "compiler": "LLVM 22.1",
+        "protocol": 1, "by_rules": 1e-4, "otherwise": 1e-4 * ratio, "ratio": ratio, "ratio_low": ratio * 0.99, "ratio_high": ratio * 1.01,
+        "taken_at": 1.0e9}
+    return PlanTimes(kernel, target, **{**fields, **changes})

@@ -16,10 +16,10 @@ from svod.tune.db.moving import export, import_file, merge
 from svod.tune.db.records import RECORD_COLUMNS, RECORDS, digest
 from svod.tune.db.transfer import read_records, write_records
 from tests.tune.db.make_version import CONTENT
-from tests.tune.db.samples import OTHER, TARGET, choice, confirmed, form_times, screened, verdict, winning
+from tests.tune.db.samples import OTHER, TARGET, choice, confirmed, form_times, plan_times, screened, verdict, winning
 
 K, J = "k" * 32, "j" * 32
-EVERYTHING = [*CONTENT, *choice(K, J), *choice(J, target=OTHER), form_times(0.5)]
+EVERYTHING = [*CONTENT, *choice(K, J), *choice(J, target=OTHER), form_times(0.5), plan_times(0.5)]
 
 
 @pytest.fixture(autouse=True)

@@ -150,7 +150,7 @@ def check_forms(captured: Capture, work: TargetWork, setting: Setting) -> Sequen
     if work.target.numerics == SAME:
         return ()
     plans = {p.digest: p for p in captured.plans}
-    resolved, done, is_ended = replace(work.resolved, forms=()), dict[str, TimedForm](), False
+    resolved, done, is_ended = replace(work.resolved, times=()), dict[str, TimedForm](), False
     for found in sorted((f for f in captured.forms if f.plan in plans), key=lambda f: -plans[f.plan].runs):
         if found.form.key in done:
             continue
