@@ -38,9 +38,9 @@ from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.plans.alternatives import PlanGraph, alternatives_of
 from svod.tune.plans.check import bytes_touched, check_plan
-from svod.tune.plans.comparisons import times_words
 from svod.tune.plans.form_check import MOST_TIMED, BothForms, time_forms
 from svod.tune.plans.forms import ConvolutionForm, decided_form
+from svod.tune.plans.pair_times import times_words
 from svod.tune.plans.plan_search import ALTERNATIVES_SHARE, PlanOf, PlanSearch, plan_record
 from svod.tune.plans.settle import BothWays, Settling
 from svod.tune.resolved import Resolved

@@ -33,8 +33,8 @@ from svod.core.kernel.chain_text import chain_text, parse_chain
 from svod.core.kernel.scheduler import Opt
 from svod.errors import ConfigError, SvodError
 from svod.system.files import write_text
-from svod.tune.db import Comparison, Rounding
-from svod.tune.db.records import COMPARISONS
+from svod.tune.db import PairTimes, Rounding
+from svod.tune.db.records import PAIR_TIMES
 
 log = logging.getLogger("svod.tune")
 
@@ -89,7 +89,7 @@ class LockedRounding:
 class LockedTimes:
     """A line of a lock file: the times of a convolution's forms, or of a plan with its alternatives."""
 
-    record: Comparison
+    record: PairTimes
 
     @property
     def kernel(self) -> str:
@@ -247,7 +247,7 @@ def _whole_choices(roundings: Sequence[LockedRounding]) -> tuple[list[LockedRoun
 
 def _parsed(data: Any) -> Locked | LockedRounding | LockedTimes:
     """Check the parsed JSON of a line and return it. Raises ValueError, SvodError."""
-    for record in COMPARISONS:
+    for record in PAIR_TIMES:
         if isinstance(data, dict) and data.get("kind") == record.kind:
             return LockedTimes(record.from_json(data))
     chain, gain = parse_chain(_text(data, "chain")), data.get("gain")

@@ -108,7 +108,7 @@ def resolved(db: Path) -> Resolved:
 def test_faster_alternatives_are_taken_and_slower_ones_are_not(resolved: Resolved, monkeypatch: pytest.MonkeyPatch) -> None:
     times = found(resolved, monkeypatch, with_images)
     assert times.chosen == IMAGES and len(IMAGES) == 2 and not times.untried
-    assert times.is_faster and times.ratio == pytest.approx(0.81) and times.kernel == times.plan
+    assert times.is_faster and times.ratio == pytest.approx(0.81)
     one = min(IMAGES)
     assert found(resolved, monkeypatch, lambda chosen: 1.0 - 0.1 * (chosen == {one})).chosen == {one}
 

@@ -151,12 +151,12 @@ def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False, locked: I
         names.setdefault(line.kernel, set()).add(line.name)
     for k, _ in db.select(KernelRecord):
         names.setdefault(k.kernel, set()).add(k.name)
-    for c, _ in db.comparisons():
+    for c, _ in db.pair_times():
         names.setdefault(c.kernel, set()).add(c.described)
     if (key := _only_match(text, names, origins_of(db))) is not None:
         return key
     elsewhere = {k.kernel: {k.name} for k, _ in db.select(KernelRecord, shipped=True) if k.kernel.startswith(text)} if shipped else {}
-    elsewhere |= {c.kernel: {c.described} for c, _ in db.comparisons(shipped=True) if c.kernel.startswith(text)} if shipped else {}
+    elsewhere |= {c.kernel: {c.described} for c, _ in db.pair_times(shipped=True) if c.kernel.startswith(text)} if shipped else {}
     if (key := _only_match(text, elsewhere, {})) is not None:
         return key
     if not names:

@@ -18,13 +18,13 @@ from svod.core.machine.target import FAST, HOST
 from svod.errors import SvodError
 from svod.system.quantities import digits, times
 from svod.tune.chains import foreign_fault
-from svod.tune.db import Comparison, FormTimes, PlanTimes, Rounding, TuningDB, described
+from svod.tune.db import FormTimes, PairTimes, PlanTimes, Rounding, TuningDB, described
 from svod.tune.db.records import KernelRecord, Measurement
 from svod.tune.db.why import explain, measured_algorithms
 from svod.tune.fast.report import HOW_TO_CHOOSE, by_plan, rounding_words
 from svod.tune.lock import Lock, locked_lines, read_lock
-from svod.tune.plans.comparisons import alternative_lines, chosen_words, deciding_record, fault, locked_records, times_words
 from svod.tune.plans.forms import ConvolutionForm, decided_form, decided_words, disbelief
+from svod.tune.plans.pair_times import alternative_lines, chosen_words, deciding_record, fault, locked_records, times_words
 from svod.tune.resolved import Resolved
 
 LIBRARY_KERNEL = "a library kernel, whose loops are written by hand: it has one form, and no chain to choose"
@@ -91,12 +91,12 @@ def plan_lines(db: TuningDB, plan: str, target: str, forms: Sequence[Convolution
 
 
 def times_lines(db: TuningDB, key: str, target: str | None, lock: Lock,
-                deciding: Sequence[Comparison | None] | None = None) -> list[str]:
+                deciding: Sequence[PairTimes | None] | None = None) -> list[str]:
     """The lines about a convolution or a plan: what its two ways took on each target, or on `target`, and which has been the faster one;
     [] for the key of a kernel. `deciding`: the record that decides, or None if none of them does; None: that is not known."""
     locked = [(x.record, "by the lock file, ") for x in lock.times if x.kernel == key and target in (None, x.target)]
     known = [r for r, _ in locked]
-    stored = [(f, "") for f, _ in db.comparisons(key, target, shipped=True) if f not in known]
+    stored = [(f, "") for f, _ in db.pair_times(key, target, shipped=True) if f not in known]
     revision, lines = device_named(HOST)[1].revision, list[str]()
     for r, where in (*locked, *sorted(stored, key=lambda pair: -pair[0].taken_at)):
         lines += [f"{key[:SHOWN_KEY]} {r.described}"] if not lines else []

@@ -150,7 +150,7 @@ def keep_lock(path: str, works: Sequence[TargetWork], choices: Sequence[Sequence
                     o.heuristic / o.tuned if o.heuristic and o.tuned else None)
              for w in works for o in w.outcomes if o.confirmed or o.source == "lock"]
     unknown = sum(len(w.outcomes) for w in works) - len(lines)
-    compared = [LockedTimes(times) for w in works for times in w.comparisons]
+    compared = [LockedTimes(times) for w in works for times in w.pair_times]
     of_model = {w.target.key: {(key, w.resolved.compiler.pair.revision) for key in w.compared_keys} for w in works if w.here}
     try:
         written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works}, roundings, compared, of_model)

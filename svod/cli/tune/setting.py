@@ -12,7 +12,7 @@ from svod.cli.tune.survey import SurveyRow
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.machine.target import Target
 from svod.tune.capture import Capture, CapturedPlan
-from svod.tune.db import Comparison, TuningDB
+from svod.tune.db import PairTimes, TuningDB
 from svod.tune.plans.check import PlanCheck
 from svod.tune.plans.form_check import TimedForm
 from svod.tune.plans.plan_search import ChosenPlan
@@ -158,7 +158,7 @@ class TargetWork:
         return [r for r in self.rows if r.decision in ("search", "check", "known")]
 
     @property
-    def comparisons(self) -> list[Comparison]:
+    def pair_times(self) -> list[PairTimes]:
         """The records that decide about the forms of convolutions and of whole plans."""
         return [*(f.times for f in self.forms if f.times is not None), *(p.times for p in self.plans)]
 

@@ -3,11 +3,11 @@ from svod.tune.db.claims import Claim, Holder
 from svod.tune.db.moving import Merged
 from svod.tune.db.records import (
     Chain,
-    Comparison,
     FormTimes,
     KernelRecord,
     Measurement,
     OriginRecord,
+    PairTimes,
     PlanTimes,
     Record,
     RecordError,
@@ -22,6 +22,34 @@ from svod.tune.db.transfer import Skipped
 from svod.tune.db.why import Explanation, explain
 from svod.tune.db.winners import Winner, derive_winner, rank_winners
 
-__all__ = ["LAYER_NAMES", "OWN", "SHIPPED", "TEAM", "Chain", "Claim", "Comparison", "Explanation", "FormTimes", "Holder", "KernelRecord",
-           "Measurement", "Merged", "OriginRecord", "PlanTimes", "Record", "RecordError", "Rounding", "Search", "Skipped", "TargetFacts",
-           "TuningDB", "Verdict", "Winner", "derive_winner", "described", "explain", "origins_of", "rank_winners"]
+__all__ = [
+    "LAYER_NAMES",
+    "OWN",
+    "SHIPPED",
+    "TEAM",
+    "Chain",
+    "Claim",
+    "Explanation",
+    "FormTimes",
+    "Holder",
+    "KernelRecord",
+    "Measurement",
+    "Merged",
+    "OriginRecord",
+    "PairTimes",
+    "PlanTimes",
+    "Record",
+    "RecordError",
+    "Rounding",
+    "Search",
+    "Skipped",
+    "TargetFacts",
+    "TuningDB",
+    "Verdict",
+    "Winner",
+    "derive_winner",
+    "described",
+    "explain",
+    "origins_of",
+    "rank_winners",
+]

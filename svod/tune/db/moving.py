@@ -21,10 +21,10 @@ from svod.errors import DatabaseError
 from svod.tune.db import claims, files, transfer
 from svod.tune.db.records import (
     RECORDS,
-    Comparison,
     KernelRecord,
     Measurement,
     OriginRecord,
+    PairTimes,
     Record,
     Rounding,
     Search,
@@ -71,13 +71,13 @@ def export(db: TuningDB, path: Path, kernels: Iterable[str] | None = None, *, wi
     Claims are never exported. Returns the number of records. Raises OSError."""
     asked = None if kernels is None else set(kernels)
     measurements = [m for m, _ in db.select(Measurement) if asked is None or m.kernel in asked]
-    of_plans: list[Rounding | Comparison] = [c for c, _ in db.comparisons() if asked is None or c.kernel in asked]
+    of_plans: list[Rounding | PairTimes] = [c for c, _ in db.pair_times() if asked is None or c.kernel in asked]
     of_plans += _roundings(db, asked) if roundings else []
     chosen = _records_of_winners(db, measurements, of_plans, asked) if winners_only else _records_of(db, measurements, of_plans, asked)
     return transfer.write_records(path, changed(chosen, anonymised) if anonymous else chosen)
 
 
-def _records_of(db: TuningDB, measurements: Sequence[Measurement], of_plans: Sequence[Rounding | Comparison],
+def _records_of(db: TuningDB, measurements: Sequence[Measurement], of_plans: Sequence[Rounding | PairTimes],
                 asked: set[str] | None) -> list[Record]:
     """The given measurements and records of plans, and all other records of the kernels `asked` for (None: of all kernels)."""
     kernels = None if asked is None else asked.union(r.kernel for r in of_plans)
@@ -93,7 +93,7 @@ def _roundings(db: TuningDB, asked: set[str] | None) -> list[Rounding]:
     return [r for r in every if r.choice in choices]
 
 
-def _records_of_winners(db: TuningDB, measurements: Sequence[Measurement], of_plans: Sequence[Rounding | Comparison],
+def _records_of_winners(db: TuningDB, measurements: Sequence[Measurement], of_plans: Sequence[Rounding | PairTimes],
                         asked: set[str] | None) -> list[Record]:
     """The measurements of winners among the given ones, the given records of plans, and the other records that decide about either."""
     winners = {ranking[0].measurement for ranking in db.all_rankings(alone=True).values() if ranking}
@@ -102,12 +102,12 @@ def _records_of_winners(db: TuningDB, measurements: Sequence[Measurement], of_pl
     verdicts = [v for v, _ in db.select(Verdict) if asked is None or v.kernel in asked]
     # a search verifies a chain in its races and again when it confirms it: one of these verdicts is enough
     verified = {(v.kernel, v.target, v.linear, v.codegen): v for v in verdicts if v.verdict == "verified"}
-    used: list[Measurement | Rounding | Comparison] = [*kept, *of_plans]
+    used: list[Measurement | Rounding | PairTimes] = [*kept, *of_plans]
     return [*used, *_described(db, used, {r.kernel for r in used}), *(v for v in verdicts if v.verdict != "verified"),
             *(v for (*place, _), v in verified.items() if tuple(place) in code)]
 
 
-def _described(db: TuningDB, records: Sequence[Measurement | Rounding | Comparison], kernels: set[str] | None) -> list[Record]:
+def _described(db: TuningDB, records: Sequence[Measurement | Rounding | PairTimes], kernels: set[str] | None) -> list[Record]:
     """The facts about the targets of these records, and the descriptions of `kernels` (None: of all)."""
     targets = {r.target for r in records}
     described: list[KernelRecord | OriginRecord] = [*(k for k, _ in db.select(KernelRecord)),

@@ -446,7 +446,7 @@ class Rounding(Record):
         return self.target, self.plan, self.weights, self.taken_at
 
 
-class Comparison(Record):
+class PairTimes(Record):
     """Base of the records with the times of two ways to compute something, taken in the same rounds of whole plans. `kernel`: what is
     computed, which is no kernel but has its key in the place of one; `described`: it in words. `ratio` is the time of the second way over
     that of the first, with its 95 % interval. `codegen`, `compiler`, `protocol` and `noisy` are those of a `Measurement`."""
@@ -485,7 +485,7 @@ class Comparison(Record):
 
 
 @dataclass(frozen=True)
-class FormTimes(Comparison):
+class FormTimes(PairTimes):
     """The times of a convolution's two forms inside a plan: directly, and by Fourier transforms (`svod.tune.plans.convolutions`).
 
     `kernel`: the key of the convolution, which needs several kernels in one of its forms. `plan`: the digest of the plan inside which both
@@ -518,7 +518,7 @@ class FormTimes(Comparison):
 
 
 @dataclass(frozen=True)
-class PlanTimes(Comparison):
+class PlanTimes(PairTimes):
     """The times of a plan by the rules of the cut, and with some of its alternatives (`svod.tune.plans.alternatives`).
 
     `kernel`: the digest of the plan by the rules. `alternatives`: what the plan does otherwise, each with its key first; `untried`: how
@@ -563,7 +563,7 @@ def anonymised(record: Record) -> Record | None:
         return replace(record, by="", search="", extra={})
     if isinstance(record, Rounding):
         return replace(record, samples="", extra={})
-    return replace(record, extra={}) if isinstance(record, (KernelRecord, Comparison)) else None
+    return replace(record, extra={}) if isinstance(record, (KernelRecord, PairTimes)) else None
 
 
 def changed(records: Iterable[Record], change: Callable[[Record], Record | None]) -> list[Record]:
@@ -576,7 +576,7 @@ def changed(records: Iterable[Record], change: Callable[[Record], Record | None]
 
 
 RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict, Rounding, FormTimes, PlanTimes)
-COMPARISONS: tuple[type[Comparison], ...] = (FormTimes, PlanTimes)
+PAIR_TIMES: tuple[type[PairTimes], ...] = (FormTimes, PlanTimes)
 BY_KIND: dict[str, type[Record]] = {r.kind: r for r in RECORDS}
 
 

@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from svod.errors import DatabaseError
-from svod.tune.db.records import RECORD_COLUMNS, RECORDS, Comparison, FormTimes, PlanTimes, Record, RecordError, Rounding
+from svod.tune.db.records import RECORD_COLUMNS, RECORDS, FormTimes, PairTimes, PlanTimes, Record, RecordError, Rounding
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -106,16 +106,16 @@ def add_version_5(db: Database) -> None:
 
 def add_version_6(db: Database) -> None:
     """Add the table of the times of forms."""
-    _add_comparison(db, FormTimes, {"direct", "transformed"}, set())
+    _add_pair_times(db, FormTimes, {"direct", "transformed"}, set())
 
 
 def add_version_7(db: Database) -> None:
     """Add the table of the times of plans."""
-    _add_comparison(db, PlanTimes, {"by_rules", "otherwise"}, {"untried"})
+    _add_pair_times(db, PlanTimes, {"by_rules", "otherwise"}, {"untried"})
 
 
-def _add_comparison(db: Database, record: type[Comparison], seconds: set[str], counts: set[str]) -> None:
-    """Add the table of a kind of comparison, with its columns of `seconds` and of `counts`."""
+def _add_pair_times(db: Database, record: type[PairTimes], seconds: set[str], counts: set[str]) -> None:
+    """Add the table of a kind of pair, with its columns of `seconds` and of `counts`."""
     reals = seconds | {"ratio", "ratio_low", "ratio_high", "taken_at"}
     integers = counts | {"codegen", "protocol", "noisy"}
     kinds = {c: float if c in reals else int if c in integers else str for c in ("id", *RECORD_COLUMNS[record.kind])}

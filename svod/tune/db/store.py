@@ -38,7 +38,7 @@ from svod.errors import DatabaseError
 from svod.system.process.program import user_at_host
 from svod.tune.db import layers
 from svod.tune.db.claims import Claims
-from svod.tune.db.records import COMPARISONS, Comparison, KernelRecord, Measurement, OriginRecord, Record, Rounding, Search, Verdict
+from svod.tune.db.records import PAIR_TIMES, KernelRecord, Measurement, OriginRecord, PairTimes, Record, Rounding, Search, Verdict
 from svod.tune.db.schema import OWN, SHIPPED, insert_rows, insert_values
 from svod.tune.db.storage import Storage
 from svod.tune.db.transfer import Skipped
@@ -191,9 +191,9 @@ class TuningDB:
             nearest = {r.id: (r, rank) for r, rank in sorted(selected, key=lambda pair: -pair[1])}     # of equal ids the last stays
             return [nearest[i] for i in sorted(nearest)]
 
-    def comparisons(self, kernel: str | None = None, target: str | None = None, *, shipped: bool = False) -> list[tuple[Comparison, int]]:
+    def pair_times(self, kernel: str | None = None, target: str | None = None, *, shipped: bool = False) -> list[tuple[PairTimes, int]]:
         """The user's times of two ways of each kind, as `select` gives them."""
-        return [pair for kind in COMPARISONS for pair in self.select(kind, kernel, target, shipped=shipped)]
+        return [pair for kind in PAIR_TIMES for pair in self.select(kind, kernel, target, shipped=shipped)]
 
     def tried_here(self, kernel: str, target: str, codegen: int) -> set[str]:
         """The LINEAR digests that were measured by this database's own searches with a code generator revision, whatever the result was.
@@ -243,11 +243,11 @@ class TuningDB:
         """Write `retracted` verdicts for the chains of a kernel that may win, those that may be rounded in a plan, and the times of a
         convolution's forms or of a plan, optionally only for one target or one LINEAR. They are not used again under the same code
         generator, whatever records are merged later. Returns the number of LINEARs. Raises DatabaseError where nothing can be written."""
-        evidence: list[Measurement | Rounding | Comparison] = [m for m, _ in self.select(Measurement, kernel, target, shipped=True)
+        evidence: list[Measurement | Rounding | PairTimes] = [m for m, _ in self.select(Measurement, kernel, target, shipped=True)
                                                   if m.step == "confirm" or linear]
         evidence += [r for r, _ in self.select(Rounding, kernel, target, shipped=True)]
-        evidence += [c for c, _ in self.comparisons(kernel, target, shipped=True)]
-        newest: dict[tuple[str, str], Measurement | Rounding | Comparison] = {}
+        evidence += [c for c, _ in self.pair_times(kernel, target, shipped=True)]
+        newest: dict[tuple[str, str], Measurement | Rounding | PairTimes] = {}
         for e in evidence:
             at = (e.target, e.linear)
             if e.linear and linear in (None, e.linear) and (at not in newest or e.codegen > newest[at].codegen):

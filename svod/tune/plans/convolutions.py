@@ -1,6 +1,6 @@
 """The choice which convolutions of a graph are computed by Fourier transforms (`svod.core.convolution.by_fourier`), before it is scheduled.
 
-    conv → times of both forms in a plan (`svod.tune.plans.comparisons`), else predictions (`svod.tune.plans.predicted_forms`) → its form
+    conv → times of both forms in a plan (`svod.tune.plans.pair_times`), else predictions (`svod.tune.plans.predicted_forms`) → its form
 
 The transformed form rounds otherwise, so the policy "same" has none; a capture says so of each convolution that has one under other
 policies. It adds transformed weights to the constants of a plan, which `PrepareConfig.transformed_mb` limits.
@@ -20,8 +20,8 @@ from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import HOST, SAME
 from svod.system.quantities import count, digits
-from svod.tune.plans.comparisons import form_words
 from svod.tune.plans.forms import ROUNDS_OTHERWISE, ConvolutionForm, describe, form_record, key_of, measured_form
+from svod.tune.plans.pair_times import form_words
 from svod.tune.plans.predicted_forms import Predicted, predicted_forms, rough_forms
 from svod.tune.plans.transformed import MEGABYTE
 from svod.tune.resolved import Resolved

@@ -1,4 +1,4 @@
-"""The times of a convolution's two forms inside a plan, which decide about its form from then on (`svod.tune.plans.comparisons`).
+"""The times of a convolution's two forms inside a plan, which decide about its form from then on (`svod.tune.plans.pair_times`).
 
     the plan with each form → interleaved rounds of both → `FormTimes`
 

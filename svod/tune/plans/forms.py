@@ -1,5 +1,5 @@
 """The forms of a convolution: directly, and by Fourier transforms of blocks. Where both have been timed inside a plan, the times decide
-(`svod.tune.plans.comparisons`), but what others say of transforms that are predicted to be far slower does not count.
+(`svod.tune.plans.pair_times`), but what others say of transforms that are predicted to be far slower does not count.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from svod.core.graph.shapes import shape_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import SAME
 from svod.tune.db import FormTimes
-from svod.tune.plans.comparisons import deciding_record, form_words, times_words
+from svod.tune.plans.pair_times import deciding_record, form_words, times_words
 from svod.tune.resolved import Resolved
 
 

@@ -31,8 +31,8 @@ from svod.tune.capture import plan_digest
 from svod.tune.db import PlanTimes
 from svod.tune.plans.alternatives import Alternative, together
 from svod.tune.plans.check import MIN_ROUNDS, bytes_touched
-from svod.tune.plans.comparisons import deciding_record, times_words
 from svod.tune.plans.form_check import built_for_timing
+from svod.tune.plans.pair_times import deciding_record, times_words
 from svod.tune.resolved import Resolved
 
 MOST_SEARCHED = 1 << 30     # A plan whose buffers have more bytes is not searched, as two plans are in memory at a time.

@@ -17,12 +17,12 @@ from svod.config import log_once
 from svod.core.convolution.by_fourier import Lengths
 from svod.system.quantities import count
 from svod.system.quantities import seconds as duration
-from svod.tune.db import OWN, Comparison, FormTimes, PlanTimes
+from svod.tune.db import OWN, FormTimes, PairTimes, PlanTimes
 from svod.tune.resolved import Resolved
 
 log = logging.getLogger("svod.tune")
 
-C = TypeVar("C", bound=Comparison)
+C = TypeVar("C", bound=PairTimes)
 
 
 def deciding_record(kind: type[C], key: str, resolved: Resolved, timed: C | None = None,
@@ -63,7 +63,7 @@ def _say_unused(records: Sequence[tuple[C, str | None]], path: str | None) -> No
         log_once(log, logging.WARNING, f"the lock file {path}: a line with the times of {of} is not used: {reason}")
 
 
-def fault(r: Comparison, revision: int, barred: Mapping[str, int]) -> str | None:
+def fault(r: PairTimes, revision: int, barred: Mapping[str, int]) -> str | None:
     """Why a record does not count; None if it does. `revision`: that of the code generator now; `barred`: those up to which what it
     compares was retracted (`TuningDB.barred`)."""
     if r.codegen != revision:
@@ -76,7 +76,7 @@ def form_words(lengths: Lengths | None) -> str:
     return "directly" if lengths is None else f"by transforms of blocks of {'×'.join(map(str, lengths))}"
 
 
-def ways(r: Comparison) -> tuple[str, str]:
+def ways(r: PairTimes) -> tuple[str, str]:
     """The two ways of a record, in words."""
     if isinstance(r, FormTimes):
         return form_words(None), form_words(r.lengths)
@@ -84,12 +84,12 @@ def ways(r: Comparison) -> tuple[str, str]:
     return "by the rules", f"with {count(len(r.alternatives), 'alternative')}"
 
 
-def chosen_words(r: Comparison) -> str:
+def chosen_words(r: PairTimes) -> str:
     """The faster one of the two ways of a record, in words."""
     return ways(r)[r.is_faster]
 
 
-def times_words(r: Comparison) -> str:
+def times_words(r: PairTimes) -> str:
     """What the two ways took, in words."""
     first, second = ways(r)
     compared = f"({r.ratio:.2f}×, 95 % interval {r.ratio_low:.2f}–{r.ratio_high:.2f}×{', on a busy machine' * r.noisy})"
@@ -101,7 +101,7 @@ def times_words(r: Comparison) -> str:
     return f"measured: {first} {duration(r.by_rules)}, {rest}{untried}"
 
 
-def alternative_lines(r: Comparison) -> list[str]:
+def alternative_lines(r: PairTimes) -> list[str]:
     """What a plan does otherwise than by the rules, by the record about it, in words, a line for each kind; [] for a convolution."""
     done = Counter(a.partition(" ")[2] for a in r.alternatives if r.is_faster) if isinstance(r, PlanTimes) else Counter[str]()
     return [f"{words}{f', {n} times' * (n > 1)}" for words, n in sorted(done.items())]
