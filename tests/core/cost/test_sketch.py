@@ -445,6 +445,17 @@ def test_short_rows_of_windows_have_vectors_along_the_outputs(window: int) -> No
     assert ("UPCAST", "o2", 7) in [(o.op, o.axis, o.arg) for o in best.applied_opts]
 
 
+@pytest.mark.parametrize("taps", [16, 17, 31, 64])
+def test_windows_longer_than_a_vector_have_vectors_along_the_outputs(taps: int) -> None:
+    """Both the columns of a window and the results of a row are contiguous; sums along vectors of results need no sum of a vector."""
+    target, rng = replace(NATIVE[-1] if NATIVE else TARGET, threads=2), random.Random(taps)
+    rows, row = rng.choice((1, 2, 7)), rng.choice((29, 64, 101))
+    case = Case(Kernel(kernel_of(data(1, 3, rows + 2, row + taps - 1).conv2d(data(3, 1, 3, taps), groups=3))))
+    state = heuristic(Scheduler(case.kernel, target))
+    assert [o.axis for o in state.applied_opts if o.op == "UPCAST"][-1].startswith("o"), state.applied_opts
+    (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
+
+
 @pytest.mark.parametrize("size", [2, 14, 62, 134])
 def test_small_windows_that_do_not_overlap_are_straight_line_code(size: int) -> None:
     """Both axes of a window are unrolled, not only its columns."""
