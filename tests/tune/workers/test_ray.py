@@ -22,6 +22,7 @@ import pytest
 
 from svod.compile.cpu.host import host_target
 from svod.errors import TuneError
+from svod.system.monitor import Monitor
 from svod.tune.workers import ray_executor
 from svod.tune.workers.jobs import identity
 from svod.tune.workers.local_executor import LocalExecutor
@@ -132,7 +133,7 @@ def test_an_own_ray_without_a_worker_of_each_kind_by_its_deadline_is_not_ready(u
     carriers = [SimpleNamespace(name="c", kind="compile"), SimpleNamespace(name="b", kind="bench")]
     fleet: Any = SimpleNamespace(up=up, aside={"c": "no cores"},
                                  is_any_up=lambda kind: any(c.kind == kind and c.name in up for c in carriers))
-    owner: Any = SimpleNamespace(_changed=threading.Condition(), closing=False, embedded=True, _carriers=carriers, _fleet=fleet,
+    owner: Any = SimpleNamespace(_changed=Monitor(), closing=False, embedded=True, _carriers=carriers, _fleet=fleet,
                                  _of_kind=lambda kind: [c for c in carriers if c.kind == kind])
     with pytest.raises(TuneError, match=why):
         ray_executor.RayExecutor.wait_until_ready(owner, 0.05)
